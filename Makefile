@@ -1,0 +1,43 @@
+# neve: every command that a developer or CI needs. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STORE ?= dir
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench format clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+setup: $(BIN)/.installed ## make the environment in .venv
+
+demo: setup ## the whole way on real flights: publish, consume, offload, read cold, analyse (STORE=dir or minio)
+	$(BIN)/python examples/flights.py --store $(STORE)
+
+test: setup ## every test, with the servers that they need
+	$(BIN)/python -m infra.minio --ensure
+	$(BIN)/pytest
+
+check: setup ## lint, types, import order
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
+
+format: setup ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## the benchmarks, side by side with what a user would pick instead
+	$(BIN)/python bench/produce.py
+	$(BIN)/python bench/consume.py
+	$(BIN)/python bench/archive.py
+
+clean: ## remove what the commands made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The broker: what a request means."""

@@ -1,0 +1,1 @@
+"""The hot store, synchronous. Start reading at message_store."""

@@ -1,0 +1,1 @@
+"""The machine: clock, disk, object stores, sockets, config, metrics. Knows no topic."""

@@ -1,0 +1,1 @@
+"""Policy by the clock: when to seal, offload, evict, expire."""

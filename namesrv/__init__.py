@@ -1,0 +1,1 @@
+"""The name server: route tables and who answers for them."""

@@ -1,0 +1,1 @@
+"""neve: formats and what users import."""

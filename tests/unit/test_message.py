@@ -1,0 +1,122 @@
+"""The record's codec keeps every byte, and says so when bytes are no record."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neve import message as m
+
+HOSTS = [("10.1.2.3", 10911), ("2001:db8::1", 443), ("::ffff:1.2.3.4", 1)]
+
+
+def encode(**changes: object) -> bytes:
+    fields: dict[str, object] = {
+        "topic": b"orders",
+        "body": b"hello",
+        "properties": b"KEYS\x01a\x02",
+        "queue_id": 3,
+        "flag": 7,
+        "queue_offset": 42,
+        "physical_offset": 4096,
+        "sys_flag": 0,
+        "born_timestamp": 1,
+        "born_host": HOSTS[0],
+        "store_timestamp": 2,
+        "store_host": HOSTS[0],
+    }
+    return m.encode_record(**(fields | changes))  # type: ignore[arg-type]
+
+
+@given(
+    body=st.binary(max_size=200),
+    topic=st.text(st.characters(codec="ascii", min_codepoint=48), min_size=1, max_size=255),
+    properties=st.binary(max_size=100),
+    born=st.sampled_from(HOSTS),
+    store=st.sampled_from(HOSTS),
+    born_timestamp=st.integers(-(2**63), 2**63 - 1),
+)
+def test_what_is_encoded_is_decoded(body, topic, properties, born, store, born_timestamp) -> None:  # type: ignore[no-untyped-def]
+    raw = encode(
+        body=body,
+        topic=topic.encode(),
+        properties=properties,
+        born_host=born,
+        store_host=store,
+        born_timestamp=born_timestamp,
+    )
+    record = m.decode_record(raw)
+    assert (record.size, record.body, record.topic) == (len(raw), body, topic)
+    assert (record.properties_raw, record.born_timestamp) == (properties, born_timestamp)
+    assert record.body_crc == zlib.crc32(body) & 0x7FFFFFFF
+
+
+def test_positions_are_those_of_the_layout() -> None:
+    raw = encode()
+    assert int.from_bytes(raw[28:36], "big") == 4096
+    assert int.from_bytes(raw[56:64], "big") == 2
+    assert raw[88:93] == b"hello"
+
+
+def test_every_truncation_and_every_lying_length_is_refused() -> None:
+    raw = encode()
+    for cut in range(len(raw)):
+        with pytest.raises(m.MalformedRecord):
+            m.decode_record(raw[:cut])
+    for position in (84, 93, 100):
+        for value in (0x7F, 0xFF):
+            lying = bytearray(raw)
+            lying[position] = value
+            with pytest.raises(m.MalformedRecord):
+                m.decode_record(lying)
+
+
+def test_records_follow_one_another() -> None:
+    assert [r.body for r in m.iter_records(encode(body=b"a") + encode(body=b"") + encode(body=b"c"))] == [
+        b"a",
+        b"",
+        b"c",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tags", "code"), [(None, 0), ("", 0), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("é😀", 1996812)]
+)
+def test_tags_code_is_javas(tags: str | None, code: int) -> None:
+    assert m.tags_code(tags) == code
+
+
+def test_properties_are_read_as_rocketmq_reads_them() -> None:
+    assert m.bytes_to_properties(b"a\x01b\x02c\x01\x02\x01d\x02e\x02f\x01g") == {"a": "b", "f": "g"}
+    assert m.properties_to_bytes({"a": "b", "c": "", "d": "é"}) == "a\x01b\x02d\x01é\x02".encode()
+
+
+def test_a_bomb_is_not_inflated() -> None:
+    bomb = zlib.compress(b"\0" * (1 << 20))
+    assert m.inflate(bomb, m.COMPRESSED) == b"\0" * (1 << 20)
+    with pytest.raises(ValueError, match="longer than"):
+        m.inflate(bomb, m.COMPRESSED, limit=1000)
+
+
+def test_a_batch_comes_back_and_a_broken_one_is_refused() -> None:
+    blob = m.encode_batch([(b"a", 1, b"k\x01v\x02"), (b"", 0, b"")])
+    assert m.decode_batch(blob) == [(1, b"a", b"k\x01v\x02"), (0, b"", b"")]
+    for cut in range(1, len(blob)):
+        if cut != len(m.encode_batch([(b"a", 1, b"k\x01v\x02")])):
+            with pytest.raises(m.MalformedRecord):
+                m.decode_batch(blob[:cut])
+
+
+def test_an_offset_id_tells_where_the_record_lies() -> None:
+    assert m.offset_msg_id(("127.0.0.1", 10911), 1024) == "7F00000100002A9F0000000000000400"
+    assert m.parse_offset_msg_id("7F00000100002A9F0000000000000400") == ("127.0.0.1", 10911, 1024)
+
+
+def test_unique_ids_have_rocketmqs_length_and_do_not_repeat() -> None:
+    ids = m.UniqueIdGenerator("10.0.0.1", 77, 12345, 0)
+    made = {ids.next(1) for _ in range(1000)}
+    assert len(made) == 1000
+    assert {len(one) for one in made} == {32}

@@ -1,0 +1,1 @@
+"""The archive as mechanism: encode, publish, fence, cold read."""
