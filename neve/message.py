@@ -2,7 +2,8 @@
 
 Source: RocketMQ's MessageDecoder, MessageExtEncoder, MessageSysFlag, MessageConst, MessageClientIDSetter.
 
-All integers are signed and big endian. A record, version 1 (version 2 differs in the magic and in a topic length of two bytes):
+All integers are signed and big endian. A record, version 1 (version 2 differs in the magic and has a
+topic length of two bytes):
 
     pos  bytes  field                          pos  bytes  field
     0    4      totalSize, of the whole        56   8      storeTimestamp, ms
@@ -16,7 +17,8 @@ All integers are signed and big endian. A record, version 1 (version 2 differs i
     40   8      bornTimestamp, ms                   2      propertiesLength
     48   8|20   bornHost: IPv4|IPv6, port i32       n      properties
 
-Positions after bornHost hold for two IPv4 hosts. bodyCRC covers the stored body only. properties = (name 0x01 value 0x02)*.
+Positions after bornHost hold for two IPv4 hosts. bodyCRC covers the stored body only.
+properties = (name 0x01 value 0x02)*.
 A record with magic BLANK fills the end of a CommitLog file: 4 bytes of size, 4 of magic; it is never sent.
 """
 
@@ -224,7 +226,7 @@ def _take(view: memoryview, position: int, length: int) -> tuple[bytes, int]:
 def _unpack_host(view: memoryview, position: int, is_v6: int) -> tuple[str, int]:
     packing = _HOST_V6 if is_v6 else _HOST_V4
     address, port = packing.unpack_from(_need(view, position, packing.size))
-    text = str(ipaddress.IPv6Address(address)) if is_v6 else "%d.%d.%d.%d" % tuple(address)
+    text = str(ipaddress.IPv6Address(address)) if is_v6 else ".".join(map(str, address))
     return (f"[{text}]:{port}" if is_v6 else f"{text}:{port}"), position + packing.size
 
 
@@ -237,11 +239,11 @@ def pack_host(host: Host) -> bytes:
     return packing.pack(address.packed, host[1])
 
 
-# ---- properties ---------------------------------------------------------------------------------------------------------
+# ---- properties --------------------------------------------------------------------------------------------
 
 
 def properties_to_bytes(properties: Mapping[str, str]) -> bytes:
-    """`name 0x01 value 0x02` for each pair; pairs with an empty value are left out, as RocketMQ's reader would skip them."""
+    """`name 0x01 value 0x02` for each pair; one with an empty value is left out: RocketMQ's reader skips it."""
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items() if name and value).encode()
 
 
@@ -266,7 +268,7 @@ def tags_code(tags: str | None) -> int:
     return code - 0x100000000 if code & 0x80000000 else code
 
 
-# ---- bodies -------------------------------------------------------------------------------------------------------------
+# ---- bodies ------------------------------------------------------------------------------------------------
 
 
 def inflate(body: bytes, sys_flag: int, limit: int = INFLATED_LENGTH_MAX) -> bytes:
@@ -327,7 +329,7 @@ def decode_batch(blob: bytes | memoryview) -> list[tuple[int, bytes, bytes]]:
     return messages
 
 
-# ---- ids ----------------------------------------------------------------------------------------------------------------
+# ---- ids ---------------------------------------------------------------------------------------------------
 
 
 def offset_msg_id(host: Host, physical_offset: int) -> str:
@@ -349,7 +351,7 @@ def parse_offset_msg_id(msg_id: str) -> tuple[str, int, int]:
 
 
 class UniqueIdGenerator:
-    """Makes UNIQ_KEYs: ip, pid i16, a number of this generator i32, ms since it began i32, counter i16; upper-case hex."""
+    """Makes UNIQ_KEYs in upper-case hex: ip, pid i16, this generator's salt i32, ms since it began i32, counter i16."""
 
     def __init__(self, host_ip: str, pid: int, salt: int, now_ms: int) -> None:
         address = pack_host((host_ip, 0))[:-4]
