@@ -1,0 +1,159 @@
+"""The contract that every object store keeps, on the double and on a directory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from infra.directory_store import DirectoryStore
+from infra.object_store import (
+    BadStoreUrl,
+    MemoryStore,
+    NotFound,
+    ObjectStore,
+    PreconditionFailed,
+    ProbeFailed,
+    PutOutcome,
+    StoreUnavailable,
+    UnknownOutcome,
+    open_store,
+    probe,
+)
+
+
+@pytest.fixture(params=["memory", "directory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return MemoryStore() if request.param == "memory" else DirectoryStore(tmp_path / "bucket")
+
+
+def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:
+    key = "topic=%25RETRY%25g/dt=2026-01-01/broker=b/x.parquet"
+    outcome = store.put(key, b"0123456789", if_absent=True)
+    assert store.get(key) == b"0123456789"
+    assert store.get_range(key, 3, 4) == b"3456"
+    assert store.get_range(key, 8, 100) == b"89"
+    info = store.head(key)
+    assert (info.key, info.size, info.etag) == (key, 10, outcome.etag)
+    source = tmp_path / "source"
+    source.write_bytes(b"from a file")
+    store.put(key, source)
+    assert store.get(key) == b"from a file"
+    store.delete(key)
+    store.delete(key)
+    for call in (store.get, store.head):
+        with pytest.raises(NotFound):
+            call(key)
+    with pytest.raises(FileNotFoundError):
+        store.get_range(key, 0, 1)
+
+
+def test_if_absent_has_one_winner_and_keeps_the_first(store: ObjectStore) -> None:
+    barrier = threading.Barrier(8)
+    won: list[int] = []
+
+    def race(number: int) -> None:
+        barrier.wait()
+        try:
+            store.put("k/one", str(number).encode(), if_absent=True)
+        except PreconditionFailed:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=race, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert store.get("k/one") == str(won[0]).encode()
+    assert [info.key for info in store.list("")] == ["k/one"]
+
+
+def test_listing(store: ObjectStore) -> None:
+    for key in ("a/1", "a/b/2", "a/c/3", "ab/4", "5"):
+        store.put(key, b"x")
+    assert [info.key for info in store.list("a/")] == ["a/1", "a/b/2", "a/c/3"]
+    assert list(store.list_prefixes("")) == ["a/", "ab/"]
+    assert list(store.list_prefixes("a/")) == ["a/b/", "a/c/"]
+    assert list(store.list_prefixes("nothing/")) == []
+    assert list(store.list("nothing/")) == []
+
+
+@pytest.mark.parametrize("key", ["", "/x", "x/", "a//b", "a/../b", ".", "a\0b", "x" * 256])
+def test_hostile_keys_are_refused(store: ObjectStore, key: str) -> None:
+    with pytest.raises(BadStoreUrl):
+        store.put(key, b"")
+
+
+def test_probe_passes_and_leaves_nothing(store: ObjectStore) -> None:
+    probe(store)
+    assert list(store.list("")) == []
+
+
+class IgnoresConditions(MemoryStore):
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> PutOutcome:
+        return super().put(key, data)
+
+
+class KeepsDeleted(MemoryStore):
+    def delete(self, key: str) -> None:
+        """Answer success and do nothing."""
+
+
+def test_probe_names_what_is_missing() -> None:
+    with pytest.raises(ProbeFailed, match=r"If-None-Match.*can't fence"):
+        probe(IgnoresConditions())
+    with pytest.raises(ProbeFailed, match="right to delete"):
+        probe(KeepsDeleted())
+
+
+def test_directory_store_never_shows_a_partial_object(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    with pytest.raises(NotFound):
+        store.put("a/b", tmp_path / "missing-source")
+    assert list(store.list("")) == []
+    assert list((tmp_path / ".upload").iterdir()) == []
+    store.put("a/b", b"x")
+    assert list(store.list_prefixes("")) == ["a/"]
+    with pytest.raises(BadStoreUrl):
+        store.get(".upload/anything")
+
+
+def test_memory_faults_strike_before_or_after_the_effect() -> None:
+    store = MemoryStore()
+    store.fail("put", StoreUnavailable("down"))
+    with pytest.raises(StoreUnavailable):
+        store.put("k", b"1")
+    assert "k" not in store.objects
+    store.fail("put", UnknownOutcome("timeout"), after=True)
+    with pytest.raises(UnknownOutcome):
+        store.put("k", b"1")
+    assert store.get("k") == b"1"
+    assert store.requests["put"] == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://key:secret@bucket/p", "credentials"),
+        ("s3://bucket/p?access_key_id=x", "access_key_id"),
+        ("s3://bucket?endpoint=http://key:secret@host", "credentials"),
+        ("s3:///p", "no bucket"),
+        ("dir:", "path"),
+        ("file:///x", "storeUrl"),
+        ("s3://bucket?endpoint=ftp://host", "endpoint"),
+    ],
+)
+def test_bad_urls_are_refused(url: str, message: str) -> None:
+    with pytest.raises(BadStoreUrl, match=message) as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value).replace("AWS_SECRET_ACCESS_KEY", "")
+
+
+def test_open_directory(tmp_path: Path) -> None:
+    store = open_store(f"dir:{tmp_path}/a b")
+    store.put("x", b"1")
+    assert (tmp_path / "a b" / "x").read_bytes() == b"1"
+    assert store.now_ms() is None
