@@ -1,0 +1,203 @@
+"""The local disk as a dependency: everything that a crash or a full disk can spoil goes through here.
+
+`RealDisk` is thin. `SimDisk` (in `infra.sim_disk`) models what a power cut keeps.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+
+class DiskFull(OSError):
+    """No room for an allocation; nothing was left behind."""
+
+
+class DiskLocked(OSError):
+    """Another process holds the lock."""
+
+
+class Disk(Protocol):
+    """What the product asks of a file system. Paths are absolute or relative to the process."""
+
+    def create_preallocated(self, path: Path, size: int, *, sync: bool = True) -> None:
+        """Create a file of zeros whose blocks exist; with `sync` it also survives a power cut."""
+
+    def grow(self, path: Path, size: int) -> None:
+        """Extend a preallocated file with preallocated zeros."""
+
+    def map(self, path: Path, size: int) -> mmap.mmap: ...
+
+    def read(self, path: Path) -> bytes: ...
+
+    def read_at(self, path: Path, offset: int, size: int) -> bytes: ...
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        """Replace the file's content: after a crash it's the old or the new, never a mixture."""
+
+    def append(self, path: Path, data: bytes) -> None: ...
+
+    def fdatasync(self, path: Path) -> None: ...
+
+    def fsync_dir(self, path: Path) -> None: ...
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def remove(self, path: Path) -> None: ...
+
+    def remove_dir(self, path: Path) -> None: ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def list_dir(self, path: Path) -> list[str]: ...
+
+    def size(self, path: Path) -> int: ...
+
+    def make_dirs(self, path: Path) -> None: ...
+
+    def free_bytes(self, path: Path) -> int: ...
+
+    def total_bytes(self, path: Path) -> int: ...
+
+    def lock(self, path: Path) -> Callable[[], None]:
+        """Take an exclusive lock that ends with the process; returns the release."""
+
+
+def allocate(descriptor: int, offset: int, size: int, path: Path) -> None:
+    """Give a file blocks for a range, or raise `DiskFull`."""
+    try:
+        os.posix_fallocate(descriptor, offset, size)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise DiskFull(error.errno, f"no room for {size} bytes: {os.strerror(error.errno)}", str(path)) from error
+        raise
+
+
+class RealDisk:
+    """The machine's file system."""
+
+    __slots__ = ()
+
+    def create_preallocated(self, path: Path, size: int, *, sync: bool = True) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            allocate(descriptor, 0, size, path)
+            if sync:
+                os.fsync(descriptor)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        if sync:
+            self.fsync_dir(path.parent)
+
+    def grow(self, path: Path, size: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            old = os.fstat(descriptor).st_size
+            if size > old:
+                allocate(descriptor, old, size - old, path)
+        finally:
+            os.close(descriptor)
+
+    def map(self, path: Path, size: int) -> mmap.mmap:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # a map beyond the end of its file would kill the process at the first touch
+            if os.fstat(descriptor).st_size < size:
+                raise OSError(errno.EINVAL, f"shorter than the {size} bytes to map", str(path))
+            return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def read_at(self, path: Path, offset: int, size: int) -> bytes:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, size, offset)
+        finally:
+            os.close(descriptor)
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        temporary = path.with_name(f".{path.name}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.rename(path)
+        self.fsync_dir(path.parent)
+
+    def append(self, path: Path, data: bytes) -> None:
+        with path.open("ab") as file:
+            file.write(data)
+
+    def fdatasync(self, path: Path) -> None:
+        # the pages of every map of the file are dirty pages of the file, so one call covers them
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def fsync_dir(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def remove_dir(self, path: Path) -> None:
+        path.rmdir()
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def list_dir(self, path: Path) -> list[str]:
+        return sorted(os.listdir(path))  # noqa: PTH208 - names are wanted, not paths
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def make_dirs(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def free_bytes(self, path: Path) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def total_bytes(self, path: Path) -> int:
+        status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize
+
+    def lock(self, path: Path) -> Callable[[], None]:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+                raise DiskLocked(error.errno, "held by another process", str(path)) from error
+            raise
+
+        def release() -> None:
+            os.close(descriptor)
+
+        return release

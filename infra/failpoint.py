@@ -1,0 +1,90 @@
+"""Named places where a test makes the process die or an operation fail.
+
+A place costs one truth test while nothing is armed. `NEVE_FAILPOINT=name[:nth]=crash|error` arms places in a
+child process, several separated by commas; `nth` counts from 1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+ENVIRONMENT = "NEVE_FAILPOINT"
+
+
+class FailpointError(OSError):
+    """The failure that an armed place raises."""
+
+
+@dataclass(slots=True)
+class _Armed:
+    action: Callable[[str], None]
+    remaining: int
+
+
+_armed: dict[str, _Armed] = {}
+
+
+def _crash(name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _error(name: str) -> None:
+    raise FailpointError(f"failpoint {name}")
+
+
+_ACTIONS: dict[str, Callable[[str], None]] = {"crash": _crash, "error": _error}
+
+
+def hit(name: str) -> None:
+    """Mark a place; does nothing unless it is armed."""
+    if _armed:
+        _fire(name)
+
+
+def _fire(name: str) -> None:
+    armed = _armed.get(name)
+    if armed is None:
+        return
+    armed.remaining -= 1
+    if armed.remaining == 0:
+        armed.action(name)
+
+
+def arm(name: str, action: str | Callable[[str], None] = "error", nth: int = 1) -> None:
+    """Let the nth visit of a place run an action: `crash`, `error`, or a callable that gets the name."""
+    _armed[name] = _Armed(_ACTIONS[action] if isinstance(action, str) else action, nth)
+
+
+def disarm(name: str | None = None) -> None:
+    """Disarm one place, or all."""
+    if name is None:
+        _armed.clear()
+    else:
+        _armed.pop(name, None)
+
+
+@contextmanager
+def armed(name: str, action: str | Callable[[str], None] = "error", nth: int = 1) -> Iterator[None]:
+    """Arm a place for the length of a block."""
+    arm(name, action, nth)
+    try:
+        yield
+    finally:
+        disarm(name)
+
+
+def arm_from(specification: str) -> None:
+    """Arm what a text such as `offload.after_intent:2=crash` names."""
+    for item in filter(None, specification.split(",")):
+        place, separator, action = item.partition("=")
+        name, _, nth = place.partition(":")
+        if not separator or action not in _ACTIONS or not name:
+            raise ValueError(f"{ENVIRONMENT}: not name[:nth]=crash|error: {item!r}")
+        arm(name, action, int(nth) if nth else 1)
+
+
+arm_from(os.environ.get(ENVIRONMENT, ""))

@@ -1,0 +1,202 @@
+"""A disk in memory that models a power cut.
+
+    map / write  ->  volatile content (a memfd, so several maps of a file agree)
+    fdatasync    ->  durable content of one file
+    fsync_dir    ->  durable names of one directory
+
+`power_cut()` keeps for each unsynced 4 KiB page, and for each unsynced name, the old or the new by a coin: the kernel
+writes pages back whenever and in whatever order it likes. Directories themselves are always durable.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from infra.disk import DiskFull, DiskLocked
+
+PAGE = 4096
+
+
+class _File:
+    """One inode: what the process sees, and what the platter has."""
+
+    __slots__ = ("descriptor", "durable")
+
+    def __init__(self, content: bytes = b"", size: int = 0) -> None:
+        self.descriptor = os.memfd_create("sim-disk", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, max(size, len(content)))
+        if content:
+            os.pwrite(self.descriptor, content, 0)
+        self.durable = b""
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def content(self) -> bytes:
+        return os.pread(self.descriptor, self.size(), 0)
+
+    def sync(self) -> None:
+        self.durable = self.content()
+
+    def after_cut(self, coin: Callable[[], bool]) -> _File:
+        """The file that the next start finds."""
+        volatile, durable = self.content(), self.durable
+        size = len(volatile) if len(durable) == len(volatile) or coin() else len(durable)
+        kept = bytearray(size)
+        for start in range(0, size, PAGE):
+            new, old = volatile[start : start + PAGE], durable[start : start + PAGE]
+            page = new if new == old or coin() else old
+            kept[start : start + len(page)] = page
+        survivor = _File(bytes(kept[:size]), size)
+        survivor.sync()
+        return survivor
+
+
+class SimDisk:
+    """Files in memory; `capacity` bounds the sum of their sizes."""
+
+    def __init__(self, capacity: int = 1 << 40, seed: int = 0) -> None:
+        self.capacity = capacity
+        self.fail_sync: Callable[[Path], bool] = lambda _path: False
+        self.syncs = 0
+        self._random = random.Random(seed)
+        self._names: dict[Path, _File] = {}
+        self._durable_names: dict[Path, _File] = {}
+        self._directories: set[Path] = {Path("/")}
+        self._locks: set[Path] = set()
+
+    def power_cut(self, seed: int | None = None) -> SimDisk:
+        """The disk after the power came back. The old object is left to those who still hold it."""
+        coins = random.Random(self._random.random() if seed is None else seed)
+
+        def coin() -> bool:
+            return coins.random() < 0.5
+
+        after = SimDisk(self.capacity)
+        after._random = coins
+        after._directories = set(self._directories)
+        survivors: dict[int, _File] = {}
+        for path in sorted(self._names.keys() | self._durable_names.keys()):
+            new, old = self._names.get(path), self._durable_names.get(path)
+            file = new if new is old or coin() else old
+            if file is not None:
+                survivor = survivors.setdefault(id(file), file.after_cut(coin))
+                after._names[path] = after._durable_names[path] = survivor
+        return after
+
+    def _file(self, path: Path) -> _File:
+        file = self._names.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return file
+
+    def _need(self, size: int, path: Path) -> None:
+        if size > self.free_bytes(path):
+            raise DiskFull(errno.ENOSPC, f"no room for {size} bytes", str(path))
+
+    def _need_parent(self, path: Path) -> None:
+        if path.parent not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+
+    def create_preallocated(self, path: Path, size: int, *, sync: bool = True) -> None:
+        self._need_parent(path)
+        if path in self._names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        self._need(size, path)
+        self._names[path] = file = _File(size=size)
+        if sync:
+            file.sync()
+            self.fsync_dir(path.parent)
+
+    def grow(self, path: Path, size: int) -> None:
+        file = self._file(path)
+        if size > file.size():
+            self._need(size - file.size(), path)
+            os.ftruncate(file.descriptor, size)
+
+    def map(self, path: Path, size: int) -> mmap.mmap:
+        file = self._file(path)
+        if file.size() < size:
+            raise OSError(errno.EINVAL, f"shorter than the {size} bytes to map", str(path))
+        return mmap.mmap(file.descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def read(self, path: Path) -> bytes:
+        return self._file(path).content()
+
+    def read_at(self, path: Path, offset: int, size: int) -> bytes:
+        return os.pread(self._file(path).descriptor, size, offset)
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        self._need_parent(path)
+        self._need(len(data), path)
+        file = _File(data)
+        file.sync()
+        self._names[path] = file
+        self.fsync_dir(path.parent)
+
+    def append(self, path: Path, data: bytes) -> None:
+        self._need_parent(path)
+        self._need(len(data), path)
+        file = self._names.setdefault(path, _File())
+        os.pwrite(file.descriptor, data, file.size())
+
+    def fdatasync(self, path: Path) -> None:
+        self.syncs += 1
+        if self.fail_sync(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        self._file(path).sync()
+
+    def fsync_dir(self, path: Path) -> None:
+        for name in [name for name in self._durable_names if name.parent == path and name not in self._names]:
+            del self._durable_names[name]
+        for name, file in self._names.items():
+            if name.parent == path:
+                self._durable_names[name] = file
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._need_parent(target)
+        self._names[target] = self._file(source)
+        del self._names[source]
+
+    def remove(self, path: Path) -> None:
+        self._file(path)
+        del self._names[path]
+
+    def remove_dir(self, path: Path) -> None:
+        if self.list_dir(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+        self._directories.discard(path)
+
+    def exists(self, path: Path) -> bool:
+        return path in self._names or path in self._directories
+
+    def list_dir(self, path: Path) -> list[str]:
+        if path not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return sorted(entry.name for entry in self._names.keys() | self._directories if entry.parent == path != entry)
+
+    def size(self, path: Path) -> int:
+        return self._file(path).size()
+
+    def make_dirs(self, path: Path) -> None:
+        self._directories.update((path, *path.parents))
+
+    def free_bytes(self, path: Path) -> int:
+        return self.capacity - sum(file.size() for file in self._names.values())
+
+    def total_bytes(self, path: Path) -> int:
+        return self.capacity
+
+    def lock(self, path: Path) -> Callable[[], None]:
+        if path in self._locks:
+            raise DiskLocked(errno.EWOULDBLOCK, "held by another process", str(path))
+        self._locks.add(path)
+        return lambda: self._locks.discard(path)
