@@ -1,0 +1,184 @@
+"""Entries of a broker's journal: one small msgpack object per entry, append-only and dense.
+
+    {"type": "EPOCH" | "INTENT" | …, "version": 1,     what it is, and which format wrote it
+     "writer": uuid, "attempt": n, "epoch": e,         who: a lost answer is settled by reading the entry back
+     "checkpoint": seq, "time_ms": t,                  the newest checkpoint; the writer's clock, never used for safety
+     … the entry's own fields}
+
+Fields that a later minor revision adds are ignored; a higher `version` is refused, because half-understood deletes are
+worse than none.
+"""
+
+import msgspec
+
+FORMAT_VERSION = 1
+NO_CHECKPOINT = -1
+
+
+class NewerFormat(ValueError):
+    """The entry or object was written by a newer format than this program knows."""
+
+
+class MalformedEntry(ValueError):
+    """The bytes are no journal entry."""
+
+
+class RowGroup(msgspec.Struct, frozen=True):
+    """One row group: what a cold read fetches with one range GET."""
+
+    first_row: int
+    rows: int
+    offset: int  # byte range in the object
+    length: int
+    newest_ms: int  # over the store timestamps that are known; -1: none is
+    oldest_ms: int
+    wire_bytes: int
+    runs: list[tuple[int, int, int]]  # (queue, first offset, last offset), as the rows lie
+
+
+class IntentName(msgspec.Struct, frozen=True):
+    """An object that a round is going to write; its content follows from the sealed log alone."""
+
+    key: str
+    topic: str
+    day: str
+    start: int
+    end: int
+    queues: dict[int, tuple[int, int]]  # queue -> (first offset, last offset)
+
+
+class CommittedName(msgspec.Struct, frozen=True, kw_only=True):
+    """An object that is part of the archive."""
+
+    key: str
+    topic: str
+    day: str
+    start: int
+    end: int
+    size: int
+    footer: int  # length of the Parquet footer with its trailing length and magic
+    etag: str
+    checksum: tuple[str, str]  # (algorithm, hex) over the object's bytes
+    sha256: str  # over the wire bytes of all rows, in order
+    rows: int
+    wire_bytes: int
+    min_time: int
+    max_time: int
+    queues: dict[int, tuple[int, int, int]]  # queue -> (first offset, last offset, first row)
+    row_groups: list[RowGroup]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What all entries carry."""
+
+    version: int = FORMAT_VERSION
+    writer: str = ""
+    attempt: int = 0
+    epoch: int = 0
+    checkpoint: int = NO_CHECKPOINT
+    time_ms: int = 0
+
+
+class Epoch(Entry, frozen=True, kw_only=True, tag="EPOCH"):
+    """A take-over: whoever has a lower epoch stops archiving and deleting."""
+
+    owner: str
+    log_uuid: str
+    broker: str = ""
+
+
+class Intent(Entry, frozen=True, kw_only=True, tag="INTENT"):
+    round: int
+    names: list[IntentName]
+    format_version: int = FORMAT_VERSION
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Commit(Entry, frozen=True, kw_only=True, tag="COMMIT"):
+    """Publishes names of an intent; those it leaves out stay open."""
+
+    round: int
+    names: list[CommittedName]
+    through: dict[str, int] = msgspec.field(default_factory=dict)  # topic -> CommitLog offset
+
+
+class Abort(Entry, frozen=True, kw_only=True, tag="ABORT"):
+    """Closes names of an intent without an object; no keys: all that are open."""
+
+    round: int
+    keys: list[str] = msgspec.field(default_factory=list)
+    reason: str = ""
+
+
+class Gap(Entry, frozen=True, kw_only=True, tag="GAP"):
+    """Offsets first … last of a queue exist nowhere."""
+
+    topic: str
+    queue: int
+    first: int
+    last: int
+    reason: str
+    through: int = -1  # CommitLog offset that the topic is settled through, where the gap moves it
+
+
+class Expire(Entry, frozen=True, kw_only=True, tag="EXPIRE"):
+    """Names leave the readers' view at once and may be deleted after a time; minimums of queues move up."""
+
+    keys: list[str]
+    delete_after_ms: int
+    minimums: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    reason: str = "ttl"
+
+
+class Deleted(Entry, frozen=True, kw_only=True, tag="DELETED"):
+    keys: list[str]
+
+
+class Topic(Entry, frozen=True, kw_only=True, tag="TOPIC"):
+    """A topic's configuration, or its tombstone with the offsets at which its queues go on."""
+
+    topic: str
+    config: dict[str, str] = msgspec.field(default_factory=dict)
+    deleted: bool = False
+    minimums: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+class Checkpoint(Entry, frozen=True, kw_only=True, tag="CHECKPOINT"):
+    key: str
+    through_seq: int
+    sha256: str = ""
+
+
+class Replace(Entry, frozen=True, kw_only=True, tag="REPLACE"):
+    """Compaction: the old names leave the view in the same step in which the new ones enter it."""
+
+    old: list[str]
+    new: list[CommittedName]
+    delete_after_ms: int
+
+
+AnyEntry = Epoch | Intent | Commit | Abort | Gap | Expire | Deleted | Topic | Checkpoint | Replace
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_version_decoder = msgspec.msgpack.Decoder(_Version)
+_entry_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
+
+
+def encode_entry(entry: AnyEntry) -> bytes:
+    return _encoder.encode(entry)
+
+
+def decode_entry(data: bytes) -> AnyEntry:
+    """Raises NewerFormat or MalformedEntry."""
+    try:
+        version = _version_decoder.decode(data).version
+        if version > FORMAT_VERSION:
+            raise NewerFormat(f"the journal is of format {version}, this program knows up to {FORMAT_VERSION}")
+        return _entry_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise MalformedEntry(f"not a journal entry: {error}") from error

@@ -1,0 +1,129 @@
+"""Object keys of the archive.
+
+    <prefix>/topic=<T>/dt=<YYYY-MM-DD>/broker=<B>/<start>-<end>-e<epoch>.parquet   data
+    <prefix>/_neve/<B>/journal/<seq:020d>.msgpack                                  journal
+    <prefix>/_neve/<B>/checkpoint/<seq:020d>.catalog                               checkpoint
+    <prefix>/_neve/<B>/state/<slot>.msgpack                                        state slots
+    <prefix>/_neve/format.msgpack                                                  format
+
+`<T>` and `<B>` carry every byte outside [A-Za-z0-9_.-] as %XX: Hive readers decode that, and no name can leave its
+component. `_neve` begins with an underscore because Hadoop readers skip such directories.
+"""
+
+import re
+from typing import NamedTuple
+
+MAX_COMPONENT = 255
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
+_ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+_DATA_KEY = re.compile(
+    r"(?:(?P<prefix>.+)/)?topic=(?P<topic>[^/]+)/dt=(?P<day>\d{4}-\d{2}-\d{2})/broker=(?P<broker>[^/]+)"
+    r"/(?P<start>\d{20})-(?P<end>\d{20})-e(?P<epoch>\d+)\.parquet"
+)
+
+
+class NameTooLong(ValueError):
+    """A topic or broker name whose path component would exceed what object stores and file systems take."""
+
+
+class DataKey(NamedTuple):
+    """The parts of a data object's key."""
+
+    prefix: str
+    topic: str
+    day: str
+    broker: str
+    start: int
+    end: int
+    epoch: int
+
+
+def escape(name: str) -> str:
+    """A name as one path component."""
+    raw = name.encode("utf-8", "surrogateescape")
+    escaped = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+    # "." and ".." would climb out of the archive in a directory store.
+    return escaped.replace(".", "%2E") if escaped in {".", ".."} else escaped
+
+
+def unescape(component: str) -> str:
+    raw = bytearray()
+    position = 0
+    for match in _ESCAPED.finditer(component):
+        raw += component[position : match.start()].encode()
+        raw.append(int(match.group(1), 16))
+        position = match.end()
+    raw += component[position:].encode()
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def topic_component(topic: str) -> str:
+    return _bounded(f"topic={escape(topic)}")
+
+
+def broker_component(broker: str) -> str:
+    return _bounded(f"broker={escape(broker)}")
+
+
+def data_key(prefix: str, topic: str, day: str, broker: str, *, start: int, end: int, epoch: int) -> str:
+    name = f"{start:020d}-{end:020d}-e{epoch}.parquet"
+    return _join(prefix, topic_component(topic), f"dt={day}", broker_component(broker), name)
+
+
+def parse_data_key(key: str) -> DataKey | None:
+    match = _DATA_KEY.fullmatch(key)
+    if match is None:
+        return None
+    return DataKey(
+        match["prefix"] or "",
+        unescape(match["topic"]),
+        match["day"],
+        unescape(match["broker"]),
+        int(match["start"]),
+        int(match["end"]),
+        int(match["epoch"]),
+    )
+
+
+def topic_prefix(prefix: str, topic: str) -> str:
+    return _join(prefix, topic_component(topic)) + "/"
+
+
+def brokers_prefix(prefix: str) -> str:
+    """Listing this with a delimiter names the brokers that have an archive here."""
+    return _join(prefix, "_neve") + "/"
+
+
+def broker_of(prefix: str, listed: str) -> str:
+    """The broker's name from one entry of that listing."""
+    return unescape(listed.removeprefix(brokers_prefix(prefix)).strip("/"))
+
+
+def journal_key(prefix: str, broker: str, seq: int) -> str:
+    return _join(prefix, "_neve", _bounded(escape(broker)), "journal", f"{seq:020d}.msgpack")
+
+
+def checkpoint_key(prefix: str, broker: str, seq: int) -> str:
+    return _join(prefix, "_neve", _bounded(escape(broker)), "checkpoint", f"{seq:020d}.catalog")
+
+
+def state_key(prefix: str, broker: str, slot: int) -> str:
+    return _join(prefix, "_neve", _bounded(escape(broker)), "state", f"{slot}.msgpack")
+
+
+def format_key(prefix: str) -> str:
+    return _join(prefix, "_neve", "format.msgpack")
+
+
+def _join(prefix: str, *parts: str) -> str:
+    cleaned = prefix.strip("/")
+    return "/".join([cleaned, *parts] if cleaned else parts)
+
+
+def _bounded(component: str) -> str:
+    if len(component) > MAX_COMPONENT:
+        raise NameTooLong(
+            f"the path component {component[:40]}… has {len(component)} bytes, the limit is {MAX_COMPONENT}"
+        )
+    return component

@@ -1,0 +1,170 @@
+import msgspec
+import pytest
+
+from neve.archive import keys
+from neve.archive.catalog import Catalog, GapHit, Location, OutOfOrder
+from neve.archive.journal import (
+    Abort,
+    AnyEntry,
+    Commit,
+    CommittedName,
+    Deleted,
+    Epoch,
+    Expire,
+    Gap,
+    Intent,
+    IntentName,
+    MalformedEntry,
+    NewerFormat,
+    Replace,
+    RowGroup,
+    Topic,
+    decode_entry,
+    encode_entry,
+)
+
+DAY = "2026-01-02"
+
+
+def committed(
+    key: str, *groups: list[tuple[int, int, int]], start: int = 0, end: int = 100, newest: int = 50
+) -> CommittedName:
+    row_groups = [
+        RowGroup(index * 10, 10, index * 1000, 1000, newest + index, newest, 4096, list(runs))
+        for index, runs in enumerate(groups)
+    ]
+    queues: dict[int, tuple[int, int, int]] = {}
+    for group in groups:
+        for queue, first, last in group:
+            low, _, row = queues.get(queue, (first, last, 0))
+            queues[queue] = (low, last, row)
+    return CommittedName(
+        key=key, topic="t", day=DAY, start=start, end=end, size=1, footer=1, etag="e", checksum=("crc32", "0"),
+        sha256="", rows=10, wire_bytes=1, min_time=0, max_time=newest, queues=queues, row_groups=row_groups,
+    )  # fmt: skip
+
+
+def intent(round_number: int, *names: CommittedName) -> Intent:
+    return Intent(
+        round=round_number,
+        names=[
+            IntentName(n.key, n.topic, n.day, n.start, n.end, {q: (a, b) for q, (a, b, _) in n.queues.items()})
+            for n in names
+        ],
+    )
+
+
+def catalog_of(*entries: AnyEntry) -> Catalog:
+    catalog = Catalog()
+    for seq, entry in enumerate(entries):
+        catalog.apply(seq, entry)
+    return catalog
+
+
+@pytest.mark.parametrize("name", ["plain", "%RETRY%g|x", "a=b/c", "..", "ü", "t\x00", "a b"])
+def test_a_name_survives_escaping_and_stays_one_component(name: str) -> None:
+    escaped = keys.escape(name)
+    assert keys.unescape(escaped) == name
+    assert "/" not in escaped and escaped not in {".", ".."}
+
+
+def test_retry_topics_escape_as_hive_readers_decode_them() -> None:
+    assert keys.escape("%RETRY%g|x") == "%25RETRY%25g%7Cx"
+
+
+def test_a_data_key_parses_back() -> None:
+    key = keys.data_key("a/b", "%R%/x", DAY, "broker-a", start=7, end=4096, epoch=3)
+    assert keys.parse_data_key(key) == ("a/b", "%R%/x", DAY, "broker-a", start=7, end=4096, epoch=3)
+    assert keys.parse_data_key("topic=x/other.parquet") is None
+
+
+def test_a_component_above_255_bytes_is_refused() -> None:
+    with pytest.raises(keys.NameTooLong):
+        keys.topic_component("ü" * 45)
+
+
+def test_entries_survive_the_wire() -> None:
+    name = committed("k", [(0, 0, 9)])
+    entries: list[AnyEntry] = [
+        Epoch(epoch=2, owner="o", log_uuid="u"),
+        intent(1, name),
+        Commit(round=1, names=[name], through={"t": 100}, writer="w", attempt=3),
+        Abort(round=1, keys=["k"]),
+        Gap(topic="t", queue=1, first=0, last=5, reason="lost"),
+        Expire(keys=["k"], delete_after_ms=5, minimums={"t": {0: 4}}),
+        Deleted(keys=["k"]),
+        Topic(topic="t", deleted=True, minimums={0: 10}),
+        Replace(old=["k"], new=[name], delete_after_ms=9),
+    ]
+    for entry in entries:
+        assert decode_entry(encode_entry(entry)) == entry
+
+
+def test_a_newer_version_is_refused_and_garbage_named() -> None:
+    with pytest.raises(NewerFormat):
+        decode_entry(msgspec.msgpack.encode({"type": "MIRACLE", "version": 2}))
+    with pytest.raises(MalformedEntry):
+        decode_entry(b"\xff\x00")
+    with pytest.raises(MalformedEntry):
+        decode_entry(msgspec.msgpack.encode({"type": "MIRACLE", "version": 1}))
+
+
+def test_find_crosses_groups_objects_and_gaps() -> None:
+    catalog = catalog_of(
+        Commit(round=1, names=[committed("a", [(0, 0, 9), (1, 0, 4)], [(1, 5, 9)])]),
+        Gap(topic="t", queue=1, first=10, last=19, reason="restored"),
+        Commit(round=2, names=[committed("b", [(1, 20, 29)], start=100, end=200)]),
+    )
+    hit = catalog.find("t", 1, 7)
+    assert isinstance(hit, Location)
+    assert (hit.name.key, hit.row_group, hit.first, hit.last) == ("a", 1, 5, 9)
+    assert catalog.find("t", 1, 12) == GapHit(10, 20)
+    assert catalog.next_location(hit) is None
+    assert catalog.find("t", 1, 30) is None and catalog.find("t", 2, 0) is None
+    assert (catalog.min_offset("t", 1), catalog.max_offset("t", 1)) == (0, 30)
+    assert catalog.through("t") == 200
+
+
+def test_an_open_name_holds_its_topic_back() -> None:
+    first, second = committed("d1", [(0, 0, 9)], start=0, end=50), committed("d2", [(0, 10, 19)], start=50, end=100)
+    catalog = catalog_of(intent(1, first, second), Commit(round=1, names=[second]))
+    assert catalog.through("t") == 0
+    assert [name.key for name in catalog.open_intents()[1]] == ["d1"]
+    catalog.apply(2, Commit(round=1, names=[first], through={"t": 100}))
+    assert catalog.through("t") == 100 and catalog.open_intents() == {}
+    assert catalog.intent_end == 100 and catalog.named_offsets("t") == {0: 19}
+
+
+def test_expiry_leaves_the_view_and_a_minimum_never_moves_back() -> None:
+    catalog = catalog_of(
+        Commit(round=1, names=[committed("a", [(0, 0, 9)])]),
+        Commit(round=2, names=[committed("b", [(0, 10, 19)], start=100, end=200)]),
+        Expire(keys=["a"], delete_after_ms=77, minimums={"t": {0: 10}}),
+    )
+    assert catalog.find("t", 0, 3) is None and catalog.min_offset("t", 0) == 10
+    assert catalog.expiring() == {"a": 77} and catalog.knows("a")
+    catalog.apply(3, Deleted(keys=["a"]))
+    assert not catalog.knows("a")
+    catalog.apply(4, Expire(keys=["b"], delete_after_ms=78))
+    assert catalog.min_offset("t", 0) is None and catalog.recorded_minimum("t", 0) == 20
+
+
+def test_replace_swaps_in_one_step_and_time_finds_the_first_group() -> None:
+    catalog = catalog_of(
+        Commit(round=1, names=[committed("a", [(0, 0, 4)], [(0, 5, 9)], newest=100)]),
+        Commit(round=2, names=[committed("b", [(0, 10, 19)], start=100, end=200, newest=200)]),
+    )
+    for time_ms, first in ((0, 0), (100, 0), (101, 5), (102, 10), (200, 10)):
+        found = catalog.by_time("t", 0, time_ms)
+        assert found is not None and found.first == first
+    assert catalog.by_time("t", 0, 201) is None
+    merged = committed("m", [(0, 0, 19)], start=0, end=200, newest=200)
+    catalog.apply(2, Replace(old=["a", "b"], new=[merged], delete_after_ms=1))
+    found = catalog.find("t", 0, 11)
+    assert isinstance(found, Location) and found.name.key == "m"
+    assert catalog.min_offset("t", 0) == 0
+
+
+def test_entries_are_applied_in_order() -> None:
+    with pytest.raises(OutOfOrder):
+        Catalog().apply(1, Deleted(keys=[]))
