@@ -1,0 +1,152 @@
+"""`neve`: finds the verb, loads only its module, and turns errors into exit codes.
+
+    0 done · 1 failed · 2 wrong usage · 3 not found · 4 not allowed · 5 conflict · 6 unreachable · 130 interrupted
+
+Data goes to stdout, messages to stderr. `neve --help` answers from the table below without loading a verb.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from typing_extensions import override
+else:
+
+    def override(method: Any) -> Any:
+        return method
+
+
+class Verb(NamedTuple):
+    """Where a verb lives, and its line in the help; `home` is empty for a verb that joins by entry point."""
+
+    home: str
+    help: str
+
+
+VERBS: Mapping[str, Verb] = {
+    "archive": Verb("neve.cli.archive:archive", "Look into the archive, check it, offload into it."),
+    "broker": Verb("", "Run a broker."),
+    "consume": Verb("neve.cli.messages:consume", "Print the messages of a topic."),
+    "doctor": Verb("neve.cli.doctor:doctor", "Check this machine and an archive store."),
+    "namesrv": Verb("", "Run a name server."),
+    "produce": Verb("neve.cli.messages:produce", "Send the lines of stdin, or one message."),
+    "spark": Verb("neve.cli.spark:spark", "Query archived topics with Spark."),
+    "topic": Verb("neve.cli.topic:topic", "Create, list, describe and delete topics; set their TTL."),
+    "up": Verb("", "Run a name server and a broker for development."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its verbs by name and imports one only on use."""
+
+    def __init__(self, *args: Any, verbs: Mapping[str, Verb], entry_points: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._verbs = verbs
+        self._entry_points = entry_points
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self._verbs, *super().list_commands(ctx)})
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = self._verbs.get(cmd_name)
+        if verb is not None and verb.home:
+            return _load(verb.home)
+        found = super().get_command(ctx, cmd_name)
+        if found is not None or self._entry_points is None:
+            return found
+        return _joined(self._entry_points, cmd_name, verb)
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, self._verbs[name].help) for name in self.list_commands(ctx) if name in self._verbs]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _joined(group: str, name: str, known: Verb | None) -> click.Command | None:
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=group, name=name):
+        try:
+            command = entry.load()
+        except ModuleNotFoundError as missing:
+            raise click.UsageError(
+                f"`neve {name}` needs the server's packages, {missing.name} is missing: pip install 'neve[server]'"
+            ) from missing
+        return command if isinstance(command, click.Command) else None
+    if known is not None:
+        raise click.UsageError(f"`neve {name}` is not part of this install: pip install 'neve[server]'")
+    return None
+
+
+def _load(home: str) -> click.Command:
+    module, _, name = home.partition(":")
+    command = getattr(import_module(module), name)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{home} is not a command")
+    return command
+
+
+def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(version("neve"))
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs=VERBS,
+    entry_points="neve.commands",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
+)
+def neve() -> None:
+    """A RocketMQ message broker with tiered storage.
+
+    Name servers are taken from --namesrv or NAMESRV_ADDR; credentials of an object store from the AWS variables or
+    profile.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point; never returns."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and tell its exit code."""
+    try:
+        done = neve.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # the reader of our output has gone (`| head`): nothing to tell anyone
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        from neve.cli.failures import explain
+
+        explained = explain(error)
+        if explained is None:
+            raise
+        click.echo(f"error: {explained.text}", err=True)
+        return explained.exit_code
+    return done if isinstance(done, int) else 0

@@ -1,0 +1,127 @@
+"""Data to stdout as a table or JSON, messages to stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Row = Mapping[str, Any]
+
+
+def output_option(command: Command) -> Command:
+    """`-o table|json`."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="Form of the data.",
+    )(command)
+
+
+def namesrv_option(command: Command) -> Command:
+    return click.option(
+        "-n",
+        "--namesrv",
+        envvar="NAMESRV_ADDR",
+        default="127.0.0.1:9876",
+        show_default=True,
+        help="Name server, host:port[;host:port].",
+    )(command)
+
+
+def admin_option(command: Command) -> Command:
+    return click.option(
+        "--admin", envvar="NEVE_ADMIN", default="127.0.0.1:10913", show_default=True, help="Admin port of the broker."
+    )(command)
+
+
+def store_option(required: bool = False) -> Callable[[Command], Command]:
+    text = "Archive store: dir:PATH or s3://BUCKET/PREFIX?endpoint=URL."
+
+    def add(command: Command) -> Command:
+        return click.option("--store", envvar="NEVE_STORE", required=required, help=text)(command)
+
+    return add
+
+
+def say(text: str) -> None:
+    """A message for the person at the terminal."""
+    click.echo(text, err=True)
+
+
+def emit(rows: Iterable[Row], columns: Sequence[str], output: str) -> None:
+    """Rows as a table of the named columns, or as one JSON array of whole rows."""
+    if output == "json":
+        click.echo(json.dumps([dict(row) for row in rows], ensure_ascii=False, default=_plain))
+        return
+    click.echo("\n".join(table([[_cell(row.get(name)) for name in columns] for row in rows], columns)))
+
+
+def emit_one(row: Row, output: str) -> None:
+    """One thing: its fields under each other, or one JSON object."""
+    if output == "json":
+        click.echo(json.dumps(dict(row), ensure_ascii=False, default=_plain))
+        return
+    width = max((len(name) for name in row), default=0)
+    for name, value in row.items():
+        click.echo(f"{name:<{width}}  {_cell(value)}")
+
+
+def table(cells: Sequence[Sequence[str]], columns: Sequence[str]) -> list[str]:
+    """Lines of a plain table; columns of numbers are set to the right."""
+    widths = [max([len(name), *(len(row[at]) for row in cells)]) for at, name in enumerate(columns)]
+    right = [bool(cells) and all(_is_number(row[at]) for row in cells) for at in range(len(columns))]
+
+    def line(values: Sequence[str]) -> str:
+        return "  ".join(
+            value.rjust(width) if number else value.ljust(width)
+            for value, width, number in zip(values, widths, right, strict=True)
+        ).rstrip()
+
+    return [line([name.upper() for name in columns]), *(line(row) for row in cells)]
+
+
+def size_text(count: int) -> str:
+    """Bytes for people."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def time_text(milliseconds: int | None) -> str:
+    if milliseconds is None or milliseconds < 0:
+        return ""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (dict, list, tuple)):
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    return str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text == "" or text.lstrip("-").replace(".", "", 1).isdigit()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)

@@ -1,0 +1,108 @@
+"""A Spark session that is set up for one archive store: jars, endpoint, credentials, Python of the workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from neve.spark.jars import find_java, pyspark_jars, s3_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Environment, then the profile or role of the machine: the order of the AWS tools. Never keys in the notebook.
+CREDENTIALS = ",".join(
+    (
+        "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
+        "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider",
+        "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """An archive store as a Hadoop file system sees it."""
+
+    scheme: str  # "dir" or "s3"
+    root: str  # what stands before a key, without a slash at the end
+    bucket: str = ""
+    endpoint: str = ""
+    region: str = ""
+
+    def path(self, key: str) -> str:
+        return f"{self.root}/{key}"
+
+
+def parse_store(url: str) -> StoreUrl:
+    """`dir:PATH` or `s3://bucket/prefix?endpoint=...&region=...`."""
+    if url.startswith("dir:"):
+        # not as_uri(): Hadoop takes a path's text as it is, %XX included
+        return StoreUrl("dir", f"file:{Path(url.removeprefix('dir:')).absolute()}")
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise ValueError(f"store {url!r} is neither dir:PATH nor s3://bucket/prefix?endpoint=...&region=...")
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    prefix = unquote(parts.path).strip("/")
+    root = f"s3a://{parts.netloc}" + (f"/{prefix}" if prefix else "")
+    return StoreUrl("s3", root, parts.netloc, query.get("endpoint", ""), query.get("region", ""))
+
+
+def s3_options(store: StoreUrl) -> dict[str, str]:
+    """Hadoop's options for this bucket alone, so that one session can read several stores."""
+    prefix = f"spark.hadoop.fs.s3a.bucket.{store.bucket}"
+    options = {f"{prefix}.aws.credentials.provider": CREDENTIALS}
+    options[f"{prefix}.endpoint.region"] = store.region or os.environ.get("AWS_REGION") or "us-east-1"
+    if store.endpoint:
+        options[f"{prefix}.endpoint"] = store.endpoint
+        options[f"{prefix}.path.style.access"] = "true"
+        options[f"{prefix}.connection.ssl.enabled"] = str(store.endpoint.startswith("https")).lower()
+    return options
+
+
+def session(
+    *stores: str,
+    app_name: str = "neve",
+    master: str | None = None,
+    jars: Sequence[str | Path] | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session that can read the given archive stores.
+
+    `master` is for a session on this machine, such as "local[2]"; without it Spark's own setting holds. `jars` replaces
+    the automatic choice of jars for S3. `conf` has the last word.
+    """
+    find_java()
+    pyspark_jars()
+    from pyspark.sql import SparkSession
+
+    # The workers would otherwise start the first python3 on PATH, which need not have pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    master = master or (None if "SPARK_REMOTE" in os.environ or "MASTER" in os.environ else "local[*]")
+    if master:
+        builder = builder.master(master)
+    for name, value in _options([parse_store(url) for url in stores], jars, conf or {}).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _options(stores: Sequence[StoreUrl], jars: Sequence[str | Path] | None, conf: Mapping[str, str]) -> dict[str, str]:
+    options = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    remote = [store for store in stores if store.scheme == "s3"]
+    for store in remote:
+        options |= s3_options(store)
+    chosen = jars if jars is not None else (s3_jars() if remote else [])
+    if chosen:
+        options["spark.jars"] = ",".join(str(jar) for jar in chosen)
+    return options | dict(conf)

@@ -1,0 +1,56 @@
+"""The store through the JVM's own Hadoop file system: Spark then needs one set of credentials and no boto3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neve.spark.builder import StoreUrl
+
+
+class HadoopSource:
+    """Small objects (the journal) of one archive store; safe on the driver only."""
+
+    def __init__(self, spark: Any, store: StoreUrl) -> None:
+        self._store = store
+        self._jvm = spark.sparkContext._jvm
+        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
+        self._fs = self._path(store.root).getFileSystem(self._conf)
+
+    def get(self, key: str) -> bytes:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        path = self._path(self._store.path(key))
+        try:
+            stream = self._fs.open(path)
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            raise _translated(error, key) from error
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            statuses = self._fs.listStatus(self._path(self._store.path(prefix.rstrip("/"))))
+        except Py4JJavaError as error:
+            translated = _translated(error, prefix)
+            if isinstance(translated, FileNotFoundError):
+                return []
+            raise translated from error
+        return [f"{prefix}{status.getPath().getName()}/" for status in statuses if status.isDirectory()]
+
+    def _path(self, text: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(text)
+
+
+def _translated(error: Any, key: str) -> OSError:
+    """Java's exception as the Python one that means the same."""
+    kind = error.java_exception.getClass().getSimpleName()
+    text = f"{key}: {error.java_exception.getMessage()}"
+    if kind == "FileNotFoundException":
+        return FileNotFoundError(text)
+    if kind in {"AccessDeniedException", "AWSBadRequestException", "NoAuthWithAWSException", "AccessControlException"}:
+        return PermissionError(text)
+    return ConnectionError(text)

@@ -1,0 +1,174 @@
+"""Spark reads exactly what the catalog holds: from a directory and from MinIO, through the JVM's Parquet reader."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infra import minio
+from infra.object_store import ObjectStore, open_store
+from neve import spark as neve_spark
+from neve.archive.journal import (
+    AnyEntry,
+    Commit,
+    CommittedName,
+    Epoch,
+    Expire,
+    Intent,
+    IntentName,
+    RowGroup,
+    encode_entry,
+)
+from neve.archive.keys import data_key, journal_key
+from neve.archive.schema import SCHEMA
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+TOPIC = "%RETRY%g|x"  # the characters that Hive paths must carry escaped
+HOUR = 3_600_000
+T0 = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
+
+
+class ArchiveOnPaper:
+    """An archive written entry by entry, so that the reader is not tested against its own writer."""
+
+    def __init__(self, store: ObjectStore, broker: str) -> None:
+        self.store, self.broker, self.seq = store, broker, 0
+        self.append(Epoch(epoch=1, owner="o", log_uuid="l", broker=broker))
+
+    def append(self, entry: AnyEntry) -> None:
+        self.store.put(journal_key("", self.broker, self.seq), encode_entry(entry), if_absent=True)
+        self.seq += 1
+
+    def write(self, start: int, queue: int, first: int, count: int, hour: int, *, commit: bool = True) -> str:
+        """`count` messages of one queue, a minute apart, as one object."""
+        key = data_key("", TOPIC, "2026-01-01", self.broker, start=start, end=start + 100, epoch=1)
+        times = [T0 + hour * HOUR + number * 60_000 for number in range(count)]
+        rows = [row(queue, first + number, at, start + number) for number, at in enumerate(times)]
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), sink, compression="zstd")
+        data = sink.getvalue().to_pybytes()
+        self.store.put(key, data, if_absent=True)
+        run = (queue, first, first + count - 1)
+        names = [IntentName(key, TOPIC, "2026-01-01", start, start + 100, {queue: run[1:]})]
+        self.append(Intent(round=start, names=names))
+        group = RowGroup(0, count, 4, len(data), times[-1], times[0], 100, [run])
+        name = CommittedName(
+            key=key, topic=TOPIC, day="2026-01-01", start=start, end=start + 100, size=len(data), footer=0, etag="",
+            checksum=("", ""), sha256="", rows=count, wire_bytes=100, min_time=times[0], max_time=times[-1],
+            queues={queue: (run[1], run[2], 0)}, row_groups=[group],
+        )  # fmt: skip
+        if commit:
+            self.append(Commit(round=start, names=[name]))
+        return key
+
+
+def row(queue: int, offset: int, at: int, physical: int) -> dict[str, Any]:
+    body = f'{{"n": {offset}, "q": {queue}}}'.encode()
+    packed = offset % 2 == 1
+    return {
+        "queue_id": queue, "queue_offset": offset, "store_timestamp": at, "born_timestamp": at,
+        "msg_id": f"{queue}-{offset}",
+        "tags": "even" if offset % 2 == 0 else "odd", "keys": ["k"], "properties": [("TAGS", "x")],
+        "properties_tail": True,
+        "body": zlib.compress(body) if packed else body, "body_codec": "zlib" if packed else "none",
+        "sys_flag": 1 if packed else 0, "flag": 0, "reconsume_times": 0, "body_crc": 0,
+        "prepared_transaction_offset": 0,
+        "commit_log_offset": physical, "born_host": "127.0.0.1:1", "store_host": "127.0.0.1:2", "damaged": False,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
+    """One Spark session for both kinds of store, and their URLs."""
+    with ExitStack() as stack:
+        server = stack.enter_context(minio.running(tmp_path_factory.mktemp("minio")))
+        minio.create_bucket(server, "archive")
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+        urls = {
+            "dir": f"dir:{tmp_path_factory.mktemp('archive [1]')}",
+            "s3": f"s3://archive/some%20prefix?endpoint={server.endpoint}&region=us-east-1",
+        }
+        for url in urls.values():
+            fill(open_store(url))
+        spark = neve_spark.session(*urls.values(), master="local[2]", conf={"spark.ui.enabled": "false"})
+        stack.callback(spark.stop)
+        yield spark, urls
+
+
+def fill(store: ObjectStore) -> None:
+    """Queue 0 of broker a: 0…9 expired, 10…19 cut at 15, 20…29; queue 1 of broker b; one object never published."""
+    a = ArchiveOnPaper(store, "a")
+    gone = a.write(0, 0, 0, 10, hour=0)
+    a.write(100, 0, 10, 10, hour=1)
+    a.write(200, 0, 20, 10, hour=2)
+    a.append(Expire(keys=[gone], delete_after_ms=T0, minimums={TOPIC: {0: 15}}))
+    a.write(300, 0, 30, 10, hour=3, commit=False)
+    ArchiveOnPaper(store, "b").write(0, 1, 0, 10, hour=2)
+
+
+@pytest.mark.parametrize("kind", ["dir", "s3"])
+def test_exactly_what_the_catalog_holds(servers: tuple[Any, dict[str, str]], kind: str) -> None:
+    spark, urls = servers
+    frame = neve_spark.read_topic(spark, TOPIC, store=urls[kind])
+    found = sorted((r.broker, r.queue_id, r.queue_offset, r.topic) for r in frame.collect())
+    expected = [("a", 0, offset, TOPIC) for offset in range(15, 30)] + [("b", 1, n, TOPIC) for n in range(10)]
+    assert found == expected
+
+
+def test_pruned_before_opening(servers: tuple[Any, dict[str, str]]) -> None:
+    spark, urls = servers
+    start, end = T0 + HOUR, datetime.fromtimestamp(T0 / 1000 + 3600 + 16 * 60, UTC)
+    files = neve_spark.archive_files(spark, TOPIC, store=urls["dir"], start=start, end=end)
+    assert len(files) == 1
+    frame = neve_spark.read_topic(spark, TOPIC, store=urls["dir"], start=start, end=end)
+    assert len(frame.inputFiles()) == 1
+    assert sorted(r.queue_offset for r in frame.select("queue_offset").collect()) == [15, 16, 17, 18, 19]
+    by_queue = neve_spark.read_topic(spark, TOPIC, store=urls["dir"], queues=[1], offsets=(3, 4))
+    assert sorted((r.broker, r.queue_offset) for r in by_queue.collect()) == [("b", 3), ("b", 4)]
+    assert neve_spark.read_topic(spark, TOPIC, store=urls["dir"], start="2027-01-01").count() == 0
+    assert neve_spark.read_topic(spark, TOPIC, store=urls["dir"], broker="b").count() == 10
+
+
+def test_bodies_as_the_producer_had_them(servers: tuple[Any, dict[str, str]]) -> None:
+    spark, urls = servers
+    frame = neve_spark.read_topic(spark, TOPIC, store=urls["dir"], decode="json", schema="n INT, q INT")
+    assert sorted((r.value.n, r.value.q) for r in frame.select("value").collect()) == sorted(
+        [(n, 0) for n in range(15, 30)] + [(n, 1) for n in range(10)]
+    )
+    text = neve_spark.read_topic(spark, TOPIC, store=urls["dir"], decode="text", broker="b", offsets=(1, 1))
+    assert [r.text for r in text.collect()] == ['{"n": 1, "q": 1}']
+    variant = neve_spark.read_topic(spark, TOPIC, store=urls["dir"], decode="json", broker="b", offsets=(1, 1))
+    assert [r.n for r in variant.selectExpr("variant_get(value, '$.n', 'int') AS n").collect()] == [1]
+
+
+def test_only_the_columns_asked_for_are_read(servers: tuple[Any, dict[str, str]]) -> None:
+    spark, urls = servers
+    frame = neve_spark.read_topic(spark, TOPIC, store=urls["dir"]).where("tags = 'odd'").groupBy("tags").count()
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    assert "PushedFilters: [IsNotNull(tags)" in plan
+    assert "body" not in plan
+
+
+def test_what_is_not_there_is_said(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
+    spark, urls = servers
+    with pytest.raises(FileNotFoundError, match="topic nope"):
+        neve_spark.read_topic(spark, "nope", store=urls["dir"])
+    with pytest.raises(FileNotFoundError, match="no archive"):
+        neve_spark.read_topic(spark, TOPIC, store=f"dir:{tmp_path}")
+    with pytest.raises(FileNotFoundError, match="broker c"):
+        neve_spark.read_topic(spark, TOPIC, store=urls["s3"], broker="c")
