@@ -1,0 +1,350 @@
+"""Bodies in the JSON dialect of RocketMQ's Java side.
+
+It is JSON with three habits: numbers as unquoted map keys `{0:"addr"}`, objects as map keys
+`{{"brokerName":"b","queueId":0,"topic":"t"}:{...}}`, and `{"$ref":"$.path"}` for an object that was written before.
+Strings may stand in single quotes, and keys may be bare words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from neve.errors import ProtocolError
+
+MAX_DEPTH = 32
+T = TypeVar("T")
+
+
+class MessageQueue(NamedTuple):
+    """One queue of one broker; the map key of offset tables."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
+    """How new a table is: equal versions mean equal tables."""
+
+    state_version: int = 0
+    timestamp: int = 0
+    counter: int = 0
+
+
+class TopicConfig(msgspec.Struct, rename="camel"):
+    """A topic as its broker registers it."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = {}
+
+
+class QueueData(msgspec.Struct, rename="camel"):
+    """A topic's queues on one broker."""
+
+    broker_name: str
+    read_queue_nums: int = 0
+    write_queue_nums: int = 0
+    perm: int = 6
+    topic_sys_flag: int = 0
+
+
+class BrokerData(msgspec.Struct, rename="camel"):
+    """A broker's addresses by id; id 0 is the master."""
+
+    cluster: str
+    broker_name: str
+    broker_addrs: dict[int, str] = {}
+    enable_acting_master: bool = False
+    zone_name: str | None = None
+
+
+class TopicRouteData(msgspec.Struct, rename="camel"):
+    """Where a topic lives."""
+
+    queue_datas: list[QueueData] = []
+    broker_datas: list[BrokerData] = []
+    filter_server_table: dict[str, list[str]] = {}
+    order_topic_conf: str | None = None
+
+
+class SubscriptionData(msgspec.Struct, rename="camel"):
+    """What a consumer wants of one topic."""
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: list[str] = []
+    code_set: list[int] = []
+    sub_version: int = 0
+    expression_type: str | None = "TAG"
+    class_filter_mode: bool = False
+
+
+class ConsumerData(msgspec.Struct, rename="camel"):
+    """A consumer group's entry in a heartbeat."""
+
+    group_name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscription_data_set: list[SubscriptionData] = []
+    unit_mode: bool = False
+
+
+class ProducerData(msgspec.Struct, rename="camel"):
+    """A producer group's entry in a heartbeat."""
+
+    group_name: str
+
+
+class HeartbeatData(msgspec.Struct, rename="camel"):
+    """Who is behind a connection."""
+
+    client_id: str = msgspec.field(name="clientID")
+    producer_data_set: list[ProducerData] = []
+    consumer_data_set: list[ConsumerData] = []
+    heartbeat_fingerprint: int = 0
+    without_sub: bool = False
+
+
+def convert(value: object, kind: type[T]) -> T:
+    """Fit a parsed body into a struct, with string keys and numbers taken as the struct wants them."""
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the body does not fit: {error}") from error
+
+
+def loads_as(data: bytes | memoryview, kind: type[T]) -> T:
+    """Parse a body of the dialect straight into a struct."""
+    return convert(lenient_loads(data), kind)
+
+
+def lenient_loads(data: bytes | memoryview) -> Any:
+    """Parse strict JSON or the dialect; object keys become MessageQueue or tuples of pairs, bare number keys ints."""
+    raw = bytes(data)
+    if b'"$ref"' not in raw:
+        try:
+            return msgspec.json.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass  # not strict JSON: the dialect's parser decides
+    try:
+        parser = _Parser(raw.decode())
+        return parser.parse()
+    except (ValueError, IndexError) as error:
+        raise ProtocolError(f"the body is no JSON: {error}") from error
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NUMBER = re.compile(r"-?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,4})?")
+_WORD = re.compile(r"[A-Za-z_$][\w$.]{0,254}")
+_DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+_SINGLE = re.compile(r"'((?:[^'\\]|\\.)*+)'", re.DOTALL)
+_LITERALS = {"true": True, "false": False, "null": None, "NaN": None}
+_PATH_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+class _Parser:
+    """A recursive reader of one text, bounded in depth."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._references: list[tuple[Any, Any, str, Any]] = []  # container, key, path, parent of the container
+
+    def parse(self) -> Any:
+        root = self._value(0, None)
+        self._skip()
+        if self._at != len(self._text):
+            raise ValueError(f"text after the value at {self._at}")
+        for container, key, path, parent in self._references:
+            container[key] = _resolve(root, container, parent, path)
+        return root
+
+    def _skip(self) -> str:
+        match = _SPACE.match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
+        return self._text[self._at : self._at + 1]
+
+    def _expect(self, sign: str) -> None:
+        if self._skip() != sign:
+            raise ValueError(f"no {sign!r} at {self._at}")
+        self._at += 1
+
+    def _value(self, depth: int, parent: Any) -> Any:
+        if depth > MAX_DEPTH:
+            raise ValueError("nested too deeply")
+        sign = self._skip()
+        if sign == "{":
+            return self._object(depth, parent)
+        if sign == "[":
+            return self._array(depth, parent)
+        if sign in ("'", '"') and sign:
+            return self._string(sign)
+        return self._bare()
+
+    def _object(self, depth: int, parent: Any) -> dict[Any, Any]:
+        result: dict[Any, Any] = {}
+        self._at += 1
+        if self._skip() == "}":
+            self._at += 1
+            return result
+        while True:
+            key = _freeze(self._key(depth))
+            self._expect(":")
+            self._store(result, key, self._value(depth + 1, result), parent)
+            if self._more("}"):
+                return result
+
+    def _array(self, depth: int, parent: Any) -> list[Any]:
+        result: list[Any] = []
+        self._at += 1
+        if self._skip() == "]":
+            self._at += 1
+            return result
+        while True:
+            result.append(None)
+            self._store(result, len(result) - 1, self._value(depth + 1, result), parent)
+            if self._more("]"):
+                return result
+
+    def _store(self, container: Any, key: Any, value: Any, parent: Any) -> None:
+        if isinstance(value, dict) and len(value) == 1 and isinstance(path := value.get("$ref"), str):
+            self._references.append((container, key, path, parent))
+        container[key] = value
+
+    def _more(self, end: str) -> bool:
+        sign = self._skip()
+        self._at += 1
+        if sign not in (",", end) or not sign:
+            raise ValueError(f"no ',' or {end!r} at {self._at - 1}")
+        return sign == end
+
+    def _key(self, depth: int) -> Any:
+        sign = self._skip()
+        if sign == "{":
+            return self._value(depth + 1, None)
+        if sign in ("'", '"') and sign:
+            return self._string(sign)
+        if match := _NUMBER.match(self._text, self._at):
+            self._at = match.end()
+            return int(match.group()) if match.lastindex is None else match.group()
+        if match := _WORD.match(self._text, self._at):
+            self._at = match.end()
+            return match.group()
+        raise ValueError(f"no key at {self._at}")
+
+    def _string(self, quote: str) -> str:
+        match = (_DOUBLE if quote == '"' else _SINGLE).match(self._text, self._at)
+        if match is None:
+            raise ValueError(f"a string without end at {self._at}")
+        self._at = match.end()
+        inner = match.group(1)
+        if "\\" not in inner:
+            return inner
+        if quote == "'":
+            inner = inner.replace("\\'", "'").replace('"', '\\"')
+        return str(json.loads(f'"{inner}"', strict=False))
+
+    def _bare(self) -> Any:
+        if match := _NUMBER.match(self._text, self._at):
+            self._at = match.end()
+            return int(match.group()) if match.lastindex is None else float(match.group())
+        match = _WORD.match(self._text, self._at)
+        if match is None or match.group() not in _LITERALS:
+            raise ValueError(f"no value at {self._at}")
+        self._at = match.end()
+        return _LITERALS[match.group()]
+
+
+def _freeze(key: Any) -> Any:
+    if not isinstance(key, dict):
+        return key
+    queue_id = key.get("queueId")
+    if type(queue_id) is int and key.keys() >= {"topic", "brokerName"}:
+        return MessageQueue(str(key["topic"]), str(key["brokerName"]), queue_id)
+    return tuple(sorted((str(name), _freeze(value)) for name, value in key.items()))
+
+
+def _resolve(root: Any, container: Any, parent: Any, path: str) -> Any:
+    """What a reference points at, or None where it points nowhere."""
+    if path == "@":
+        return container
+    if path == "..":
+        return parent
+    target = root
+    position = 1 if path.startswith("$") else len(path)
+    while position < len(path):
+        step = _PATH_STEP.match(path, position)
+        if step is None:
+            return None
+        try:
+            target = target[step.group(1)] if step.group(1) is not None else target[int(step.group(2))]
+        except (KeyError, IndexError, TypeError):
+            return None
+        position = step.end()
+    return target if path.startswith("$") else None
+
+
+def dumps(value: object) -> bytes:
+    """Strict compact JSON; structs and dicts alike, null fields of structs included as their owner set them."""
+    return msgspec.json.encode(value)
+
+
+def dumps_standard(value: object) -> bytes:
+    """Strict JSON with sorted keys and only ASCII, as name servers answer newer clients."""
+    return json.dumps(msgspec.to_builtins(value, str_keys=True), separators=(",", ":"), sort_keys=True).encode()
+
+
+def dumps_object_keys(value: object) -> bytes:
+    """The dialect: numbers as bare map keys, MessageQueue keys as objects, null fields left out."""
+    parts: list[str] = []
+    _write(value, parts)
+    return "".join(parts).encode()
+
+
+def _write(value: Any, parts: list[str]) -> None:
+    if isinstance(value, MessageQueue):
+        parts.append(_queue(value))
+    elif isinstance(value, msgspec.Struct):
+        named = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        _write({name: getattr(value, field) for field, name in named}, parts)
+    elif isinstance(value, Mapping):
+        separator = "{"
+        for key, item in value.items():
+            if item is None:
+                continue
+            parts.append(separator)
+            parts.append(_queue(key) if isinstance(key, MessageQueue) else _plain(key))
+            parts.append(":")
+            _write(item, parts)
+            separator = ","
+        parts.append("}" if separator == "," else "{}")
+    elif isinstance(value, list | tuple | set | frozenset):
+        separator = "["
+        for item in value:
+            parts.append(separator)
+            _write(item, parts)
+            separator = ","
+        parts.append("]" if separator == "," else "[]")
+    else:
+        parts.append(_plain(value))
+
+
+def _queue(queue: MessageQueue) -> str:
+    return f'{{"brokerName":{_plain(queue.broker_name)},"queueId":{queue.queue_id},"topic":{_plain(queue.topic)}}}'
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

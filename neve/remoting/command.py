@@ -1,0 +1,266 @@
+"""One command: a request, a one-way request or a response.
+
+JSON header (serialize type 0): {"code","extFields","flag","language","opaque","remark"?,"version"}; ext: strings only
+
+Binary header (serialize type 1), big endian:
+
+    i16 code | i8 language | i16 version | i32 opaque | i32 flag | i32 n, remark | i32 m, ext block of m bytes
+    ext block: { i16 n, key | i32 n, value }*, ending exactly at m
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from neve.errors import ProtocolError
+from neve.remoting.codes import BINARY_CODE_ALIASES, LANGUAGE_CODES, LANGUAGES, VERSION
+from neve.remoting.frame import MARK_SIZE, MAX_HEADER, check_header_length
+
+SERIALIZE_JSON = 0
+SERIALIZE_BINARY = 1
+FLAG_RESPONSE = 1
+FLAG_ONEWAY = 2
+MAX_FIELDS = 256
+LANGUAGE = "PYTHON"
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Buffer = bytes | memoryview
+
+_BINARY_FIXED = struct.Struct(">hbhii")
+_PREFIX = struct.Struct(">ii")
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+
+
+class RemotingCommand(
+    msgspec.Struct, rename={"ext": "extFields", "body": "#body", "serialize_type": "#type", "parts": "#parts"}
+):
+    """A request or response with its header fields and its body.
+
+    A decoded body is always bytes. `parts`, when given, is sent instead of `body`: buffers that need no joining.
+    """
+
+    code: Int32
+    opaque: Int32 = 0
+    flag: Int32 = 0
+    version: Int32 = VERSION
+    language: str = LANGUAGE
+    remark: str | None = None
+    ext: dict[str, str] = {}
+    body: bytes = b""
+    serialize_type: int = SERIALIZE_JSON
+    parts: list[Any] | None = None
+
+    @property
+    def is_response(self) -> bool:
+        """Bit 0 alone tells an answer from a request: both ends may ask."""
+        return self.flag & FLAG_RESPONSE != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        """A one-way request is never answered, not even with an error."""
+        return self.flag & FLAG_ONEWAY != 0
+
+    @staticmethod
+    def response(  # noqa: PLR0917
+        request: RemotingCommand,
+        code: int,
+        remark: str | None = None,
+        ext: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        parts: Sequence[Buffer] | None = None,
+    ) -> RemotingCommand:
+        """The answer to `request`, in its serialization."""
+        return RemotingCommand(
+            code,
+            request.opaque,
+            FLAG_RESPONSE,
+            VERSION,
+            LANGUAGE,
+            remark,
+            cast("dict[str, str]", ext) if ext is not None else {},
+            body,
+            request.serialize_type,
+            cast("list[Any] | None", parts),
+        )
+
+
+class _Incoming(RemotingCommand):
+    """What the JSON decoder fills; impossible defaults show which fields the peer left out."""
+
+    flag: Int32 = -1
+    version: Int32 = -1
+    language: str = ""
+    serialize_name: str | None = msgspec.field(default=None, name="serializeTypeCurrentRPC")
+
+
+class _Outgoing(msgspec.Struct, omit_defaults=True, rename={"ext": "extFields"}):
+    """The JSON header as written."""
+
+    code: int
+    flag: int
+    language: str
+    opaque: int
+    version: int
+    ext: dict[str, str] = {}
+    remark: str | None = None
+    serializeTypeCurrentRPC: str = ""  # noqa: N815
+
+
+_incoming = msgspec.json.Decoder(_Incoming)
+_outgoing = msgspec.json.Encoder()
+
+
+def decode_command(frame: Buffer) -> RemotingCommand:
+    """Parse one frame (without its length); a header that does not parse is fatal for the connection."""
+    length = len(frame)
+    if length < MARK_SIZE:
+        raise ProtocolError("a frame without a mark word")
+    view = memoryview(frame)
+    body_start = MARK_SIZE + check_header_length(view, length)
+    header = bytes(view[MARK_SIZE:body_start])
+    serialize_type = frame[0]
+    if serialize_type == SERIALIZE_JSON:
+        command = _decode_json(header)
+    elif serialize_type == SERIALIZE_BINARY:
+        command = _decode_binary(header)
+    else:
+        raise ProtocolError(f"serialize type {serialize_type}")
+    command.body = bytes(view[body_start:])
+    command.serialize_type = serialize_type
+    return command
+
+
+def _decode_json(header: bytes) -> RemotingCommand:
+    try:
+        command = _incoming.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _decode_json_carefully(header)
+    fields = len(command.ext)
+    if fields > MAX_FIELDS:
+        raise ProtocolError(f"{fields} header fields")
+    # Every key brings at least one colon, so with exactly as many colons as distinct keys none can be there twice.
+    known = fields + 5 + (fields > 0) + (command.remark is not None) + (command.serialize_name is not None)
+    if header.count(b":") != known or command.flag < 0 or command.version < 0 or not command.language:
+        return _decode_json_carefully(header)
+    command.body = b""
+    command.parts = None
+    return command
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ProtocolError("a key stands twice in the header")
+    return result
+
+
+def _decode_json_carefully(header: bytes) -> RemotingCommand:
+    """The slow road for headers with colons in values, missing or unknown fields, and for the hostile."""
+    try:
+        fields = json.loads(header, object_pairs_hook=_unique_pairs)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the header is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ProtocolError("the header is no JSON object")
+    ext = fields.get("extFields") or {}
+    if not isinstance(ext, dict) or len(ext) > MAX_FIELDS or not all(isinstance(value, str) for value in ext.values()):
+        raise ProtocolError("extFields is no map of at most 256 strings")
+    numbers = [fields.get("code"), fields.get("opaque", 0), fields.get("flag", 0), fields.get("version", 0)]
+    if not all(type(number) is int and -(2**31) <= number < 2**31 for number in numbers):
+        raise ProtocolError("code, opaque, flag or version is no 32-bit number")
+    language, remark = fields.get("language") or "", fields.get("remark")
+    if not isinstance(language, str) or not isinstance(remark, str | None):
+        raise ProtocolError("language or remark is no string")
+    code, opaque, flag, version = numbers
+    return RemotingCommand(code, opaque, flag, version, language, remark, ext)
+
+
+def _decode_binary(header: bytes) -> RemotingCommand:
+    if len(header) < _BINARY_FIXED.size:
+        raise ProtocolError("the binary header ends early")
+    code, language, version, opaque, flag = _BINARY_FIXED.unpack_from(header)
+    if not flag & FLAG_RESPONSE:
+        code = BINARY_CODE_ALIASES.get(code, code)
+    remark, position = _take(header, _BINARY_FIXED.size, _I32)
+    block, position = _take(header, position, _I32)
+    if position != len(header):
+        raise ProtocolError("bytes after the binary header")
+    ext: dict[str, str] = {}
+    try:
+        position = 0
+        while position < len(block):
+            key, position = _take(block, position, _I16)
+            value, position = _take(block, position, _I32)
+            name = key.decode()
+            if name in ext or len(ext) == MAX_FIELDS:
+                raise ProtocolError("a key stands twice in the header, or there are too many")
+            ext[name] = value.decode()
+        text = remark.decode() or None
+    except UnicodeDecodeError as error:
+        raise ProtocolError("the binary header is not UTF-8") from error
+    name = LANGUAGES[language] if 0 <= language < len(LANGUAGES) else "OTHER"
+    return RemotingCommand(code, opaque, flag, version, name, text, ext)
+
+
+def _take(data: bytes, position: int, size: struct.Struct) -> tuple[bytes, int]:
+    start = position + size.size
+    if start > len(data):
+        raise ProtocolError("the binary header ends early")
+    (length,) = size.unpack_from(data, position)
+    end = start + length
+    if length < 0 or end > len(data):
+        raise ProtocolError(f"length {length} in the binary header")
+    return data[start:end], end
+
+
+def encode_command(command: RemotingCommand) -> list[Buffer]:
+    """The buffers of one whole frame, length first."""
+    if command.serialize_type == SERIALIZE_BINARY:
+        header = _encode_binary(command)
+    else:
+        header = _outgoing.encode(
+            _Outgoing(
+                command.code,
+                command.flag,
+                command.language,
+                command.opaque,
+                command.version,
+                command.ext,
+                command.remark,
+                "JSON",
+            )
+        )
+    size = len(header)
+    if size > MAX_HEADER:
+        raise ProtocolError(f"a header of {size} bytes")
+    mark = command.serialize_type << 24 | size
+    parts = command.parts
+    if parts is not None:
+        total = sum(map(len, parts))
+        return [_PREFIX.pack(MARK_SIZE + size + total, mark) + header, *parts]
+    body = command.body
+    return (
+        [_PREFIX.pack(MARK_SIZE + size + len(body), mark) + header, body]
+        if body
+        else [_PREFIX.pack(MARK_SIZE + size, mark) + header]
+    )
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    code = command.code & 0xFFFF
+    code = code - 0x10000 if code > 0x7FFF else code
+    language = LANGUAGE_CODES.get(command.language, LANGUAGE_CODES["OTHER"])
+    remark = (command.remark or "").encode()
+    ext: list[bytes] = []
+    for key, value in command.ext.items():
+        name, text = key.encode(), value.encode()
+        ext += (_I16.pack(len(name)), name, _I32.pack(len(text)), text)
+    block = b"".join(ext)
+    fixed = _BINARY_FIXED.pack(code, language, command.version, command.opaque, command.flag)
+    return b"".join((fixed, _I32.pack(len(remark)), remark, _I32.pack(len(block)), block))

@@ -1,0 +1,81 @@
+"""Cutting a byte stream into frames.
+
+0        4                      4 + length
++--------+----------------------+
+| length | mark, header, body   |   big endian; `length` counts what follows it
++--------+----------------------+
+  i32      mark: u8 serialize type, u24 header length
+"""
+
+from __future__ import annotations
+
+from neve.errors import ProtocolError
+
+MAX_FRAME = 16 * 1024 * 1024
+MAX_HEADER = 64 * 1024
+LENGTH_SIZE = 4
+MARK_SIZE = 4
+
+
+class FrameDecoder:
+    """Collects what a connection receives and hands out whole frames.
+
+    Lengths are refused as soon as their bytes are there, and no buffer of a merely claimed size is ever made.
+    """
+
+    __slots__ = ("_buffer", "_chunks", "_limit", "_missing", "_position", "_view")
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self._limit = limit
+        self._buffer = b""
+        self._view = memoryview(b"")
+        self._position = 0
+        self._chunks: list[bytes] = []  # parts of an unfinished frame, joined once when it is complete
+        self._missing = 0
+
+    @property
+    def pending(self) -> int:
+        """Bytes received that belong to no finished frame."""
+        return len(self._buffer) - self._position + sum(map(len, self._chunks))
+
+    def receive_data(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        if self._missing > len(data):
+            self._chunks.append(data)
+            self._missing -= len(data)
+            return
+        rest = self._buffer[self._position :]
+        if rest or self._chunks:
+            data = b"".join((rest, *self._chunks, data))
+            self._chunks.clear()
+        self._missing = 0
+        self._position = 0
+        self._buffer = data
+        self._view = memoryview(data)
+
+    def next_frame(self) -> memoryview | None:
+        """The next whole frame without its length, or None until more bytes arrive."""
+        if self._missing:
+            return None
+        start = self._position + LENGTH_SIZE
+        available = len(self._buffer) - start
+        if available < 0:
+            return None
+        length = int.from_bytes(self._view[self._position : start], "big", signed=True)
+        if length < MARK_SIZE or length > self._limit:
+            raise ProtocolError(f"frame length {length} is outside 4..{self._limit}")
+        if available < length:
+            if available >= MARK_SIZE:
+                check_header_length(self._view[start : start + MARK_SIZE], length)
+            self._missing = length - available
+            return None
+        self._position = start + length
+        return self._view[start : start + length]
+
+
+def check_header_length(mark: memoryview | bytes, frame_length: int) -> int:
+    """The header's length out of the mark word, if the frame can hold it."""
+    length = int.from_bytes(mark[1:MARK_SIZE], "big")
+    if length > frame_length - MARK_SIZE or length > MAX_HEADER:
+        raise ProtocolError(f"header length {length} in a frame of {frame_length}")
+    return length

@@ -1,0 +1,128 @@
+"""Reading typed fields out of a command's ext map, where every value is a string."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from neve.errors import BrokerError
+from neve.remoting.codes import RequestCode, ResponseCode
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+HeaderT = TypeVar("HeaderT", bound=msgspec.Struct)
+
+_MAX_DIGITS = 20
+
+
+class BadHeader(BrokerError):
+    """A field is missing or of the wrong type: this request fails, the connection lives."""
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def require_str(ext: Mapping[str, str], name: str) -> str:
+    """The field, which may be empty but not missing."""
+    value = ext.get(name)
+    if value is None:
+        raise BadHeader(f"the custom field <{name}> is null")
+    return value
+
+
+def require_int(ext: Mapping[str, str], name: str) -> int:
+    """A 64-bit number."""
+    return _to_int(name, require_str(ext, name))
+
+
+def optional_int(ext: Mapping[str, str], name: str, default: int) -> int:
+    """A 64-bit number or the default when the field is missing or empty."""
+    value = ext.get(name)
+    return _to_int(name, value) if value else default
+
+
+def optional_bool(ext: Mapping[str, str], name: str, default: bool = False) -> bool:
+    """Java's reading of a truth value: "true" in any case, all else is false."""
+    value = ext.get(name)
+    return value.lower() == "true" if value is not None else default
+
+
+def _to_int(name: str, value: str) -> int:
+    try:
+        number = int(value) if len(value) <= _MAX_DIGITS else None
+    except ValueError:
+        number = None
+    if number is None or not -(2**63) <= number < 2**63:
+        raise BadHeader(f"the custom field <{name}> is no 64-bit number")
+    return number
+
+
+def parse_header(ext: Mapping[str, str], header: type[HeaderT]) -> HeaderT:
+    """Fill a header struct from the ext map; unknown fields are ignored."""
+    try:
+        return msgspec.convert(ext, header, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadHeader(f"the custom header does not fit: {error}") from error
+
+
+class SendMessageHeader(msgspec.Struct, rename="camel"):
+    """Fields of SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324) under their long names."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: Int32 | None = None
+    batch: bool | None = None
+
+
+class _SendMessageHeaderV2(SendMessageHeader):
+    """The same fields under the one-letter names of 310, 320 and 325."""
+
+    producer_group: str = msgspec.field(name="a")
+    topic: str = msgspec.field(name="b")
+    default_topic: str = msgspec.field(name="c")
+    default_topic_queue_nums: Int32 = msgspec.field(name="d")
+    queue_id: Int32 = msgspec.field(name="e")
+    sys_flag: Int32 = msgspec.field(name="f")
+    born_timestamp: Int64 = msgspec.field(name="g")
+    flag: Int32 = msgspec.field(name="h")
+    properties: str | None = msgspec.field(name="i", default=None)
+    reconsume_times: Int32 | None = msgspec.field(name="j", default=None)
+    unit_mode: bool | None = msgspec.field(name="k", default=None)
+    max_reconsume_times: Int32 | None = msgspec.field(name="l", default=None)
+    batch: bool | None = msgspec.field(name="m", default=None)
+
+
+class PullMessageHeader(msgspec.Struct, rename="camel"):
+    """Fields of PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_msg_bytes: Int32 | None = None
+
+
+_LONG_NAMES = frozenset((RequestCode.SEND_MESSAGE.value, RequestCode.SEND_REPLY_MESSAGE.value))
+
+
+def parse_send_header(code: int, ext: Mapping[str, str]) -> SendMessageHeader:
+    """The send header of any of the five send codes."""
+    return parse_header(ext, SendMessageHeader if code in _LONG_NAMES else _SendMessageHeaderV2)
