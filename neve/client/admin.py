@@ -1,0 +1,219 @@
+"""What the command line and tests need of a cluster's administration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from neve.client.model import (
+    BrokerInfo,
+    ConsumeStats,
+    Message,
+    MessageQueue,
+    QueueStats,
+    TopicConfig,
+    message_from_record,
+)
+from neve.client.route import MASTER_ID, TopicRoute
+from neve.client.session import Session, parse_body, require_success
+from neve.errors import BrokerError, ClientError, ProtocolError
+from neve.message import MalformedRecord, decode_record, iter_records, parse_offset_msg_id
+from neve.remoting.codes import RequestCode, ResponseCode
+
+_SHOWN_TO_ALL = 10_000  # ms that an id search looks ahead of our clock
+_KEY_RESULTS = 32
+
+
+class Admin:
+    """The administering part of a client."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # ---- topics
+
+    async def create_topic(
+        self,
+        name: str,
+        queues: int = 8,
+        attributes: Mapping[str, str | None] | None = None,
+        *,
+        perm: int = 6,
+        broker: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Creates the topic, or changes it, on all masters (or on the broker named).
+
+        Args:
+            attributes: such as `{"reserve.time": "3600000"}`; None as a value removes the attribute.
+        """
+        signed = [f"-{key}" if value is None else f"+{key}={value}" for key, value in (attributes or {}).items()]
+        ext = {
+            "topic": name,
+            "defaultTopic": "TBW102",
+            "readQueueNums": str(queues),
+            "writeQueueNums": str(queues),
+            "perm": str(perm),
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+            "order": "false",
+            "attributes": ",".join(signed),
+        }
+        for address in (await self._masters(broker)).values():
+            await self._session.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, timeout=timeout)
+        self._session.forget_route(name)
+
+    async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Deletes the topic on all masters and in the name servers."""
+        for address in (await self._masters(None)).values():
+            await self._session.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}, timeout=timeout)
+        require_success(await self._session.ask_namesrv(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": name}))
+        self._session.forget_route(name)
+
+    async def topic_config(self, name: str, *, broker: str | None = None) -> TopicConfig:
+        """The topic as the first of its brokers (or the one named) has it."""
+        route = await self._session.route(name, fresh=True)
+        for broker_name in sorted(route.brokers):
+            address = route.address(broker_name)
+            if address is not None and broker in (None, broker_name):
+                answer = await self._session.ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": name, "lo": "true"})
+                return _topic_config(parse_body(answer))
+        raise ClientError(f"{name} has no broker {broker or 'at all'}")
+
+    async def topic_route(self, name: str) -> TopicRoute:
+        return await self._session.route(name, fresh=True)
+
+    async def topic_list(self) -> list[str]:
+        """All topics that the name server has, system topics included, sorted."""
+        answer = require_success(await self._session.ask_namesrv(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}))
+        return sorted(str(topic) for topic in parse_body(answer).get("topicList") or ())
+
+    async def topic_stats(self, name: str) -> dict[MessageQueue, QueueStats]:
+        """The offsets of each queue, sorted by queue."""
+        stats: dict[MessageQueue, QueueStats] = {}
+        for table in await self._offset_tables(name, RequestCode.GET_TOPIC_STATS_INFO, {"topic": name}):
+            for queue, entry in table.items():
+                stats[queue] = QueueStats(
+                    int(entry["minOffset"]), int(entry["maxOffset"]), int(entry.get("lastUpdateTimestamp") or 0)
+                )
+        return dict(sorted(stats.items()))
+
+    # ---- groups
+
+    async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeStats]:
+        """How far the group is in each queue of the topic."""
+        stats: dict[MessageQueue, ConsumeStats] = {}
+        ext = {"consumerGroup": group, "topic": topic}
+        for table in await self._offset_tables(topic, RequestCode.GET_CONSUME_STATS, ext):
+            for queue, entry in table.items():
+                stats[queue] = ConsumeStats(
+                    int(entry["brokerOffset"]), int(entry["consumerOffset"]), int(entry.get("lastTimestamp") or 0)
+                )
+        return dict(sorted(stats.items()))
+
+    # ---- cluster
+
+    async def cluster_info(self) -> dict[str, BrokerInfo]:
+        """All brokers by name."""
+        return await self._session.brokers()
+
+    # ---- messages
+
+    async def view_message(self, msg_id: str, topic: str | None = None) -> Message:
+        """The message with this id: the producer's (then its topic is needed) or the one that says where it lies.
+
+        Raises:
+            BrokerError: QUERY_NOT_FOUND.
+        """
+        if topic is not None:
+            found = [m for m in await self.query_messages(topic, msg_id, is_unique_key=True) if m.msg_id == msg_id]
+            if found:
+                return found[-1]
+        try:
+            host, port, offset = parse_offset_msg_id(msg_id)
+        except ValueError as error:
+            raise ClientError(str(error)) from error
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        brokers = await self._session.brokers()
+        owner = next((b.name for b in brokers.values() if address in b.addresses.values()), None)
+        if owner is None:  # the id names an address of its writer's choice: ask none that is not ours
+            raise BrokerError(ResponseCode.QUERY_NOT_FOUND, f"{msg_id} lies on no broker of this cluster")
+        ext = {"offset": str(offset), "topic": topic or ""}
+        answer = await self._session.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext)
+        try:
+            return message_from_record(decode_record(answer.body), owner)
+        except ValueError as error:
+            raise ProtocolError(f"message {msg_id}: {error}") from error
+
+    async def query_messages(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_count: int = _KEY_RESULTS,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        is_unique_key: bool = False,
+    ) -> list[Message]:
+        """Messages of the topic with this key, of all its brokers, by store time."""
+        end = self._session.options.now_ms() + _SHOWN_TO_ALL if end_ms is None else end_ms
+        ext = {
+            "topic": topic,
+            "key": key,
+            "maxNum": str(max_count),
+            "beginTimestamp": str(begin_ms),
+            "endTimestamp": str(end),
+            "_UNIQUE_KEY_QUERY": "true" if is_unique_key else "false",
+        }
+        route = await self._session.route(topic)
+        found: list[Message] = []
+        for name in sorted(route.brokers):
+            address = route.address(name)
+            if address is None:
+                continue
+            timeout = self._session.options.timeout
+            answer = await self._session.pool.invoke(address, RequestCode.QUERY_MESSAGE, ext, timeout=timeout)
+            if answer.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            try:
+                records = iter_records(require_success(answer).body)
+                found += (message_from_record(record, name) for record in records)
+            except MalformedRecord as error:
+                raise ProtocolError(f"{name}: {error}") from error
+        return sorted(found, key=lambda message: message.store_timestamp)
+
+    # ---- inside
+
+    async def _masters(self, broker: str | None) -> dict[str, str]:
+        brokers = await self._session.brokers()
+        masters = {
+            name: info.addresses[MASTER_ID]
+            for name, info in sorted(brokers.items())
+            if MASTER_ID in info.addresses and broker in (None, name)
+        }
+        if not masters:
+            raise ClientError(f"the name server has no master {broker or 'at all'}")
+        return masters
+
+    async def _offset_tables(self, topic: str, code: RequestCode, ext: Mapping[str, str]) -> list[Mapping[Any, Any]]:
+        """`offsetTable` of the answer of each of the topic's brokers."""
+        route = await self._session.route(topic, fresh=True)
+        addresses = [address for name in sorted(route.brokers) if (address := route.address(name)) is not None]
+        answers = await asyncio.gather(*(self._session.ask(address, code, ext) for address in addresses))
+        return [parse_body(answer).get("offsetTable") or {} for answer in answers]
+
+
+def _topic_config(data: Any) -> TopicConfig:
+    try:
+        attributes = {str(key): str(value) for key, value in (data.get("attributes") or {}).items()}
+        return TopicConfig(
+            str(data["topicName"]),
+            int(data["readQueueNums"]),
+            int(data["writeQueueNums"]),
+            int(data.get("perm", 6)),
+            bool(data.get("order", False)),
+            attributes,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a topic's configuration cannot be read: {error!r}") from error

@@ -1,0 +1,275 @@
+"""Connections to name servers and brokers: one per address, shared by all callers, opened when first needed.
+
+A request whose answer does not come in time, or whose connection breaks after it was written, may or may not
+have been carried out: that is `UnknownOutcome`. One that was never written is `ConnectionFailed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from neve.client.model import parse_address
+from neve.errors import ClientError, NeveError, UnknownOutcome
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand, decode_command, encode_command
+from neve.remoting.frame import FrameDecoder
+
+if TYPE_CHECKING:
+    from typing_extensions import override  # in `typing` from Python 3.12 on
+else:
+    F = TypeVar("F")
+
+    def override(method: F) -> F:
+        return method
+
+
+log = logging.getLogger(__name__)
+
+FRAME_LIMIT = 16 << 20
+_ONEWAY = 2
+
+ServerRequestHandler = Callable[["Connection", RemotingCommand], None]
+
+
+class ConnectionFailed(NeveError):
+    """The peer could not be reached; nothing was asked of it."""
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(None, remark)
+
+
+class Connection(asyncio.Protocol):
+    """One TCP connection; requests of all callers are interleaved and matched by opaque."""
+
+    def __init__(self, address: str, on_request: ServerRequestHandler) -> None:
+        self.address = address
+        self._on_request = on_request
+        self._decoder = FrameDecoder(FRAME_LIMIT)
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._opaque = 0
+        self._outgoing: list[bytes | memoryview] = []
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._received = 0
+        self.is_closed = False
+
+    @property
+    def local_ip(self) -> str:
+        name: tuple[str, int] | None = self._transport.get_extra_info("sockname") if self._transport else None
+        return name[0] if name else "127.0.0.1"
+
+    # ---- asyncio.Protocol
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._received += 1
+        try:
+            self._decoder.receive_data(data)
+            while (frame := self._decoder.next_frame()) is not None:
+                self._dispatch(decode_command(frame))
+        except NeveError as error:
+            log.warning("%s sent what cannot be read: %s", self.address, error)
+            self.close()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
+        self._writable.set()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(UnknownOutcome(f"the connection to {self.address} broke: {exc or 'closed'}"))
+
+    @override
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    @override
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # ---- for the pool
+
+    async def invoke(self, code: int, ext: Mapping[str, str], body: bytes, timeout: float) -> RemotingCommand:
+        """The answer, whatever its code.
+
+        Raises:
+            ConnectionFailed: the connection was closed before the request was written.
+            UnknownOutcome: no answer within `timeout`, or the connection broke.
+        """
+        await self._wait_writable(timeout)
+        opaque = self._next_opaque()
+        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        self._waiting[opaque] = future
+        received = self._received
+        timer = self._loop.call_later(timeout, self._expire, opaque, received, timeout)
+        self._write(RemotingCommand(code=code, opaque=opaque, ext=dict(ext), body=body))
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(opaque, None)
+
+    async def send_oneway(self, code: int, ext: Mapping[str, str], body: bytes, timeout: float) -> None:
+        await self._wait_writable(timeout)
+        self._write(RemotingCommand(code=code, opaque=self._next_opaque(), flag=_ONEWAY, ext=dict(ext), body=body))
+
+    def answer(self, request: RemotingCommand, code: int, remark: str | None = None, body: bytes = b"") -> None:
+        if not request.is_oneway and not self.is_closed:
+            self._write(RemotingCommand.response(request, code, remark=remark, body=body))
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    # ---- inside
+
+    async def _wait_writable(self, timeout: float) -> None:
+        if not self._writable.is_set():
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._writable.wait()
+            except TimeoutError:
+                raise ConnectionFailed(f"{self.address} takes no more bytes") from None
+        if self.is_closed:
+            raise ConnectionFailed(f"the connection to {self.address} is closed")
+
+    def _next_opaque(self) -> int:
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        return self._opaque
+
+    def _write(self, command: RemotingCommand) -> None:
+        """Queues the bytes; all that is queued in one turn of the loop goes out in one write."""
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing += encode_command(command)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(outgoing))
+
+    def _expire(self, opaque: int, received: int, timeout: float) -> None:
+        future = self._waiting.pop(opaque, None)
+        if future is not None and not future.done():
+            future.set_exception(UnknownOutcome(f"no answer from {self.address} within {timeout:g} s"))
+        if received == self._received:  # not a byte since: the peer is dead, or the network is
+            self.close()
+
+    def _dispatch(self, command: RemotingCommand) -> None:
+        if not command.is_response:
+            self._on_request(self, command)
+            return
+        future = self._waiting.pop(command.opaque, None)
+        if future is not None and not future.done():
+            future.set_result(command)
+
+
+class ConnectionPool:
+    """Connections by address."""
+
+    def __init__(
+        self,
+        connect_timeout: float,
+        on_request: ServerRequestHandler,
+        on_connect: Callable[[str], None],
+    ) -> None:
+        self._connect_timeout = connect_timeout
+        self._on_request = on_request
+        self._on_connect = on_connect
+        self._connections: dict[str, Connection] = {}
+        self._opening: dict[str, asyncio.Task[Connection]] = {}
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    async def get(self, address: str) -> Connection:
+        """The open connection to `address`.
+
+        Raises:
+            ClientError: the client was closed, or this process was forked from the one that opened it.
+            ConnectionFailed: it cannot be reached.
+        """
+        self.check_usable()
+        connection = self._connections.get(address)
+        if connection is not None and not connection.is_closed:
+            return connection
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = asyncio.create_task(self._open(address), name=f"connect {address}")
+            self._opening[address] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(address, None))
+        return await asyncio.shield(opening)  # the caller may give up; others wait for the same connection
+
+    async def invoke(
+        self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float
+    ) -> RemotingCommand:
+        """The answer, whatever its code; `timeout` includes the time to connect."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        answer = await self._invoke_once(address, code, ext, body, deadline)
+        if answer.code == ResponseCode.GO_AWAY:  # the broker is about to stop: what comes next needs a new connection
+            stale = self._connections.pop(address, None)
+            if stale is not None:
+                stale.close()
+        return answer
+
+    async def _invoke_once(
+        self, address: str, code: int, ext: Mapping[str, str], body: bytes, deadline: float
+    ) -> RemotingCommand:
+        connection = self._connections.get(address)
+        if connection is None or connection.is_closed or self._pid != os.getpid() or self._is_closed:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    connection = await self.get(address)
+            except TimeoutError:
+                raise ConnectionFailed(f"{address} did not accept a connection in time") from None
+        remaining = deadline - asyncio.get_running_loop().time()
+        return await connection.invoke(code, ext, body, max(remaining, 0.001))
+
+    async def send_oneway(
+        self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float
+    ) -> None:
+        connection = await self.get(address)
+        await connection.send_oneway(code, ext, body, timeout)
+
+    def check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise ClientError("this client was made before a fork; make one in this process")
+        if self._is_closed:
+            raise ClientError("the client is closed")
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for task in list(self._opening.values()):
+            task.cancel()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    async def _open(self, address: str) -> Connection:
+        try:
+            host, port = parse_address(address)
+        except ValueError as error:
+            raise ClientError(str(error)) from error
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(address, self._on_request), host, port
+                )
+        except (OSError, TimeoutError) as error:
+            raise ConnectionFailed(f"{address} cannot be reached: {str(error) or 'timed out'}") from error
+        self._connections[address] = connection
+        self._on_connect(address)
+        return connection

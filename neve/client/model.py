@@ -1,0 +1,192 @@
+"""What a caller gives to the client and gets from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from neve.message import (
+    PROPERTY_KEYS,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQUE_KEY,
+    inflate,
+    offset_msg_id,
+)
+from neve.remoting.body import MessageQueue
+
+if TYPE_CHECKING:
+    from neve.message import MessageRecord
+
+RETRY_PREFIX = "%RETRY%"
+
+__all__ = [
+    "RETRY_PREFIX",
+    "BrokerInfo",
+    "ConsumeStats",
+    "Message",
+    "MessageQueue",
+    "PullResult",
+    "PullStatus",
+    "QueueStats",
+    "SendResult",
+    "SendStatus",
+    "TopicConfig",
+    "message_from_record",
+    "parse_address",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to send, or one that came back. `body` is what the producer gave, never compressed."""
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0
+    # What only a received message has:
+    queue: MessageQueue | None = None
+    queue_offset: int = -1
+    msg_id: str = ""
+    offset_msg_id: str = ""
+    physical_offset: int = -1
+    born_timestamp: int = 0
+    born_host: str = ""
+    store_timestamp: int = 0
+    store_host: str = ""
+    reconsume_times: int = 0
+    sys_flag: int = 0
+
+
+class SendStatus(StrEnum):
+    """SEND_OK, or stored but with a reservation about flush or replica."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Where a message was stored. For a batch both ids are joined by commas and `queue_offset` is the first's."""
+
+    status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str | None = None
+    recall_handle: str | None = None
+
+
+class PullStatus(StrEnum):
+    """What a pull met."""
+
+    FOUND = "FOUND"
+    NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """`next_offset` is where to pull next, whatever the status."""
+
+    status: PullStatus
+    messages: tuple[Message, ...]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic as a broker has it. Bits of `perm`: 4 read, 2 write, 1 others may inherit from it."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int = 6
+    order: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The offsets that a queue holds: from `min_offset`, below `max_offset`. `last_update_ms` is 0 for an empty one."""
+
+    min_offset: int
+    max_offset: int
+    last_update_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeStats:
+    """How far a group is in one queue."""
+
+    broker_offset: int
+    consumer_offset: int
+    last_update_ms: int
+
+    @property
+    def lag(self) -> int:
+        return self.broker_offset - self.consumer_offset
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """A broker as the name server has it; id 0 in `addresses` is the master."""
+
+    cluster: str
+    name: str
+    addresses: Mapping[int, str]
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """(host, port) of `host:port` or `[v6]:port`.
+
+    Raises:
+        ValueError: there is no port.
+    """
+    host, separator, port = address.strip().rpartition(":")
+    if not separator or not host:
+        raise ValueError(f"{address!r} is no host:port")
+    return host.strip("[]"), int(port)
+
+
+def message_from_record(record: MessageRecord, broker_name: str) -> Message:
+    """The caller's view of a record; a retried message appears under the topic that it was first sent to.
+
+    Raises:
+        ValueError: the body cannot be inflated.
+    """
+    properties = record.properties
+    stored_at = offset_msg_id(parse_address(record.store_host), record.physical_offset)
+    topic = record.topic
+    if topic.startswith(RETRY_PREFIX):
+        topic = properties.get(PROPERTY_RETRY_TOPIC, topic)
+    return Message(
+        topic=topic,
+        body=inflate(record.body, record.sys_flag),
+        tags=properties.get(PROPERTY_TAGS),
+        keys=tuple(properties.get(PROPERTY_KEYS, "").split()),
+        properties=properties,
+        flag=record.flag,
+        queue=MessageQueue(record.topic, broker_name, record.queue_id),
+        queue_offset=record.queue_offset,
+        msg_id=properties.get(PROPERTY_UNIQUE_KEY, stored_at),
+        offset_msg_id=stored_at,
+        physical_offset=record.physical_offset,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        store_timestamp=record.store_timestamp,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+        sys_flag=record.sys_flag,
+    )

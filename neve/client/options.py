@@ -1,0 +1,36 @@
+"""What a user may set about a client; the defaults are RocketMQ's."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+def system_now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _fresh_instance_name() -> str:
+    return f"{os.getpid()}#{time.monotonic_ns()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """All times are in seconds."""
+
+    timeout: float = 5.0  # of a whole call, its retries included
+    attempt_timeout: float = 3.0  # of one request inside a call
+    connect_timeout: float = 3.0
+    send_retries: int = 2  # on other brokers, after the first attempt
+    compress_over: int = 4096  # bodies of this many bytes and more are deflated
+    compress_level: int = 5
+    max_message_size: int = 4 << 20
+    producer_group: str = "NEVE_PRODUCER"
+    instance_name: str = field(default_factory=_fresh_instance_name)
+    route_interval: float = 30.0
+    heartbeat_interval: float = 30.0
+    rebalance_interval: float = 20.0
+    commit_interval: float = 5.0
+    now_ms: Callable[[], int] = system_now_ms

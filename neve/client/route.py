@@ -1,0 +1,80 @@
+"""Where the queues of a topic are: what the name server says, kept for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neve.client.model import BrokerInfo, MessageQueue
+from neve.errors import ProtocolError
+
+MASTER_ID = 0
+PERM_READ = 4
+PERM_WRITE = 2
+DEFAULT_TOPIC = "TBW102"  # its route stands in for a topic that the first send will create
+DEFAULT_TOPIC_QUEUES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """The queues to write to, the queues to read from and their brokers."""
+
+    write_queues: tuple[MessageQueue, ...]
+    read_queues: tuple[MessageQueue, ...]
+    brokers: Mapping[str, BrokerInfo]
+
+    def master(self, broker_name: str) -> str | None:
+        broker = self.brokers.get(broker_name)
+        return broker.addresses.get(MASTER_ID) if broker else None
+
+    def address(self, broker_name: str) -> str | None:
+        """The master, or while there is none any replica: it can be read from."""
+        broker = self.brokers.get(broker_name)
+        if broker is None or not broker.addresses:
+            return None
+        return broker.addresses.get(MASTER_ID) or broker.addresses[min(broker.addresses)]
+
+
+def parse_brokers(data: Any) -> dict[str, BrokerInfo]:
+    """Brokers by name from a list of BrokerData."""
+    brokers: dict[str, BrokerInfo] = {}
+    for item in data or ():
+        addresses = {int(key): str(value) for key, value in (item.get("brokerAddrs") or {}).items()}
+        name = str(item["brokerName"])
+        brokers[name] = BrokerInfo(str(item.get("cluster") or ""), name, addresses)
+    return brokers
+
+
+def parse_route(topic: str, data: Any) -> TopicRoute:
+    """The route from a TopicRouteData body.
+
+    Raises:
+        ProtocolError: it is not one.
+    """
+    try:
+        brokers = parse_brokers(data.get("brokerDatas"))
+        write: list[MessageQueue] = []
+        read: list[MessageQueue] = []
+        for queues in data.get("queueDatas") or ():
+            name, perm = str(queues["brokerName"]), int(queues["perm"])
+            broker = brokers.get(name)
+            if broker is None:
+                continue
+            if perm & PERM_WRITE and MASTER_ID in broker.addresses:
+                write += (MessageQueue(topic, name, number) for number in range(int(queues["writeQueueNums"])))
+            if perm & PERM_READ:
+                read += (MessageQueue(topic, name, number) for number in range(int(queues["readQueueNums"])))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the name server's route of {topic} cannot be read: {error!r}") from error
+    return TopicRoute(tuple(sorted(write)), tuple(sorted(read)), brokers)
+
+
+def route_from_default(topic: str, default: TopicRoute) -> TopicRoute:
+    """The route that `topic` will have when a broker creates it out of the default topic."""
+    queues = _renamed(topic, default.write_queues, DEFAULT_TOPIC_QUEUES)
+    return TopicRoute(queues, queues, default.brokers)
+
+
+def _renamed(topic: str, queues: Sequence[MessageQueue], count: int) -> tuple[MessageQueue, ...]:
+    return tuple(queue._replace(topic=topic) for queue in queues if queue.queue_id < count)

@@ -1,0 +1,268 @@
+"""What all parts of a client share: connections, the name servers, routes, the client's identity, the heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from neve.client.connection import Connection, ConnectionFailed, ConnectionPool
+from neve.client.model import BrokerInfo
+from neve.client.options import ClientOptions
+from neve.client.route import DEFAULT_TOPIC, TopicRoute, parse_brokers, parse_route, route_from_default
+from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
+from neve.message import UniqueIdGenerator
+from neve.remoting.body import dumps, lenient_loads
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+ConsumerData = dict[str, Any]
+_SEPARATORS = re.compile(r"[;,\s]+")
+
+
+def parse_body(answer: RemotingCommand) -> Any:
+    """The JSON in an answer's body.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    return lenient_loads(answer.body) if answer.body else {}
+
+
+def require_success(answer: RemotingCommand) -> RemotingCommand:
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark or "")
+    return answer
+
+
+def ext_int(answer: RemotingCommand, name: str) -> int:
+    try:
+        return int((answer.ext or {})[name])
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(f"an answer has no number {name!r}: {answer.ext}") from error
+
+
+class Session:
+    """Opened once per client. Members of groups register their heartbeat data and their request handlers here."""
+
+    def __init__(self, namesrv: str, options: ClientOptions) -> None:
+        self.options = options
+        self._namesrvs = [address for address in _SEPARATORS.split(namesrv) if address]
+        if not self._namesrvs:
+            raise ClientError("no name server given")
+        self.pool = ConnectionPool(options.connect_timeout, self._serve, self._connected)
+        self.client_id = ""
+        self._ids: UniqueIdGenerator | None = None
+        self._routes: dict[str, tuple[float, TopicRoute]] = {}
+        self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._known_addresses: dict[str, bool] = {}  # of brokers; whether it is a master
+        self.consumers: dict[str, Callable[[], ConsumerData]] = {}
+        self.request_handlers: dict[str, Callable[[RemotingCommand], bool]] = {}
+        self._has_produced = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Reaches a name server.
+
+        Raises:
+            ConnectionFailed: none can be reached.
+        """
+        ip = "127.0.0.1"
+        for address in list(self._namesrvs):
+            try:
+                ip = (await self.pool.get(address)).local_ip
+                break
+            except ConnectionFailed as error:
+                log.info("%s", error)
+                self._namesrvs.append(self._namesrvs.pop(0))
+        else:
+            raise ConnectionFailed(f"no name server can be reached: {', '.join(self._namesrvs)}")
+        self.client_id = f"{ip}@{self.options.instance_name}"
+        salt = int.from_bytes(os.urandom(4), "big")
+        self._ids = UniqueIdGenerator(ip, os.getpid(), salt, self.options.now_ms())
+        self.spawn(self._heartbeat_forever(), "heartbeat")
+
+    async def close(self) -> None:
+        self._is_closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._has_produced:
+            await self.unregister({"producerGroup": self.options.producer_group})
+        await self.pool.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs `work` beside the callers until it ends or the client closes; a failure is logged."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s ended: %s", task.get_name(), error, exc_info=error)
+
+    def next_unique_key(self) -> str:
+        if self._ids is None:
+            raise ClientError("the client is not started: use `async with connect(...)`")
+        return self._ids.next(self.options.now_ms())
+
+    # ---- requests
+
+    async def ask(
+        self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float | None = None
+    ) -> RemotingCommand:
+        """The answer of a broker, if it is a success.
+
+        Raises:
+            BrokerError: the broker refused.
+            NeveError: it could not be asked, or did not answer.
+        """
+        limit = timeout or self.options.attempt_timeout
+        return require_success(await self.pool.invoke(address, code, ext, body=body, timeout=limit))
+
+    async def ask_namesrv(self, code: int, ext: Mapping[str, str]) -> RemotingCommand:
+        """The answer of the first name server that gives one, whatever its code."""
+        problem: NeveError | None = None
+        for _ in range(len(self._namesrvs)):
+            address = self._namesrvs[0]
+            try:
+                return await self.pool.invoke(address, code, ext, timeout=self.options.attempt_timeout)
+            except (ConnectionFailed, UnknownOutcome) as error:
+                problem = error
+                if self._namesrvs[0] == address:
+                    self._namesrvs.append(self._namesrvs.pop(0))
+        assert problem is not None
+        raise problem
+
+    # ---- routes
+
+    async def route(self, topic: str, *, fresh: bool = False) -> TopicRoute:
+        """The topic's route, at most `route_interval` old.
+
+        Raises:
+            BrokerError: TOPIC_NOT_EXIST.
+        """
+        known = self._routes.get(topic)
+        now = asyncio.get_running_loop().time()
+        if known is not None and not fresh and now - known[0] < self.options.route_interval:
+            return known[1]
+        fetching = self._fetching.get(topic)
+        if fetching is None:
+            fetching = asyncio.create_task(self._fetch_route(topic), name=f"route of {topic}")
+            self._fetching[topic] = fetching
+            fetching.add_done_callback(lambda _: self._fetching.pop(topic, None))
+        try:
+            return await asyncio.shield(fetching)
+        except (ConnectionFailed, UnknownOutcome):
+            if known is None:
+                raise
+            return known[1]  # name servers may be away for a while; brokers are not asked about it
+
+    async def publish_route(self, topic: str) -> TopicRoute:
+        """As `route`; of a topic that does not exist the one that it would be created with."""
+        try:
+            return await self.route(topic)
+        except BrokerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            try:
+                return route_from_default(topic, await self.route(DEFAULT_TOPIC))
+            except BrokerError:
+                raise error from None
+
+    def forget_route(self, topic: str) -> None:
+        self._routes.pop(topic, None)
+
+    async def _fetch_route(self, topic: str) -> TopicRoute:
+        answer = await self.ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+        if answer.code != ResponseCode.SUCCESS:
+            self._routes.pop(topic, None)
+            raise BrokerError(answer.code, answer.remark or "")
+        route = parse_route(topic, parse_body(answer))
+        self._routes[topic] = (asyncio.get_running_loop().time(), route)
+        self._learn(route.brokers)
+        return route
+
+    async def brokers(self) -> dict[str, BrokerInfo]:
+        """All brokers by name."""
+        answer = require_success(await self.ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO, {}))
+        found = parse_brokers((parse_body(answer).get("brokerAddrTable") or {}).values())
+        self._learn(found)
+        return found
+
+    def _learn(self, brokers: Mapping[str, BrokerInfo]) -> None:
+        for broker in brokers.values():
+            for number, address in broker.addresses.items():
+                self._known_addresses[address] = number == 0
+
+    # ---- heartbeat
+
+    def produces(self) -> None:
+        """From now on heartbeats carry the producer group."""
+        if not self._has_produced:
+            self._has_produced = True
+            self.spawn(self.heartbeat(), "first heartbeat")
+
+    async def heartbeat(self) -> None:
+        """Tells all known brokers which groups this client is in; one that fails is tried again next time."""
+        await asyncio.gather(*(self._heartbeat_to(address) for address in list(self._known_addresses)))
+
+    async def unregister(self, groups: Mapping[str, str]) -> None:
+        """Leaves a group at once instead of by silence. Best effort: a broker that is away drops us by itself."""
+        ext = {"clientID": self.client_id, **groups}
+
+        async def leave(address: str) -> None:
+            try:
+                await self.ask(address, RequestCode.UNREGISTER_CLIENT, ext, timeout=1.0)
+            except NeveError as error:
+                log.info("leaving %s at %s: %s", groups, address, error)
+
+        await asyncio.gather(*(leave(address) for address in list(self._known_addresses)))
+
+    async def _heartbeat_to(self, address: str) -> None:
+        producers = [{"groupName": self.options.producer_group}] if self._has_produced else []
+        consumers = [describe() for describe in self.consumers.values()]
+        if not consumers and not (producers and self._known_addresses.get(address)):
+            return
+        data = {
+            "clientID": self.client_id,
+            "consumerDataSet": consumers,
+            "heartbeatFingerprint": 0,
+            "producerDataSet": producers,
+            "withoutSub": False,
+        }
+        try:
+            await self.ask(address, RequestCode.HEART_BEAT, {}, body=dumps(data))
+        except NeveError as error:
+            log.info("heartbeat to %s: %s", address, error)
+
+    async def _heartbeat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.heartbeat_interval)
+            await self.heartbeat()
+
+    def _connected(self, address: str) -> None:
+        """A broker drops what came over a connection with the connection, so it is told again over the new one."""
+        if address in self._known_addresses and not self._is_closing:
+            self.spawn(self._heartbeat_to(address), f"heartbeat to {address}")
+
+    # ---- requests of brokers
+
+    def _serve(self, connection: Connection, request: RemotingCommand) -> None:
+        group = (request.ext or {}).get("consumerGroup") or (request.ext or {}).get("group") or ""
+        handler = self.request_handlers.get(group)
+        if handler is not None and handler(request):
+            connection.answer(request, ResponseCode.SUCCESS)
+        else:
+            remark = f"request type {request.code} not supported"
+            connection.answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
