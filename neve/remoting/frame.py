@@ -34,9 +34,9 @@ class FrameDecoder:
         self._missing = 0
 
     @property
-    def pending(self) -> int:
-        """Bytes received that belong to no finished frame."""
-        return len(self._buffer) - self._position + sum(map(len, self._chunks))
+    def pending(self) -> bool:
+        """Whether bytes were received that belong to no finished frame."""
+        return self._missing > 0 or len(self._buffer) > self._position
 
     def receive_data(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -60,6 +60,8 @@ class FrameDecoder:
         start = self._position + LENGTH_SIZE
         available = len(self._buffer) - start
         if available < 0:
+            if self._position and self._position == len(self._buffer):
+                self._buffer, self._view, self._position = b"", memoryview(b""), 0  # an idle connection holds no memory
             return None
         length = int.from_bytes(self._view[self._position : start], "big", signed=True)
         if length < MARK_SIZE or length > self._limit:

@@ -1,0 +1,446 @@
+"""Remoting over asyncio: connections that parse all that arrived, hand it over, and answer with one write.
+
+A handler gets `(connection, command)` and returns the answer, or None (it answers later through `connection.send`, or
+never), or an awaitable of either. What it sends while a batch is handed over leaves with the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from neve.errors import BrokerError, NeveError, ProtocolError, UnknownOutcome
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import Buffer, RemotingCommand, decode_command, encode_command
+from neve.remoting.frame import MAX_FRAME, FrameDecoder
+
+log = logging.getLogger(__name__)
+
+Answer = RemotingCommand | None
+Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
+
+
+class _HasBatch(Protocol):
+    def handle_batch(self, connection: Connection, commands: list[RemotingCommand]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingLimits:
+    """What one peer may cost."""
+
+    max_frame: int = MAX_FRAME
+    max_connections: int = 8192
+    idle_seconds: float = 120.0
+    frame_seconds: float = 10.0
+    max_in_flight: int = 1024  # answers still being computed, per connection; beyond it reading pauses
+    max_requests_out: int = 4096  # requests to the peer that wait for their answer
+    write_high_water: int = 4 * 1024 * 1024
+
+
+class RequestRouter:
+    """A handler out of handlers by request code; an unknown code is answered 3."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Handler] = {}
+
+    def register(self, code: int, handler: Handler) -> None:
+        """Serve `code` with `handler`; the last registration counts."""
+        self._handlers[int(code)] = handler
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The codes that have a handler."""
+        return frozenset(self._handlers)
+
+    def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
+        handler = self._handlers.get(command.code)
+        return not_supported(command) if handler is None else handler(connection, command)
+
+
+def not_supported(command: RemotingCommand) -> RemotingCommand:
+    """The answer to a code that nobody serves."""
+    remark = f" request type {command.code} not supported"
+    return RemotingCommand.response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+
+def _error_answer(command: RemotingCommand, error: Exception) -> RemotingCommand:
+    if isinstance(error, BrokerError):
+        return RemotingCommand.response(command, error.code, error.remark)
+    if not isinstance(error, NeveError):
+        log.error("request %d from its handler", command.code, exc_info=error)
+    return RemotingCommand.response(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+class Connection:
+    """One connection, from either end; an asyncio protocol by shape."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: RemotingLimits,
+        *,
+        opened: Callable[[Connection], None] | None = None,
+        closed: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._handler = handler
+        self._handle_batch = getattr(handler, "handle_batch", None)
+        self._limits = limits
+        self._opened = opened
+        self._closed_callback = closed
+        self._decoder = FrameDecoder(limits.max_frame)
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._out: list[Buffer] = []
+        self._corked = False
+        self._flush_scheduled = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._next_opaque = 0
+        self._pauses = 0
+        self._gate_in_flight = False
+        self._on_close: list[Callable[[Connection], None]] = []
+        self.remote: tuple[str, int] = ("", 0)
+        self.last_active = self._loop.time()
+        self.partial_since: float | None = None
+        self.is_closed = False
+        self.state: dict[str, Any] = {}  # for the handler's own use
+
+    # --- asyncio's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called once by the loop."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_high_water)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple) and len(peer) >= 2:
+            self.remote = (str(peer[0]), int(peer[1]))
+        if self._opened is not None:
+            self._opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse every whole frame, hand all over, write the answers once."""
+        if self.is_closed:
+            return
+        decoder = self._decoder
+        self.last_active = self._loop.time()
+        commands: list[RemotingCommand] = []
+        fault: ProtocolError | None = None
+        try:
+            decoder.receive_data(data)
+            while (frame := decoder.next_frame()) is not None:
+                commands.append(decode_command(frame))
+        except ProtocolError as error:
+            fault = error
+        if not decoder.pending:
+            self.partial_since = None
+        elif commands or self.partial_since is None:
+            self.partial_since = self.last_active
+        self._corked = True
+        try:
+            self._hand_over(commands)
+        finally:
+            self._corked = False
+            self.flush()
+        if fault is not None:
+            log.warning("closing %s:%d: %s", *self.remote, fault)
+            self.close()
+
+    def eof_received(self) -> None:
+        """The peer is done; the transport closes itself."""
+
+    def pause_writing(self) -> None:
+        """The peer reads too slowly: stop reading what would make more answers."""
+        self._pause()
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self._resume()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called once by the loop; runs the close callbacks."""
+        self.is_closed = True
+        self._out.clear()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(UnknownOutcome("the connection closed before the answer"))
+        self._waiting.clear()
+        for task in tuple(self._tasks):
+            task.cancel()
+        callbacks, self._on_close = self._on_close, []
+        if self._closed_callback is not None:
+            callbacks.append(self._closed_callback)
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # one owner's fault must not keep the others from cleaning up
+                log.exception("a close callback of %s:%d", *self.remote)
+
+    # --- the handler's side ---------------------------------------------------------------------------------------
+
+    def send(self, command: RemotingCommand) -> None:
+        """Queue one command; all that is queued in one turn of the loop leaves with one write."""
+        self._out += encode_command(command)
+        self._schedule_flush()
+
+    def send_raw(self, data: Buffer) -> None:
+        """Queue bytes that are whole frames already."""
+        self._out.append(data)
+        self._schedule_flush()
+
+    def flush(self) -> None:
+        """Write what is queued now."""
+        self._flush_scheduled = False
+        out = self._out
+        if not out:
+            return
+        self._out = []
+        if self._transport is None or self.is_closed or self._transport.is_closing():
+            return
+        self.last_active = self._loop.time()
+        self._transport.writelines(out)
+
+    async def invoke(self, command: RemotingCommand, timeout: float) -> RemotingCommand:  # noqa: ASYNC109
+        """Ask the peer and wait for its answer; the opaque is set here. TimeoutError after `timeout` seconds."""
+        if self.is_closed:
+            raise ConnectionError("the connection is closed")
+        if len(self._waiting) >= self._limits.max_requests_out:
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many requests wait for this peer")
+        opaque = self._take_opaque()
+        command.opaque = opaque
+        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        self._waiting[opaque] = future
+        try:
+            self.send(command)
+            async with asyncio.timeout(timeout):
+                return await future
+        finally:
+            self._waiting.pop(opaque, None)
+
+    def send_oneway(self, command: RemotingCommand) -> None:
+        """Tell the peer without an answer."""
+        command.opaque = self._take_opaque()
+        command.flag |= 2
+        self.send(command)
+
+    def on_close(self, callback: Callable[[Connection], None]) -> None:
+        """Call `callback` once when the connection is gone; at once if it is."""
+        if self.is_closed:
+            callback(self)
+        else:
+            self._on_close.append(callback)
+
+    def close(self) -> None:
+        """Close after what is queued has been written."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    @property
+    def in_flight(self) -> frozenset[asyncio.Task[None]]:
+        """Answers that are still being computed."""
+        return frozenset(self._tasks)
+
+    def abort(self) -> None:
+        """Drop the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, commands: list[RemotingCommand]) -> None:
+        requests = commands
+        if self._waiting or any(command.flag & 1 for command in commands):
+            requests = [command for command in commands if not self._take_response(command)]
+        if self._handle_batch is not None:
+            cast("_HasBatch", self._handler).handle_batch(self, requests)
+            return
+        for command in requests:
+            self.dispatch(command)
+
+    def dispatch(self, command: RemotingCommand) -> None:
+        """Hand one request to the handler and see to its answer."""
+        try:
+            answer = self._handler(self, command)
+        except Exception as error:  # noqa: BLE001 - the dispatcher: a request's fault is that request's answer
+            answer = _error_answer(command, error)
+        if answer is None:
+            return
+        if isinstance(answer, RemotingCommand):
+            self._answer(command, answer)
+        else:
+            task = self._loop.create_task(self._finish(command, answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._task_done)
+            if len(self._tasks) >= self._limits.max_in_flight and not self._gate_in_flight:
+                self._gate_in_flight = True
+                self._pause()
+
+    def _answer(self, command: RemotingCommand, answer: RemotingCommand) -> None:
+        if command.flag & 2:
+            return
+        try:
+            self._out += encode_command(answer)
+        except Exception as error:  # noqa: BLE001 - an answer that does not encode must not leave the client waiting
+            self._out += encode_command(_error_answer(command, error))
+        if not self._corked:
+            self._schedule_flush()
+
+    async def _finish(self, command: RemotingCommand, work: Awaitable[Answer]) -> None:
+        try:
+            answer = await work
+        except Exception as error:  # noqa: BLE001 - the dispatcher
+            answer = _error_answer(command, error)
+        if answer is not None and not self.is_closed:
+            self._answer(command, answer)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._gate_in_flight and len(self._tasks) < self._limits.max_in_flight:
+            self._gate_in_flight = False
+            self._resume()
+
+    def _take_response(self, command: RemotingCommand) -> bool:
+        if not command.flag & 1:
+            return False
+        future = self._waiting.pop(command.opaque, None)
+        if future is not None and not future.done():
+            future.set_result(command)
+        return True
+
+    def _take_opaque(self) -> int:
+        self._next_opaque = (self._next_opaque + 1) & 0x7FFFFFFF
+        return self._next_opaque
+
+    def _schedule_flush(self) -> None:
+        if not self._corked and not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def _pause(self) -> None:
+        self._pauses += 1
+        if self._pauses == 1 and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._pauses -= 1
+        if self._pauses == 0 and self._transport is not None and not self._transport.is_closing():
+            if self.partial_since is not None:
+                self.partial_since = self._loop.time()  # it was we who did not read
+            self._transport.resume_reading()
+
+    def overdue(self, now: float) -> str | None:
+        """Why the connection should be closed, if it should."""
+        if self._pauses:
+            return None if now - self.last_active < self._limits.idle_seconds else "nothing written for too long"
+        if self.partial_since is not None and now - self.partial_since > self._limits.frame_seconds:
+            return "a frame was not completed in time"
+        if now - self.last_active > self._limits.idle_seconds:
+            return "idle"
+        return None
+
+
+class RemotingServer:
+    """Listens on one or more ports with the same handler."""
+
+    def __init__(
+        self, handler: Handler, *, host: str = "0.0.0.0", port: int = 0, limits: RemotingLimits | None = None
+    ) -> None:
+        self._handler = handler
+        self._host = host
+        self._port = port
+        self._limits = limits or RemotingLimits()
+        self._servers: list[asyncio.Server] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.connections: set[Connection] = set()
+
+    @property
+    def port(self) -> int:
+        """The port that is really listened on."""
+        return int(self._servers[0].sockets[0].getsockname()[1]) if self._servers else self._port
+
+    async def start(self) -> None:
+        """Listen."""
+        await self.listen(self._port)
+        self._sweep()
+
+    async def listen(self, port: int) -> None:
+        """Listen on one more port."""
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(self._new, self._host, port, backlog=1024))
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets; connections live on."""
+        for server in self._servers:
+            server.close()
+
+    async def shutdown(self, grace_s: float = 1.0) -> None:
+        """Stop listening, give answers under way `grace_s`, let what is queued go out, close every connection."""
+        self.stop_accepting()
+        under_way = [task for connection in self.connections for task in connection.in_flight]
+        if under_way:
+            await asyncio.wait(under_way, timeout=grace_s)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        gone = [connection for connection in self.connections if not connection.is_closed]
+        done = asyncio.Event()
+        left = len(gone)
+
+        def one_less(_: Connection) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                done.set()
+
+        for connection in gone:
+            connection.on_close(one_less)
+            connection.close()
+        if gone:
+            try:
+                async with asyncio.timeout(2):
+                    await done.wait()
+            except TimeoutError:
+                for connection in tuple(self.connections):
+                    connection.abort()
+
+    def _new(self) -> asyncio.Protocol:
+        return cast(
+            "asyncio.Protocol", Connection(self._handler, self._limits, opened=self._opened, closed=self._forget)
+        )
+
+    def _opened(self, connection: Connection) -> None:
+        if len(self.connections) >= self._limits.max_connections:
+            log.warning("refusing %s:%d: %d connections already", *connection.remote, len(self.connections))
+            connection.abort()
+            return
+        self.connections.add(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in tuple(self.connections):
+            reason = connection.overdue(now)
+            if reason is not None:
+                log.info("closing %s:%d: %s", *connection.remote, reason)
+                connection.abort()
+        self._sweeper = loop.call_later(min(self._limits.frame_seconds, self._limits.idle_seconds) / 4, self._sweep)
+
+
+async def open_connection(
+    host: str, port: int, *, handler: Handler | None = None, limits: RemotingLimits | None = None
+) -> Connection:
+    """Connect to a server; `handler` serves what the server asks of us (default: nothing)."""
+
+    def refuse(_: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
+        return not_supported(command)
+
+    def make() -> asyncio.Protocol:
+        return cast("asyncio.Protocol", Connection(handler or refuse, limits or RemotingLimits()))
+
+    _, protocol = await asyncio.get_running_loop().create_connection(make, host, port)
+    return cast("Connection", protocol)

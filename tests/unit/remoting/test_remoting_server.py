@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from infra.remoting_server import (
+    Answer,
+    Connection,
+    RemotingLimits,
+    RemotingServer,
+    RequestRouter,
+    open_connection,
+)
+from neve.errors import BrokerError, UnknownOutcome
+from neve.remoting.command import RemotingCommand, decode_command, encode_command
+
+ECHO, BOOM, REFUSE, SLOW, ASK, LATER, BAD_ANSWER = 10, 11, 12, 14, 15, 17, 18
+
+
+def echo(_: Connection, command: RemotingCommand) -> RemotingCommand:
+    return RemotingCommand.response(command, 0, ext=command.ext, body=command.body)
+
+
+def boom(_: Connection, command: RemotingCommand) -> RemotingCommand:
+    raise RuntimeError("broken on purpose")
+
+
+def refuse(_: Connection, command: RemotingCommand) -> RemotingCommand:
+    raise BrokerError(17, "no such topic")
+
+
+async def slow(_: Connection, command: RemotingCommand) -> Answer:
+    await asyncio.sleep(0)
+    if command.body == b"boom":
+        raise ValueError("later")
+    return RemotingCommand.response(command, 0, body=b"slow")
+
+
+async def ask(connection: Connection, command: RemotingCommand) -> Answer:
+    answer = await connection.invoke(RemotingCommand(307), 2)
+    return RemotingCommand.response(command, 0, body=answer.body)
+
+
+def later(connection: Connection, command: RemotingCommand) -> Answer:
+    asyncio.get_running_loop().call_soon(connection.send, RemotingCommand.response(command, 0, body=b"later"))
+    return None
+
+
+def bad_answer(_: Connection, command: RemotingCommand) -> Answer:
+    return RemotingCommand.response(command, 0, ext={"x": "y" * 70_000})
+
+
+def router() -> RequestRouter:
+    result = RequestRouter()
+    for code, handler in (
+        (ECHO, echo),
+        (BOOM, boom),
+        (REFUSE, refuse),
+        (SLOW, slow),
+        (ASK, ask),
+        (LATER, later),
+        (BAD_ANSWER, bad_answer),
+    ):
+        result.register(code, handler)
+    return result
+
+
+@asynccontextmanager
+async def serving(limits: RemotingLimits | None = None) -> AsyncIterator[RemotingServer]:
+    server = RemotingServer(router(), host="127.0.0.1", port=0, limits=limits)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.shutdown()
+
+
+def run(test: Callable[[RemotingServer], Awaitable[None]], limits: RemotingLimits | None = None) -> None:
+    async def body() -> None:
+        async with asyncio.timeout(10), serving(limits) as server:
+            await test(server)
+
+    asyncio.run(body())
+
+
+def wire(command: RemotingCommand) -> bytes:
+    return b"".join(encode_command(command))
+
+
+async def receive(reader: asyncio.StreamReader) -> RemotingCommand:
+    (length,) = struct.unpack(">i", await reader.readexactly(4))
+    return decode_command(await reader.readexactly(length))
+
+
+def test_many_frames_in_one_write_are_answered_in_order() -> None:
+    async def body(server: RemotingServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"".join(wire(RemotingCommand(ECHO, n, body=b"%d" % n)) for n in range(500)))
+        answers = [await receive(reader) for _ in range(500)]
+        assert [(answer.opaque, answer.body) for answer in answers] == [(n, b"%d" % n) for n in range(500)]
+        writer.close()
+
+    run(body)
+
+
+def test_byte_by_byte() -> None:
+    async def body(server: RemotingServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for value in wire(RemotingCommand(ECHO, 3, serialize_type=1, ext={"k": "v"})):
+            writer.write(bytes([value]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        answer = await receive(reader)
+        assert (answer.opaque, answer.ext, answer.serialize_type) == (3, {"k": "v"}, 1)
+        writer.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("code", "sent", "expected", "remark"),
+    [
+        (9999, b"", 3, "not supported"),
+        (BOOM, b"", 1, "broken on purpose"),
+        (REFUSE, b"", 17, "no such topic"),
+        (SLOW, b"", 0, ""),
+        (SLOW, b"boom", 1, "later"),
+        (LATER, b"", 0, ""),
+        (BAD_ANSWER, b"", 1, "header"),
+    ],
+)
+def test_each_request_gets_its_answer_and_the_connection_lives(
+    code: int, sent: bytes, expected: int, remark: str
+) -> None:
+    async def body(server: RemotingServer) -> None:
+        connection = await open_connection("127.0.0.1", server.port)
+        answer = await connection.invoke(RemotingCommand(code, body=sent), 5)
+        assert answer.code == expected
+        assert remark in (answer.remark or "")
+        assert (await connection.invoke(RemotingCommand(ECHO, body=b"alive"), 5)).body == b"alive"
+        connection.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("code", [ECHO, BOOM, REFUSE, SLOW, 9999])
+def test_one_way_is_never_answered(code: int) -> None:
+    async def body(server: RemotingServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(wire(RemotingCommand(code, 1, flag=2)) + wire(RemotingCommand(SLOW, 2)))
+        assert (await receive(reader)).opaque == 2
+        writer.close()
+        assert await reader.read() == b""
+
+    run(body)
+
+
+def test_server_asks_its_client() -> None:
+    def client_side(_: Connection, command: RemotingCommand) -> Answer:
+        return RemotingCommand.response(command, 0, body=b"from the client")
+
+    async def body(server: RemotingServer) -> None:
+        connection = await open_connection("127.0.0.1", server.port, handler=client_side)
+        answer = await connection.invoke(RemotingCommand(ASK), 5)
+        assert answer.body == b"from the client"
+        connection.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n", struct.pack(">ii", 4, 0), b"\xff" * 8]
+)
+def test_no_protocol_closes_the_connection_after_good_frames_were_answered(data: bytes) -> None:
+    async def body(server: RemotingServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(wire(RemotingCommand(ECHO, 8)) + data)
+        assert (await receive(reader)).opaque == 8
+        assert await reader.read() == b""
+        writer.close()
+
+    run(body)
+
+
+def test_an_unfinished_frame_and_an_idle_connection_are_closed() -> None:
+    async def body(server: RemotingServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(wire(RemotingCommand(ECHO, 8)) + b"\x00")
+        assert (await receive(reader)).opaque == 8
+        with pytest.raises(ConnectionError):
+            await _read_to_reset(reader)
+        writer.close()
+
+    run(body, RemotingLimits(frame_seconds=0.05))
+    run(_idle, RemotingLimits(idle_seconds=0.05))
+
+
+async def _read_to_reset(reader: asyncio.StreamReader) -> None:
+    if await reader.read() == b"":
+        raise ConnectionResetError
+
+
+async def _idle(server: RemotingServer) -> None:
+    connection = await open_connection("127.0.0.1", server.port)
+    gone = asyncio.Event()
+    connection.on_close(lambda _: gone.set())
+    await gone.wait()
+    assert connection.is_closed
+    connection.on_close(lambda _: gone.clear())
+    assert not gone.is_set()
+
+
+def test_a_lost_connection_ends_waiting_requests() -> None:
+    async def body(server: RemotingServer) -> None:
+        asked = asyncio.Event()
+
+        def never_answer(_: Connection, command: RemotingCommand) -> Answer:
+            asked.set()
+            return None
+
+        connection = await open_connection("127.0.0.1", server.port, handler=never_answer)
+        waiting = asyncio.create_task(connection.invoke(RemotingCommand(ASK), 5))
+        await asked.wait()
+        for peer in tuple(server.connections):
+            peer.abort()
+        with pytest.raises(UnknownOutcome):
+            await waiting
+        with pytest.raises(ConnectionError):
+            await connection.invoke(RemotingCommand(ECHO), 5)
+
+    run(body)
+
+
+def test_connections_above_the_limit_are_refused() -> None:
+    async def body(server: RemotingServer) -> None:
+        first = await open_connection("127.0.0.1", server.port)
+        await first.invoke(RemotingCommand(ECHO), 5)
+        second = await open_connection("127.0.0.1", server.port)
+        gone = asyncio.Event()
+        second.on_close(lambda _: gone.set())
+        await gone.wait()
+        assert (await first.invoke(RemotingCommand(ECHO), 5)).code == 0
+        first.close()
+
+    run(body, RemotingLimits(max_connections=1))
+
+
+def test_in_flight_limit_pauses_and_resumes() -> None:
+    async def body(server: RemotingServer) -> None:
+        connection = await open_connection("127.0.0.1", server.port)
+        answers = await asyncio.gather(*(connection.invoke(RemotingCommand(SLOW), 5) for _ in range(200)))
+        assert {answer.body for answer in answers} == {b"slow"}
+        connection.close()
+
+    run(body, RemotingLimits(max_in_flight=2))
+
+
+def test_a_slow_reader_gets_everything() -> None:
+    async def body(server: RemotingServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        payload = b"x" * 200_000
+        sending = asyncio.create_task(_send_many(writer, payload, 60))
+        answers = [await receive(reader) for _ in range(60)]
+        await sending
+        assert all(answer.body == payload for answer in answers)
+        writer.close()
+
+    run(body, RemotingLimits(write_high_water=64 * 1024))
+
+
+async def _send_many(writer: asyncio.StreamWriter, payload: bytes, count: int) -> None:
+    for n in range(count):
+        writer.write(wire(RemotingCommand(ECHO, n, body=payload)))
+        await writer.drain()
