@@ -10,6 +10,8 @@ FAILED, USAGE, NOT_FOUND, AUTH, CONFLICT, UNREACHABLE = 1, 2, 3, 4, 5, 6
 _NOT_FOUND_CODES = frozenset({17, 22, 26})
 _AUTH_CODES = frozenset({16, 215})
 _CONFLICT_CODES = frozenset({205})
+# by name: importing the client to ask would slow every error down
+_UNREACHABLE_NAMES = frozenset({"ConnectionFailed", "UnknownOutcome"})
 _S3_NOT_FOUND = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _S3_AUTH = frozenset(
     {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Forbidden"}
@@ -40,6 +42,8 @@ def explain(error: BaseException) -> Explained | None:
     of_s3 = _s3_code(error)
     if of_s3 is not None:
         return Explained(of_s3, text)
+    if type(error).__name__ in _UNREACHABLE_NAMES and _is_neves(error):
+        return Explained(UNREACHABLE, text)
     for kinds, exit_code in _KINDS:
         if isinstance(error, kinds):
             return Explained(exit_code, text)

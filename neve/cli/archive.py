@@ -1,0 +1,182 @@
+"""`neve archive`: through the broker's admin port, or straight from the store with --store and no broker."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from neve.cli.failures import FAILED, Failure
+from neve.cli.output import admin_option, emit, output_option, say, size_text, store_option, time_text
+
+if TYPE_CHECKING:
+    from neve.archive.journal import AnyEntry, CommittedName
+
+LS_COLUMNS = ("topic", "broker", "day", "rows", "size", "from", "to", "key")
+
+
+@click.group()
+def archive() -> None:
+    """Look into the archive, check it, offload into it."""
+
+
+@archive.command()
+@click.argument("topic", required=False)
+@click.option("--broker", help="Only the archive of this broker (with --store).")
+@store_option()
+@admin_option
+@output_option
+def ls(topic: str | None, broker: str | None, store: str | None, admin: str, output: str) -> None:
+    """List the objects that readers see now."""
+    if store is not None:
+        rows: Iterable[Mapping[str, Any]] = _objects(store, topic, broker)
+    else:
+        from neve.cli.admin import get_json
+
+        rows = _rows(get_json(admin, "/archive/ls", **({"topic": topic} if topic else {})))
+    emit(rows, LS_COLUMNS, output)
+
+
+@archive.command()
+@click.option("--broker", help="Only the journal of this broker (with --store).")
+@click.option("--from", "first", type=click.IntRange(0), default=0, help="Begin at this entry.")
+@store_option()
+@admin_option
+@output_option
+def journal(broker: str | None, first: int, store: str | None, admin: str, output: str) -> None:
+    """Print the journal: what happened to the archive, in order."""
+    if store is not None:
+        rows: Iterable[Mapping[str, Any]] = _entries(store, broker, first)
+    else:
+        from neve.cli.admin import get_json
+
+        rows = _rows(get_json(admin, "/archive/journal", **{"from": str(first)}))
+    emit(rows, ("broker", "seq", "type", "epoch", "time", "what"), output)
+
+
+@archive.command()
+@click.option("--roll", is_flag=True, help="End the active segment first, so that everything is offloaded.")
+@click.option("--evict", is_flag=True, help="Then delete the local segments that are wholly archived.")
+@admin_option
+def offload(roll: bool, evict: bool, admin: str) -> None:
+    """Run an offload round now. Prints progress as JSON lines, or as a bar on a terminal."""
+    from neve.cli.admin import post_lines
+
+    query = {name: "true" for name, wanted in (("roll", roll), ("evict", evict)) if wanted}
+    lines = post_lines(admin, "/archive/offload", **query)
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        _bar(lines)
+        return
+    for item in lines:
+        click.echo(json.dumps(item, ensure_ascii=False))
+
+
+def _bar(lines: Iterator[dict[str, Any]]) -> None:
+    """Steps as they come; the bar has a length once the round tells how many objects it makes."""
+    last: dict[str, Any] = {}
+    with click.progressbar(length=1, label="offload", file=sys.stderr, show_pos=True) as bar:
+        for item in lines:
+            last = item
+            total, done = item.get("total"), item.get("done")
+            if isinstance(total, int) and isinstance(done, int) and total > 0:
+                bar.length = total
+                bar.update(done - bar.pos)
+        bar.update((bar.length or 1) - bar.pos)
+    click.echo(json.dumps(last, ensure_ascii=False))
+
+
+@archive.command()
+@click.option("--deep", is_flag=True, help="Also read every object and compare checksums.")
+@click.option("--broker", help="Only the archive of this broker (with --store).")
+@store_option()
+@admin_option
+@output_option
+def verify(deep: bool, broker: str | None, store: str | None, admin: str, output: str) -> None:
+    """Check that journal and objects agree and that the queues have no hole. Exit code 1 when something is wrong."""
+    if store is not None:
+        from neve.cli.verify import verify_store
+
+        findings, summary = verify_store(store, broker, deep=deep)
+    else:
+        from neve.cli.admin import get_json
+
+        answer = get_json(admin, "/archive/verify", **({"deep": "true"} if deep else {}))
+        findings = list(answer.get("findings") or answer.get("problems") or ()) if isinstance(answer, dict) else []
+        summary = {k: v for k, v in answer.items() if k not in {"findings", "problems"}}
+    if output == "json":
+        click.echo(json.dumps({**summary, "findings": findings}, ensure_ascii=False))
+    else:
+        for finding in findings:
+            click.echo(str(finding))
+    say(", ".join(f"{value} {name}" for name, value in summary.items()))
+    if findings:
+        raise Failure(FAILED, f"{len(findings)} findings")
+
+
+def _rows(answer: Any) -> list[Mapping[str, Any]]:
+    """The rows of an answer of the admin port: a list, or an object that holds one."""
+    if isinstance(answer, dict):
+        answer = next((value for value in answer.values() if isinstance(value, list)), [])
+    return list(answer)
+
+
+def _objects(store: str, topic: str | None, broker: str | None) -> Iterator[dict[str, Any]]:
+    from neve.archive.follow import catalogs
+    from neve.cli.store import open_source
+
+    for name, catalog in sorted(catalogs(open_source(store), broker).items()):
+        for one in catalog.objects(topic):
+            yield _object_row(one, name)
+
+
+def _object_row(one: CommittedName, broker: str) -> dict[str, Any]:
+    return {
+        "topic": one.topic,
+        "broker": broker,
+        "day": one.day,
+        "rows": one.rows,
+        "size": size_text(one.size),
+        "bytes": one.size,
+        "wire_bytes": one.wire_bytes,
+        "from": time_text(one.min_time),
+        "to": time_text(one.max_time),
+        "queues": {str(queue): [first, last] for queue, (first, last, _) in sorted(one.queues.items())},
+        "row_groups": len(one.row_groups),
+        "key": one.key,
+    }
+
+
+def _entries(store: str, broker: str | None, first: int) -> Iterator[dict[str, Any]]:
+    import msgspec
+
+    from neve.archive.follow import brokers, entries
+    from neve.cli.store import open_source
+
+    source = open_source(store)
+    known = brokers(source)
+    if broker is not None and broker not in known:
+        raise FileNotFoundError(f"no archive of broker {broker} here")
+    for name in known if broker is None else [broker]:
+        for seq, entry in entries(source, name, first=first):
+            row = msgspec.to_builtins(entry, str_keys=True)
+            yield {"broker": name, "seq": seq, "time": time_text(entry.time_ms), "what": _what(entry), **row}
+
+
+def _what(entry: AnyEntry) -> str:
+    """The entry's content in a few words."""
+    names = getattr(entry, "names", None) or getattr(entry, "new", None)
+    if names is not None:
+        topics = sorted({name.topic for name in names})
+        rows = sum(getattr(name, "rows", 0) for name in names)
+        return f"{len(names)} objects of {', '.join(topics)}" + (f", {rows} rows" if rows else "")
+    keys = getattr(entry, "keys", None)
+    if keys is not None:
+        return f"{len(keys)} objects"
+    topic = getattr(entry, "topic", None)
+    if topic is not None:
+        queue = getattr(entry, "queue", None)
+        return str(topic) if queue is None else f"{topic} queue {queue}"
+    return ""

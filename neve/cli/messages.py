@@ -1,0 +1,181 @@
+"""`neve produce` and `neve consume`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from neve.cli.output import namesrv_option, say
+
+if TYPE_CHECKING:
+    from neve.client import AsyncClient, Message
+
+IN_FLIGHT = 64
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option("--tags", help="Tag of the message.")
+@click.option("-k", "--key", "keys", multiple=True, help="A key; may be repeated.")
+@click.option("-p", "--property", "properties", multiple=True, metavar="NAME=VALUE")
+@click.option("--queue", type=int, help="Into this queue only.")
+@namesrv_option
+def produce(
+    *,
+    topic: str,
+    body: str | None,
+    tags: str | None,
+    keys: tuple[str, ...],
+    properties: tuple[str, ...],
+    queue: int | None,
+    namesrv: str,
+) -> None:
+    """Send BODY as one message, or each line of stdin as one. Prints a JSON line for each."""
+    pairs = dict(_pair(text) for text in properties)
+    options = {"tags": tags, "keys": list(keys), "properties": pairs, "queue": queue}
+    sent = asyncio.run(_produce(namesrv, topic, body, options))
+    say(f"sent {sent} messages to {topic}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--property")
+    return name, value
+
+
+async def _produce(namesrv: str, topic: str, body: str | None, options: dict[str, Any]) -> int:
+    from neve.client import connect
+
+    sent = 0
+    async with connect(namesrv) as client:
+        if body is not None:
+            await _send(client, topic, body.encode(), options)
+            return 1
+        waiting: set[asyncio.Task[None]] = set()
+        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+            if len(waiting) >= IN_FLIGHT:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            waiting.add(asyncio.create_task(_send(client, topic, line.rstrip(b"\r\n"), options)))
+            sent += 1
+        await asyncio.gather(*waiting)
+    return sent
+
+
+async def _send(client: AsyncClient, topic: str, body: bytes, options: dict[str, Any]) -> None:
+    result = await client.send(topic, body, **options)
+    answer = {
+        "status": str(result.status),
+        "msg_id": result.msg_id,
+        "broker": result.queue.broker_name,
+        "queue": result.queue.queue_id,
+        "offset": result.queue_offset,
+    }
+    click.echo(json.dumps(answer))
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-g", "--group", help="Join this group; otherwise read without one, from every queue.")
+@click.option("--tags", "expression", default="*", help='Tag filter, such as "EWR || JFK".')
+@click.option("--from", "start", default="first", show_default=True, help="first, last, or ISO 8601 time.")
+@click.option("-c", "--count", type=click.IntRange(1), help="End after so many messages.")
+@click.option(
+    "--idle", type=float, default=3.0, show_default=True, help="With a group: end after so many idle seconds."
+)
+@click.option("--queue", type=int, help="Only this queue (without a group).")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@namesrv_option
+def consume(
+    *,
+    topic: str,
+    group: str | None,
+    expression: str,
+    start: str,
+    count: int | None,
+    idle: float,
+    queue: int | None,
+    output: str,
+    namesrv: str,
+) -> None:
+    """Print the messages of a topic, archived ones too: bodies, or JSON lines with everything."""
+    begin = _start(start)
+    if group is None:
+        work = _read(namesrv, topic, expression=expression, start=begin, queue=queue, count=count, output=output)
+    else:
+        work = _join(
+            namesrv, topic, expression=expression, start=begin, group=group, idle=idle, count=count, output=output
+        )
+    say(f"{asyncio.run(work)} messages")
+
+
+def _start(text: str) -> str | int:
+    if text in {"first", "last"}:
+        return text
+    from neve.cli.times import to_ms
+
+    return to_ms(text)
+
+
+async def _read(
+    namesrv: str, topic: str, *, expression: str, start: str | int, queue: int | None, count: int | None, output: str
+) -> int:
+    from neve.client import connect
+
+    seen = 0
+    async with connect(namesrv) as client:
+        async for message in client.reader(topic, start=start, queue=queue, expression=expression):
+            _print(message, output)
+            seen += 1
+            if seen == count:
+                break
+    return seen
+
+
+async def _join(
+    namesrv: str,
+    topic: str,
+    *,
+    expression: str,
+    start: str | int,
+    group: str,
+    idle: float,
+    count: int | None,
+    output: str,
+) -> int:
+    from neve.client import connect
+
+    seen = 0
+    async with connect(namesrv) as client, client.consumer(group, {topic: expression}, start=start) as consumer:
+        while seen != count and (message := await consumer.receive(timeout=idle)) is not None:
+            _print(message, output)
+            seen += 1
+            await message.ack()
+    return seen
+
+
+def _print(message: Message, output: str) -> None:
+    if output == "text":
+        click.echo(message.body)
+        return
+    queue = message.queue
+    row = {
+        "topic": message.topic,
+        "broker": queue.broker_name if queue else None,
+        "queue": queue.queue_id if queue else None,
+        "offset": message.queue_offset,
+        "msg_id": message.msg_id,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "store_timestamp": message.store_timestamp,
+        "properties": dict(message.properties),
+        "body": message.body.decode("utf-8", "replace"),
+    }
+    click.echo(json.dumps(row, ensure_ascii=False))

@@ -1,0 +1,178 @@
+"""`neve topic ttl`: how long a topic's messages are kept, and what a shorter time would delete."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from neve.cli.output import emit, namesrv_option, output_option, say, size_text, store_option
+from neve.cli.ttl import BROKER_DEFAULT, FOREVER_HOURS, format_ttl, shorter, ttl_value
+
+RESERVE_TIME = "reserve.time"
+PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_gone", "bytes_gone", "rows_kept")
+
+
+@click.group()
+def ttl() -> None:
+    """How long a topic's messages are kept, in both tiers."""
+
+
+def hours_of(attributes: Mapping[str, str]) -> int | None:
+    """The TTL in a topic's attributes; None: the broker's default holds."""
+    text = attributes.get(RESERVE_TIME)
+    if text is None or not text.lstrip("-").isdigit() or int(text) == BROKER_DEFAULT:
+        return None
+    return min(int(text), FOREVER_HOURS)
+
+
+@ttl.command(name="get")
+@click.argument("topic")
+@namesrv_option
+@output_option
+def get_ttl(topic: str, namesrv: str, output: str) -> None:
+    """Show a topic's TTL."""
+    hours = asyncio.run(_get(namesrv, topic))
+    emit([_row(topic, hours)], ["topic", "ttl"], output)
+
+
+@ttl.command(name="list")
+@namesrv_option
+@output_option
+def list_ttls(namesrv: str, output: str) -> None:
+    """Show the TTL of every topic."""
+    emit([_row(topic, hours) for topic, hours in asyncio.run(_all(namesrv))], ["topic", "ttl"], output)
+
+
+@ttl.command(name="set")
+@click.argument("topic")
+@click.argument("hours", metavar="TTL", callback=ttl_value)
+@click.option("--yes", is_flag=True, help="Do not ask before a TTL gets shorter.")
+@store_option()
+@namesrv_option
+def set_ttl(topic: str, hours: int, yes: bool, store: str | None, namesrv: str) -> None:
+    """Set a topic's TTL: 36h, 90d, 2w or forever.
+
+    Before it gets shorter, what would go is shown (with --store) and asked for.
+    """
+    before = asyncio.run(_get(namesrv, topic))
+    if shorter(hours, before):
+        if store is not None:
+            emit([_plan_of(store, topic, hours)], PLAN_COLUMNS, "table")
+        if not yes:
+            question = f"Shorten the TTL of {topic} from {format_ttl(before)} to {format_ttl(hours)}?"
+            click.confirm(question, abort=True, err=True)
+    asyncio.run(_change(namesrv, topic, str(hours)))
+    say(f"TTL of {topic}: {format_ttl(before)} → {format_ttl(hours)}")
+
+
+@ttl.command(name="unset")
+@click.argument("topic")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@namesrv_option
+def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
+    """Give a topic the broker's default TTL again."""
+    before = asyncio.run(_get(namesrv, topic))
+    if before is not None and not yes:
+        question = f"The broker's default may be shorter than {format_ttl(before)}. Unset the TTL of {topic}?"
+        click.confirm(question, abort=True, err=True)
+    asyncio.run(_change(namesrv, topic, None))
+    say(f"TTL of {topic}: {format_ttl(before)} → default")
+
+
+@ttl.command(name="plan")
+@click.argument("topic", required=False)
+@click.option("--ttl", "hours", callback=ttl_value, help="Try this TTL; otherwise the one that is set.")
+@store_option(required=True)
+@namesrv_option
+@output_option
+def plan_ttl(topic: str | None, hours: int | None, store: str, namesrv: str, output: str) -> None:
+    """Show what a TTL deletes from the archive now. Nothing is changed."""
+    if hours is not None:
+        if topic is None:
+            raise click.UsageError("--ttl needs a TOPIC")
+        wanted: Sequence[tuple[str, int | None]] = [(topic, hours)]
+    elif topic is not None:
+        wanted = [(topic, asyncio.run(_get(namesrv, topic)))]
+    else:
+        wanted = asyncio.run(_all(namesrv))
+    rows = [_plan_of(store, name, hours) for name, hours in wanted if hours is not None]
+    emit(rows, PLAN_COLUMNS, output)
+    if not rows:
+        say("no topic has a TTL of its own")
+
+
+def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
+    from neve.archive.follow import catalogs
+    from neve.cli.store import open_source
+
+    now_ms = time.time_ns() // 1_000_000
+    names = [name for catalog in catalogs(open_source(store)).values() for name in catalog.objects(topic)]
+    return expiry_plan(topic, names, hours, now_ms)
+
+
+def expiry_plan(topic: str, names: Sequence[Any], hours: int, now_ms: int) -> dict[str, Any]:
+    """What leaves the readers' view at `now_ms`, by row group: one goes when its newest message is older than the TTL.
+
+    A row group whose times are unknown is kept.
+    """
+    before = now_ms - hours * 3_600_000 if hours < FOREVER_HOURS else -1
+    gone = cut = rows_gone = bytes_gone = rows_kept = 0
+    for name in names:
+        dead = [group for group in name.row_groups if 0 <= group.newest_ms < before]
+        if dead and len(dead) == len(name.row_groups):
+            gone += 1
+            bytes_gone += name.size
+        elif dead:
+            cut += 1
+        rows = sum(group.rows for group in dead)
+        rows_gone += rows
+        rows_kept += name.rows - rows
+    return {
+        "topic": topic,
+        "ttl": format_ttl(hours),
+        "objects_gone": gone,
+        "objects_cut": cut,
+        "rows_gone": rows_gone,
+        "bytes_gone": bytes_gone,
+        "size_gone": size_text(bytes_gone),
+        "rows_kept": rows_kept,
+    }
+
+
+def _row(topic: str, hours: int | None) -> dict[str, Any]:
+    return {"topic": topic, "ttl": format_ttl(hours), "hours": hours}
+
+
+async def _get(namesrv: str, topic: str) -> int | None:
+    from neve.client import connect
+
+    async with connect(namesrv) as client:
+        return hours_of((await client.topic_config(topic)).attributes)
+
+
+async def _all(namesrv: str) -> list[tuple[str, int | None]]:
+    from neve.client import connect
+    from neve.errors import NeveError
+
+    found: list[tuple[str, int | None]] = []
+    async with connect(namesrv) as client:
+        for topic in await client.topic_list():
+            try:
+                found.append((topic, hours_of((await client.topic_config(topic)).attributes)))
+            except NeveError as error:
+                say(f"{topic}: {error}")  # a system topic without a broker is no reason to hide the others
+    return found
+
+
+async def _change(namesrv: str, topic: str, value: str | None) -> None:
+    from neve.client import connect
+
+    async with connect(namesrv) as client:
+        for broker in (await client.topic_route(topic)).brokers:
+            # the request carries the whole topic: what it has stays as it is
+            config = await client.topic_config(topic, broker=broker)
+            await client.create_topic(topic, config.read_queues, {RESERVE_TIME: value}, perm=config.perm, broker=broker)

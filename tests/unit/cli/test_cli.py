@@ -1,0 +1,124 @@
+"""The command line without a server: help, exit codes, where data and messages go."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from neve.cli import main
+from neve.cli.failures import Failure, explain
+from neve.cli.output import size_text, table, time_text
+from neve.errors import BrokerError, ClientError, UnknownOutcome
+
+HEAVY = ("pyarrow", "boto3", "pyspark", "numpy", "msgspec", "asyncio", "importlib.metadata", "neve.client")
+
+
+def test_help_loads_no_verb() -> None:
+    code = (
+        "import sys; from neve.cli.main import run; assert run(['--help']) == 0; "
+        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    for verb in main.VERBS:
+        assert f"  {verb} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[verb] for verb, about in main.VERBS.items() if about.home]
+    + [["topic", "ttl"], ["archive", "offload"], ["spark", "sql"], ["topic", "ttl", "plan"]],
+)
+def test_every_verb_of_ours_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*arguments, "--help"]) == 0
+    assert "Usage:" in capsys.readouterr().out
+
+
+def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["nonsense"]) == 2
+    assert main.run(["topic", "ttl", "set", "orders", "90m"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "not a whole number of hours" in captured.err
+
+
+def test_nothing_listens_is_6(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["archive", "offload", "--admin", "127.0.0.1:1"]) == 6
+    assert main.run(["topic", "list", "--namesrv", "127.0.0.1:1"]) == 6
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "127.0.0.1:1" in captured.err
+
+
+def test_no_archive_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("ls", "verify"):
+        assert main.run(["archive", verb, "--store", f"dir:{tmp_path}"]) == 3
+    assert main.run(["archive", "ls", "--store", f"dir:{tmp_path}/nowhere"]) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_doctor_checks_a_directory_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["doctor", "--store", f"dir:{tmp_path}", "-o", "json"]) == 0
+    states = {check["check"]: check["state"] for check in json.loads(capsys.readouterr().out)}
+    assert states["store"] == "ok"
+    assert {"java", "disk", "vm.max_map_count", "open files", "clock"} <= states.keys()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BrokerError(17, "no topic"), 3),
+        (BrokerError(16, "no permission"), 4),
+        (BrokerError(1, "system error"), 1),
+        (ClientError("bad name"), 1),
+        (UnknownOutcome("no answer"), 6),
+        (FileNotFoundError("x"), 3),
+        (PermissionError("x"), 4),
+        (ConnectionRefusedError("x"), 6),
+        (Failure(5, "x"), 5),
+    ],
+)
+def test_exit_codes(error: Exception, code: int) -> None:
+    explained = explain(error)
+    assert explained is not None
+    assert explained.exit_code == code
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    assert explain(ZeroDivisionError("x")) is None
+
+
+def test_verbs_that_join_by_entry_point(tmp_path: Path) -> None:
+    package = tmp_path / "extra-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[neve.commands]\nhello = extra_verb:hello\nbroken = extra_gone:x\n")
+    (tmp_path / "extra_verb.py").write_text(
+        "import click\n@click.command()\ndef hello():\n    click.echo('hello from outside')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", "from neve.cli.main import main; main()"]
+    done = subprocess.run([*command, "hello"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "hello from outside\n")
+    broken = subprocess.run([*command, "broken"], env=environment, capture_output=True, text=True, check=False)
+    assert broken.returncode == 2
+    assert "neve[server]" in broken.stderr
+
+
+def test_tables_align_and_texts_are_exact() -> None:
+    assert table([["a", "1"], ["bcd", "12"]], ["name", "n"]) == ["NAME   N", "a      1", "bcd   12"]
+    assert size_text(1023) == "1023 B"
+    assert size_text(1536) == "1.5 KiB"
+    assert time_text(0) == "1970-01-01T00:00:00Z"
+    assert time_text(-1) == ""
+
+
+def test_group_is_a_click_group() -> None:
+    assert isinstance(main.neve, click.Group)

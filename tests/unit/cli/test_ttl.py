@@ -1,0 +1,85 @@
+"""TTLs as text, and what a TTL would delete."""
+
+from __future__ import annotations
+
+import pytest
+
+from neve.archive.journal import CommittedName, RowGroup
+from neve.cli.topic_ttl import expiry_plan, hours_of
+from neve.cli.ttl import FOREVER_HOURS, format_ttl, parse_ttl, shorter
+
+HOUR = 3_600_000
+NOW = 1_000 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [("1h", 1), ("36h", 36), ("90d", 2160), ("2w", 336), ("120m", 2), ("forever", FOREVER_HOURS), (" 7D ", 168)],
+)
+def test_parse(text: str, hours: int) -> None:
+    assert parse_ttl(text) == hours
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("90m", "whole number of hours"),
+        ("1m", "whole number of hours"),
+        ("0h", "at once"),
+        ("0d", "at once"),
+        ("36", "not a TTL"),
+        ("1.5h", "not a TTL"),
+        ("-1h", "not a TTL"),
+        ("", "not a TTL"),
+        ("1000000h", "write forever"),
+        ("٣h٣", "not a TTL"),
+    ],
+)
+def test_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_ttl(text)
+
+
+@pytest.mark.parametrize("hours", [1, 23, 24, 36, 720, FOREVER_HOURS])
+def test_format_is_parsed_again(hours: int) -> None:
+    assert parse_ttl(format_ttl(hours)) == hours
+
+
+def test_format_of_the_default() -> None:
+    assert format_ttl(None) == format_ttl(-1) == "default"
+
+
+def test_shorter() -> None:
+    assert shorter(24, 48)
+    assert shorter(24, None)  # the default may be for ever
+    assert not shorter(48, 24)
+    assert not shorter(FOREVER_HOURS, None)
+
+
+def test_hours_of_attributes() -> None:
+    assert hours_of({}) is None
+    assert hours_of({"reserve.time": "-1"}) is None
+    assert hours_of({"reserve.time": "720"}) == 720
+    assert hours_of({"reserve.time": "2000000"}) == FOREVER_HOURS
+
+
+def committed(*newest: int) -> CommittedName:
+    groups = [RowGroup(n * 10, 10, 4, 100, at, at, 1000, [(0, n * 10, n * 10 + 9)]) for n, at in enumerate(newest)]
+    return CommittedName(
+        key="k", topic="t", day="2026-01-01", start=0, end=1, size=500, footer=0, etag="", checksum=("", ""), sha256="",
+        rows=10 * len(newest), wire_bytes=0, min_time=0, max_time=0, queues={0: (0, 10 * len(newest) - 1, 0)},
+        row_groups=groups,
+    )  # fmt: skip
+
+
+def test_plan_counts_by_row_group() -> None:
+    names = [committed(NOW - 50 * HOUR, NOW - 40 * HOUR), committed(NOW - 30 * HOUR, NOW - 10 * HOUR), committed(-1)]
+    plan = expiry_plan("t", names, 24, NOW)
+    assert (plan["objects_gone"], plan["objects_cut"]) == (1, 1)
+    assert (plan["rows_gone"], plan["rows_kept"], plan["bytes_gone"]) == (30, 20, 500)
+
+
+def test_plan_never_early() -> None:
+    exactly = committed(NOW - 24 * HOUR)
+    assert expiry_plan("t", [exactly], 24, NOW)["rows_gone"] == 0
+    assert expiry_plan("t", [committed(0)], FOREVER_HOURS, NOW)["rows_gone"] == 0

@@ -1,0 +1,67 @@
+"""Verifying an archive from its store alone."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from neve.archive.journal import Commit, CommittedName, Epoch, Gap, Intent, IntentName, RowGroup, encode_entry
+from neve.archive.keys import journal_key
+from neve.cli import main
+from neve.cli.verify import tiling, verify_store
+
+DATA = b"PAR1 rows and footer PAR1"
+
+
+def test_tiling() -> None:
+    assert list(tiling([(0, 9), (10, 19)], [], 0)) == []
+    assert list(tiling([(0, 9), (15, 19)], [], 0)) == ["offsets 10…14 are nowhere"]
+    assert list(tiling([(0, 9), (15, 19)], [(10, 14)], 0)) == []
+    assert list(tiling([(0, 9), (15, 19)], [(10, 12)], 0)) == ["offsets 13…14 are nowhere"]
+    assert list(tiling([(0, 9), (15, 19)], [], 15)) == []
+    assert list(tiling([(0, 9), (5, 19)], [], 0)) == ["offsets 5…9 are in two objects"]
+
+
+def write_archive(root: Path) -> Path:
+    """Queue 0 of topic t: 0…9 in one object, 10…14 a gap."""
+    key = "topic=t/dt=2026-01-01/broker=b/x.parquet"
+    name = CommittedName(
+        key=key, topic="t", day="2026-01-01", start=0, end=100, size=len(DATA), footer=0, etag="",
+        checksum=("CRC32", f"{zlib.crc32(DATA):08x}"), sha256="", rows=10, wire_bytes=0, min_time=0, max_time=9,
+        queues={0: (0, 9, 0)}, row_groups=[RowGroup(0, 10, 4, 10, 9, 0, 100, [(0, 0, 9)])],
+    )  # fmt: skip
+    intent = Intent(round=1, names=[IntentName(key, "t", "2026-01-01", 0, 100, {0: (0, 9)})])
+    entries = [
+        Epoch(epoch=1, owner="o", log_uuid="l"),
+        intent,
+        Commit(round=1, names=[name]),
+        Gap(topic="t", queue=0, first=10, last=14, reason="test"),
+    ]
+    for seq, entry in enumerate(entries):
+        path = root / journal_key("", "b", seq)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_entry(entry))
+    data = root / key
+    data.parent.mkdir(parents=True)
+    data.write_bytes(DATA)
+    return data
+
+
+def test_a_sound_archive(tmp_path: Path) -> None:
+    write_archive(tmp_path)
+    assert verify_store(f"dir:{tmp_path}", None, deep=True) == ([], {"objects": 1, "rows": 10})
+    assert main.run(["archive", "verify", "--deep", "--store", f"dir:{tmp_path}"]) == 0
+    assert main.run(["archive", "journal", "--store", f"dir:{tmp_path}", "-o", "json"]) == 0
+    assert main.run(["archive", "ls", "--store", f"dir:{tmp_path}"]) == 0
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    data = write_archive(tmp_path)
+    data.write_bytes(DATA.replace(b"rows", b"sows"))
+    assert verify_store(f"dir:{tmp_path}", None, deep=False)[0] == []
+    assert "CRC32" in verify_store(f"dir:{tmp_path}", None, deep=True)[0][0]
+    data.write_bytes(DATA[:-1])
+    assert "bytes, the journal says" in verify_store(f"dir:{tmp_path}", None, deep=False)[0][0]
+    data.unlink()
+    assert "missing" in verify_store(f"dir:{tmp_path}", None, deep=False)[0][0]
+    assert main.run(["archive", "verify", "--store", f"dir:{tmp_path}"]) == 1
