@@ -1,7 +1,7 @@
 """The catalog: what a broker's journal adds up to. Pure memory; safe to read from threads while one applies entries."""
 
 import threading
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -235,9 +235,9 @@ class Catalog:
             held = self._queues.get((topic, queue))
             if held is None:
                 return None
-            begin = bisect_left(held.runs, time_ms, key=lambda run: self._newest(run[2], run[3]))
-            for run in held.runs[begin:]:
-                if run[1] >= held.minimum:
+            # Not a binary search: a group whose records are all damaged has no time (-1) and would mislead it.
+            for run in held.runs:
+                if run[1] >= held.minimum and self._newest(run[2], run[3]) >= time_ms:
                     return self._location(queue, run)
             return None
 

@@ -74,7 +74,7 @@ def test_retry_topics_escape_as_hive_readers_decode_them() -> None:
 
 def test_a_data_key_parses_back() -> None:
     key = keys.data_key("a/b", "%R%/x", DAY, "broker-a", start=7, end=4096, epoch=3)
-    assert keys.parse_data_key(key) == ("a/b", "%R%/x", DAY, "broker-a", start=7, end=4096, epoch=3)
+    assert keys.parse_data_key(key) == ("a/b", "%R%/x", DAY, "broker-a", 7, 4096, 3)
     assert keys.parse_data_key("topic=x/other.parquet") is None
 
 

@@ -1,0 +1,195 @@
+"""The columns of a data object, how they are written, and the file metadata beside them.
+
+    column                                          type                    from the record
+    queue_id                                        int32
+    queue_offset                                    int64                   dense within a queue
+    store_timestamp, born_timestamp                 timestamp(ms, UTC)      null outside 1970-9999
+    msg_id, tags                                    string                  properties UNIQ_KEY, TAGS
+    keys                                            list<string>            property KEYS, split at blanks
+    properties                                      map<string, string>     all, in wire order
+    properties_tail                                 bool                    the string ended with 0x02
+    body                                            binary                  as stored
+    body_codec                                      string                  none, zlib, lz4, zstd: from sys_flag
+    sys_flag, flag, reconsume_times, body_crc       int32
+    prepared_transaction_offset, commit_log_offset  int64
+    born_host, store_host                           string                  ip:port, [ip]:port for IPv6
+    wire                                            binary                  the stored record, where the rest
+                                                                            does not rebuild it exactly
+    damaged                                         bool                    CRC or framing did not hold
+
+File metadata (all keys begin with `neve.`) repeats what the journal says of the object, so that a catalog can be
+rebuilt from the objects alone. Bloom filters stand on `msg_id` and `keys.list.element` (pyarrow 26 writes them).
+"""
+
+import json
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from neve.archive.journal import FORMAT_VERSION, CommittedName, NewerFormat, RowGroup
+from neve.message import (
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_MASK,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+)
+
+_TIME = pa.timestamp("ms", tz="UTC")
+
+SCHEMA: Final = pa.schema(
+    [
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("store_timestamp", _TIME),
+        ("born_timestamp", _TIME),
+        ("msg_id", pa.string()),
+        ("tags", pa.string()),
+        ("keys", pa.list_(pa.field("element", pa.string()))),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("properties_tail", pa.bool_()),
+        ("body", pa.binary()),
+        ("body_codec", pa.string()),
+        ("sys_flag", pa.int32()),
+        ("flag", pa.int32()),
+        ("reconsume_times", pa.int32()),
+        ("body_crc", pa.int32()),
+        ("prepared_transaction_offset", pa.int64()),
+        ("commit_log_offset", pa.int64()),
+        ("born_host", pa.string()),
+        ("store_host", pa.string()),
+        ("wire", pa.binary()),
+        ("damaged", pa.bool_()),
+    ]
+)
+
+TIME_END_MS: Final = 253_402_300_800_000  # 10000-01-01: beyond it, Spark fails to read the file
+GROUP_BYTES: Final = 4 << 20
+GROUP_BYTES_AT_QUEUE_CHANGE: Final = 256 << 10
+PAGE_BYTES: Final = 1 << 20
+STATISTICS: Final = [
+    "queue_id",
+    "queue_offset",
+    "store_timestamp",
+    "born_timestamp",
+    "msg_id",
+    "tags",
+    "commit_log_offset",
+    "damaged",
+]
+DICTIONARY: Final = ["tags", "body_codec", "born_host", "store_host", "properties.key_value.key", "sys_flag", "flag"]
+
+
+class DamagedObject(ValueError):
+    """The object's bytes do not hold what they say."""
+
+
+class ObjectFacts(NamedTuple):
+    """What the file metadata names beside the columns."""
+
+    cluster: str
+    broker: str
+    topic: str
+    day: str
+    round: int
+    start: int
+    end: int
+
+
+def writer_options(rows: int) -> dict[str, Any]:
+    """Arguments of ParquetWriter; the bloom filters are sized for the rows at hand."""
+    distinct = max(16, min(rows, 1 << 20))
+    bloom = {"ndv": distinct, "fpp": 0.01}
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": DICTIONARY,
+        "write_statistics": STATISTICS,
+        "data_page_size": PAGE_BYTES,
+        "write_page_index": True,
+        "write_page_checksum": True,
+        "bloom_filter_options": {"msg_id": bloom, "keys.list.element": bloom},
+        "sorting_columns": [pq.SortingColumn(0), pq.SortingColumn(1)],
+        "store_schema": True,
+    }
+
+
+def body_codec(sys_flag: int) -> str:
+    """The name of a body's compression; old clients set no type bits and mean zlib."""
+    if not sys_flag & COMPRESSED:
+        return "none"
+    types = {0: "zlib", COMPRESSION_ZLIB: "zlib", COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd"}
+    return types.get(sys_flag & COMPRESSION_MASK, "unknown")
+
+
+def file_metadata(facts: ObjectFacts, sha256: str, groups: list[RowGroup]) -> dict[str, str]:
+    """Byte ranges are left out: the Parquet footer itself has them."""
+    described = [[g.wire_bytes, g.oldest_ms, g.newest_ms, g.runs] for g in groups]
+    values = {**facts._asdict(), "format_version": FORMAT_VERSION, "sha256": sha256, "groups": json.dumps(described)}
+    return {f"neve.{name}": str(value) for name, value in values.items()}
+
+
+def parse_footer(footer: bytes | memoryview) -> pq.FileMetaData:
+    """The file metadata from the object's last `CommittedName.footer` bytes."""
+    try:
+        return pq.read_metadata(pa.BufferReader(b"PAR1" + bytes(footer)))
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedObject(f"the footer is not Parquet: {error}") from error
+
+
+def group_range(metadata: pq.FileMetaData, index: int) -> tuple[int, int]:
+    """(offset, length) of a row group: its column chunks lie side by side."""
+    group = metadata.row_group(index)
+    start, end = 1 << 62, 0
+    for column in range(group.num_columns):
+        chunk = group.column(column)
+        begin = chunk.data_page_offset
+        if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+            begin = min(begin, chunk.dictionary_page_offset)
+        start, end = min(start, begin), max(end, begin + chunk.total_compressed_size)
+    return start, end - start
+
+
+def describe(  # what a journal says of an object, from its footer
+    metadata: pq.FileMetaData, *, key: str, size: int, footer: int, etag: str, checksum: tuple[str, str]
+) -> CommittedName:
+    """Raises NewerFormat, or DamagedObject when the file is none of neve's."""
+    raw = {name.decode(): value.decode() for name, value in (metadata.metadata or {}).items() if name[:5] == b"neve."}
+    try:
+        if int(raw["neve.format_version"]) > FORMAT_VERSION:
+            raise NewerFormat(f"{key} is of format {raw['neve.format_version']}")
+        described = json.loads(raw["neve.groups"])
+        groups, first_row = [], 0
+        queues: dict[int, tuple[int, int, int]] = {}
+        for index, (wire_bytes, oldest, newest, runs) in enumerate(described):
+            rows = metadata.row_group(index).num_rows
+            offset, length = group_range(metadata, index)
+            typed = [(int(queue), int(first), int(last)) for queue, first, last in runs]
+            groups.append(RowGroup(first_row, rows, offset, length, newest, oldest, wire_bytes, typed))
+            row = first_row
+            for queue, first, last in typed:
+                begin, _, begin_row = queues.get(queue, (first, last, row))
+                queues[queue] = (begin, last, begin_row)
+                row += last - first + 1
+            first_row += rows
+        return CommittedName(
+            key=key,
+            topic=raw["neve.topic"],
+            day=raw["neve.day"],
+            start=int(raw["neve.start"]),
+            end=int(raw["neve.end"]),
+            size=size,
+            footer=footer,
+            etag=etag,
+            checksum=checksum,
+            sha256=raw["neve.sha256"],
+            rows=metadata.num_rows,
+            wire_bytes=sum(group.wire_bytes for group in groups),
+            min_time=min((group.oldest_ms for group in groups if group.oldest_ms >= 0), default=-1),
+            max_time=max((group.newest_ms for group in groups), default=-1),
+            queues=queues,
+            row_groups=groups,
+        )
+    except (KeyError, IndexError, TypeError) as error:
+        raise DamagedObject(f"{key} has no description of its rows: {error!r}") from error

@@ -1,0 +1,215 @@
+"""Writes one data object: queue entries and the log files they point into -> a verified Parquet file.
+
+The file is read back whole, with page checksums, and the SHA-256 over its rebuilt records compared with that over the
+sealed bytes, before anyone may upload it.
+"""
+
+import hashlib
+import mmap
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.rebuild import rebuild
+from neve.archive.schema import (
+    GROUP_BYTES,
+    GROUP_BYTES_AT_QUEUE_CHANGE,
+    SCHEMA,
+    DamagedObject,
+    ObjectFacts,
+    describe,
+    file_metadata,
+    writer_options,
+)
+from tiered.rows import QueueEntry, table_of
+
+
+class MissingBytes(ValueError):
+    """A queue entry points outside the files that were named."""
+
+
+class EntryRun(Protocol):
+    """A dense run of one queue's entries, as the store's `entries` gives it."""
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def physical(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def sizes(self) -> npt.NDArray[np.int32]: ...
+
+
+class WrittenObject(NamedTuple):
+    """A verified file, described as the journal will once it is uploaded (its etag is still empty)."""
+
+    path: Path
+    name: CommittedName
+    wire_rows: int  # rows that needed `wire`
+    damaged_rows: int
+
+
+class Entries(NamedTuple):
+    """All rows of an object in their order, as columns."""
+
+    queue_id: npt.NDArray[np.int32]
+    queue_offset: npt.NDArray[np.int64]
+    physical: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, runs: Mapping[int, EntryRun]) -> Self:
+        filled = [(queue, run) for queue, run in sorted(runs.items()) if len(run.physical)]
+        if not filled:
+            raise MissingBytes("an object without rows is not written")
+        counts = [len(run.physical) for _, run in filled]
+        return cls(
+            np.repeat(np.array([queue for queue, _ in filled], np.int32), counts),
+            np.concatenate([np.arange(run.first_offset, run.first_offset + len(run.physical)) for _, run in filled]),
+            np.concatenate([run.physical for _, run in filled]).astype(np.int64),
+            np.concatenate([run.sizes for _, run in filled]).astype(np.int32),
+        )
+
+    def part(self, start: int, end: int) -> "Entries":
+        return Entries(*(column[start:end] for column in self))
+
+    def each(self) -> list[QueueEntry]:
+        return [QueueEntry(*row) for row in zip(*(column.tolist() for column in self), strict=True)]
+
+
+class LogFiles:
+    """The sealed CommitLog files of a round, mapped for reading."""
+
+    def __init__(self, files: Sequence[tuple[str, int, int]]) -> None:
+        self._maps: list[tuple[int, int, mmap.mmap]] = []
+        for path, base, length in sorted(files, key=lambda file: file[1]):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                self._maps.append((base, base + length, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)))
+            finally:
+                os.close(descriptor)
+
+    def record(self, physical: int, size: int) -> memoryview:
+        for base, end, mapped in self._maps:
+            if base <= physical < end:
+                if size <= 0 or physical + size > end:
+                    break
+                return memoryview(mapped)[physical - base : physical - base + size]
+        raise MissingBytes(f"{size} bytes at {physical} lie in none of the files")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Dropping the references unmaps: an explicit close would fail while a slice is still held somewhere.
+        self._maps = []
+
+
+def encode(
+    runs: Mapping[int, EntryRun],
+    files: Sequence[tuple[str, int, int]],
+    out_path: Path,
+    *,
+    facts: ObjectFacts,
+    key: str,
+) -> WrittenObject:
+    """Writes and verifies the object; nothing stays behind on failure."""
+    entries = Entries.of(runs)
+    try:
+        with LogFiles(files) as log:
+            sha256, wire_rows, damaged_rows = _write(entries, log, out_path, facts)
+        name = describe_file(out_path, key)
+        verify(out_path, name)
+        if name.sha256 != sha256 or name.rows != len(entries.size):
+            raise DamagedObject(f"{key} describes other rows than were written")
+    except BaseException:
+        out_path.unlink(missing_ok=True)
+        raise
+    return WrittenObject(out_path, name, wire_rows, damaged_rows)
+
+
+def _write(entries: Entries, log: LogFiles, out_path: Path, facts: ObjectFacts) -> tuple[str, int, int]:
+    digest = hashlib.sha256()
+    groups: list[RowGroup] = []
+    wire_rows = damaged_rows = 0
+    with pq.ParquetWriter(out_path, SCHEMA, **writer_options(len(entries.size))) as writer:
+        for start, end in plan_groups(entries):
+            part = entries.part(start, end)
+            records = [
+                log.record(at, size) for at, size in zip(part.physical.tolist(), part.size.tolist(), strict=True)
+            ]
+            for record in records:
+                digest.update(record)
+            table = table_of(part.each(), records, facts.topic)
+            writer.write_table(table, row_group_size=len(table))
+            groups.append(_group(part, table, start))
+            wire_rows += len(table) - table.column("wire").null_count
+            damaged_rows += pc.sum(table.column("damaged")).as_py() or 0
+        sha256 = digest.hexdigest()
+        writer.add_key_value_metadata(file_metadata(facts, sha256, groups))
+    with out_path.open("rb") as written:
+        os.fsync(written.fileno())
+    return sha256, wire_rows, damaged_rows
+
+
+def plan_groups(entries: Entries) -> Iterator[tuple[int, int]]:
+    """Row ranges of the row groups: by wire bytes, and at a change of queue when enough has come together."""
+    ends = np.cumsum(entries.size.astype(np.int64))
+    borders = [*(np.flatnonzero(np.diff(entries.queue_id)) + 1).tolist(), len(ends)]
+    start, base = 0, 0
+    for border in borders:
+        while int(ends[border - 1]) - base > GROUP_BYTES:
+            cut = max(int(np.searchsorted(ends, base + GROUP_BYTES, "right")), start + 1)
+            yield start, cut
+            start, base = cut, int(ends[cut - 1])
+        if start < border and int(ends[border - 1]) - base >= GROUP_BYTES_AT_QUEUE_CHANGE:
+            yield start, border
+            start, base = border, int(ends[border - 1])
+    if start < len(ends):
+        yield start, len(ends)
+
+
+def _group(part: Entries, table: pa.Table, first_row: int) -> RowGroup:
+    bounds = pc.min_max(table.column("store_timestamp").cast(pa.int64())).as_py()
+    borders = [0, *(np.flatnonzero(np.diff(part.queue_id)) + 1).tolist(), len(part.size)]
+    runs = [
+        (int(part.queue_id[begin]), int(part.queue_offset[begin]), int(part.queue_offset[end - 1]))
+        for begin, end in pairwise(borders)
+    ]
+    newest, oldest = (-1 if bounds[side] is None else bounds[side] for side in ("max", "min"))
+    return RowGroup(first_row, len(table), 0, 0, newest, oldest, int(part.size.sum(dtype=np.int64)), runs)
+
+
+def describe_file(path: Path, key: str, etag: str = "") -> CommittedName:
+    """The journal's description of a file on disk."""
+    size, crc = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+            size += len(chunk)
+        file.seek(-8, os.SEEK_END)
+        footer = int.from_bytes(file.read(4), "little") + 8
+    metadata = pq.read_metadata(path)
+    return describe(metadata, key=key, size=size, footer=footer, etag=etag, checksum=("crc32", f"{crc:08x}"))
+
+
+def verify(path: Path, name: CommittedName) -> None:
+    """Raises DamagedObject unless the file's rows rebuild to the bytes that its checksum names."""
+    digest = hashlib.sha256()
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for index, group in enumerate(name.row_groups):
+            rebuilt = rebuild(file.read_row_group(index), name.topic)
+            if len(rebuilt.wire) != group.wire_bytes:
+                raise DamagedObject(f"row group {index} of {name.key} rebuilds to {len(rebuilt.wire)} bytes")
+            digest.update(rebuilt.wire)
+    if digest.hexdigest() != name.sha256:
+        raise DamagedObject(f"{name.key} does not rebuild to the records that were sealed")
