@@ -1,0 +1,113 @@
+"""Java beside neve: jars by Maven, small programs by javac, processes by java. Tests and benchmarks share it.
+
+~/.cache/neve/jars/
+  server-5.3.3/   the whole of Apache RocketMQ: name server, broker, client, tools
+  client-4.9.8/   the last client of the 4.x line, which most installations still run
+  classes-*/      our own programs, named by a hash of their sources and of the jars that they were compiled against
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SERVER = "server-5.3.3"
+CLIENT_OLD = "client-4.9.8"
+_GROUP = "org.apache.rocketmq"
+_ARTIFACTS = {
+    SERVER: ["rocketmq-namesrv", "rocketmq-broker", "rocketmq-client", "rocketmq-tools"],
+    CLIENT_OLD: ["rocketmq-client", "rocketmq-tools"],
+}
+_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+_FETCH_TIMEOUT_S = 900
+
+#: A client lives for seconds: the small collector and the quick compiler start it in half the time.
+CLIENT_FLAGS = ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+_COMMON_FLAGS = ["-XX:-UsePerfData", "-Djava.net.preferIPv4Stack=true", "-Drocketmq.client.logLevel=ERROR"]
+
+
+def cache_dir() -> Path:
+    """Where the jars live: outside the tree, so that `make clean` does not fetch them again."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "neve" / "jars"
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[Path]:
+    """One process fetches or compiles `name`; the others wait and find it done."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield cache_dir() / name
+
+
+def _pom(name: str) -> str:
+    version = name.rpartition("-")[2]
+    dependencies = "".join(
+        f"<dependency><groupId>{_GROUP}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
+        for artifact in _ARTIFACTS[name]
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        f"<groupId>neve</groupId><artifactId>{name}</artifactId><version>1</version><packaging>pom</packaging>"
+        f"<dependencies>{dependencies}</dependencies></project>"
+    )
+
+
+def jars(name: str = SERVER) -> Path:
+    """The directory with all jars of `name`, fetched by Maven the first time."""
+    with _locked(name) as home:
+        if (home / ".complete").exists():
+            return home
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        pom = home / "pom.xml"
+        pom.write_text(_pom(name))
+        command = [
+            "mvn",
+            "-q",
+            "-B",
+            "-ntp",
+            "-f",
+            str(pom),
+            _COPY,
+            f"-DoutputDirectory={home}",
+            "-DincludeScope=runtime",
+        ]
+        _checked(command, _FETCH_TIMEOUT_S)
+        (home / ".complete").touch()
+        return home
+
+
+def classes(sources: Path, name: str = SERVER) -> str:
+    """Compiles every .java file in `sources` against the jars of `name`; returns the whole class path."""
+    library = jars(name)
+    files = sorted(sources.glob("*.java"))
+    digest = hashlib.sha256(name.encode())
+    for file in files:
+        digest.update(file.name.encode() + file.read_bytes())
+    with _locked(f"classes-{digest.hexdigest()[:16]}") as out:
+        if not (out / ".complete").exists():
+            shutil.rmtree(out, ignore_errors=True)
+            command = ["javac", "-nowarn", "-proc:none", "-Xlint:-deprecation", "-d", str(out), "-cp", f"{library}/*"]
+            _checked([*command, *map(str, files)], 120)
+            (out / ".complete").touch()
+    return f"{out}:{library}/*"
+
+
+def java(class_path: str, main: str, *args: str, home: Path, flags: list[str] | None = None) -> list[str]:
+    """The command line of a Java program; its logs and offsets stay under `home`, not under the user's own."""
+    chosen = CLIENT_FLAGS if flags is None else flags
+    return ["java", *chosen, *_COMMON_FLAGS, f"-Duser.home={home}", "-cp", class_path, main, *args]
+
+
+def _checked(command: list[str], timeout: float) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed ({done.returncode}): {done.stdout[-2000:]}{done.stderr[-2000:]}")

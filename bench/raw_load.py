@@ -1,0 +1,185 @@
+"""A pipelined load generator: frames cut beforehand, as many answers as arrive turned into one write. The ceiling.
+
+    python -m bench.raw_load produce BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS
+    python -m bench.raw_load consume BROKER TOPIC COUNT
+    python -m bench.raw_load fill    BROKER TOPIC SIZE COUNT
+
+Prints `MARK nanoseconds messages`, once when warm and once at the end, as the Java generator does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import uvloop
+
+from bench.wire import (
+    OPAQUE_FIRST,
+    PULL,
+    PULL_NOT_FOUND,
+    PULL_RETRY_IMMEDIATELY,
+    SUCCESS,
+    Client,
+    Responses,
+    SendFrames,
+    pull_ext,
+    request,
+)
+
+QUEUES = 8
+_PULL_BATCH = 32
+_STALL_S = 60.0
+
+
+def mark(count: int) -> None:
+    print(f"MARK {time.monotonic_ns()} {count}", flush=True)
+
+
+class Producer(asyncio.Protocol):
+    """Keeps `in_flight` sends under way; ends after `limit` answers where there is a limit."""
+
+    def __init__(self, frames: SendFrames, in_flight: int, limit: int | None = None) -> None:
+        self._frames, self._in_flight, self._limit = frames, in_flight, limit
+        self._responses = Responses()
+        self._next = 0
+        self.answered = 0
+        self.failed = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._send(self._in_flight)
+
+    def data_received(self, data: bytes) -> None:
+        answers = self._responses.feed(data)
+        self.failed += sum(answer.code != SUCCESS for answer in answers)
+        self.answered += len(answers)
+        if self._limit is not None and self.answered >= self._limit:
+            if not self.done.done():
+                self.done.set_result(None)
+            return
+        if answers:
+            self._send(len(answers))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionResetError("the broker closed the connection"))
+
+    def _send(self, count: int) -> None:
+        first, self._next = self._next, self._next + count
+        frame = self._frames.frame
+        self._transport.write(b"".join([frame(number) for number in range(first, first + count)]))
+
+
+class Consumer(asyncio.Protocol):
+    """One pull under way for each queue, the next one sent with the offset that the last one named."""
+
+    def __init__(self, topic: str, ends: list[int], count: int) -> None:
+        self._topic, self._ends, self._count = topic, ends, count
+        self._responses = Responses()
+        self._offsets = [0] * len(ends)
+        self._warm = False
+        self.got = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(b"".join(self._pull(queue) for queue in range(len(self._ends)) if self._ends[queue]))
+
+    def data_received(self, data: bytes) -> None:
+        out = []
+        for answer in self._responses.feed(data):
+            queue = answer.opaque - OPAQUE_FIRST
+            if answer.code == SUCCESS:
+                following = int(answer.extFields["nextBeginOffset"])
+                self.got += following - self._offsets[queue]
+                self._offsets[queue] = following
+            elif answer.code not in (PULL_RETRY_IMMEDIATELY, PULL_NOT_FOUND):
+                self._fail(RuntimeError(f"pull: code {answer.code}, {answer.remark}"))
+                return
+            if self._offsets[queue] < self._ends[queue]:
+                out.append(self._pull(queue))
+        self._transport.write(b"".join(out))
+        self._note()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(exc or ConnectionResetError("the broker closed the connection"))
+
+    def _pull(self, queue: int) -> bytes:
+        ext = pull_ext("raw_consumer", self._topic, queue, self._offsets[queue], _PULL_BATCH)
+        return request(PULL, OPAQUE_FIRST + queue, ext)
+
+    def _note(self) -> None:
+        if not self._warm and self.got >= self._count // 5:
+            self._warm = True
+            mark(self.got)
+        if not self.done.done() and self.got >= self._count * 19 // 20:
+            mark(self.got)
+            self.done.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+def create(broker: str, topic: str) -> None:
+    """The topic on any broker, with the queues that both generators use."""
+    with Client(broker) as client:
+        client.create_topic(topic, QUEUES)
+
+
+async def produce(broker: str, topic: str, size: int, in_flight: int, warm: float, seconds: float) -> None:
+    host, _, port = broker.rpartition(":")
+    frames = SendFrames(topic, b"x" * size, QUEUES)
+    loop = asyncio.get_running_loop()
+    transport, producer = await loop.create_connection(lambda: Producer(frames, in_flight), host, int(port))
+    for pause in (warm, seconds):
+        await asyncio.wait([producer.done], timeout=pause)
+        if producer.done.done():
+            producer.done.result()
+        mark(producer.answered)
+    print(f"FAILED {producer.failed}", flush=True)
+    transport.abort()
+
+
+async def fill(broker: str, topic: str, size: int, count: int) -> None:
+    host, _, port = broker.rpartition(":")
+    frames = SendFrames(topic, b"x" * size, QUEUES)
+    loop = asyncio.get_running_loop()
+    transport, producer = await loop.create_connection(lambda: Producer(frames, 256, count), host, int(port))
+    await producer.done
+    transport.abort()
+    if producer.failed:
+        raise RuntimeError(f"{producer.failed} of {count} sends failed")
+
+
+async def consume(broker: str, topic: str, count: int) -> None:
+    host, _, port = broker.rpartition(":")
+    with Client(broker) as client:
+        ends = [client.bounds(topic, queue)[1] for queue in range(QUEUES)]
+    loop = asyncio.get_running_loop()
+    transport, consumer = await loop.create_connection(lambda: Consumer(topic, ends, count), host, int(port))
+    async with asyncio.timeout(_STALL_S):
+        await consumer.done
+    transport.abort()
+
+
+def main(verb: str, broker: str, topic: str, *numbers: str) -> None:
+    if verb == "produce":
+        size, in_flight, warm, seconds = numbers
+        uvloop.run(produce(broker, topic, int(size), int(in_flight), float(warm), float(seconds)))
+    elif verb == "fill":
+        size, count = numbers
+        uvloop.run(fill(broker, topic, int(size), int(count)))
+    elif verb == "consume":
+        uvloop.run(consume(broker, topic, int(numbers[0])))
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,224 @@
+"""Stock Java clients, 5.3.3 and 4.9.8, against `neve up`: what Apache's own jars send and receive decides."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import urllib.request
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench import jvm
+from bench.servers import NeveServer, mqadmin, wait_until
+from infra import minio
+
+pytestmark = pytest.mark.servers
+SOURCES = Path(__file__).parent / "java"
+VERSIONS = [jvm.SERVER, jvm.CLIENT_OLD]
+FAST = {"archiveMinBytes": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    status: str
+    queue: int
+    offset: int
+    unique_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    queue: int
+    offset: int
+    retries: int
+    flag: int
+    tags: str
+    keys: str
+    colour: str
+    unique_id: str
+    body: bytes
+
+
+class Clients:
+    """Java clients of one version, each a process of its own."""
+
+    def __init__(self, namesrv: str, version: str, home: Path) -> None:
+        self.namesrv, self.version, self.home = namesrv, version, home
+        home.mkdir(parents=True, exist_ok=True)
+
+    def _lines(self, main: str, *args: object) -> list[list[str]]:
+        class_path = jvm.classes(SOURCES, self.version)
+        command = jvm.java(class_path, main, self.namesrv, *map(str, args), home=self.home)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        lines = [line.split("\t") for line in done.stdout.splitlines()]
+        assert lines and lines[-1] == ["DONE"], f"{main} {args}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+        assert not [line for line in lines if line[0] == "FAILED"], lines
+        return lines
+
+    def produce(self, topic: str, mode: str, count: int, prefix: str = "m") -> list[Sent]:
+        rows = [line[1:] for line in self._lines("Produce", topic, mode, count, prefix) if line[0] == "SENT"]
+        return [Sent(s, int(q), int(o), uid, base64.b64decode(body)) for s, q, o, uid, body in rows]
+
+    def consume(
+        self, group: str, topic: str, count: int, *, expression: str = "*", mode: str = "concurrent", seconds: int = 60
+    ) -> list[Got]:
+        lines = self._lines("Consume", group, topic, expression, mode, count, seconds)
+        return [_got(line[1:]) for line in lines if line[0] == "GOT"]
+
+
+def _got(row: list[str]) -> Got:
+    queue, offset, retries, flag, tags, keys, colour, unique_id, body = row
+    return Got(int(queue), int(offset), int(retries), int(flag), tags, keys, colour, unique_id, base64.b64decode(body))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NeveServer]:
+    with NeveServer(tmp_path_factory.mktemp("neve"), settings=FAST) as running:
+        yield running
+
+
+@pytest.fixture(params=VERSIONS)
+def clients(request: pytest.FixtureRequest, server: NeveServer, tmp_path: Path) -> Clients:
+    return Clients(server.namesrv, request.param, tmp_path)
+
+
+@pytest.fixture
+def topic(server: NeveServer, clients: Clients, request: pytest.FixtureRequest) -> str:
+    """A topic of four queues for this test alone, made by the stock admin tool."""
+    name = f"{request.node.originalname}_{clients.version.replace('.', '_')}"
+    make_topic(server.namesrv, name, clients.home)
+    return name
+
+
+def make_topic(namesrv: str, name: str, home: Path, *more: str) -> None:
+    out = mqadmin(
+        namesrv, "updateTopic", "-c", "DefaultCluster", "-t", name, "-r", "4", "-w", "4", *more, home=home / "admin"
+    )
+    assert "success" in out, out
+    wait_until(
+        lambda: "brokerAddrs" in mqadmin(namesrv, "topicRoute", "-t", name, home=home / "admin"), f"route of {name}"
+    )
+
+
+def assert_same(sent: list[Sent], got: list[Got], *, ids: bool = True) -> None:
+    """What arrived is what was acknowledged: where, under which id, with the same bytes."""
+    assert Counter((s.queue, s.offset, s.body) for s in sent) == Counter((g.queue, g.offset, g.body) for g in got)
+    if ids:
+        assert {(s.body, s.unique_id) for s in sent} == {(g.body, g.unique_id) for g in got}
+
+
+def assert_dense(sent: list[Sent]) -> None:
+    offsets: dict[int, list[int]] = defaultdict(list)
+    for one in sent:
+        offsets[one.queue].append(one.offset)
+    for queue, given in offsets.items():
+        assert sorted(given) == list(range(len(given))), f"queue {queue}"
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "batch"])
+def test_send_and_consume(clients: Clients, topic: str, mode: str) -> None:
+    sent = clients.produce(topic, mode, 40)
+    assert {s.status for s in sent} == {"SEND_OK"}
+    assert_dense(sent)
+    # Apache's own broker gives each message of a 5.x batch the id of the batch.
+    assert_same(sent, clients.consume(f"g_{topic}", topic, 40), ids=mode != "batch")
+
+
+def test_oneway(clients: Clients, topic: str) -> None:
+    assert clients.produce(topic, "oneway", 40) == []
+    got = clients.consume(f"g_{topic}", topic, 40)
+    assert {g.keys for g in got} == {f"m-key-{i}" for i in range(40)}
+
+
+def test_properties_and_tag_filter(clients: Clients, topic: str) -> None:
+    clients.produce(topic, "sync", 40)
+    got = clients.consume(f"g_{topic}", topic, 20, expression="odd || none")
+    by_flag = {g.flag: g for g in got}
+    assert sorted(by_flag) == list(range(1, 40, 2))
+    for flag, message in by_flag.items():
+        assert (message.tags, message.keys) == ("odd", f"m-key-{flag}")
+        assert message.colour == ("red" if flag % 3 == 0 else "blue")
+
+
+def test_message_comes_again_after_reconsume_later(clients: Clients, topic: str) -> None:
+    sent = clients.produce(topic, "sync", 6)
+    got = clients.consume(f"g_{topic}", topic, 12, mode="retry", seconds=90)
+    assert_same(sent, [g for g in got if g.retries == 0])
+    assert Counter(g.body for g in got if g.retries == 1) == Counter(s.body for s in sent)
+
+
+def test_orderly_consumer_sees_each_queue_in_order(clients: Clients, topic: str) -> None:
+    sent = clients.produce(topic, "queued", 60)
+    got = clients.consume(f"g_{topic}", topic, 60, mode="orderly")
+    assert_same(sent, got)
+    for queue in {g.queue for g in got}:
+        offsets = [g.offset for g in got if g.queue == queue]
+        assert offsets == sorted(offsets), f"queue {queue}"
+
+
+def test_group_goes_on_where_it_stopped(clients: Clients, topic: str) -> None:
+    first = clients.produce(topic, "sync", 20, "first")
+    assert_same(first, clients.consume(f"g_{topic}", topic, 20))
+    second = clients.produce(topic, "sync", 20, "second")
+    assert_same(second, clients.consume(f"g_{topic}", topic, 20))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_mqadmin(server: NeveServer, tmp_path: Path, version: str) -> None:
+    def admin(*args: str) -> str:
+        return mqadmin(server.namesrv, *args, home=tmp_path / "admin", version=version)
+
+    name = f"admin_{version.replace('.', '_')}"
+    make_topic(server.namesrv, name, tmp_path, "-a", "+reserve.time=720")
+    assert name in admin("topicList").split()
+    clusters = admin("clusterList")
+    assert "DefaultCluster" in clusters and server.broker in clusters, clusters
+    if version == jvm.SERVER:
+        ttl = subprocess.run(
+            [sys.executable, "-m", "neve.cli.main", "topic", "ttl", "get", name, "--namesrv", server.namesrv],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert "720" in ttl.stdout or "30" in ttl.stdout, ttl.stdout
+
+
+def offload(server: NeveServer) -> list[dict[str, object]]:
+    """Everything into the archive, and the local segments away: what `neve archive offload --roll --evict` asks for."""
+    request = urllib.request.Request(f"http://{server.admin}/archive/offload?roll=1&evict=1", method="POST")
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return [json.loads(line) for line in answer.read().splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_push_consumer_crosses_from_minio_to_local(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the topic lies in the bucket only, half on disk; a new group sees all of it, the same bytes."""
+    with minio.running(tmp_path / "minio") as store:
+        minio.create_bucket(store, "interop")
+        for key, value in store.environment.items():
+            monkeypatch.setenv(key, value)
+        with NeveServer(tmp_path / "neve", store=store.url("interop"), settings=FAST) as server:
+            clients = Clients(server.namesrv, version, tmp_path / "client")
+            make_topic(server.namesrv, "boundary", tmp_path)
+            cold = clients.produce("boundary", "batch", 40, "cold")
+            report = offload(server)
+            assert not _local_segments_before(server, report), report
+            hot = clients.produce("boundary", "sync", 40, "hot")
+            got = clients.consume("g_boundary", "boundary", 80)
+            assert_same(cold + hot, got, ids=False)
+
+
+def _local_segments_before(server: NeveServer, report: list[dict[str, object]]) -> list[Path]:
+    """CommitLog files that begin at 0: after an eviction there is none."""
+    assert report, "the offload said nothing"
+    return list((server.directory / "data").rglob(f"commitlog/{0:020d}"))
