@@ -162,7 +162,7 @@ def _entries(store: str, broker: str | None, first: int) -> Iterator[dict[str, A
     for name in known if broker is None else [broker]:
         for seq, entry in entries(source, name, first=first):
             row = msgspec.to_builtins(entry, str_keys=True)
-            yield {"broker": name, "seq": seq, "time": time_text(entry.time_ms), "what": _what(entry), **row}
+            yield {**row, "broker": name, "seq": seq, "time": time_text(entry.time_ms), "what": _what(entry)}
 
 
 def _what(entry: AnyEntry) -> str:
