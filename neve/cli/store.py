@@ -68,7 +68,7 @@ class S3Source:
         from botocore.config import Config
 
         style = {"addressing_style": "path"} if endpoint else {}
-        self.client: Any = boto3.client(
+        self.client: Any = boto3.Session().client(
             "s3", endpoint_url=endpoint, region_name=region, config=Config(connect_timeout=5, s3=style)
         )
         self.bucket = bucket
