@@ -168,7 +168,8 @@ class AsyncClient:
         Args:
             topics: a name, names, or {name: "*" | "TagA || TagB" | Subscription}.
             start: where a group without a stored offset begins: `first`, `last`, or ms since 1970.
-            auto_ack: asking for the next message acks the one before; else call `await message.ack()`.
+            auto_ack: asking for the next message, or leaving the `with` block unharmed, acks the one before;
+                else call `await message.ack()`.
             allocation: `average` or `circular`; the same for all members.
             max_buffered: no more is pulled while so many messages wait for the application.
             max_redeliveries: after so many nacks a message goes to %DLQ%group.
@@ -183,7 +184,7 @@ class AsyncClient:
             max_redeliveries=max_redeliveries,
         )
         consumer = Consumer(self._session, group, _subscriptions(topics), settings)
-        self._consumers.append(consumer)
+        self._consumers = [*(known for known in self._consumers if not known.is_closed), consumer]
         return consumer
 
     # ---- reading by offset

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from neve.client.allocation import ALLOCATIONS
-from neve.client.model import RETRY_PREFIX, Message, MessageQueue
+from neve.client.model import RETRY_PREFIX, Message, MessageQueue, PullStatus
 from neve.client.process_queue import ProcessQueue
 from neve.client.pull import Puller, Subscription
 from neve.client.session import Session, parse_body
@@ -110,7 +110,9 @@ class Consumer:
         await self.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._ack_last()
         await self.close()
 
     async def start(self) -> None:
@@ -151,6 +153,10 @@ class Consumer:
         async with self._changed:
             self._changed.notify_all()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     # ---- delivery
 
     def __aiter__(self) -> Self:
@@ -165,12 +171,10 @@ class Consumer:
     async def receive(self, timeout: float | None = None) -> Received | None:
         """The next message; None when the consumer is closed, or nothing came within `timeout`.
 
-        With `auto_ack`, asking for the next message acks the one before.
+        With `auto_ack`, asking for the next message acks the one before; so does leaving the `with` block unharmed.
         """
         self._session.pool.check_usable()
-        if self._auto is not None:
-            self.ack(self._auto)
-            self._auto = None
+        self._ack_last()
         try:
             async with asyncio.timeout(timeout), self._changed:
                 while (message := self._take()) is None:
@@ -192,6 +196,10 @@ class Consumer:
             if not message.books.is_dropped:
                 return message
         return None
+
+    def _ack_last(self) -> None:
+        if self._auto is not None:
+            self.ack(self._auto)
 
     def ack(self, message: Received) -> None:
         """Marks it done; the offset is committed within `commit_interval` and at close."""
@@ -234,10 +242,11 @@ class Consumer:
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
-        self._books(queue)
-        await self._puller.commit(self.group, queue, offset)
-        await self._drop(queue, commit=False)
-        self._take_over(queue, offset)
+        async with self._rebalancing:
+            self._books(queue)
+            await self._puller.commit(self.group, queue, offset)
+            await self._drop(queue, commit=False)
+            self._take_over(queue, offset)
 
     async def seek_to_time(self, time_ms: int, queues: Iterable[MessageQueue] | None = None) -> None:
         """Goes on with the first message that was stored at `time_ms` or later, in each of the queues."""
@@ -394,11 +403,14 @@ class Consumer:
 
     async def _drop(self, queue: MessageQueue, *, commit: bool) -> None:
         books, loop = self._assigned.pop(queue), self._loops.pop(queue)
-        loop.cancel()
         books.is_dropped = True
+        if loop is not asyncio.current_task():
+            loop.cancel()
         kept = [message for message in self._buffer if message.books is not books]
         self._buffer.clear()
         self._buffer.extend(kept)
+        async with self._changed:
+            self._changed.notify_all()  # there may be room now
         if commit and books.committable != books.committed:
             await self._puller.commit(self.group, queue, books.committable)
 
@@ -436,7 +448,7 @@ class Consumer:
         )
         if books.is_dropped:
             return
-        if result.status == "OFFSET_ILLEGAL":
+        if result.status is PullStatus.OFFSET_ILLEGAL:
             log.warning("%s: offset %d moved to %d", books.queue, books.next_offset, result.next_offset)
             await self.seek(books.queue, result.next_offset)
             return

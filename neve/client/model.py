@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from neve.message import (
+    COMPRESSED,
+    COMPRESSION_MASK,
     PROPERTY_KEYS,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TAGS,
@@ -19,6 +22,8 @@ from neve.remoting.body import MessageQueue
 
 if TYPE_CHECKING:
     from neve.message import MessageRecord
+
+log = logging.getLogger(__name__)
 
 RETRY_PREFIX = "%RETRY%"
 
@@ -41,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to send, or one that came back. `body` is what the producer gave, never compressed."""
+    """A message to send, or one that came back. `body` is what the producer gave, not compressed."""
 
     topic: str
     body: bytes
@@ -163,9 +168,14 @@ def parse_address(address: str) -> tuple[str, int]:
 def message_from_record(record: MessageRecord, broker_name: str) -> Message:
     """The caller's view of a record; a retried message appears under the topic that it was first sent to.
 
-    Raises:
-        ValueError: the body cannot be inflated.
+    A body that cannot be inflated must not block its queue: it is handed over as stored, and `sys_flag` says so.
     """
+    body, sys_flag = record.body, record.sys_flag
+    try:
+        body = inflate(record.body, record.sys_flag)
+        sys_flag &= ~(COMPRESSED | COMPRESSION_MASK)
+    except (ValueError, ModuleNotFoundError) as error:
+        log.warning("%s of %s at offset %d: %s", record.topic, broker_name, record.queue_offset, error)
     properties = record.properties
     stored_at = offset_msg_id(parse_address(record.store_host), record.physical_offset)
     topic = record.topic
@@ -173,7 +183,7 @@ def message_from_record(record: MessageRecord, broker_name: str) -> Message:
         topic = properties.get(PROPERTY_RETRY_TOPIC, topic)
     return Message(
         topic=topic,
-        body=inflate(record.body, record.sys_flag),
+        body=body,
         tags=properties.get(PROPERTY_TAGS),
         keys=tuple(properties.get(PROPERTY_KEYS, "").split()),
         properties=properties,
@@ -188,5 +198,5 @@ def message_from_record(record: MessageRecord, broker_name: str) -> Message:
         store_timestamp=record.store_timestamp,
         store_host=record.store_host,
         reconsume_times=record.reconsume_times,
-        sys_flag=record.sys_flag,
+        sys_flag=sys_flag,
     )

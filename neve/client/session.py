@@ -181,7 +181,10 @@ class Session:
                 raise error from None
 
     def forget_route(self, topic: str) -> None:
-        self._routes.pop(topic, None)
+        """The next use asks the name servers; while they are away the old route is better than none."""
+        known = self._routes.get(topic)
+        if known is not None:
+            self._routes[topic] = (float("-inf"), known[1])
 
     async def _fetch_route(self, topic: str) -> TopicRoute:
         answer = await self.ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})

@@ -146,8 +146,8 @@ class Consumer(_Face):
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._loop.call(self._inner.__aexit__(kind))
 
     def __iter__(self) -> Iterator[Received]:
         while (message := self.receive()) is not None:

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from neve.client import connect, sync
+from neve.client.connection import ConnectionFailed
+from neve.errors import BrokerError, ClientError, UnknownOutcome
+from neve.message import bytes_to_properties, decode_batch
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+
+DEADLINE = 10
+
+
+def store(request: RemotingCommand) -> tuple[int, dict[str, str], bytes]:
+    return 0, {"msgId": "ID", "queueId": request.ext.get("e", "0"), "queueOffset": "7"}, b""
+
+
+def refuse(code: int) -> Callable[[RemotingCommand], tuple[int, dict[str, str], bytes]]:
+    return lambda request: (0 if request.code in (34, 35) else code, {}, b"")
+
+
+def silent(request: RemotingCommand) -> tuple[int, dict[str, str], bytes] | None:
+    return (0, {}, b"") if request.code in (34, 35) else None
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(DEADLINE):
+            await work()
+
+    asyncio.run(limited())
+
+
+def sends(server: Any) -> list[RemotingCommand]:
+    return [request for request in server.requests if request.code in (310, 320)]
+
+
+def test_a_send_carries_the_message(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            result = await client.send("t", "short", tags="A", keys=["k1", "k2"], properties={"x": "y"}, delay_level=3)
+            assert (result.status, result.offset_msg_id, result.queue_offset) == ("SEND_OK", "ID", 7)
+            await client.send("t", b"z" * 4096)
+            short, long = sends(cluster.brokers[0])
+            properties = bytes_to_properties(short.ext["i"].encode())
+            assert properties == {
+                "TAGS": "A", "KEYS": "k1 k2", "x": "y", "DELAY": "3", "WAIT": "true", "UNIQ_KEY": result.msg_id,
+            }  # fmt: skip
+            assert (short.body, short.ext["f"], short.ext["b"], len(result.msg_id)) == (b"short", "0", "t", 32)
+            assert (zlib.decompress(long.body), long.ext["f"]) == (b"z" * 4096, str(0x301))
+
+    run(work)
+
+
+def test_a_batch_is_one_request(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            result = await client.send_batch("t", [b"one", "two"])
+            (request,) = sends(cluster.brokers[0])
+            parts = decode_batch(request.body)
+            assert [body for _, body, _ in parts] == [b"one", b"two"]
+            keys = [bytes_to_properties(raw)["UNIQ_KEY"] for _, _, raw in parts]
+            assert result.msg_id == ",".join(keys)
+            assert len(set(keys)) == 2
+            with pytest.raises(ClientError):
+                await client.send_batch("t", [])
+
+    run(work)
+
+
+@pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
+def test_a_refused_send_goes_to_another_broker(fake_cluster: Any, code: int) -> None:
+    async def work() -> None:
+        async with fake_cluster(refuse(code), store) as cluster, connect(cluster.namesrv.address) as client:
+            for _ in range(4):
+                assert (await client.send("t", b"x")).queue.broker_name == "b1"
+            assert len(sends(cluster.brokers[0])) == 1  # then it is left alone
+
+    run(work)
+
+
+def test_a_final_refusal_is_not_tried_again(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster(refuse(13)) as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(BrokerError) as caught:
+                await client.send("t", b"x")
+            assert caught.value.code == 13
+            assert len(sends(cluster.brokers[0])) == 1
+
+    run(work)
+
+
+def test_attempts_are_limited_and_the_last_refusal_is_told(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster(refuse(14)) as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(BrokerError):
+                await client.send("t", b"x")
+            assert len(sends(cluster.brokers[0])) == 3
+
+    run(work)
+
+
+def test_silence_is_an_unknown_outcome_within_the_timeout(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address) as client:
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(UnknownOutcome):
+                await client.send("t", b"x", timeout=0.2)
+            assert asyncio.get_running_loop().time() - began < 2
+
+    run(work)
+
+
+def test_a_broken_connection_is_an_unknown_outcome_and_the_next_call_connects_again(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, send_retries=0) as client:
+            broker = cluster.brokers[0]
+            broker.handler = lambda request: [writer.close() for writer in broker.writers] and None
+            with pytest.raises(UnknownOutcome):
+                await client.send("t", b"x")
+            broker.handler = store
+            assert (await client.send("t", b"x")).queue_offset == 7
+
+    run(work)
+
+
+def test_a_broker_that_cannot_be_reached_did_nothing(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            await cluster.brokers[0].stop()
+            with pytest.raises(ConnectionFailed):
+                await client.send("t", b"x")
+
+    run(work)
+
+
+def test_answers_find_their_requests_in_any_order(fake_cluster: Any) -> None:
+    async def work() -> None:
+        held: list[RemotingCommand] = []
+
+        def collect(request: RemotingCommand) -> tuple[int, dict[str, str], bytes] | None:
+            if request.code != RequestCode.SEND_MESSAGE_V2:
+                return 0, {}, b""
+            held.append(request)
+            if len(held) == 5:
+                for one in reversed(held):
+                    ext = {"msgId": one.body.decode(), "queueId": "0", "queueOffset": one.body.decode()}
+                    cluster.brokers[0].reply(one, 0, ext)
+            return None
+
+        async with fake_cluster(collect) as cluster, connect(cluster.namesrv.address) as client:
+            results = await asyncio.gather(*(client.send_async("t", str(number)) for number in range(5)))
+            assert [result.queue_offset for result in results] == [0, 1, 2, 3, 4]
+
+    run(work)
+
+
+def test_an_unknown_topic_is_sent_to_the_default_topics_brokers(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            cluster.unknown_topics = {"new"}
+            assert (await client.send("new", b"x")).queue.topic == "new"
+            (request,) = sends(cluster.brokers[0])
+            assert (request.ext["b"], request.ext["c"], request.ext["d"]) == ("new", "TBW102", "4")
+            cluster.unknown_topics = {"new", "TBW102"}
+            async with connect(cluster.namesrv.address) as other:
+                with pytest.raises(BrokerError) as caught:
+                    await other.send("new", b"x")
+                assert caught.value.code == 17
+
+    run(work)
+
+
+def test_the_route_outlives_the_name_server(fake_cluster: Any) -> None:
+    async def work() -> None:
+        changes = {"route_interval": 0.0, "attempt_timeout": 0.5}
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address, **changes) as client:
+            await client.send("t", b"x")
+            await cluster.namesrv.stop()
+            assert (await client.send("t", b"y")).queue_offset == 7
+
+    run(work)
+
+
+def test_the_second_name_server_is_used_when_the_first_is_away(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster:
+            away = cluster.brokers[0].address.rpartition(":")[0] + ":1"
+            async with connect(f"{away};{cluster.namesrv.address}") as client:
+                await client.send("t", b"x")
+            with pytest.raises(ConnectionFailed):
+                async with connect(away):
+                    pass
+
+    run(work)
+
+
+def test_what_cannot_be_sent_is_refused_at_once(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address, max_message_size=10) as client:
+            for arguments in ({"properties": {"x": ""}}, {"properties": {"x": "a\x01"}}, {"queue": 5}):
+                with pytest.raises(ClientError):
+                    await client.send("t", b"x", **arguments)
+            with pytest.raises(ClientError):
+                await client.send("t", b"x" * 11)
+            with pytest.raises(ClientError):
+                await client.send("", b"x")
+            assert not sends(cluster.brokers[0])
+        with pytest.raises(ClientError):
+            await client.send("t", b"x")
+        with pytest.raises(ClientError):
+            connect(" ; ")
+
+    run(work)
+
+
+def test_a_request_that_the_client_does_not_know_is_answered_3(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            await client.send("t", b"x")
+            broker = cluster.brokers[0]
+            broker.push(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, 99, ext={"consumerGroup": "g"}))
+            while not any(request.is_response and request.opaque == 99 for request in broker.requests):
+                await client.send("t", b"x")
+            (answer,) = [request for request in broker.requests if request.is_response]
+            assert answer.code == 3
+
+    run(work)
+
+
+def test_a_forked_client_is_refused(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            await client.send("t", b"x")
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: 1)
+                with pytest.raises(ClientError, match="fork"):
+                    await client.send("t", b"x")
+
+    run(work)
+
+
+def test_the_synchronous_face_says_the_same(fake_cluster: Any) -> None:
+    def use(namesrv: str) -> None:
+        with sync.connect(namesrv) as client:
+            assert client.send("t", b"x", tags="A").queue_offset == 7
+            assert client.send_async("t", b"x").result(DEADLINE).queue_offset == 7
+            with pytest.raises(ClientError):
+                client.send("t", b"x", queue=9)
+            assert client.send.__doc__
+        with pytest.raises(ClientError, match="closed"):
+            client.send("t", b"x")
+        with pytest.raises(ConnectionFailed):
+            sync.connect("127.0.0.1:1")
+
+    async def work() -> None:
+        async with fake_cluster() as cluster:
+            await asyncio.to_thread(use, cluster.namesrv.address)
+
+    run(work)
