@@ -1,0 +1,393 @@
+"""The writing side of the store: append, flush, confirm, checkpoint.
+
+Everything here runs on one thread, the broker's loop, except `flush` and `prepare_next`, which are made for a
+thread of their own. A message is written at once and visible once it is confirmed: at the append (ASYNC_FLUSH), or
+when `after_flush` says that it is on the disk (SYNC_FLUSH).
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from zlib import crc32
+
+import msgspec
+
+from broker.store.checkpoint import Checkpoint, DataDirectory, QueueState
+from broker.store.commit_log import CommitLog, LogFile
+from broker.store.config import SYNC_FLUSH, StoreConfig
+from broker.store.consume_queue import ConsumeQueue, MappedFiles, TopicTail
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.key_index import IndexItem, KeyIndex
+from broker.store.layout import (
+    CRC_ENTRY,
+    CRC_ENTRY_SIZE,
+    END_SIZE,
+    HEAD_OF_HOSTS,
+    QUEUE_ENTRY,
+    QUEUE_ENTRY_SIZE,
+    SHORT,
+)
+from infra import failpoint
+from infra.clock import Clock
+from infra.disk import Disk
+from neve.message import BORN_HOST_V6, PROPERTIES_LENGTH_MAX, STORE_HOST_V6, pack_host
+
+AppendCallback = Callable[[str, int, int, int], None]
+
+_HOST_FLAGS = BORN_HOST_V6 | STORE_HOST_V6
+_RECORD_OVERHEAD = 64 << 10
+_INDEX_BATCH = 256
+_HOSTS_KEPT = 10_000
+_crc_pack_into = CRC_ENTRY.pack_into
+_entry_pack_into = QUEUE_ENTRY.pack_into
+_length_pack = SHORT.pack
+
+
+class PutResult(msgspec.Struct, frozen=True, gc=False):
+    """Where a message was stored."""
+
+    physical_offset: int
+    queue_offset: int
+    size: int
+    store_timestamp: int
+
+
+class _DueCheckpoint(msgspec.Struct):
+    content: Checkpoint
+    queues: list[ConsumeQueue]
+    index_paths: list[Path]
+
+
+class Appender:
+    """See the module; `MessageStore` adds the rest."""
+
+    def __init__(self, config: StoreConfig, disk: Disk, clock: Clock) -> None:
+        self.config = config
+        self.disk = disk
+        self.log = CommitLog(config, disk)
+        self.directory = DataDirectory(config.root, disk)
+        self.index = KeyIndex(config, disk)
+        self.maps = MappedFiles(config.mapped_queue_files, disk)
+        self.table: dict[tuple[str, int], ConsumeQueue] = {}
+        self.tails: dict[str, TopicTail] = {}
+        self.state = QueueState()
+        self.on_append: list[AppendCallback] = []
+        self.failed: OSError | None = None
+        self.log_uuid = ""
+        self.checkpoint_is_put_off = False
+        self.dirty_queues: list[ConsumeQueue] = []
+        self.pending_index: list[IndexItem] = []
+        self._clock = clock
+        self._now = clock.now_ms
+        self._open = False
+        self._sync = config.flush_disk_type == SYNC_FLUSH
+        self._unconfirmed: deque[tuple[int, ConsumeQueue, int]] = deque()
+        self._max_record = config.max_message_size + _RECORD_OVERHEAD
+        self._store_host = pack_host(config.store_host)
+        self._hosts: dict[tuple[str, int], tuple[bytes, Struct, int]] = {}
+        self._flush_lock = threading.Lock()
+        self._due: _DueCheckpoint | None = None
+        self._checkpoint_at = 0
+        self._checkpoint_time = 0
+        # the end of the log: the active file, the position inside it, the limit for a record's end (-1: refuse)
+        self._active: LogFile | None = None
+        self._position = 0
+        self._limit = -1
+        self._appended = self._confirmed = self._flushed = self._synced = 0
+        self.last_time = 0
+
+    def set_end(self, file: LogFile | None, position: int) -> None:
+        """Say where the log ends (recovery)."""
+        self._active = file
+        self._position = position
+        self._limit = file.size - END_SIZE if file is not None else -1
+        end = file.base + position if file is not None else 0
+        self._appended = self._confirmed = self._flushed = self._synced = end
+
+    # -- append
+
+    def put(  # noqa: PLR0915 - every call out of here is paid per message
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes | memoryview,
+        properties: bytes,
+        *,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: tuple[str, int],
+        reconsume_times: int = 0,
+        tags_code: int = 0,
+        keys: str | None = None,
+        unique_key: str | None = None,
+        prepared_transaction_offset: int = 0,
+    ) -> PutResult:
+        """Append a message. Raises `StoreFull`, `StoreNotWritable`, `MessageIllegal`; then nothing was stored."""
+        queue = self.table.get((topic, queue_id)) or self._new_queue(topic, queue_id)
+        born, head_struct, host_flags = self._hosts.get(born_host) or self._pack_born(born_host)
+        tail = b"".join((queue.topic_part, _length_pack(len(properties) & 0xFFFF), properties))
+        body_length = len(body)
+        size = head_struct.size + body_length + len(tail)
+        if size > self._max_record or len(properties) > PROPERTIES_LENGTH_MAX:
+            raise MessageIllegal(f"a record of {size} bytes with {len(properties)} of properties is too large")
+        position = self._position
+        if position + size > self._limit:
+            position = self._roll_for(size)
+        file = self._active
+        assert file is not None
+        crc_position = file.crc_position
+        if crc_position + CRC_ENTRY_SIZE > file.crc_size:
+            self.log.grow_crc(file)
+        entry_position = queue.position
+        entry_map = queue.map
+        if entry_map is None or entry_position + QUEUE_ENTRY_SIZE > queue.limit:
+            entry_map = queue.make_room()
+            entry_position = queue.position
+
+        # time as stored never runs backwards
+        now = self._now()
+        last = self.last_time
+        self.last_time = now = now if now > last else last
+        physical_offset = file.base + position
+        end = physical_offset + size
+        queue_offset = queue.end
+        head = head_struct.pack(
+            size, queue.magic, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, physical_offset,
+            sys_flag & ~_HOST_FLAGS | host_flags, born_timestamp, born, now, self._store_host, reconsume_times,
+            prepared_transaction_offset, body_length,
+        )  # fmt: skip
+        file.map[position : position + size] = b"".join((head, body, tail))
+        crc = crc32(tail, crc32(head, (tags_code ^ tags_code >> 32) & 0xFFFFFFFF))
+        _crc_pack_into(file.crc_map, crc_position, position + 1, crc, tags_code)
+        file.crc_position = crc_position + CRC_ENTRY_SIZE
+        _entry_pack_into(entry_map, entry_position, physical_offset, size, tags_code)
+        queue.position = entry_position + QUEUE_ENTRY_SIZE
+        queue.end = queue_offset + 1
+        queue.used = True
+        if not queue.dirty:
+            queue.dirty = True
+            self.dirty_queues.append(queue)
+        topic_tail = queue.topic_tail
+        topic_tail.physical_offset = physical_offset
+        topic_tail.store_time = now
+        self._position = position + size
+        self._appended = end
+        if keys or unique_key:
+            self.pending_index.append((topic, f"{unique_key or ''} {keys or ''}", physical_offset, now))
+            if len(self.pending_index) >= _INDEX_BATCH:
+                self.build_index()
+        if self._sync:
+            self._unconfirmed.append((end, queue, tags_code))
+        else:
+            self._confirmed = end
+            queue.visible = queue_offset + 1
+            for callback in self.on_append:
+                callback(topic, queue_id, queue_offset, tags_code)
+        return PutResult(physical_offset, queue_offset, size, now)
+
+    def _pack_born(self, host: tuple[str, int]) -> tuple[bytes, Struct, int]:
+        try:
+            born = pack_host(host)
+        except ValueError as error:
+            raise MessageIllegal(f"born host {host} is no address") from error
+        if len(self._hosts) >= _HOSTS_KEPT:
+            self._hosts.clear()
+        is_v6, store_is_v6 = len(born) > 8, len(self._store_host) > 8
+        struct = HEAD_OF_HOSTS[16 if is_v6 else 4, 16 if store_is_v6 else 4]
+        packed = born, struct, BORN_HOST_V6 * is_v6 | STORE_HOST_V6 * store_is_v6
+        self._hosts[host] = packed
+        return packed
+
+    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        self._check_writable()
+        first = self.state.ended.get(topic, {}).get(str(queue_id), 0)
+        queue = self.add_queue(topic, queue_id)
+        try:
+            queue.create(first, sync=False)
+        except StoreFull:
+            del self.table[topic, queue_id]
+            raise
+        queue.visible = first
+        return queue
+
+    def add_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Put an empty queue into the table, without a file."""
+        if not topic or topic[0] == "." or "/" in topic or "\0" in topic or queue_id < 0 or len(topic.encode()) > 255:
+            raise MessageIllegal(f"topic {topic!r}, queue {queue_id}: not a name that can be stored")
+        queue = ConsumeQueue(self.config, self.maps, topic, queue_id, self.tail_of(topic))
+        queue.floor = self.state.floors.get(topic, {}).get(str(queue_id), 0)
+        self.table[topic, queue_id] = queue
+        return queue
+
+    def tail_of(self, topic: str) -> TopicTail:
+        """The object that knows the topic's newest record."""
+        tail = self.tails.get(topic)
+        if tail is None:
+            tail = self.tails[topic] = TopicTail()
+        return tail
+
+    def _mark_dirty(self, queue: ConsumeQueue) -> None:
+        if not queue.dirty:
+            queue.dirty = True
+            self.dirty_queues.append(queue)
+
+    def _check_writable(self) -> None:
+        if self.failed is not None:
+            raise StoreNotWritable(f"a sync to the disk failed: {self.failed}")
+        if not self._open:
+            raise StoreNotWritable("the store is not open")
+
+    def _roll_for(self, size: int) -> int:
+        """Go on in the next file; its position 0."""
+        self._check_writable()
+        if size + END_SIZE > self.config.commit_log_file_size:
+            raise MessageIllegal(f"a record of {size} bytes does not fit into a CommitLog file")
+        self._start_file(self._active.end if self._active is not None else 0)
+        return 0
+
+    def _start_file(self, base: int) -> None:
+        previous = self._active
+        file = self.log.allocate(base)
+        if previous is not None:
+            self.seal(previous, self._position)
+        self._active = file
+        self._position = 0
+        self._limit = file.size - END_SIZE
+        self._appended = base
+        if not self._unconfirmed:
+            self._confirmed = base if not self._sync else self._confirmed
+        failpoint.hit("store.roll")
+
+    def seal(self, file: LogFile, position: int) -> None:
+        """Close a file and fix its topic table."""
+        file.topics = self.topics_since(file.base)
+        file.newest_store_time = self.last_time if file.topics else 0
+        self.log.seal(file, position)
+
+    def topics_since(self, base: int) -> dict[str, tuple[int, int]]:
+        """Topics that have a record at or above an offset: last record, newest store time."""
+        return {
+            topic: (tail.physical_offset, tail.store_time)
+            for topic, tail in self.tails.items()
+            if tail.physical_offset >= base
+        }
+
+    # -- flush
+
+    @property
+    def confirmed_offset(self) -> int:
+        """Readers see what lies below."""
+        return self._confirmed
+
+    @property
+    def flushed_offset(self) -> int:
+        """What lies below is on the disk."""
+        return self._flushed
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something to flush."""
+        return self._appended > self._flushed or self._due is not None
+
+    def flush(self) -> int:
+        """Bring the log to the disk; returns the offset to hand to `after_flush`. For a thread.
+
+        A sync that failed is never tried again: the kernel may have dropped the pages. Raises `StoreNotWritable`.
+        """
+        with self._flush_lock:
+            if self.failed is not None:
+                raise StoreNotWritable(f"a sync to the disk failed: {self.failed}")
+            due = self._due  # before the offset, so that it promises no more than what is synced here
+            target = self._appended
+            try:
+                failpoint.hit("store.flush")
+                for file in list(self.log.files):
+                    if file.end > self._synced and file.base < target:
+                        self.disk.fdatasync(file.path)
+                        self.disk.fdatasync(file.crc_path)
+                self._synced = target
+                if due is not None:
+                    self._complete_checkpoint(due)
+            except OSError as error:
+                self.failed = error
+                self._limit = -1
+                raise StoreNotWritable(f"a sync to the disk failed: {error}") from error
+            return target
+
+    def _complete_checkpoint(self, due: _DueCheckpoint) -> None:
+        for queue in due.queues:
+            queue.sync()
+        for path in due.index_paths:
+            with suppress(FileNotFoundError):  # evicted meanwhile
+                self.disk.fdatasync(path)
+        self.disk.fsync_dir(self.config.root / "consumequeue")
+        try:
+            self.log.write_tables(due.content.physical)
+            self.directory.write_checkpoint(due.content)
+            self.checkpoint_is_put_off = False
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            # a full disk only makes the next recovery longer
+            self.checkpoint_is_put_off = True
+        self._due = None
+
+    def after_flush(self, offset: int) -> None:
+        """On the loop, after `flush` returned `offset`: show what is confirmed by it."""
+        self._flushed = max(self._flushed, offset)
+        if self._sync:
+            self._confirm(offset)
+        self.build_index()
+        grown = self._appended - self._checkpoint_at
+        now = self._now()
+        if self._due is None and (
+            grown >= self.config.checkpoint_bytes
+            or (grown and now - self._checkpoint_time >= self.config.checkpoint_interval)
+        ):
+            self._due = self._describe_checkpoint()
+            self._checkpoint_at, self._checkpoint_time = self._appended, now
+
+    def _confirm(self, offset: int) -> None:
+        self._confirmed = max(self._confirmed, offset)
+        waiting = self._unconfirmed
+        while waiting and waiting[0][0] <= offset:
+            _, queue, tags_code = waiting.popleft()
+            queue_offset = queue.visible
+            queue.visible = queue_offset + 1
+            for callback in self.on_append:
+                callback(queue.topic, queue.queue_id, queue_offset, tags_code)
+
+    def _describe_checkpoint(self) -> _DueCheckpoint:
+        self.build_index()
+        base, count = self.index.state()
+        topics = self.topics_since(self._active.base) if self._active is not None else {}
+        content = Checkpoint(self._appended, self.last_time, base, count, topics)
+        queues, self.dirty_queues = self.dirty_queues, []
+        for queue in queues:
+            queue.dirty = False
+        return _DueCheckpoint(content, queues, self.index.take_dirty())
+
+    def _checkpoint_now(self) -> None:
+        if self._due is not None:
+            self.after_flush(self.flush())
+        self._due = self._describe_checkpoint()
+        self._checkpoint_at = self._appended
+        self.after_flush(self.flush())
+
+    def build_index(self) -> None:
+        """Index the keys of messages appended since the last call."""
+        if self.pending_index:
+            items, self.pending_index = self.pending_index, []
+            if self.config.index_enabled:
+                self.index.add(items)
+
+    def prepare_next(self) -> None:
+        """Allocate the next log file ahead. For a thread. Raises `StoreFull`."""
+        self.log.prepare_next()

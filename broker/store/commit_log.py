@@ -1,0 +1,235 @@
+"""The CommitLog's files: allocated whole, mapped, named by their first physical offset."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from broker.store.config import StoreConfig
+from broker.store.errors import StoreCorrupt, StoreFull
+from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
+from infra import failpoint
+from infra.disk import Disk, DiskFull
+
+_SMALLEST_FILE = 4096
+_TABLE_VERSION = 1
+
+
+class _TableFile(msgspec.Struct):
+    version: int
+    newest_store_time: int
+    topics: dict[str, tuple[int, int]]
+
+
+@dataclass(slots=True)
+class LogFile:
+    """One file of the log with the CRC file and the topic table beside it."""
+
+    base: int
+    size: int
+    path: Path
+    map: mmap.mmap
+    crc_path: Path
+    crc_map: mmap.mmap
+    crc_size: int
+    crc_position: int = 0
+    sealed: bool = False
+    newest_store_time: int = 0
+    # topic -> (physical offset of its last record, newest store time); complete once the file is sealed
+    topics: dict[str, tuple[int, int]] = field(default_factory=dict)
+    table_written: bool = False
+
+    @property
+    def end(self) -> int:
+        """The physical offset after the file."""
+        return self.base + self.size
+
+
+class CommitLog:
+    """The list of files. Positions inside the active one are the store's business."""
+
+    def __init__(self, config: StoreConfig, disk: Disk) -> None:
+        self.directory = config.root / "commitlog"
+        self.crc_directory = config.root / "commitlogcrc"
+        self.table_directory = config.root / "commitlogtable"
+        self.files: list[LogFile] = []
+        self._file_size = config.commit_log_file_size
+        self._disk = disk
+        self._next: LogFile | None = None
+        self._allocation = threading.Lock()
+
+    def open(self) -> None:
+        """Map what is there."""
+        for directory in (self.directory, self.crc_directory, self.table_directory):
+            self._disk.make_dirs(directory)
+        names = [name for name in self._disk.list_dir(self.directory) if is_file_name(name)]
+        if names and self._disk.size(self.directory / names[-1]) < _SMALLEST_FILE:
+            # an allocation that never ended: nothing can have been stored into it
+            self._disk.remove(self.directory / names.pop())
+        for name in names:
+            path = self.directory / name
+            self.files.append(self._open_file(int(name), self._disk.size(path)))
+        for lower, upper in zip(self.files, self.files[1:], strict=False):
+            if lower.end > upper.base:
+                raise StoreCorrupt(f"{lower.path} overlaps {upper.path}: was the directory copied together by hand?")
+
+    def _open_file(self, base: int, size: int) -> LogFile:
+        name = file_name(base)
+        crc_path = self.crc_directory / name
+        if self._disk.exists(crc_path) and self._disk.size(crc_path) < CRC_ENTRY_SIZE:
+            self._disk.remove(crc_path)
+        if not self._disk.exists(crc_path):
+            self._disk.create_preallocated(crc_path, max(_SMALLEST_FILE, size // 64 & -_SMALLEST_FILE))
+        crc_size = self._disk.size(crc_path)
+        file = LogFile(
+            base=base,
+            size=size,
+            path=self.directory / name,
+            map=self._disk.map(self.directory / name, size),
+            crc_path=crc_path,
+            crc_map=self._disk.map(crc_path, crc_size),
+            crc_size=crc_size,
+        )
+        self._read_table(file)
+        return file
+
+    def _table_path(self, file: LogFile) -> Path:
+        return self.table_directory / f"{file.path.name}.json"
+
+    def _read_table(self, file: LogFile) -> None:
+        path = self._table_path(file)
+        if not self._disk.exists(path):
+            return
+        table = msgspec.json.decode(self._disk.read(path), type=_TableFile)
+        if table.version > _TABLE_VERSION:
+            raise StoreCorrupt(f"{path} has version {table.version}; this broker knows {_TABLE_VERSION}")
+        file.topics, file.newest_store_time, file.table_written = table.topics, table.newest_store_time, True
+
+    def write_tables(self, below: int) -> None:
+        """Persist the tables of sealed files that end at or below an offset known to be on the disk."""
+        for file in list(self.files):
+            if file.sealed and not file.table_written and file.end <= below:
+                content = _TableFile(_TABLE_VERSION, file.newest_store_time, file.topics)
+                self._disk.write_atomic(self._table_path(file), msgspec.json.encode(content))
+                file.table_written = True
+
+    def forget_table(self, file: LogFile) -> None:
+        """Drop a table that recovery found to be newer than the log."""
+        if file.table_written:
+            self._disk.remove(self._table_path(file))
+            self._disk.fsync_dir(self.table_directory)
+        file.topics, file.newest_store_time, file.table_written = {}, 0, False
+
+    def at(self, physical_offset: int) -> LogFile | None:
+        """The file that holds an offset."""
+        files = self.files
+        index = bisect_right(files, physical_offset, key=_base) - 1
+        if index < 0 or physical_offset >= files[index].end:
+            return None
+        return files[index]
+
+    def allocate(self, base: int) -> LogFile:
+        """Add the next file; takes the one prepared ahead if there is one. Raises `StoreFull`."""
+        with self._allocation:
+            file, self._next = self._next, None
+            if file is not None and file.base != base:
+                self._remove(file)
+                file = None
+            if file is None:
+                file = self._create(base)
+        self.files.append(file)
+        return file
+
+    def prepare_next(self) -> None:
+        """Allocate the file after the active one; meant for a thread, so that no send waits for it."""
+        with self._allocation:
+            if self.files and self._next is None:
+                self._next = self._create(self.files[-1].end)
+
+    @property
+    def next_is_ready(self) -> bool:
+        """Whether the next file is allocated."""
+        return self._next is not None
+
+    def _create(self, base: int) -> LogFile:
+        path = self.directory / file_name(base)
+        failpoint.hit("store.allocate")
+        try:
+            self._disk.create_preallocated(path, self._file_size)
+        except DiskFull as error:
+            raise StoreFull(f"no room for the next CommitLog file ({self._file_size} bytes) at {path}") from error
+        try:
+            return self._open_file(base, self._file_size)
+        except DiskFull as error:
+            self._disk.remove(path)
+            raise StoreFull(f"no room for the CRC file of {path}") from error
+
+    def grow_crc(self, file: LogFile) -> None:
+        """Make room for more CRC entries. Raises `StoreFull`."""
+        size = file.crc_size * 2
+        try:
+            self._disk.grow(file.crc_path, size)
+        except DiskFull as error:
+            raise StoreFull(f"no room for {size} bytes at {file.crc_path}") from error
+        file.crc_map = self._disk.map(file.crc_path, size)
+        file.crc_size = size
+
+    def seal(self, file: LogFile, position: int) -> None:
+        """Close a file behind its last record."""
+        rest = file.size - position
+        if rest >= END_SIZE:
+            file.map[position : position + END_SIZE] = end_record(rest)
+        file.sealed = True
+
+    def evict(self, file: LogFile) -> None:
+        """Remove the oldest file: its name first, so that no start ever meets half of it."""
+        self.files.remove(file)
+        self._remove(file)
+
+    def _remove(self, file: LogFile) -> None:
+        gone = file.path.with_name(f"{file.path.name}.evicted")
+        self._disk.rename(file.path, gone)
+        self._disk.fsync_dir(self.directory)
+        failpoint.hit("store.evict")
+        # the maps stay until the last reader lets go of its views
+        self._disk.remove(gone)
+        self._disk.remove(file.crc_path)
+        if self._disk.exists(self._table_path(file)):
+            self._disk.remove(self._table_path(file))
+
+    def drop_after(self, file: LogFile | None) -> None:
+        """Remove the files above one: what they hold is above the recovered end."""
+        while self.files and self.files[-1] is not file:
+            self._remove(self.files.pop())
+
+    def find_crc_position(self, file: LogFile, relative: int) -> int:
+        """Position of the first CRC entry at or above a relative offset; entries below are known to be on the disk."""
+        low, high = 0, file.crc_size // CRC_ENTRY_SIZE
+        while low < high:
+            middle = (low + high) // 2
+            mark = CRC_ENTRY.unpack_from(file.crc_map, middle * CRC_ENTRY_SIZE)[0]
+            if 0 < mark <= relative:
+                low = middle + 1
+            else:
+                high = middle
+        return low * CRC_ENTRY_SIZE
+
+    def sweep_evicted(self) -> None:
+        """Finish evictions that a stop interrupted."""
+        for name in self._disk.list_dir(self.directory):
+            if name.endswith(".evicted"):
+                self._disk.remove(self.directory / name)
+        bases = {file.path.name for file in self.files}
+        for directory in (self.crc_directory, self.table_directory):
+            for name in self._disk.list_dir(directory):
+                if name.partition(".")[0] not in bases:
+                    self._disk.remove(directory / name)
+
+
+def _base(file: LogFile) -> int:
+    return file.base

@@ -1,0 +1,31 @@
+"""Settings of the local store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ASYNC_FLUSH = "ASYNC_FLUSH"
+SYNC_FLUSH = "SYNC_FLUSH"
+
+
+@dataclass(slots=True)
+class StoreConfig:
+    """What a store needs to know. Sizes in bytes, times in milliseconds."""
+
+    root: Path
+    commit_log_file_size: int = 1 << 30
+    flush_disk_type: str = ASYNC_FLUSH
+    store_host: tuple[str, int] = ("127.0.0.1", 10911)
+    max_message_size: int = 4 << 20
+    queue_file_size: int = 6_000_000
+    queue_first_step: int = 64 << 10
+    mapped_queue_files: int = 8192
+    index_enabled: bool = True
+    index_slots: int = 500_000
+    index_entries: int = 2_000_000
+    # recovery re-reads the log from the last checkpoint: these bound its work
+    checkpoint_bytes: int = 256 << 20
+    checkpoint_interval: int = 10_000
+    # entries that one filtered read may look at
+    scan_entries: int = 16_000

@@ -1,0 +1,330 @@
+"""A queue's index: 20-byte entries in preallocated, mapped files (layout in `layout`).
+
+A file holds up to 300,000 entries and grows by doubling, because most queues are small. Files of a queue follow each
+other without a hole, except where a queue was told to go on at a higher offset.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from broker.store.config import StoreConfig
+from broker.store.errors import StoreFull
+from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, SHORT, file_name, is_file_name
+from infra.disk import Disk, DiskFull
+from neve.message import MAGIC_V1, MAGIC_V2
+
+_LONGEST_V1_TOPIC = 127
+
+
+class QueueFile:
+    """One file of a queue."""
+
+    __slots__ = ("base", "capacity", "count", "map", "owner", "path")
+
+    def __init__(self, owner: ConsumeQueue, base: int, path: Path, size: int) -> None:
+        self.owner = owner
+        self.base = base
+        self.path = path
+        self.capacity = size // QUEUE_ENTRY_SIZE
+        self.count = 0
+        self.map: mmap.mmap | None = None
+
+    @property
+    def end(self) -> int:
+        return self.base + self.count
+
+
+class MappedFiles:
+    """Bounds how many queue files are mapped, by second chance."""
+
+    def __init__(self, limit: int, disk: Disk) -> None:
+        self.disk = disk
+        self._limit = limit
+        self._files: deque[QueueFile] = deque()
+
+    def map(self, file: QueueFile) -> mmap.mmap:
+        """The file's map, made if needed."""
+        file.owner.used = True
+        if file.map is None:
+            while len(self._files) >= self._limit:
+                self._release_one()
+            file.map = self.disk.map(file.path, file.capacity * QUEUE_ENTRY_SIZE)
+            self._files.append(file)
+        return file.map
+
+    def _release_one(self) -> None:
+        file = self._files.popleft()
+        if file.owner.used:
+            file.owner.used = False
+            self._files.append(file)
+            return
+        file.map = None
+        if file is file.owner.tail:
+            file.owner.map = None
+
+    def forget(self, file: QueueFile) -> None:
+        """Take out a file that grew or goes away."""
+        if file.map is not None:
+            file.map = None
+            self._files.remove(file)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+class TopicTail:
+    """The newest record of a topic, for the table of each log file."""
+
+    __slots__ = ("physical_offset", "store_time")
+
+    def __init__(self) -> None:
+        self.physical_offset = -1
+        self.store_time = 0
+
+
+class ConsumeQueue:
+    """One queue. `put` writes `map`, `position`, `end` and `visible` itself: a call would cost too much."""
+
+    __slots__ = (
+        "_config", "_disk", "_maps", "_minimum", "_minimum_for", "directory", "dirty", "end", "files", "floor", "limit",
+        "magic", "map", "position", "queue_id", "tail", "topic", "topic_part", "topic_tail", "used",
+        "visible",
+    )  # fmt: skip
+
+    def __init__(
+        self, config: StoreConfig, maps: MappedFiles, topic: str, queue_id: int, topic_tail: TopicTail
+    ) -> None:
+        self._config = config
+        self._disk = maps.disk
+        self._maps = maps
+        self.topic = topic
+        self.queue_id = queue_id
+        self.topic_tail = topic_tail
+        self.directory = config.root / "consumequeue" / topic / str(queue_id)
+        self.files: list[QueueFile] = []
+        self.tail: QueueFile | None = None
+        self.map: mmap.mmap | None = None
+        self.position = 0  # bytes in the tail file
+        self.limit = 0
+        self.end = 0  # next offset
+        self.visible = 0  # readers see offsets below
+        self.floor = 0  # the minimum that was asked for
+        self.used = False
+        self.dirty = False
+        self._minimum = 0
+        self._minimum_for = -1
+        name = topic.encode("utf-8", "surrogateescape")
+        long_name = len(name) > _LONGEST_V1_TOPIC
+        self.magic = MAGIC_V2 if long_name else MAGIC_V1
+        self.topic_part = (SHORT.pack(len(name)) if long_name else bytes((len(name),))) + name
+
+    # -- files
+
+    def create(self, first_offset: int, *, sync: bool) -> None:
+        """Start a file at an offset, behind what there is."""
+        size = min(self._config.queue_first_step, self._config.queue_file_size)
+        path = self.directory / file_name(first_offset * QUEUE_ENTRY_SIZE)
+        try:
+            self._disk.make_dirs(self.directory)
+            self._disk.create_preallocated(path, size, sync=sync)
+        except DiskFull as error:
+            raise StoreFull(f"no room for {size} bytes at {path}") from error
+        self.files.append(QueueFile(self, first_offset, path, size))
+        self._set_tail()
+
+    def _set_tail(self) -> None:
+        tail = self.tail = self.files[-1]
+        self.map = self._maps.map(tail)
+        self.position = tail.count * QUEUE_ENTRY_SIZE
+        self.limit = tail.capacity * QUEUE_ENTRY_SIZE
+        self.end = tail.end
+
+    def make_room(self) -> mmap.mmap:
+        """The map to append into; called when there is none, or it is full. Raises `StoreFull`."""
+        tail = self.tail
+        if tail is None:
+            self.create(self.end, sync=False)
+        elif self.position + QUEUE_ENTRY_SIZE > self.limit:
+            self.settle()
+            if self.limit + QUEUE_ENTRY_SIZE > self._config.queue_file_size:
+                self.create(self.end, sync=False)
+            else:
+                self._grow(tail)
+        else:
+            self.map = self._maps.map(tail)
+        assert self.map is not None
+        return self.map
+
+    def _grow(self, tail: QueueFile) -> None:
+        size = min(max(self._disk.size(tail.path), QUEUE_ENTRY_SIZE) * 2, self._config.queue_file_size)
+        try:
+            self._disk.grow(tail.path, size)
+        except DiskFull as error:
+            raise StoreFull(f"no room for {size} bytes at {tail.path}") from error
+        self._maps.forget(tail)
+        tail.capacity = size // QUEUE_ENTRY_SIZE
+        self._set_tail()
+
+    def settle(self) -> None:
+        """Bring the tail file's count up to what `put` appended."""
+        if self.tail is not None:
+            self.tail.count = self.position // QUEUE_ENTRY_SIZE
+
+    def append(self, physical_offset: int, size: int, tags_code: int) -> None:
+        """Add an entry (recovery; the store's `put` has its own copy of these lines)."""
+        target = self.map
+        if target is None or self.position + QUEUE_ENTRY_SIZE > self.limit:
+            target = self.make_room()
+        QUEUE_ENTRY.pack_into(target, self.position, physical_offset, size, tags_code)
+        self.position += QUEUE_ENTRY_SIZE
+        self.end += 1
+        self.visible = self.end
+        self.dirty = True
+
+    # -- load and removal
+
+    def load(self, below: int, *, scrub: bool) -> None:
+        """Open the files, keeping the entries of records below a physical offset."""
+        for name in self._disk.list_dir(self.directory):
+            if not is_file_name(name):
+                continue
+            path = self.directory / name
+            size = self._disk.size(path)
+            if size < QUEUE_ENTRY_SIZE:  # its allocation never ended
+                self._disk.remove(path)
+                self.dirty = True
+                continue
+            file = QueueFile(self, int(name) // QUEUE_ENTRY_SIZE, path, size)
+            file.count = self._count_below(file, below)
+            self.files.append(file)
+        while len(self.files) > 1 and self.files[-1].count == 0 and self.files[-2].end == self.files[-1].base:
+            self._remove(self.files.pop())
+        # a file behind one that lost its end would leave a hole that no one asked for
+        for index, file in enumerate(self.files[:-1]):
+            if file.count < file.capacity and self.files[index + 1].count == 0 and self._lost_end(file):
+                for later in self.files[index + 1 :]:
+                    self._remove(later)
+                del self.files[index + 1 :]
+                break
+        if scrub:
+            for file in self.files:
+                self._scrub(file)
+        if self.files:
+            self._set_tail()
+        self.visible = self.end
+
+    def _lost_end(self, file: QueueFile) -> bool:
+        return (
+            file.base + self._config.queue_file_size // QUEUE_ENTRY_SIZE == self.files[self.files.index(file) + 1].base
+        )
+
+    def _count_below(self, file: QueueFile, below: int) -> int:
+        """Entries below are on the disk whole, those above may be anything but never look like one below."""
+        view = self._maps.map(file)
+        low, high = 0, file.capacity
+        while low < high:
+            middle = (low + high) // 2
+            physical_offset, size, _ = QUEUE_ENTRY.unpack_from(view, middle * QUEUE_ENTRY_SIZE)
+            if size > 0 and physical_offset < below:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _scrub(self, file: QueueFile) -> None:
+        view = self._maps.map(file)
+        start = file.count * QUEUE_ENTRY_SIZE
+        rest = view[start:]
+        if rest.count(0) != len(rest):
+            view[start:] = bytes(len(rest))
+            self.dirty = True
+
+    def _remove(self, file: QueueFile) -> None:
+        # dirty, so that the next checkpoint makes the absence of the name durable
+        self.dirty = True
+        self._maps.forget(file)
+        self._disk.remove(file.path)
+
+    def delete(self) -> None:
+        """Remove the queue from the disk."""
+        for file in self.files:
+            self._remove(file)
+        self.files.clear()
+        self.tail = self.map = None
+        self.position = self.limit = 0
+        self._disk.fsync_dir(self.directory)
+        self._disk.remove_dir(self.directory)
+
+    def sync(self) -> None:
+        """Bring files and names to the disk (any thread)."""
+        # a file or the queue may go away meanwhile: then there is nothing left to sync
+        for file in list(self.files):
+            with suppress(FileNotFoundError):
+                self._disk.fdatasync(file.path)
+        for directory in (self.directory, self.directory.parent):
+            with suppress(FileNotFoundError):
+                self._disk.fsync_dir(directory)
+
+    # -- reading
+
+    def slices(self, first: int, end: int) -> Iterator[tuple[int, memoryview]]:
+        """The entries of [first, end), as runs without a hole."""
+        self.settle()
+        for file in self.files:
+            start, stop = max(first, file.base), min(end, file.end)
+            if start < stop:
+                view = memoryview(self._maps.map(file))
+                yield start, view[(start - file.base) * QUEUE_ENTRY_SIZE : (stop - file.base) * QUEUE_ENTRY_SIZE]
+
+    def entry(self, offset: int) -> tuple[int, int, int] | None:
+        """Physical offset, size and tags code; None in a hole or outside."""
+        for _, view in self.slices(offset, offset + 1):
+            physical_offset, size, tags_code = QUEUE_ENTRY.unpack_from(view)
+            return physical_offset, size, tags_code
+        return None
+
+    def next_existing(self, offset: int) -> int:
+        """The first offset at or above that is no hole."""
+        for file in self.files:
+            if offset < file.base:
+                return file.base
+            if offset < file.end:
+                return offset
+        return self.end
+
+    def first_at(self, physical_offset: int) -> int:
+        """The first offset whose record lies at or above a physical offset; the end if there is none."""
+        self.settle()
+        for file in reversed(self.files):
+            if file.count == 0:
+                continue
+            view = self._maps.map(file)
+            if QUEUE_ENTRY.unpack_from(view)[0] < physical_offset:
+                found = file.base + self._search(view, file.count, physical_offset)
+                return self.next_existing(found)
+        return self.next_existing(self.files[0].base) if self.files else self.end
+
+    @staticmethod
+    def _search(view: mmap.mmap, count: int, physical_offset: int) -> int:
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if QUEUE_ENTRY.unpack_from(view, middle * QUEUE_ENTRY_SIZE)[0] < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def min_offset(self, min_physical_offset: int) -> int:
+        """The first offset that the local log still has; files below it go."""
+        if self._minimum_for != min_physical_offset:
+            self._minimum = self.first_at(min_physical_offset)
+            self._minimum_for = min_physical_offset
+            while len(self.files) > 1 and self.files[0].end <= self._minimum:
+                self._remove(self.files.pop(0))
+        return max(self._minimum, self.floor)

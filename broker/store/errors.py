@@ -1,0 +1,27 @@
+"""What the store refuses, and why."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Any refusal or failure of the local store."""
+
+
+class StoreFull(StoreError):
+    """No room on the disk for the next file; reads go on."""
+
+
+class StoreNotWritable(StoreError):
+    """The store takes no more messages: it is not loaded, shut down, or a sync failed."""
+
+
+class MessageIllegal(StoreError):
+    """The message can't be stored as it is."""
+
+
+class StoreCorrupt(StoreError):
+    """The directory's content contradicts itself, or comes from a newer version."""
+
+
+class StoreLocked(StoreError):
+    """Another broker uses the data directory."""

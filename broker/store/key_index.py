@@ -1,0 +1,197 @@
+"""The index by message key: preallocated hash files, filled in batches behind the append.
+
+    0    u32   magic             24   i64  physical offset of the newest record
+    4    u32   version           32   i64  store time of the oldest record
+    8    u32   slots             40   i64  store time of the newest record
+    12   u32   capacity          48   16 bytes, zero
+    16   u32   entries, plus 1   64   u32 * slots: newest entry of the chain, 0 = none
+    20   u32   zero                   entry * capacity:
+    entry: u32 hash, i64 physical offset, u32 seconds since the oldest record, u32 previous entry of the chain
+
+A file is named by the physical offset of its first record. Key text is not stored; who asks compares.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from struct import Struct
+
+import numpy as np
+
+from broker.store.config import StoreConfig
+from broker.store.errors import StoreCorrupt
+from broker.store.layout import file_name, is_file_name
+from infra.disk import Disk, DiskFull
+
+_MAGIC = 0x4E494458
+_VERSION = 1
+_HEADER = Struct(">IIIIIIqqq")
+_HEADER_SIZE = 64
+_SLOT = Struct(">I")
+_ENTRY = Struct(">IqII")
+_COUNT_AT = 16
+_ENTRY_TYPE = np.dtype([("hash", ">u4"), ("physical", ">i8"), ("seconds", ">u4"), ("previous", ">u4")])
+
+# topic, keys separated by spaces, physical offset, store time
+IndexItem = tuple[str, str, int, int]
+
+
+def _hash(topic: str, key: str) -> int:
+    return zlib.crc32(f"{topic}#{key}".encode())
+
+
+class IndexFile:
+    """One file of the index."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self.base = int(path.name)
+        self.map: mmap.mmap = disk.map(path, disk.size(path))
+        magic, version, self.slots, self.capacity, self.count, _, newest, oldest_time, newest_time = (
+            _HEADER.unpack_from(self.map)
+        )
+        if magic != _MAGIC or version > _VERSION:
+            raise StoreCorrupt(f"{path}: magic {magic:#x}, version {version}: not an index that this broker can read")
+        self.newest_physical, self.oldest_time, self.newest_time = newest, oldest_time, newest_time
+        self.entries_at = _HEADER_SIZE + self.slots * _SLOT.size
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self.count >= self.capacity)
+
+    def add(self, key_hash: int, physical_offset: int, store_time: int) -> None:
+        """Add an entry in front of its chain."""
+        if self.count == 1:
+            self.oldest_time = store_time
+        slot_at = _HEADER_SIZE + key_hash % self.slots * _SLOT.size
+        (previous,) = _SLOT.unpack_from(self.map, slot_at)
+        seconds = max(store_time - self.oldest_time, 0) // 1000
+        _ENTRY.pack_into(
+            self.map, self.entries_at + self.count * _ENTRY.size, key_hash, physical_offset, seconds, previous
+        )
+        _SLOT.pack_into(self.map, slot_at, self.count)
+        self.count += 1
+        self.newest_physical, self.newest_time = physical_offset, store_time
+
+    def write_header(self) -> None:
+        """Store what `add` counted."""
+        _HEADER.pack_into(
+            self.map, 0, _MAGIC, _VERSION, self.slots, self.capacity, self.count, 0,
+            self.newest_physical, self.oldest_time, self.newest_time,
+        )  # fmt: skip
+
+    def find(self, key_hash: int, begin: int, end: int) -> Iterator[int]:
+        """Physical offsets of a hash, newest first."""
+        (number,) = _SLOT.unpack_from(self.map, _HEADER_SIZE + key_hash % self.slots * _SLOT.size)
+        while 0 < number < self.count:
+            found, physical_offset, seconds, previous = _ENTRY.unpack_from(
+                self.map, self.entries_at + number * _ENTRY.size
+            )
+            # seconds are rounded down: the caller compares the record's own time
+            second = self.oldest_time + seconds * 1000
+            if found == key_hash and second <= end and second + 999 >= begin:
+                yield physical_offset
+            if previous >= number:
+                return
+            number = previous
+
+    def rewind(self, count: int) -> None:
+        """Go back to the entries that a checkpoint vouches for and link them again: slots may have any age."""
+        entries = np.frombuffer(self.map, _ENTRY_TYPE, self.capacity, self.entries_at)
+        slots = np.frombuffer(self.map, ">u4", self.slots, _HEADER_SIZE)
+        slots[:] = 0
+        entries[count:] = np.zeros((), _ENTRY_TYPE)
+        numbers = np.arange(1, count, dtype=np.uint32)
+        # of equal places the last assignment stays: the newest entry of each chain
+        slots[entries["hash"][1:count] % self.slots] = numbers
+        self.count = count
+        if count > 1:
+            self.newest_physical = int(entries["physical"][count - 1])
+            self.newest_time = self.oldest_time + int(entries["seconds"][count - 1]) * 1000 + 999
+        self.write_header()
+
+
+class KeyIndex:
+    """All files of the index. One thread only, except `dirty_paths`."""
+
+    def __init__(self, config: StoreConfig, disk: Disk) -> None:
+        self.directory = config.root / "index"
+        self._config = config
+        self._disk = disk
+        self.files: list[IndexFile] = []
+        self._dirty: set[Path] = set()
+        self.skipped = 0
+
+    def load(self, base: int, count: int, *, scrub: bool) -> None:
+        """Open the files as a checkpoint described them; what is newer goes, to be built again."""
+        self._disk.make_dirs(self.directory)
+        for name in self._disk.list_dir(self.directory):
+            if not is_file_name(name):
+                continue
+            path = self.directory / name
+            if int(name) > base or self._disk.size(path) < _HEADER_SIZE:
+                self._disk.remove(path)
+                continue
+            self.files.append(IndexFile(path, self._disk))
+        if self.files and self.files[-1].base == base and scrub:
+            self.files[-1].rewind(count)
+            self._dirty.add(self.files[-1].path)
+
+    def add(self, items: Iterable[IndexItem]) -> None:
+        """Index a batch of messages."""
+        file = self.files[-1] if self.files else None
+        for topic, keys, physical_offset, store_time in items:
+            for key in set(keys.split()):
+                if file is None or file.is_full:
+                    file = self._create(file, physical_offset)
+                    if file is None:
+                        # a message can be found without its key: a full disk must not stop the store here
+                        self.skipped += 1
+                        continue
+                file.add(_hash(topic, key), physical_offset, store_time)
+        if file is not None:
+            file.write_header()
+            self._dirty.add(file.path)
+
+    def _create(self, full: IndexFile | None, physical_offset: int) -> IndexFile | None:
+        if full is not None:
+            full.write_header()
+            self._dirty.add(full.path)
+            physical_offset = max(physical_offset, full.base + 1)
+        path = self.directory / file_name(physical_offset)
+        config = self._config
+        size = _HEADER_SIZE + config.index_slots * _SLOT.size + config.index_entries * _ENTRY.size
+        try:
+            self._disk.create_preallocated(path, size)
+        except DiskFull:
+            return None
+        header = (_MAGIC, _VERSION, config.index_slots, config.index_entries, 1, 0, 0, 0, 0)
+        _HEADER.pack_into(self._disk.map(path, size), 0, *header)
+        self.files.append(IndexFile(path, self._disk))
+        return self.files[-1]
+
+    def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
+        """Physical offsets of a key, newest first; may name records of other keys with the same hash."""
+        key_hash = _hash(topic, key)
+        for file in reversed(self.files):
+            yield from file.find(key_hash, begin, end)
+
+    def state(self) -> tuple[int, int]:
+        """Base and count of the newest file, for a checkpoint."""
+        return (self.files[-1].base, self.files[-1].count) if self.files else (-1, 0)
+
+    def take_dirty(self) -> list[Path]:
+        """The files to sync for a checkpoint."""
+        dirty = list(self._dirty)
+        self._dirty.clear()
+        return dirty
+
+    def evict(self, min_physical_offset: int) -> None:
+        """Remove files whose records have all left the log."""
+        while len(self.files) > 1 and self.files[0].newest_physical < min_physical_offset:
+            file = self.files.pop(0)
+            self._dirty.discard(file.path)
+            self._disk.remove(file.path)

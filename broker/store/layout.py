@@ -1,0 +1,64 @@
+"""The bytes of the store's files. The record itself is RocketMQ's (see `neve.message`).
+
+    commitlog/<base>      records back to back; each file ends with an END record or fewer than 8 bytes
+      END record          i32 bytes to the end of the file, i32 MAGIC_BLANK
+    commitlogcrc/<base>   one entry per record of the file of the same name, in order
+      entry               u32 position in the file + 1, u32 CRC-32, i64 tags code
+    consumequeue/T/Q/<n>  n = first entry * 20
+      entry               i64 physical offset, i32 size, i64 tags code
+
+The CRC covers the record without its body, and begins from the tags code; the body's own CRC is a field of the record.
+So it covers all without a second walk over the body. The tags code is there so that recovery repeats the entry
+exactly (of a delayed message it is a time, not a hash).
+"""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+
+from neve.message import MAGIC_BLANK
+
+FILE_NAME_DIGITS = 20
+END = Struct(">ii")
+END_SIZE = END.size
+CRC_ENTRY = Struct(">IIq")
+CRC_ENTRY_SIZE = CRC_ENTRY.size
+QUEUE_ENTRY = Struct(">qiq")
+QUEUE_ENTRY_SIZE = QUEUE_ENTRY.size
+# size, magic, body CRC, queue, flag, queue offset, physical offset, system flag, born time, born host, store time,
+# store host, reconsume times, prepared transaction offset, body length
+HEAD_V4 = Struct(">iiiiiqqiq8sq8siqi")
+HEAD_OF_HOSTS = {
+    (4, 4): HEAD_V4,
+    (16, 4): Struct(">iiiiiqqiq20sq8siqi"),
+    (4, 16): Struct(">iiiiiqqiq8sq20siqi"),
+    (16, 16): Struct(">iiiiiqqiq20sq20siqi"),
+}
+SIZE_AND_MAGIC = Struct(">ii")
+PHYSICAL_OFFSET_AT = 28
+SYS_FLAG_AT = 36
+BORN_HOST_AT = 48
+LONG = Struct(">q")
+INT = Struct(">i")
+SHORT = Struct(">H")
+
+
+def file_name(number: int) -> str:
+    """A file is named by its first offset."""
+    return f"{number:0{FILE_NAME_DIGITS}d}"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a directory entry is one of ours (and not a temporary one)."""
+    return len(name) == FILE_NAME_DIGITS and name.isdigit()
+
+
+def end_record(size: int) -> bytes:
+    """The END record for the last `size` bytes of a file."""
+    return END.pack(size, MAGIC_BLANK)
+
+
+def record_crc(head: bytes | memoryview, tail: bytes | memoryview, tags_code: int) -> int:
+    """The CRC kept beside the log."""
+    return zlib.crc32(tail, zlib.crc32(head, (tags_code ^ tags_code >> 32) & 0xFFFFFFFF))

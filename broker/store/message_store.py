@@ -1,0 +1,261 @@
+"""The local store: one log for all topics, an index per queue, one thread (see `appender` for the exceptions)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from broker.store import reading
+from broker.store.appender import Appender, PutResult
+from broker.store.commit_log import LogFile
+from broker.store.config import StoreConfig
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.errors import StoreError
+from broker.store.opening import open_store
+from broker.store.reading import EntryRun, GetResult
+from broker.store.recovery import RecoveryReport
+
+__all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport", "Segment", "StoreConfig"]
+
+_QUERY_LIMIT = 64
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One file of the log, as the lifecycle sees it; per topic its last record and newest store time."""
+
+    base: int
+    end: int
+    sealed: bool
+    newest_store_time: int
+    topics: dict[str, tuple[int, int]]
+
+
+class MessageStore(Appender):
+    """See the module."""
+
+    # -- start and stop
+
+    def load(self) -> RecoveryReport:
+        """Lock the directory, recover, and be ready to append."""
+        self.directory.lock()
+        try:
+            report = open_store(self)
+            self._open = True
+            self._checkpoint_now()
+        except BaseException:
+            self._open = False
+            self.directory.release()
+            raise
+        return report
+
+    def shutdown(self) -> None:
+        """Bring everything to the disk and leave the directory clean; after a failed sync, leave it to recovery."""
+        if not self._open:
+            return
+        self._limit = -1
+        try:
+            if self.failed is None:
+                self._checkpoint_now()
+                if not self.checkpoint_is_put_off:
+                    self.directory.end()
+        finally:
+            self._open = False
+            self.directory.release()
+
+    # -- queues
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self.table.get((topic, queue_id))
+
+    def _min_offset(self, queue: ConsumeQueue) -> int:
+        return queue.min_offset(max(self.min_physical_offset, self.state.deleted.get(queue.topic, 0)))
+
+    def queues(self) -> dict[str, list[int]]:
+        """The queues of each topic."""
+        found: dict[str, list[int]] = {}
+        for topic, queue_id in sorted(self.table):
+            found.setdefault(topic, []).append(queue_id)
+        return found
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first offset that the local log has; 0 of an unknown queue."""
+        queue = self._queue(topic, queue_id)
+        return 0 if queue is None else min(self._min_offset(queue), queue.visible)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset after the last confirmed message; 0 of an unknown queue."""
+        queue = self._queue(topic, queue_id)
+        return 0 if queue is None else queue.visible
+
+    def set_min_offset(self, topic: str, queue_id: int, offset: int) -> None:
+        """Hide the messages below an offset, for good."""
+        queue = self._queue(topic, queue_id)
+        if queue is None or offset <= queue.floor:
+            return
+        queue.floor = min(offset, queue.visible)
+        self.state.floors.setdefault(topic, {})[str(queue_id)] = queue.floor
+        self.directory.write_queue_state(self.state)
+
+    def create_queue_at(self, topic: str, queue_id: int, next_offset: int) -> None:
+        """Make a queue go on at an offset, above what its archive or an earlier life of it has."""
+        self._check_writable()
+        queue = self._queue(topic, queue_id)
+        if queue is not None and queue.end >= next_offset:
+            return
+        # recovery takes a hole only from below its checkpoint
+        self._checkpoint_now()
+        if queue is None:
+            queue = self.add_queue(topic, queue_id)
+        queue.settle()
+        queue.create(next_offset, sync=True)
+        queue.visible = next_offset
+        self._mark_dirty(queue)
+        self._checkpoint_now()
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic's queues. Its records stay in the log until their files go, but no longer belong to it."""
+        doomed = [queue for (name, _), queue in self.table.items() if name == topic]
+        if not doomed:
+            return
+        if self._unconfirmed:
+            self.after_flush(self.flush())
+        self.state.deleted[topic] = self.max_physical_offset
+        self.state.floors.pop(topic, None)
+        ended = self.state.ended.setdefault(topic, {})
+        ended.update({str(queue.queue_id): queue.end for queue in doomed})
+        self.directory.write_queue_state(self.state)
+        for queue in doomed:
+            del self.table[topic, queue.queue_id]
+            queue.delete()
+        self.dirty_queues = [queue for queue in self.dirty_queues if queue.topic != topic]
+        parent = self.config.root / "consumequeue"
+        self.disk.fsync_dir(parent / topic)
+        self.disk.remove_dir(parent / topic)
+        self.disk.fsync_dir(parent)
+
+    # -- reads
+
+    def get(  # noqa: PLR0917 - the protocol's own order
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tag_codes: frozenset[int] | None = None,
+    ) -> GetResult:
+        """Read from an offset on; at least one message however large. The buffers are views of the mapped log."""
+        queue = self._queue(topic, queue_id)
+        if queue is None:
+            return GetResult(reading.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        minimum = self._min_offset(queue)
+        return reading.read(
+            self.log,
+            queue,
+            minimum,
+            offset,
+            max_count,
+            max_bytes,
+            tag_codes=tag_codes,
+            scan_entries=self.config.scan_entries,
+        )
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
+        """The offset of a time: the first at or after it, or with `upper` the last at or before it."""
+        queue = self._queue(topic, queue_id)
+        if queue is None:
+            return 0
+        return reading.offset_by_time(self.log, queue, self._min_offset(queue), timestamp, upper=upper)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """Store time of a message; -1 if the local log has none there."""
+        queue = self._queue(topic, queue_id)
+        if queue is None or offset < self._min_offset(queue):
+            return -1
+        return reading.store_time(self.log, queue, offset)
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """The record at a physical offset, if one begins there and is confirmed."""
+        return reading.record_at(self.log, physical_offset, self._confirmed)
+
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
+        """Records whose key has this key's hash, stored in [begin, end], newest first."""
+        self.build_index()
+        limit = min(max_num, _QUERY_LIMIT)
+        lowest = self.state.deleted.get(topic, 0)
+        found: list[bytes] = []
+        for physical_offset in self.index.find(topic, key, begin, end):
+            if len(found) >= limit:
+                break
+            record = self.record_at(physical_offset) if physical_offset >= lowest else None
+            if record is not None and begin <= reading.store_time_at(self.log, physical_offset) <= end:
+                found.append(record)
+        return found
+
+    # -- lifecycle
+
+    @property
+    def min_physical_offset(self) -> int:
+        """Where the local log begins."""
+        return self.log.files[0].base if self.log.files else 0
+
+    @property
+    def max_physical_offset(self) -> int:
+        """Where the next record goes."""
+        return self._appended
+
+    def segments(self) -> list[Segment]:
+        """The files of the log, oldest first; only the last is not sealed."""
+        return [self._segment(file) for file in self.log.files]
+
+    def _segment(self, file: LogFile) -> Segment:
+        if file is self._active and not file.sealed:
+            topics = self.topics_since(file.base)
+            return Segment(file.base, self._appended, False, self.last_time if topics else 0, topics)
+        return Segment(file.base, file.end, file.sealed, file.newest_store_time, file.topics)
+
+    def roll(self) -> None:
+        """End the active file, so that it may be archived whole. Raises `StoreFull`."""
+        self._check_writable()
+        if self._active is not None and self._position:
+            self._start_file(self._active.end)
+
+    def evict(self, base: int) -> None:
+        """Remove the oldest file. The minimum of each queue follows."""
+        file = self.log.files[0] if self.log.files else None
+        if file is None or file.base != base or file is self._active or file.end > self._flushed:
+            raise StoreError(f"the file at {base} is not the oldest, or not sealed and flushed")
+        self.log.evict(file)
+        self.build_index()
+        self.index.evict(self.min_physical_offset)
+
+    def restart_log_at(self, physical_offset: int) -> None:
+        """Go on in a new file at an offset above the log's end: what lies between was lost, its offsets are taken."""
+        self._check_writable()
+        if physical_offset < self._appended:
+            raise StoreError(f"the log already reaches {self._appended}, above {physical_offset}")
+        self._checkpoint_now()
+        border = self._active.end if self._active is not None else 0
+        self._start_file(max(physical_offset, border))
+        self._checkpoint_now()
+
+    def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryRun]:
+        """Per queue the entries of records in [start, end), as arrays of their own."""
+        runs: dict[int, EntryRun] = {}
+        start = max(start_phys, self.state.deleted.get(topic, 0))
+        for (name, queue_id), queue in self.table.items():
+            if name != topic:
+                continue
+            first, end = queue.first_at(start), min(queue.first_at(end_phys), queue.visible)
+            run = reading.entry_run(queue, first, end)
+            if run is None:
+                continue
+            if run.first_offset + len(run.sizes) < end:
+                raise StoreError(f"{topic}, queue {queue_id} has a hole between the offsets {first} and {end}")
+            runs[queue_id] = run
+        return runs
+
+    def files(self, start: int, end: int) -> list[tuple[str, int, int]]:
+        """Path, base and length of the log's files that meet [start, end)."""
+        return [
+            (str(file.path), file.base, file.size) for file in self.log.files if file.base < end and file.end > start
+        ]

@@ -1,0 +1,122 @@
+"""Opening a store: what the files say, checked, and made to agree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.store.checkpoint import Checkpoint
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.errors import StoreCorrupt
+from broker.store.recovery import LogScan, Recovered, RecoveryReport, walk_topics, zero_above
+from neve.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, MessageRecord
+
+if TYPE_CHECKING:
+    from broker.store.appender import Appender
+
+
+def open_store(store: Appender) -> RecoveryReport:
+    """Recover a store whose directory is locked."""
+    directory, log = store.directory, store.log
+    checkpoint = directory.read_checkpoint()
+    store.state = directory.read_queue_state()
+    log.open()
+    log.sweep_evicted()
+    store.log_uuid = directory.log_uuid(log_is_empty=not log.files)
+    clean = directory.begin()
+    report = RecoveryReport(clean)
+    strict = checkpoint is not None
+    if checkpoint is None:
+        clean = report.clean = not log.files
+        checkpoint = Checkpoint(log.files[0].base if log.files else 0)
+    _load_queues(store, checkpoint.physical, scrub=not clean)
+    store.index.load(checkpoint.index_base, checkpoint.index_count, scrub=not clean)
+    store.last_time = checkpoint.store_time
+    report.start = report.end = checkpoint.physical
+    if log.files:
+        _replay(store, checkpoint, report, strict=strict)
+    elif checkpoint.physical:
+        raise StoreCorrupt(f"the CommitLog reached {checkpoint.physical} and is gone from {log.directory}")
+    store.build_index()
+    return report
+
+
+def _load_queues(store: Appender, below: int, *, scrub: bool) -> None:
+    disk, root = store.disk, store.config.root / "consumequeue"
+    disk.make_dirs(root)
+    for topic in disk.list_dir(root):
+        for name in disk.list_dir(root / topic):
+            if name.isdigit():
+                queue = store.add_queue(topic, int(name))
+                queue.load(below, scrub=scrub)
+                if not queue.files:
+                    del store.table[topic, int(name)]
+                elif queue.dirty:
+                    store.dirty_queues.append(queue)
+
+
+def _replay(store: Appender, checkpoint: Checkpoint, report: RecoveryReport, *, strict: bool) -> None:
+    log = store.log
+    first = log.at(checkpoint.physical)
+    if first is None:
+        raise StoreCorrupt(f"the CommitLog has no file for the checkpoint at {checkpoint.physical}: is one missing?")
+    for topic, (physical_offset, store_time) in checkpoint.topics.items():
+        _touch(store, topic, physical_offset, store_time)
+    for file in log.files:
+        if file.end <= first.base:
+            file.sealed = True
+            if not file.table_written:
+                file.topics, file.newest_store_time = walk_topics(file)
+    scan = LogScan(
+        log, report, store_time=checkpoint.store_time, queue_of=lambda record: _queue_of(store, record), strict=strict
+    )
+
+    def sealed(file: object) -> None:
+        # `sealed` comes with the file of the scan, whose records have all been accepted
+        assert scan.file is not None and scan.file is file
+        store.last_time = scan.store_time
+        scan.file.topics = store.topics_since(scan.file.base)
+        scan.file.newest_store_time = scan.store_time if scan.file.topics else 0
+
+    scan.run(checkpoint.physical, lambda found: _accept(store, found, strict=strict), sealed)
+    end_file = scan.file
+    assert end_file is not None
+    log.forget_table(end_file)
+    if not report.clean:
+        report.cut_bytes = zero_above(log, end_file, scan.position)
+        store.disk.fdatasync(end_file.path)
+        store.disk.fdatasync(end_file.crc_path)
+    store.last_time = scan.store_time
+    store.set_end(end_file, scan.position)
+    report.end = end_file.base + scan.position
+
+
+def _queue_of(store: Appender, record: MessageRecord) -> ConsumeQueue | None:
+    if record.physical_offset < store.state.deleted.get(record.topic, 0):
+        return None
+    return store.table.get((record.topic, record.queue_id))
+
+
+def _touch(store: Appender, topic: str, physical_offset: int, store_time: int) -> None:
+    tail = store.tail_of(topic)
+    tail.physical_offset, tail.store_time = physical_offset, store_time
+
+
+def _accept(store: Appender, found: Recovered, *, strict: bool) -> None:
+    record = found.record
+    _touch(store, record.topic, record.physical_offset, record.store_timestamp)
+    if record.physical_offset < store.state.deleted.get(record.topic, 0):
+        return
+    queue = store.table.get((record.topic, record.queue_id))
+    if queue is None:
+        queue = store.add_queue(record.topic, record.queue_id)
+        queue.create(record.queue_offset, sync=False)
+    elif queue.end != record.queue_offset and not strict:
+        queue.settle()
+        queue.create(record.queue_offset, sync=False)
+    if not queue.dirty:
+        store.dirty_queues.append(queue)
+    queue.append(record.physical_offset, record.size, found.tags_code)
+    properties = record.properties
+    keys = f"{properties.get(PROPERTY_UNIQUE_KEY, '')} {properties.get(PROPERTY_KEYS, '')}"
+    if not keys.isspace():
+        store.pending_index.append((record.topic, keys, record.physical_offset, record.store_timestamp))

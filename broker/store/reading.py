@@ -1,0 +1,204 @@
+"""Reads: entries of a queue to slices of the log, times to offsets."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from broker.store.commit_log import CommitLog
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.layout import BORN_HOST_AT, INT, LONG, PHYSICAL_OFFSET_AT, QUEUE_ENTRY, SIZE_AND_MAGIC, SYS_FLAG_AT
+from neve.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
+
+FOUND = "FOUND"
+NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+
+_ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+
+
+class GetResult(msgspec.Struct, frozen=True):
+    """The answer to a read. Each buffer holds one or more whole records, back to back."""
+
+    status: str
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    buffers: list[memoryview] = []
+    count: int = 0
+
+
+class EntryRun(msgspec.Struct, frozen=True):
+    """Entries of one queue, without a hole, as arrays of native integers."""
+
+    first_offset: int
+    physical: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int32]
+    tags: npt.NDArray[np.int64]
+
+
+class _Buffers:
+    """Collects records; neighbours in the log become one slice."""
+
+    def __init__(self, log: CommitLog, max_bytes: int) -> None:
+        self._log = log
+        self._room = max_bytes
+        self._start = self._end = -1
+        self.buffers: list[memoryview] = []
+        self.count = 0
+
+    def add(self, physical_offset: int, size: int) -> bool:
+        """False if the record must wait for the next read."""
+        if self.count and size > self._room:
+            return False
+        self._room -= size
+        self.count += 1
+        if physical_offset != self._end:
+            self.close()
+            self._start = physical_offset
+        self._end = physical_offset + size
+        return True
+
+    def close(self) -> None:
+        """Slice the run so far; a run never crosses a file: an END record stands between."""
+        if self._start >= 0:
+            view = log_view(self._log, self._start, self._end)
+            if view is not None:
+                self.buffers.append(view)
+            self._start = -1
+
+
+def log_view(log: CommitLog, start: int, end: int) -> memoryview | None:
+    """The bytes of [start, end); None if the log does not have them. The view keeps an evicted file's map alive."""
+    file = log.at(start)
+    if file is None or end > file.end:
+        return None
+    return memoryview(file.map)[start - file.base : end - file.base]
+
+
+def read(  # noqa: PLR0917 - as `MessageStore.get`
+    log: CommitLog,
+    queue: ConsumeQueue,
+    minimum: int,
+    offset: int,
+    max_count: int,
+    max_bytes: int,
+    *,
+    tag_codes: frozenset[int] | None,
+    scan_entries: int,
+) -> GetResult:
+    """Read a queue from an offset on."""
+    maximum = queue.visible
+    if maximum == 0:
+        return GetResult(NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+    if offset < minimum:
+        return GetResult(OFFSET_TOO_SMALL, minimum, minimum, maximum)
+    if offset >= maximum:
+        if offset == maximum:
+            return GetResult(OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
+        return GetResult(OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
+    limit = max_count if tag_codes is None else scan_entries
+    for first, view in queue.slices(offset, min(maximum, offset + max(limit, 1))):
+        if first != offset:
+            break
+        buffers = _Buffers(log, max_bytes)
+        following = (
+            _take_all(buffers, view, offset)
+            if tag_codes is None
+            else _take_matching(buffers, view, offset, max_count, tag_codes)
+        )
+        buffers.close()
+        status = FOUND if buffers.count else NO_MATCHED_MESSAGE
+        return GetResult(status, following, minimum, maximum, buffers.buffers, buffers.count)
+    return GetResult(OFFSET_FOUND_NULL, queue.next_existing(offset), minimum, maximum)
+
+
+def _take_all(buffers: _Buffers, view: memoryview, offset: int) -> int:
+    for physical_offset, size, _ in QUEUE_ENTRY.iter_unpack(view):
+        if not buffers.add(physical_offset, size):
+            break
+        offset += 1
+    return offset
+
+
+def _take_matching(buffers: _Buffers, view: memoryview, offset: int, max_count: int, codes: frozenset[int]) -> int:
+    entries = np.frombuffer(view, _ENTRY_TYPE)
+    tags = entries["tags"]
+    if len(codes) == 1:
+        (code,) = codes
+        matches = np.flatnonzero(tags == code)
+    else:
+        matches = np.flatnonzero(np.isin(tags, list(codes)))
+    for index in matches.tolist():
+        physical_offset, size, _ = QUEUE_ENTRY.unpack_from(view, index * QUEUE_ENTRY.size)
+        if buffers.count >= max_count or not buffers.add(physical_offset, size):
+            return offset + int(index)
+    return offset + len(entries)
+
+
+def record_at(log: CommitLog, physical_offset: int, confirmed: int) -> bytes | None:
+    """The record that begins exactly at an offset; the offset may come from anyone."""
+    file = log.at(physical_offset)
+    if file is None or physical_offset + RECORD_SIZE_MIN > min(confirmed, file.end):
+        return None
+    position = physical_offset - file.base
+    size, magic = SIZE_AND_MAGIC.unpack_from(file.map, position)
+    (said,) = LONG.unpack_from(file.map, position + PHYSICAL_OFFSET_AT)
+    if magic not in {MAGIC_V1, MAGIC_V2} or said != physical_offset or position + size > file.size:
+        return None
+    return file.map[position : position + size]
+
+
+def store_time_at(log: CommitLog, physical_offset: int) -> int:
+    """Store time of the record at an offset known to be one; -1 if the log no longer has it."""
+    file = log.at(physical_offset)
+    if file is None:
+        return -1
+    position = physical_offset - file.base
+    (sys_flag,) = INT.unpack_from(file.map, position + SYS_FLAG_AT)
+    host_size = 20 if sys_flag & BORN_HOST_V6 else 8
+    return int(LONG.unpack_from(file.map, position + BORN_HOST_AT + host_size)[0])
+
+
+def store_time(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
+    """Store time of a message; -1 if the local log has none there."""
+    entry = queue.entry(offset) if offset < queue.visible else None
+    return -1 if entry is None else store_time_at(log, entry[0])
+
+
+def offset_by_time(log: CommitLog, queue: ConsumeQueue, minimum: int, timestamp: int, *, upper: bool) -> int:
+    """Lower: the first offset stored at or after a time, or the end. Upper: the last at or before, or the first."""
+    low, high = minimum, queue.visible
+    wanted = timestamp + 1 if upper else timestamp
+    while low < high:
+        middle = (low + high) // 2
+        if store_time(log, queue, queue.next_existing(middle)) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return max(low - 1, minimum) if upper else low
+
+
+def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
+    """The visible entries of [first, end) as arrays of their own; stops at a hole."""
+    for start, view in queue.slices(first, end):
+        parts = [np.frombuffer(view, _ENTRY_TYPE)]
+        following = start + len(parts[0])
+        for later, more in queue.slices(following, end):
+            if later != following:
+                break
+            parts.append(np.frombuffer(more, _ENTRY_TYPE))
+            following += len(parts[-1])
+        entries = np.concatenate(parts)
+        return EntryRun(
+            start,
+            entries["physical"].astype(np.int64),
+            entries["size"].astype(np.int32),
+            entries["tags"].astype(np.int64),
+        )
+    return None

@@ -1,0 +1,60 @@
+"""A store on a simulated disk, small enough that a few messages roll its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore, PutResult
+from infra.clock import ManualClock
+from infra.disk import Disk
+from infra.sim_disk import SimDisk
+
+OpenStore = Callable[..., MessageStore]
+
+
+def small_config(**changes: Any) -> StoreConfig:
+    values: dict[str, Any] = {
+        "root": Path("/store"),
+        "commit_log_file_size": 16384,
+        "queue_first_step": 4096,
+        "queue_file_size": 8000,
+        "index_slots": 64,
+        "index_entries": 256,
+    }
+    return StoreConfig(**(values | changes))
+
+
+def put(store: MessageStore, topic: str = "t", queue_id: int = 0, body: bytes = b"body", **changes: Any) -> PutResult:
+    values: dict[str, Any] = {
+        "flag": 0,
+        "sys_flag": 0,
+        "born_timestamp": 1,
+        "born_host": ("10.1.2.3", 4000),
+    }
+    properties = changes.pop("properties", b"")
+    return store.put(topic, queue_id, body, properties, **(values | changes))
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def open_store(disk: SimDisk, clock: ManualClock) -> OpenStore:
+    def open_one(on: Disk = disk, **changes: Any) -> MessageStore:
+        store = MessageStore(small_config(**changes), on, clock)
+        store.load()
+        return store
+
+    return open_one
