@@ -346,8 +346,15 @@ class RemotingServer:
     """Listens on one or more ports with the same handler."""
 
     def __init__(
-        self, handler: Handler, *, host: str = "0.0.0.0", port: int = 0, limits: RemotingLimits | None = None
+        self,
+        handler: Handler,
+        *,
+        host: str = "0.0.0.0",
+        port: int = 0,
+        limits: RemotingLimits | None = None,
+        closed: Callable[[Connection], None] | None = None,
     ) -> None:
+        self._closed = closed
         self._handler = handler
         self._host = host
         self._port = port
@@ -419,6 +426,8 @@ class RemotingServer:
 
     def _forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        if self._closed is not None:
+            self._closed(connection)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -303,8 +303,15 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_standard(value: object) -> bytes:
-    """Strict JSON with sorted keys and only ASCII, as name servers answer newer clients."""
-    return json.dumps(msgspec.to_builtins(value, str_keys=True), separators=(",", ":"), sort_keys=True).encode()
+    """Strict JSON with sorted keys, only ASCII and no nulls, as name servers answer newer clients."""
+    plain = _without_nulls(msgspec.to_builtins(value, str_keys=True))
+    return json.dumps(plain, separators=(",", ":"), sort_keys=True).encode()
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def dumps_object_keys(value: object) -> bytes:

@@ -1,0 +1,28 @@
+"""What an operator may set on a name server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.config import SECOND, key
+
+
+@dataclass
+class NamesrvConfig:
+    """One name server, under RocketMQ's key names."""
+
+    listen_port: int = key(9876, low=0, high=65535)
+    bind_address: str = key("0.0.0.0")
+    kv_config_path: str = key("~/namesrv/kvConfig.json")
+    scan_not_active_broker_interval: int = key(10 * SECOND, low=100, high=600 * SECOND, unit="time")
+    order_message_enable: bool = key(False, live=True)
+    return_order_topic_config_to_broker: bool = key(True, live=True)
+    delete_topic_with_broker_registration: bool = key(False, live=True)
+    enable_all_topic_list: bool = key(True, live=True)
+    max_connections: int = key(10_000, low=1, high=1_000_000)
+    log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+
+    @property
+    def kv_path(self) -> Path:
+        return Path(self.kv_config_path).expanduser()

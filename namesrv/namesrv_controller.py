@@ -1,0 +1,66 @@
+"""A name server put together: tables, settings, port, and the scan for brokers that fell silent."""
+
+from __future__ import annotations
+
+import logging
+
+from infra.clock import Clock
+from infra.disk import Disk
+from infra.remoting_server import Connection, RemotingLimits, RemotingServer, RequestRouter
+from infra.supervisor import Supervisor
+from namesrv.kv_config_manager import KvConfigManager
+from namesrv.namesrv_config import NamesrvConfig
+from namesrv.request_processor import RequestProcessor
+from namesrv.route_info_manager import RouteInfoManager
+
+log = logging.getLogger(__name__)
+
+FIRST_SCAN_S = 5.0
+PRINT_KV_S = 600.0
+FIRST_PRINT_S = 60.0
+
+
+class NamesrvController:
+    """Starts and stops one name server on the running loop."""
+
+    def __init__(self, config: NamesrvConfig, clock: Clock, disk: Disk) -> None:
+        self._config = config
+        self.kv = KvConfigManager(config.kv_path, disk)
+        self.routes = RouteInfoManager(clock)
+        self._supervisor = Supervisor("namesrv")
+        router = RequestRouter()
+        RequestProcessor(config, self.routes, self.kv).register_on(router)
+        limits = RemotingLimits(max_connections=config.max_connections)
+        self._server = RemotingServer(
+            router, host=config.bind_address, port=config.listen_port, limits=limits, closed=self._closed
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._server.port
+
+    async def start(self) -> None:
+        """Read the settings, listen, begin to scan."""
+        self.kv.load()
+        await self._server.start()
+        period = self._config.scan_not_active_broker_interval / 1000
+        self._supervisor.every("scan", period, self.scan, first_s=min(FIRST_SCAN_S, period))
+        self._supervisor.every("print-kv", PRINT_KV_S, self.kv.print_all, first_s=FIRST_PRINT_S)
+        log.info("name server listens on %s:%d", self._config.bind_address, self.port)
+
+    async def shutdown(self) -> None:
+        """Answer what is under way and stop."""
+        await self._server.shutdown()
+        await self._supervisor.stop()
+
+    def scan(self) -> None:
+        """Take out brokers that fell silent, and hang up on them."""
+        for identity, connection in self.routes.expire():
+            log.warning("broker %r at %r is silent and taken out", identity.name, identity.address)
+            if isinstance(connection, Connection):
+                connection.close()
+
+    def _closed(self, connection: Connection) -> None:
+        for identity in self.routes.connection_closed(connection):
+            log.warning("broker %r at %r hung up and is taken out", identity.name, identity.address)

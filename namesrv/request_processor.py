@@ -1,0 +1,249 @@
+"""What each request means to a name server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from infra.config import ConfigError, parse_properties, to_properties, update_live
+from infra.remoting_server import Connection, RequestRouter
+from namesrv.kv_config_manager import ORDER_TOPIC_CONFIG, KvConfigManager
+from namesrv.namesrv_config import NamesrvConfig
+from namesrv.registration import check_crc, parse_registration
+from namesrv.route_info_manager import FLAG_UNIT, FLAG_UNIT_SUB, BrokerIdentity, RouteInfoManager
+from neve.errors import BrokerError
+from neve.remoting.body import DataVersion, TopicRouteData, dumps, dumps_object_keys, dumps_standard, loads_as
+from neve.remoting.codes import VERSION_STANDARD_JSON_ROUTE, RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_bool, optional_int, require_int, require_str
+
+log = logging.getLogger(__name__)
+
+MAX_NAME = 255
+
+
+class RequestProcessor:
+    """Answers requests out of the tables; change the tables, tell nobody."""
+
+    def __init__(self, config: NamesrvConfig, routes: RouteInfoManager, kv: KvConfigManager) -> None:
+        self._config = config
+        self._routes = routes
+        self._kv = kv
+
+    def register_on(self, router: RequestRouter) -> None:
+        """Serve every code that a name server knows."""
+        code = RequestCode
+        for number, handler in {
+            code.PUT_KV_CONFIG: self.put_kv,
+            code.DELETE_KV_CONFIG: self.delete_kv,
+        }.items():
+            router.register(number, handler)
+        for number, answer in {
+            code.GET_KV_CONFIG: self.get_kv,
+            code.GET_KVLIST_BY_NAMESPACE: self.kv_namespace,
+            code.REGISTER_BROKER: self.register_broker,
+            code.UNREGISTER_BROKER: self.unregister_broker,
+            code.BROKER_HEARTBEAT: self.broker_heartbeat,
+            code.QUERY_DATA_VERSION: self.query_data_version,
+            code.GET_ROUTEINFO_BY_TOPIC: self.route,
+            code.GET_BROKER_CLUSTER_INFO: self.cluster_info,
+            code.GET_BROKER_MEMBER_GROUP: self.member_group,
+            code.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            code.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.all_topics,
+            code.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            code.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            code.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
+            code.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            code.GET_UNIT_TOPIC_LIST: self._topics_where(lambda flag: bool(flag & FLAG_UNIT)),
+            code.GET_HAS_UNIT_SUB_TOPIC_LIST: self._topics_where(lambda flag: bool(flag & FLAG_UNIT_SUB)),
+            code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._topics_where(
+                lambda flag: bool(flag & FLAG_UNIT_SUB) and not flag & FLAG_UNIT
+            ),
+            code.UPDATE_NAMESRV_CONFIG: self.update_config,
+            code.GET_NAMESRV_CONFIG: self.get_config,
+        }.items():
+            router.register(number, answer)
+
+    # --- brokers --------------------------------------------------------------------------------------------------
+
+    def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """103"""
+        ext = request.ext
+        identity = _identity(request)
+        check_crc(request.body, optional_int(ext, "bodyCrc32", 0))
+        registration = parse_registration(request.body, compressed=optional_bool(ext, "compressed"))
+        result = self._routes.register(
+            identity,
+            registration,
+            connection=connection,
+            ha_server_addr=ext.get("haServerAddr", ""),
+            patience_ms=optional_int(ext, "heartbeatTimeoutMillis", 0),
+            drop_missing_topics=self._config.delete_topic_with_broker_registration,
+            acting_master=optional_bool(ext, "enableActingMaster"),
+        )
+        answer: dict[str, str] = {}
+        if result.ha_server_addr is not None and result.master_addr is not None:
+            answer = {"haServerAddr": result.ha_server_addr, "masterAddr": result.master_addr}
+        body = b""
+        if self._config.return_order_topic_config_to_broker:
+            order = self._kv.namespace(ORDER_TOPIC_CONFIG)
+            body = dumps({"table": order}) if order is not None else b""
+        return _ok(request, body, answer)
+
+    def unregister_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """104"""
+        identity = _identity(request)
+        self._routes.unregister(identity)
+        log.info("broker %r at %r left", identity.name, identity.address)
+        return _ok(request)
+
+    def broker_heartbeat(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """904"""
+        self._routes.heartbeat(require_str(request.ext, "clusterName"), require_str(request.ext, "brokerAddr"))
+        return _ok(request)
+
+    def query_data_version(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """322: spares the broker a whole registration while nothing has changed."""
+        identity = _identity(request)
+        asked = loads_as(request.body, DataVersion)
+        changed, standing = self._routes.query_data_version(identity.cluster, identity.address, asked)
+        body = dumps(standing) if standing is not None else b""
+        return _ok(request, body, {"changed": "true" if changed else "false"})
+
+    def wipe_write_perm(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """205"""
+        count = self._routes.set_writable(require_str(request.ext, "brokerName"), writable=False)
+        return _ok(request, ext={"wipeTopicCount": str(count)})
+
+    def add_write_perm(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """327"""
+        count = self._routes.set_writable(require_str(request.ext, "brokerName"), writable=True)
+        return _ok(request, ext={"addTopicCount": str(count)})
+
+    # --- routes and topics ----------------------------------------------------------------------------------------
+
+    def route(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """105"""
+        topic = require_str(request.ext, "topic")
+        route = self._routes.route(topic)
+        if route is None:
+            remark = f"No topic route info in name server for the topic: {topic}"
+            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, remark)
+        if self._config.order_message_enable:
+            route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, topic)
+        return _ok(request, _in_dialect(request, route))
+
+    def cluster_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """106"""
+        return _ok(request, _in_dialect(request, self._routes.cluster_info()))
+
+    def member_group(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """901"""
+        group = self._routes.member_group(
+            require_str(request.ext, "clusterName"), require_str(request.ext, "brokerName")
+        )
+        return _ok(request, _in_dialect(request, {"brokerMemberGroup": group}))
+
+    def all_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """206"""
+        if not self._config.enable_all_topic_list:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "disable")
+        return _topics(request, self._routes.topics())
+
+    def topics_of_cluster(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """224"""
+        return _topics(request, self._routes.topics_of_cluster(require_str(request.ext, "cluster")))
+
+    def system_topics(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """304"""
+        names, address = self._routes.system_topics()
+        return _ok(request, dumps({"topicList": names, **({"brokerAddr": address} if address else {})}))
+
+    def _topics_where(self, matches: Callable[[int], bool]) -> Callable[[Connection, RemotingCommand], RemotingCommand]:
+        """311, 312, 313"""
+        return lambda _, request: _topics(request, self._routes.topics_by_flag(matches))
+
+    def delete_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """216"""
+        topic = require_str(request.ext, "topic")
+        self._routes.delete_topic(topic, request.ext.get("clusterName") or None)
+        log.info("topic %r is deleted", topic)
+        return _ok(request)
+
+    def register_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """217"""
+        topic = require_str(request.ext, "topic")
+        if request.body:
+            self._routes.register_topic(topic, loads_as(request.body, TopicRouteData).queue_datas)
+        return _ok(request)
+
+    # --- settings -------------------------------------------------------------------------------------------------
+
+    async def put_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """100"""
+        namespace, key = require_str(request.ext, "namespace"), require_str(request.ext, "key")
+        await self._kv.put(namespace, key, require_str(request.ext, "value"))
+        return _ok(request)
+
+    async def delete_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """102"""
+        await self._kv.delete(require_str(request.ext, "namespace"), require_str(request.ext, "key"))
+        return _ok(request)
+
+    def get_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """101"""
+        namespace, key = require_str(request.ext, "namespace"), require_str(request.ext, "key")
+        value = self._kv.get(namespace, key)
+        if value is None:
+            remark = f"No config item, Namespace: {namespace} Key: {key}"
+            raise BrokerError(ResponseCode.QUERY_NOT_FOUND, remark)
+        return _ok(request, ext={"value": value})
+
+    def kv_namespace(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """219"""
+        namespace = require_str(request.ext, "namespace")
+        table = self._kv.namespace(namespace)
+        if table is None:
+            raise BrokerError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return _ok(request, dumps({"table": table}))
+
+    def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """318: an allow-list; paths and ports never change over the wire."""
+        try:
+            text = request.body.decode()
+            changes = {key: value for _, key, value in parse_properties(text, "update")}
+            update_live(self._config, changes)
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise BrokerError(ResponseCode.NO_PERMISSION, str(error)) from error
+        log.info("%s:%d changed %s", *connection.remote, sorted(changes))
+        return _ok(request)
+
+    def get_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """319"""
+        return _ok(request, to_properties(self._config).encode())
+
+
+def _ok(request: RemotingCommand, body: bytes = b"", ext: dict[str, str] | None = None) -> RemotingCommand:
+    return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext, body=body)
+
+
+def _topics(request: RemotingCommand, topics: list[str]) -> RemotingCommand:
+    return _ok(request, dumps({"topicList": topics}))
+
+
+def _in_dialect(request: RemotingCommand, value: object) -> bytes:
+    standard = request.version >= VERSION_STANDARD_JSON_ROUTE or optional_bool(request.ext, "acceptStandardJsonOnly")
+    return dumps_standard(value) if standard else dumps_object_keys(value)
+
+
+def _identity(request: RemotingCommand) -> BrokerIdentity:
+    ext = request.ext
+    cluster, name, address = (require_str(ext, field) for field in ("clusterName", "brokerName", "brokerAddr"))
+    broker_id = require_int(ext, "brokerId")
+    host, _, port = address.rpartition(":")
+    if not (cluster and name and host and port.isdigit()) or max(map(len, (cluster, name, address))) > MAX_NAME:
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, f"register broker failed: no broker {name!r} at {address!r}")
+    if not 0 <= broker_id < 1 << 31:
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, f"register broker failed: broker id {broker_id}")
+    return BrokerIdentity(cluster, name, address, broker_id)
