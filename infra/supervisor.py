@@ -31,6 +31,7 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(self._guard(name, work), name=f"{self._name}/{name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before it began: nobody else would end it
         return task
 
     def every(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from infra.remoting_server import (
     Answer,
@@ -34,7 +35,7 @@ def refuse(_: Connection, command: RemotingCommand) -> RemotingCommand:
 
 
 async def slow(_: Connection, command: RemotingCommand) -> Answer:
-    await asyncio.sleep(0)
+    await asyncio.to_thread(len, command.body)
     if command.body == b"boom":
         raise ValueError("later")
     return RemotingCommand.response(command, 0, body=b"slow")
@@ -85,6 +86,8 @@ def run(test: Callable[[RemotingServer], Awaitable[None]], limits: RemotingLimit
             await test(server)
 
     asyncio.run(body())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the loop that servers run on
+        runner.run(body())
 
 
 def wire(command: RemotingCommand) -> bytes:
@@ -113,7 +116,6 @@ def test_byte_by_byte() -> None:
         for value in wire(RemotingCommand(ECHO, 3, serialize_type=1, ext={"k": "v"})):
             writer.write(bytes([value]))
             await writer.drain()
-            await asyncio.sleep(0)
         answer = await receive(reader)
         assert (answer.opaque, answer.ext, answer.serialize_type) == (3, {"k": "v"}, 1)
         writer.close()

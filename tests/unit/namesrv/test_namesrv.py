@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from infra.clock import ManualClock
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, open_connection
+from namesrv.kv_config_manager import KvConfigManager
+from namesrv.namesrv_config import NamesrvConfig
+from namesrv.namesrv_controller import NamesrvController
+from neve.remoting.body import lenient_loads
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+
+BROKER = {"clusterName": "c", "brokerName": "a", "brokerAddr": "10.0.0.1:10911", "brokerId": "0", "haServerAddr": ""}
+TOPIC = {"topicName": "t", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+TABLE = {"topicConfigSerializeWrapper": {"topicConfigTable": {"t": TOPIC}, "dataVersion": {"counter": 1}}}
+
+
+class Rig:
+    def __init__(self, controller: NamesrvController, clock: ManualClock) -> None:
+        self.controller = controller
+        self.clock = clock
+
+    async def connect(self) -> Connection:
+        return await open_connection("127.0.0.1", self.controller.port)
+
+    async def ask(
+        self,
+        connection: Connection,
+        code: int,
+        ext: dict[str, str] | None = None,
+        body: object = None,
+        version: int = 479,
+    ) -> RemotingCommand:
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        return await connection.invoke(RemotingCommand(code, version=version, ext=ext or {}, body=raw), 5)
+
+    async def register(self) -> Connection:
+        connection = await self.connect()
+        answer = await self.ask(connection, RequestCode.REGISTER_BROKER, BROKER, TABLE)
+        assert answer.code == 0, answer.remark
+        return connection
+
+
+def run(tmp_path: Path, test: Callable[[Rig], Awaitable[None]], **settings: object) -> None:
+    async def body() -> None:
+        config = NamesrvConfig(listen_port=0, bind_address="127.0.0.1", kv_config_path=str(tmp_path / "d" / "kv.json"))
+        for name, value in settings.items():
+            setattr(config, name, value)
+        clock = ManualClock()
+        controller = NamesrvController(config, clock, RealDisk())
+        await controller.start()
+        try:
+            async with asyncio.timeout(10):
+                await test(Rig(controller, clock))
+        finally:
+            await controller.shutdown()
+
+    asyncio.run(body())
+
+
+def test_routes_in_both_dialects(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        broker = await rig.register()
+        client = await rig.connect()
+        new = await rig.ask(client, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})
+        assert new.code == 0
+        parsed = json.loads(new.body)
+        assert parsed["brokerDatas"][0]["brokerAddrs"] == {"0": "10.0.0.1:10911"}
+        assert parsed["queueDatas"][0]["writeQueueNums"] == 4
+        assert "orderTopicConf" not in parsed
+        old = await rig.ask(client, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"}, version=400)
+        assert b'"brokerAddrs":{0:"10.0.0.1:10911"}' in old.body
+        assert lenient_loads(old.body)["brokerDatas"][0]["cluster"] == "c"
+        asked = {"topic": "t", "acceptStandardJsonOnly": "true"}
+        assert (await rig.ask(client, RequestCode.GET_ROUTEINFO_BY_TOPIC, asked, version=317)).body == new.body
+        missing = await rig.ask(client, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "x"})
+        assert (missing.code, "topic: x" in (missing.remark or "")) == (17, True)
+        broker.close()
+        client.close()
+
+    run(tmp_path, test)
+
+
+def test_every_question_has_its_answer(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        broker = await rig.register()
+        ask = rig.ask
+        known = await ask(broker, RequestCode.QUERY_DATA_VERSION, BROKER, {"counter": 1})
+        assert (known.ext["changed"], json.loads(known.body)["counter"]) == ("false", 1)
+        assert (await ask(broker, RequestCode.QUERY_DATA_VERSION, BROKER, {"counter": 2})).ext["changed"] == "true"
+        assert (await ask(broker, RequestCode.BROKER_HEARTBEAT, BROKER)).code == 0
+        info = json.loads((await ask(broker, RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+        assert info["clusterAddrTable"] == {"c": ["a"]}
+        group = json.loads((await ask(broker, RequestCode.GET_BROKER_MEMBER_GROUP, BROKER)).body)
+        assert group["brokerMemberGroup"]["brokerAddrs"] == {"0": "10.0.0.1:10911"}
+        assert (await ask(broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER, BROKER)).ext == {"wipeTopicCount": "1"}
+        assert (await ask(broker, RequestCode.ADD_WRITE_PERM_OF_BROKER, BROKER)).ext == {"addTopicCount": "1"}
+        route = {
+            "queueDatas": [{"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "topicSysFlag": 3}]
+        }
+        assert (await ask(broker, RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "n"}, route)).code == 0
+        for code, expected in ((206, ["n", "t"]), (311, ["n"]), (312, ["n"]), (313, []), (304, ["a", "c"])):
+            assert json.loads((await ask(broker, code)).body)["topicList"] == expected
+        by_cluster = await ask(broker, RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "c"})
+        assert json.loads(by_cluster.body)["topicList"] == ["n", "t"]
+        assert (await ask(broker, RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "n"})).code == 0
+        assert (await ask(broker, RequestCode.UNREGISTER_BROKER, BROKER)).code == 0
+        assert json.loads((await ask(broker, 206)).body)["topicList"] == []
+        assert (await ask(broker, 10)).code == 3
+        broker.close()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "body", "expected"),
+    [
+        (103, {**BROKER, "bodyCrc32": "1"}, TABLE, 1),
+        (103, {**BROKER, "brokerAddr": "nowhere"}, TABLE, 1),
+        (103, {**BROKER, "brokerId": "-1"}, TABLE, 1),
+        (103, {**BROKER, "brokerId": "x"}, TABLE, 1),
+        (103, {}, TABLE, 1),
+        (103, BROKER, b"{{{", 1),
+        (103, {**BROKER, "compressed": "true"}, TABLE, 1),
+        (322, BROKER, b"", 1),
+        (105, {}, None, 1),
+        (101, {"namespace": "n", "key": "k"}, None, 22),
+        (219, {"namespace": "n"}, None, 22),
+        (318, {}, b"kvConfigPath=/tmp/x", 16),
+        (318, {}, b"configBlackList=x", 16),
+        (318, {}, b"\xff", 16),
+    ],
+)
+def test_refusals_leave_the_connection_alive(
+    tmp_path: Path, code: int, ext: dict[str, str], body: object, expected: int
+) -> None:
+    async def test(rig: Rig) -> None:
+        connection = await rig.connect()
+        assert (await rig.ask(connection, code, ext, body)).code == expected
+        assert (await rig.ask(connection, 206)).code == 0
+        connection.close()
+
+    run(tmp_path, test)
+
+
+def test_a_broker_that_hangs_up_or_falls_silent_is_gone(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        broker = await rig.register()
+        client = await rig.connect()
+        broker.close()
+        while (await rig.ask(client, 105, {"topic": "t"})).code != 17:
+            pass
+        silent = await rig.register()
+        gone = asyncio.Event()
+        silent.on_close(lambda _: gone.set())
+        rig.clock.advance(120_001)
+        rig.controller.scan()
+        await gone.wait()
+        assert (await rig.ask(client, 105, {"topic": "t"})).code == 17
+        client.close()
+
+    run(tmp_path, test)
+
+
+def test_the_scan_runs_by_itself(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        silent = await rig.register()
+        gone = asyncio.Event()
+        silent.on_close(lambda _: gone.set())
+        rig.clock.advance(120_001)
+        await gone.wait()
+
+    run(tmp_path, test, scan_not_active_broker_interval=100)
+
+
+def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_path: Path) -> None:
+    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "t", "value": "a:4"}
+
+    async def first(rig: Rig) -> None:
+        connection = await rig.connect()
+        assert (await rig.ask(connection, RequestCode.PUT_KV_CONFIG, order)).code == 0
+        assert (await rig.ask(connection, RequestCode.PUT_KV_CONFIG, {**order, "key": "gone"})).code == 0
+        assert (await rig.ask(connection, RequestCode.DELETE_KV_CONFIG, {**order, "key": "gone"})).code == 0
+        assert (await rig.ask(connection, RequestCode.DELETE_KV_CONFIG, {**order, "key": "gone"})).code == 0
+        connection.close()
+
+    async def second(rig: Rig) -> None:
+        connection = await rig.connect()
+        assert (await rig.ask(connection, RequestCode.GET_KV_CONFIG, order)).ext == {"value": "a:4"}
+        table = await rig.ask(connection, RequestCode.GET_KVLIST_BY_NAMESPACE, order)
+        assert json.loads(table.body) == {"table": {"t": "a:4"}}
+        registered = await rig.ask(connection, RequestCode.REGISTER_BROKER, BROKER, TABLE)
+        assert json.loads(registered.body) == {"table": {"t": "a:4"}}
+        route = await rig.ask(connection, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})
+        assert json.loads(route.body)["orderTopicConf"] == "a:4"
+        rig.controller.kv.print_all()
+        connection.close()
+
+    run(tmp_path, first)
+    run(tmp_path, second, order_message_enable=True)
+
+
+def test_live_settings(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        connection = await rig.connect()
+        assert (await rig.ask(connection, 318, body=b"enableAllTopicList=false\n")).code == 0
+        assert (await rig.ask(connection, 206)).code == 1
+        assert b"enableAllTopicList=false" in (await rig.ask(connection, 319)).body
+        connection.close()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"version":2,"configTable":{}}', b'{"configTable":{"a":{"b":1}}}'])
+def test_a_settings_file_that_cannot_be_trusted_stops_the_start(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "kv.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"kv\.json"):
+        KvConfigManager(path, RealDisk()).load()
+
+
+def test_rocketmqs_own_settings_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kv.json"
+    path.write_text('{"configTable":{"n":{"k":"v"}}}')
+    manager = KvConfigManager(path, RealDisk())
+    manager.load()
+    assert manager.get("n", "k") == "v"

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import pytest
+
+from infra.clock import ManualClock
+from namesrv.registration import Registration, check_crc, parse_registration, parse_topic_text
+from namesrv.route_info_manager import BrokerIdentity, RouteInfoManager
+from neve.errors import BrokerError, ProtocolError
+from neve.remoting.body import DataVersion, QueueData, TopicConfig
+
+A = BrokerIdentity("c", "a", "10.0.0.1:10911", 0)
+A_SLAVE = BrokerIdentity("c", "a", "10.0.0.2:10911", 1)
+B = BrokerIdentity("c", "b", "10.0.0.3:10911", 0)
+
+
+def topics(*names: str, counter: int = 1, state: int = 0) -> Registration:
+    return Registration({name: TopicConfig(name, 4, 4) for name in names}, DataVersion(state, 5, counter))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def routes(clock: ManualClock) -> RouteInfoManager:
+    return RouteInfoManager(clock)
+
+
+def test_a_topic_on_two_brokers(routes: RouteInfoManager) -> None:
+    routes.register(A, topics("t", "u"), connection=1)
+    routes.register(B, topics("t"), connection=2)
+    route = routes.route("t")
+    assert route is not None
+    assert [queue.broker_name for queue in route.queue_datas] == ["a", "b"]
+    assert [broker.broker_addrs for broker in route.broker_datas] == [{0: A.address}, {0: B.address}]
+    assert routes.route("none") is None
+    assert routes.topics() == ["t", "u"]
+    assert routes.topics_of_cluster("c") == ["t", "u"]
+    assert routes.topics_of_cluster("other") == []
+    assert routes.cluster_info()["clusterAddrTable"] == {"c": ["a", "b"]}
+    names, address = routes.system_topics()
+    assert names == ["a", "b", "c"]
+    assert address in (A.address, B.address)
+
+
+def test_a_slave_learns_its_master_and_changes_no_topics(routes: RouteInfoManager) -> None:
+    assert routes.register(A_SLAVE, topics("s"), connection=2).master_addr is None
+    assert routes.topics() == []
+    routes.register(A, topics("t"), connection=1, ha_server_addr="10.0.0.1:10912")
+    result = routes.register(A_SLAVE, topics("s"), connection=2)
+    assert (result.master_addr, result.ha_server_addr) == (A.address, "10.0.0.1:10912")
+    assert routes.member_group("c", "a")["brokerAddrs"] == {0: A.address, 1: A_SLAVE.address}
+    routes.connection_closed(1)
+    route = routes.route("t")
+    assert route is not None
+    assert route.broker_datas[0].broker_addrs == {1: A_SLAVE.address}
+
+
+def test_equal_versions_change_nothing_and_new_ones_do(routes: RouteInfoManager) -> None:
+    routes.register(A, topics("t"), connection=1)
+    assert routes.set_writable("a", writable=False) == 1
+    routes.register(A, topics("t"), connection=1)
+    route = routes.route("t")
+    assert route is not None
+    assert route.queue_datas[0].perm == 4
+    assert routes.set_writable("a", writable=True) == 1
+    assert route.queue_datas[0].perm == 6
+    routes.register(A, topics("v", counter=2), connection=1)
+    assert routes.topics() == ["t", "v"]
+    routes.register(A, topics("v", counter=3), connection=1, drop_missing_topics=True)
+    assert routes.topics() == ["v"]
+
+
+def test_one_topic_alone_registers(routes: RouteInfoManager) -> None:
+    routes.register(A, topics("only"), connection=1)
+    assert routes.topics() == ["only"]
+
+
+def test_version_question_spares_registration_and_keeps_alive(clock: ManualClock, routes: RouteInfoManager) -> None:
+    version = DataVersion(0, 5, 1)
+    assert routes.query_data_version("c", A.address, version) == (True, None)
+    routes.register(A, topics("t"), connection=1)
+    for _ in range(3):
+        clock.advance(100_000)
+        assert routes.query_data_version("c", A.address, version) == (False, version)
+        assert routes.expire() == []
+    assert routes.query_data_version("c", A.address, DataVersion(0, 5, 2)) == (True, version)
+    clock.advance(100_000)
+    routes.heartbeat("c", A.address)
+    clock.advance(100_000)
+    assert routes.expire() == []
+
+
+def test_silence_ends_a_broker_but_a_jump_of_the_wall_clock_does_not(
+    clock: ManualClock, routes: RouteInfoManager
+) -> None:
+    routes.register(A, topics("t"), connection=1)
+    routes.register(B, topics("t"), connection=2, patience_ms=10_000)
+    clock.set_wall(clock.now_ms() + 10**9)
+    assert routes.expire() == []
+    clock.advance(10_001)
+    assert routes.expire() == [(B, 2)]
+    clock.advance(110_000)
+    assert routes.expire() == [(A, 1)]
+    assert routes.topics() == []
+    assert routes.cluster_info() == {"brokerAddrTable": {}, "clusterAddrTable": {}}
+
+
+def test_a_closed_connection_ends_its_broker_unless_it_came_back(routes: RouteInfoManager) -> None:
+    routes.register(A, topics("t"), connection=1)
+    routes.register(A, topics("t"), connection=2)
+    assert routes.connection_closed(1) == []
+    assert routes.route("t") is not None
+    assert routes.connection_closed(2) == [A]
+    assert routes.route("t") is None
+
+
+def test_addresses_that_move(routes: RouteInfoManager) -> None:
+    routes.register(A_SLAVE, topics(), connection=1)
+    promoted = BrokerIdentity("c", "a", A_SLAVE.address, 0)
+    routes.register(promoted, topics("t"), connection=1)
+    assert routes.member_group("c", "a")["brokerAddrs"] == {0: A_SLAVE.address}
+    renamed = BrokerIdentity("c", "z", A_SLAVE.address, 0)
+    routes.register(renamed, topics("t"), connection=1)
+    assert routes.cluster_info()["clusterAddrTable"] == {"c": ["z"]}
+    moved = BrokerIdentity("c", "z", "10.0.0.9:1", 0)
+    routes.register(moved, topics("t"), connection=3)
+    assert routes.connection_closed(1) == [renamed]
+    assert routes.member_group("c", "z")["brokerAddrs"] == {0: moved.address}
+
+
+def test_refusals(routes: RouteInfoManager) -> None:
+    routes.register(A, topics("t", state=5), connection=1)
+    with pytest.raises(BrokerError, match="newer state"):
+        routes.register(BrokerIdentity("c", "a", "10.0.0.9:1", 0), topics("t", state=4), connection=2)
+    with pytest.raises(BrokerError, match="belongs to cluster"):
+        routes.register(BrokerIdentity("other", "a", "10.0.0.9:1", 0), topics("t"), connection=2)
+    assert routes.member_group("c", "a")["brokerAddrs"] == {0: A.address}
+    assert routes.member_group("other", "a")["brokerAddrs"] == {}
+
+
+def test_topics_by_hand(routes: RouteInfoManager) -> None:
+    routes.register(A, topics("t"), connection=1)
+    routes.register_topic("n", [QueueData("a", 1, 1), QueueData("stranger", 1, 1)])
+    assert routes.topics() == ["n", "t"]
+    routes.delete_topic("n", "other")
+    assert routes.topics() == ["n", "t"]
+    routes.delete_topic("n", "c")
+    routes.delete_topic("t")
+    assert routes.topics() == []
+    routes.unregister(A)
+    routes.unregister(A)
+
+
+def test_topics_by_flag(routes: RouteInfoManager) -> None:
+    registration = Registration({n: TopicConfig(n, topic_sys_flag=f) for n, f in (("u", 1), ("s", 2), ("us", 3))})
+    routes.register(A, registration, connection=1)
+    assert routes.topics_by_flag(lambda flag: bool(flag & 1)) == ["u", "us"]
+    assert routes.topics_by_flag(lambda flag: flag == 2) == ["s"]
+
+
+def block(data: bytes) -> bytes:
+    return struct.pack(">i", len(data)) + data
+
+
+def compressed(*topic_texts: str, tail: bytes = b"") -> bytes:
+    version = json.dumps({"stateVersion": 1, "timestamp": 2, "counter": 3}).encode()
+    table = struct.pack(">i", len(topic_texts)) + b"".join(block(text.encode()) for text in topic_texts)
+    return zlib.compress(block(version) + table + block(b'["f:1"]') + tail)
+
+
+def test_compressed_registration() -> None:
+    body = compressed(
+        "t 8 4 6 SINGLE_TAG {}", "old 1 2 4 MULTI_TAG", 'x 1 1 6 SINGLE_TAG {"+k":"v w"}', tail=b"\0\0\0\0"
+    )
+    registration = parse_registration(body, compressed=True)
+    assert registration.data_version == DataVersion(1, 2, 3)
+    assert registration.topics["t"] == TopicConfig("t", 8, 4, 6)
+    assert registration.topics["old"].topic_filter_type == "MULTI_TAG"
+    assert registration.topics["x"].attributes == {"+k": "v w"}
+    assert registration.filter_servers == ["f:1"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no zlib",
+        compressed("t 8 4 6 SINGLE_TAG {}")[:-6],
+        zlib.compress(struct.pack(">i", -1)),
+        zlib.compress(struct.pack(">i", 100) + b"x"),
+        zlib.compress(b"\0"),
+        zlib.compress(bytes(65 * 1024 * 1024)),
+        compressed("t x 4 6 SINGLE_TAG"),
+        compressed("t"),
+    ],
+)
+def test_hostile_compressed_registration(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        parse_registration(body, compressed=True)
+
+
+def test_plain_registration_in_the_dialect() -> None:
+    body = (
+        b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,"stateVersion":0,"timestamp":9},'
+        b'"mappingDataVersion":{"counter":0,"stateVersion":0,"timestamp":1},"topicConfigTable":{"t":{"attributes":{},"order":'
+        b'false,"perm":6,"readQueueNums":8,"topicFilterType":"SINGLE_TAG","topicName":"t","topicSysFlag":0,"writeQueueNums":8}},'
+        b'"topicQueueMappingDetailMap":{},"topicQueueMappingInfoMap":{}}}'
+    )
+    registration = parse_registration(body, compressed=False)
+    assert registration.data_version == DataVersion(0, 9, 3)
+    assert registration.topics == {"t": TopicConfig("t", 8, 8)}
+    assert parse_registration(b"", compressed=False).topics == {}
+    check_crc(body, 0)
+    check_crc(body, zlib.crc32(body) & 0x7FFFFFFF)
+    with pytest.raises(BrokerError, match="crc32"):
+        check_crc(body, 1)
+    assert parse_topic_text("t 1 1 6 SINGLE_TAG ").attributes == {}
