@@ -1,0 +1,324 @@
+"""The lifecycle's jobs: offload, retention, TTL, sweep. One at a time; each starts by making sure it may.
+
+A job that finds the archive taken over or out of reach raises: the scheduler counts and logs it, and runs it again at
+its next time. Nothing is evicted or deleted on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from infra import failpoint
+from infra.clock import Clock
+from infra.object_store import NotFound
+from lifecycle.hot_store import HotStore, Segment
+from lifecycle.retention import (
+    HOUR_MS,
+    Pending,
+    Policy,
+    deletable,
+    due_topics,
+    eviction_plan,
+    plan_dropped,
+    plan_expiry,
+    wanted_segments,
+)
+from lifecycle.safe_clock import SafeClock
+from neve.archive import keys
+from neve.archive.journal import Deleted, Expire
+from tiered.journal import JournalWriter
+from tiered.offload import OffloadRound, Progress, RoundReport, Uploader
+from tiered.offload_plan import TopicRange
+
+_log = logging.getLogger(__name__)
+
+ORPHAN_AGE_MS = 48 * HOUR_MS
+DELETE_BATCH = 500
+
+
+class Lifecycle:
+    """`journal` and `worker` are None where no archive is configured: then only local retention runs."""
+
+    def __init__(
+        self,
+        hot: HotStore,
+        journal: JournalWriter | None,
+        worker: Uploader | None,
+        policy: Policy,
+        clock: Clock,
+        *,
+        cluster: str = "DefaultCluster",
+    ) -> None:
+        self.policy = policy
+        self._hot, self._journal, self._clock = hot, journal, clock
+        self._safe_clock = SafeClock(clock)
+        self._rounds = (
+            OffloadRound(journal, hot, worker, cluster=cluster) if journal is not None and worker is not None else None
+        )
+        self._busy = threading.Lock()
+        self._reported: dict[str, int] = {}  # orphan -> size, as the last sweep found them
+        self._last_round: dict[str, Any] = {}
+        self._evicted = 0
+        self._deleted = 0
+
+    # --- offload -------------------------------------------------------------------------------------------
+
+    def run_offload(
+        self, roll: bool = False, evict: bool = False, progress: Progress | None = None
+    ) -> list[RoundReport]:
+        """Finish what is open, then write what is due; with `roll` everything, with `evict` free the local disk."""
+        if self._journal is None or self._rounds is None:
+            return []
+        with self._busy:
+            self._journal.ensure_online()
+            self._journal.follow()
+            reports = self._rounds.resume(progress)
+            if roll:
+                self._hot.roll()
+            while ranges := self._ranges(everything=roll):
+                report = self._rounds.run(ranges, progress)
+                if report is None:
+                    break
+                reports.append(report)
+                if not report.committed:
+                    break  # each name failed: the next run tries again
+            self._note(reports)
+            if evict:
+                self._evict([segment for segment in self._hot.segments() if segment.sealed], progress)
+        return reports
+
+    def _ranges(self, *, everything: bool) -> list[TopicRange]:
+        """The topics of the next round with their ranges, each within the segment of its first unarchived record."""
+        assert self._journal is not None
+        end = self._hot.flush()
+        segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
+        ranges: dict[str, TopicRange] = {}
+        pending: dict[str, Pending] = {}
+        for topic in self._archived_topics():
+            found = self._pending(topic, segments, end)
+            if found is not None:
+                ranges[topic], pending[topic] = found
+        if not everything:
+            now = self._clock.now_ms()
+            wanted = wanted_segments(segments, self.policy, now, self._hot.disk_ratio())
+            due = due_topics(pending, wanted, self._through(), self.policy, now)
+            return [ranges[topic] for topic in due]
+        return [ranges[topic] for topic in sorted(ranges)]
+
+    def _archived_topics(self) -> list[str]:
+        assert self._journal is not None
+        open_topics = {name.topic for names in self._journal.catalog.open_intents().values() for name in names}
+        return [topic for topic in self._hot.queues() if topic not in open_topics and self.policy.archived(topic)]
+
+    def _pending(self, topic: str, segments: Sequence[Segment], end: int) -> tuple[TopicRange, Pending] | None:
+        assert self._journal is not None
+        through = self._journal.catalog.through(topic) or 0
+        target: TopicRange | None = None
+        total, oldest = 0, -1
+        for segment in segments:
+            start, stop = max(segment.base, through), min(segment.end, end)
+            if start >= stop or (segment.sealed and topic not in segment.topics):
+                continue
+            runs = {queue: run for queue, run in self._hot.entries(topic, start, stop).items() if len(run.physical)}
+            if not runs:
+                continue
+            total += sum(int(run.sizes.sum()) for run in runs.values())
+            if target is None:
+                target = TopicRange(topic, start, stop)
+                queue, run = min(runs.items(), key=lambda item: int(item[1].physical[0]))
+                oldest = self._hot.store_time(topic, queue, run.first_offset)
+        return (target, Pending(total, oldest)) if target is not None else None
+
+    def _through(self) -> dict[str, int]:
+        if self._journal is None:
+            return {}
+        catalog = self._journal.catalog
+        return {topic: catalog.through(topic) or 0 for topic in catalog.topics()}
+
+    def _note(self, reports: Sequence[RoundReport]) -> None:
+        if reports:
+            self._last_round = {
+                "round": reports[-1].round,
+                "time_ms": self._clock.now_ms(),
+                "objects": sum(len(report.committed) for report in reports),
+                "failed": sum(len(report.failed) for report in reports),
+                "aborted": sum(len(report.aborted) for report in reports),
+            }
+
+    # --- local disk ----------------------------------------------------------------------------------------
+
+    def run_retention(self) -> list[int]:
+        """Free the local disk of segments that are too old or crowd it, under the eviction rule."""
+        with self._busy:
+            if self._journal is not None:
+                self._journal.ensure_online()
+                self._journal.follow()
+            now = self._clock.now_ms()
+            return self._evict(wanted_segments(self._hot.segments(), self.policy, now, self._hot.disk_ratio()), None)
+
+    def _evict(self, wanted: Sequence[Segment], progress: Progress | None) -> list[int]:
+        plan = eviction_plan(
+            self._hot.segments(),
+            wanted,
+            self._through(),
+            self.policy,
+            now_ms=self._clock.now_ms(),
+            pinned=self._hot.pinned_from(),
+        )
+        for base in plan:
+            failpoint.hit("offload.before_evict")
+            self._hot.evict(base)
+            failpoint.hit("offload.after_evict")
+            self._evicted += 1
+            if progress is not None:
+                progress({"event": "evicted", "segment": base})
+        return plan
+
+    # --- expiry --------------------------------------------------------------------------------------------
+
+    def run_ttl(self) -> dict[str, int]:
+        """Take what has expired out of view, and delete what has been out of view for the grace."""
+        with self._busy:
+            if self._journal is None:
+                now = self._clock.now_ms()
+                return {"expired": 0, "deleted": 0, "raised": self._expire_local(now)}
+            self._journal.ensure_online()
+            self._journal.follow()
+            now = self._safe_clock.now_ms(self._journal.store)
+            expired = self._expire_objects(now)
+            raised = self._expire_local(now)
+            return {"expired": expired, "deleted": self._delete_expired(now), "raised": raised}
+
+    def _expire_objects(self, now: int) -> int:
+        assert self._journal is not None
+        catalog = self._journal.catalog
+        plan = plan_expiry(catalog.objects(), self.policy, now)
+        dropped = [key for key in self._dropped() if key not in set(plan.keys)]
+        after = now + self.policy.grace_ms
+        if plan.keys:
+            self._journal.append(Expire(keys=plan.keys, delete_after_ms=after, minimums=plan.minimums))
+        if dropped:
+            self._journal.append(Expire(keys=dropped, delete_after_ms=after, reason="topic deleted"))
+        failpoint.hit("ttl.after_expire")
+        return len(plan.keys) + len(dropped)
+
+    def _dropped(self) -> list[str]:
+        assert self._journal is not None
+        catalog = self._journal.catalog
+        dropped: list[str] = []
+        for topic in catalog.topics():
+            entry = catalog.topic_entry(topic)
+            if entry is not None and entry.minimums:
+                dropped += plan_dropped(catalog.objects(topic), entry.minimums)
+        return dropped
+
+    def _expire_local(self, now: int) -> int:
+        """The TTL holds on the hot tier too: a queue's minimum moves up, never back."""
+        raised = 0
+        for topic, queues in self._hot.queues().items():
+            ttl = self.policy.ttl_ms(topic)
+            if ttl is None:
+                continue
+            for queue in queues:
+                offset = self._hot.offset_by_time(topic, queue, now - ttl + 1, False)
+                if offset > self._hot.min_offset(topic, queue):
+                    self._hot.set_min_offset(topic, queue, offset)
+                    raised += 1
+        return raised
+
+    def _delete_expired(self, now: int) -> int:
+        """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted."""
+        assert self._journal is not None
+        due = deletable(self._journal.catalog.expiring(), now)
+        for position in range(0, len(due), DELETE_BATCH):
+            batch = due[position : position + DELETE_BATCH]
+            for key in batch:
+                self._journal.store.delete(key)
+                failpoint.hit("ttl.after_delete")
+            self._journal.append(Deleted(keys=batch))
+            self._deleted += len(batch)
+        return len(due)
+
+    # --- sweep ---------------------------------------------------------------------------------------------
+
+    def run_sweep(self, repair: bool = False) -> list[str]:
+        """Objects of this broker that nothing vouches for, older than 48 h. `repair` deletes those reported before."""
+        if self._journal is None:
+            return []
+        with self._busy:
+            self._journal.ensure_online()
+            self._journal.follow()
+            now = self._safe_clock.now_ms(self._journal.store)
+            found = self._orphans(now)
+            for key, size in found.items():
+                if repair and key in self._reported:
+                    self._journal.store.delete(key)
+                    _log.warning("deleted the orphan %s of %d bytes", key, size)
+                else:
+                    _log.warning("orphan: %s of %d bytes is in no catalog and no open intent", key, size)
+            self._reported = found
+            return sorted(found)
+
+    def _orphans(self, now: int) -> dict[str, int]:
+        assert self._journal is not None
+        journal = self._journal
+        top = f"{journal.prefix.strip('/')}/" if journal.prefix.strip("/") else ""
+        found: dict[str, int] = {}
+        for folder in journal.store.list_prefixes(top):
+            if not folder.removeprefix(top).startswith("topic="):
+                continue
+            for info in journal.store.list(folder):
+                parts = keys.parse_data_key(info.key)
+                if parts is None or parts.broker != journal.broker or journal.catalog.knows(info.key):
+                    continue  # not ours to judge
+                if info.modified_ms + ORPHAN_AGE_MS <= now:
+                    found[info.key] = info.size
+        return found
+
+    def missing_objects(self) -> list[str]:
+        """Objects that the catalog has and the store does not: told, never taken for expired."""
+        if self._journal is None:
+            return []
+        missing = []
+        for name in self._journal.catalog.objects():
+            try:
+                self._journal.store.head(name.key)
+            except NotFound:
+                missing.append(name.key)
+        return missing
+
+    # --- status --------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Figures for metrics and the admin page; reads the local log only."""
+        common: dict[str, Any] = {"evicted_segments": self._evicted, "deleted_objects": self._deleted}
+        if self._journal is None:
+            return {"archive": "off", **common}
+        backlog = self._backlog()
+        return {
+            "archive": "fenced" if self._journal.fenced else "online" if self._journal.online else "unreachable",
+            "epoch": self._journal.epoch,
+            "journal_entries": self._journal.catalog.next_seq,
+            "objects": len(self._journal.catalog.objects()),
+            "gaps": len(self._journal.catalog.gaps()),
+            "open_names": sum(map(len, self._journal.catalog.open_intents().values())),
+            "orphans": len(self._reported),
+            "backlog_bytes": sum(what.bytes for what in backlog),
+            "backlog_age_ms": max((self._age(what) for what in backlog), default=0),
+            "last_round": self._last_round,
+            "store_requests": dict(self._journal.store.requests),
+            **common,
+        }
+
+    def _backlog(self) -> list[Pending]:
+        segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
+        end = max((segment.end for segment in segments), default=0)
+        topics = [topic for topic in self._hot.queues() if self.policy.archived(topic)]
+        found = [self._pending(topic, segments, end) for topic in topics]
+        return [each[1] for each in found if each is not None]
+
+    def _age(self, what: Pending) -> int:
+        return max(0, self._clock.now_ms() - what.oldest_ms) if what.oldest_ms >= 0 else 0

@@ -1,0 +1,55 @@
+"""What the lifecycle asks of the broker's hot store. Called from job threads: the broker passes an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tiered.offload_plan import HotLog
+
+
+class Segment(Protocol):
+    """One CommitLog file: its range, and per topic the last record's offset and the newest store time."""
+
+    @property
+    def base(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def sealed(self) -> bool: ...
+
+    @property
+    def newest_store_time(self) -> int: ...
+
+    @property
+    def topics(self) -> Mapping[str, tuple[int, int]]: ...
+
+
+class HotStore(HotLog, Protocol):
+    def segments(self) -> Sequence[Segment]: ...
+
+    def flush(self) -> int:
+        """Make the log durable; returns the CommitLog offset below which it is."""
+        ...
+
+    def roll(self) -> None: ...
+
+    def evict(self, base: int) -> None: ...
+
+    def queues(self) -> Mapping[str, Sequence[int]]: ...
+
+    def min_offset(self, topic: str, queue: int) -> int: ...
+
+    def set_min_offset(self, topic: str, queue: int, offset: int) -> None: ...
+
+    def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int: ...
+
+    def pinned_from(self) -> int | None:
+        """The lowest CommitLog offset that a timer, half message or pop checkpoint still needs; None: none does."""
+        ...
+
+    def disk_ratio(self) -> float:
+        """The used share of the disk that holds the log, 0 to 1."""
+        ...

@@ -1,0 +1,166 @@
+"""Decisions about age and room, as pure functions: what is due, what may be evicted, what has expired.
+
+Times are milliseconds. A time below 0 is unknown, and what is of unknown age is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lifecycle.hot_store import Segment
+from neve.archive.journal import CommittedName
+
+HOUR_MS = 3_600_000
+FOR_EVER_HOURS = 1_000_000
+SYSTEM_TOPICS = frozenset(
+    {
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "TBW102",
+        "SELF_TEST_TOPIC",
+    }
+)
+SYSTEM_PREFIXES = ("rmq_sys_", "RMQ_SYS_TRANS_")
+
+
+def is_system_topic(topic: str) -> bool:
+    """Half, schedule, timer, revive and offset topics are never archived."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIXES)
+
+
+class Pending(NamedTuple):
+    """What of a topic is not archived yet."""
+
+    bytes: int
+    oldest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    archive_min_bytes: int = 8 << 20
+    archive_max_age_ms: int = HOUR_MS
+    reserved_ms: int = 72 * HOUR_MS  # local retention, fileReservedTime
+    disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
+    grace_ms: int = 24 * HOUR_MS
+    archived: Callable[[str], bool] = field(default=lambda topic: not is_system_topic(topic))
+    exists: Callable[[str], bool] = field(default=lambda topic: True)
+    ttl_hours: Callable[[str], int | None] = field(default=lambda topic: None)  # None: for ever
+
+    def ttl_ms(self, topic: str) -> int | None:
+        hours = self.ttl_hours(topic)
+        if hours is None or hours <= 0 or hours >= FOR_EVER_HOURS:
+            return None
+        return hours * HOUR_MS
+
+
+def wanted_segments(segments: Iterable[Segment], policy: Policy, now_ms: int, disk_ratio: float) -> list[Segment]:
+    """Sealed segments that should leave the local disk: too old, or the disk is above its mark."""
+    crowded = disk_ratio > policy.disk_mark
+    return [
+        segment
+        for segment in segments
+        if segment.sealed
+        and (crowded or (segment.newest_store_time >= 0 and segment.newest_store_time + policy.reserved_ms <= now_ms))
+    ]
+
+
+def due_topics(
+    pending: Mapping[str, Pending], wanted: Iterable[Segment], through: Mapping[str, int], policy: Policy, now_ms: int
+) -> list[str]:
+    """Topics whose time has come, oldest first."""
+    asked = {
+        topic for segment in wanted for topic, (last, _) in segment.topics.items() if last >= through.get(topic, 0)
+    }
+    due = [
+        topic
+        for topic, what in pending.items()
+        if what.bytes > 0
+        and (
+            what.bytes >= policy.archive_min_bytes
+            or topic in asked
+            or (what.oldest_ms >= 0 and what.oldest_ms + policy.archive_max_age_ms <= now_ms)
+        )
+    ]
+    return sorted(due, key=lambda topic: (pending[topic].oldest_ms, topic))
+
+
+def may_evict(segment: Segment, through: Mapping[str, int], policy: Policy, now_ms: int, pinned: int | None) -> bool:
+    """Whether nothing is lost when the segment goes: each topic is archived, expired, deleted or not archived."""
+    if not segment.sealed or (pinned is not None and pinned < segment.end):
+        return False
+    return all(_settled(topic, record, through, policy, now_ms) for topic, record in segment.topics.items())
+
+
+def _settled(topic: str, record: tuple[int, int], through: Mapping[str, int], policy: Policy, now_ms: int) -> bool:
+    last, newest = record
+    if last < through.get(topic, 0) or not policy.exists(topic):
+        return True
+    ttl = policy.ttl_ms(topic)
+    if ttl is not None and newest >= 0 and newest + ttl <= now_ms:
+        return True
+    return not policy.archived(topic) and newest >= 0 and newest + policy.reserved_ms <= now_ms
+
+
+def eviction_plan(
+    segments: Sequence[Segment],
+    wanted: Iterable[Segment],
+    through: Mapping[str, int],
+    policy: Policy,
+    *,
+    now_ms: int,
+    pinned: int | None,
+) -> list[int]:
+    """Bases of the segments to remove: from the log's lower end, up to the first that must stay."""
+    asked = {segment.base for segment in wanted}
+    plan = []
+    for segment in sorted(segments, key=lambda each: each.base):
+        if segment.base not in asked or not may_evict(segment, through, policy, now_ms, pinned):
+            break
+        plan.append(segment.base)
+    return plan
+
+
+class ExpirePlan(NamedTuple):
+    keys: list[str]
+    minimums: dict[str, dict[int, int]]
+
+
+def plan_expiry(objects: Iterable[CommittedName], policy: Policy, now_ms: int) -> ExpirePlan:
+    """Objects whose last row group has expired; per topic in log order, up to the first that has not."""
+    keys: list[str] = []
+    minimums: dict[str, dict[int, int]] = {}
+    held: set[str] = set()
+    for name in sorted(objects, key=lambda each: (each.topic, each.start)):
+        ttl = policy.ttl_ms(name.topic)
+        if ttl is None or name.topic in held or not _expired(name, ttl, now_ms):
+            held.add(name.topic)
+            continue
+        keys.append(name.key)
+        rising = minimums.setdefault(name.topic, {})
+        for queue, (_, last, _) in name.queues.items():
+            rising[queue] = max(rising.get(queue, 0), last + 1)
+    return ExpirePlan(keys, minimums)
+
+
+def _expired(name: CommittedName, ttl_ms: int, now_ms: int) -> bool:
+    newest = [group.newest_ms for group in name.row_groups]
+    return bool(newest) and min(newest) >= 0 and max(newest) + ttl_ms <= now_ms
+
+
+def plan_dropped(objects: Iterable[CommittedName], minimums: Mapping[int, int]) -> list[str]:
+    """Objects of a deleted topic: those that lie wholly below the offsets at which its queues go on."""
+    return [
+        name.key
+        for name in objects
+        if all(last < minimums.get(queue, 0) for queue, (_, last, _) in name.queues.items())
+    ]
+
+
+def deletable(expiring: Mapping[str, int], now_ms: int) -> list[str]:
+    return sorted(key for key, after in expiring.items() if after <= now_ms)

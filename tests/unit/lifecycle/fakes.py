@@ -1,0 +1,219 @@
+"""A hot log in memory and a worker that stores a description instead of Parquet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from infra.clock import ManualClock
+from infra.disk import RealDisk
+from infra.object_store import MemoryStore, PreconditionFailed
+from lifecycle.archiver import Lifecycle
+from lifecycle.retention import Policy
+from neve.archive.journal import CommittedName, IntentName, RowGroup
+from tiered.journal import JournalWriter
+from tiered.offload import ContentConflict
+from tiered.offload_plan import EntryRun
+
+RECORD = 100
+SEGMENT = 1000
+
+
+@dataclass
+class FakeRun:
+    first_offset: int
+    physical: np.ndarray
+    sizes: np.ndarray
+    tags: np.ndarray
+
+
+@dataclass
+class FakeSegment:
+    base: int
+    end: int
+    sealed: bool
+    newest_store_time: int = -1
+    topics: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class FakeHot:
+    """Records of 100 bytes in segments of 1000."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.records: list[tuple[int, str, int, int, int]] = []  # physical, topic, queue, offset, time
+        self.tail = 0
+        self.first_segment = 0
+        self.rolled: dict[int, int] = {}
+        self.minimums: dict[tuple[str, int], int] = {}
+        self.next: dict[tuple[str, int], int] = {}
+        self.pinned: int | None = None
+        self.disk = 0.1
+        self.evicted: list[int] = []
+
+    def put(self, topic: str, queue: int = 0, count: int = 1) -> None:
+        for _ in range(count):
+            offset = self.next.get((topic, queue), 0)
+            self.records.append((self.tail, topic, queue, offset, self.clock.now_ms()))
+            self.next[topic, queue] = offset + 1
+            self.tail += RECORD
+
+    def lose_above(self, physical: int) -> None:
+        """What a power cut does under ASYNC_FLUSH."""
+        self.records = [record for record in self.records if record[0] < physical]
+        self.tail = physical
+        self.next = {}
+        for _, topic, queue, offset, _ in self.records:
+            self.next[topic, queue] = offset + 1
+
+    def restart_at(self, physical: int, queue_next: Mapping[tuple[str, int], int]) -> None:
+        self.tail = -(-physical // SEGMENT) * SEGMENT
+        self.next |= {place: max(self.next.get(place, 0), offset) for place, offset in queue_next.items()}
+
+    def segments(self) -> Sequence[FakeSegment]:
+        found = []
+        for base in range(self.first_segment, self.tail + 1, SEGMENT):
+            inside = [record for record in self.records if base <= record[0] < base + SEGMENT]
+            topics: dict[str, tuple[int, int]] = {}
+            for physical, topic, _, _, time in inside:
+                topics[topic] = (physical, time)
+            sealed = base + SEGMENT <= self.tail
+            newest = max((record[4] for record in inside), default=-1)
+            found.append(FakeSegment(base, base + SEGMENT if sealed else self.tail, sealed, newest, topics))
+        return found
+
+    def flush(self) -> int:
+        return self.tail
+
+    def roll(self) -> None:
+        self.tail = -(-self.tail // SEGMENT) * SEGMENT
+
+    def evict(self, base: int) -> None:
+        assert base == self.first_segment, "the log is evicted from its lower end"
+        self.evicted.append(base)
+        self.first_segment = base + SEGMENT
+        self.records = [record for record in self.records if record[0] >= self.first_segment]
+
+    def queues(self) -> Mapping[str, Sequence[int]]:
+        found: dict[str, list[int]] = {}
+        for topic, queue in sorted(self.next):
+            found.setdefault(topic, []).append(queue)
+        return found
+
+    def min_offset(self, topic: str, queue: int) -> int:
+        return self.minimums.get((topic, queue), 0)
+
+    def set_min_offset(self, topic: str, queue: int, offset: int) -> None:
+        assert offset >= self.min_offset(topic, queue)
+        self.minimums[topic, queue] = offset
+
+    def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
+        mine = [record for record in self.records if record[1:3] == (topic, queue)]
+        return min((record[3] for record in mine if record[4] >= time_ms), default=self.next[topic, queue])
+
+    def pinned_from(self) -> int | None:
+        return self.pinned
+
+    def disk_ratio(self) -> float:
+        return self.disk
+
+    def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
+        runs: dict[int, EntryRun] = {}
+        for queue in self.queues().get(topic, ()):
+            mine = [r for r in self.records if r[1:3] == (topic, queue) and start <= r[0] < end]
+            if mine:
+                offsets = [record[3] for record in mine]
+                assert offsets == list(range(offsets[0], offsets[0] + len(offsets))), "a run is dense"
+                physical = np.array([record[0] for record in mine], np.int64)
+                sizes = np.full(len(mine), RECORD, np.int32)
+                runs[queue] = FakeRun(offsets[0], physical, sizes, np.zeros(len(mine), np.int64))
+        return runs
+
+    def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
+        return [("log", start, end - start)]
+
+    def store_time(self, topic: str, queue: int, offset: int) -> int:
+        return next(r[4] for r in self.records if r[1:4] == (topic, queue, offset))
+
+
+class FakeWorker:
+    def __init__(self, store: MemoryStore, hot: FakeHot) -> None:
+        self.store, self.hot = store, hot
+        self.unknown_times = False
+
+    def encode_upload(
+        self,
+        store_url: str,
+        name: IntentName,
+        entries: Mapping[int, EntryRun],
+        files: Sequence[tuple[str, int, int]],
+        metadata: Mapping[str, str],
+    ) -> CommittedName:
+        row, runs, queues, times = 0, [], {}, []
+        for queue, run in sorted(entries.items()):
+            last = run.first_offset + len(run.physical) - 1
+            runs.append((queue, run.first_offset, last))
+            queues[queue] = (run.first_offset, last, row)
+            row += len(run.physical)
+            times += [self.hot.store_time(name.topic, queue, offset) for offset in range(run.first_offset, last + 1)]
+        oldest, newest = (-1, -1) if self.unknown_times else (min(times), max(times))
+        group = RowGroup(0, row, 4, 100, newest, oldest, row * RECORD, runs)
+        content = msgspec.json.encode(runs)
+        try:
+            etag = self.store.put(name.key, content, if_absent=True).etag
+        except PreconditionFailed:
+            if self.store.get(name.key) != content:
+                raise ContentConflict(f"{name.key} holds other rows") from None
+            etag = self.store.head(name.key).etag
+        return CommittedName(
+            key=name.key, topic=name.topic, day=name.day, start=name.start, end=name.end, size=len(content), footer=8,
+            etag=etag, checksum=("crc32", "0"), sha256=hashlib.sha256(content).hexdigest(), rows=row,
+            wire_bytes=row * RECORD, min_time=oldest, max_time=newest, queues=queues, row_groups=[group],
+        )  # fmt: skip
+
+
+class Rig:
+    """One broker's lifecycle over a shared store; `restart()` is what follows a crash."""
+
+    def __init__(self, directory: Path, policy: Policy | None = None, log_uuid: str = "log-1") -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.hot = FakeHot(self.clock)
+        self.worker = FakeWorker(self.store, self.hot)
+        self.directory, self.log_uuid = directory, log_uuid
+        self.policy = policy or Policy()
+        self.restart()
+
+    def new_journal(self, directory: Path | None = None, log_uuid: str | None = None) -> JournalWriter:
+        return JournalWriter(
+            self.store, "", "b", log_uuid or self.log_uuid,
+            local=directory or self.directory, disk=RealDisk(), clock=self.clock,
+        )  # fmt: skip
+
+    def restart(self) -> None:
+        self.journal = self.new_journal()
+        self.attachment = self.journal.attach(self.hot.tail)
+        if self.attachment.resume_at is not None:
+            self.hot.restart_at(self.attachment.resume_at, self.attachment.queue_next)
+        self.lifecycle = Lifecycle(self.hot, self.journal, self.worker, self.policy, self.clock)
+
+    def offload(self, evict: bool = False) -> None:
+        self.lifecycle.run_offload(roll=True, evict=evict)
+
+    def check_tiles(self, topic: str, queue: int = 0) -> int:
+        """Every offset from 0 is in exactly one object or GAP; returns the next one."""
+        catalog = self.journal.catalog
+        spans = [(run.first, run.last) for run in catalog.runs(topic, queue)]
+        spans += [(gap.first, gap.last) for gap in catalog.gaps() if (gap.topic, gap.queue) == (topic, queue)]
+        following = 0
+        for first, last in sorted(spans):
+            assert first == following, f"{sorted(spans)}: gap or overlap at {following}"
+            following = last + 1
+        for name in catalog.objects(topic):
+            assert name.key in self.store.objects
+        return following

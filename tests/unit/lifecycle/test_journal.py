@@ -1,0 +1,163 @@
+"""Fence, identity, unknown outcomes, and the start without a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from infra.object_store import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
+from neve.archive import keys
+from neve.archive.journal import Abort, Deleted, NewerFormat, decode_entry
+from tests.unit.lifecycle.fakes import Rig
+from tiered.journal import ArchiveRefused, Fenced, NotAttached
+
+
+def test_attach_takes_an_epoch_each_time(rig: Rig) -> None:
+    assert (rig.attachment.online, rig.attachment.epoch) == (True, 1)
+    rig.restart()
+    assert rig.attachment.epoch == 2
+    assert rig.journal.catalog.next_seq == 2
+    assert len([key for key in rig.store.objects if "journal" in key]) == 2
+
+
+def test_zombie_is_fenced_at_its_next_append_and_stays_so(rig: Rig) -> None:
+    zombie = rig.journal
+    rig.restart()
+    with pytest.raises(Fenced, match="epoch 2"):
+        zombie.append(Abort(round=1))
+    before = dict(rig.store.objects)
+    with pytest.raises(Fenced):
+        zombie.append(Abort(round=1))
+    with pytest.raises(Fenced):
+        zombie.ensure_online()
+    assert rig.store.objects == before
+    rig.journal.append(Abort(round=1))
+
+
+def test_zombie_notices_by_following(rig: Rig) -> None:
+    zombie = rig.journal
+    rig.restart()
+    with pytest.raises(Fenced):
+        zombie.follow()
+
+
+def test_zombies_jobs_change_nothing(rig: Rig) -> None:
+    rig.hot.put("t", count=30)
+    zombie = rig.lifecycle
+    rig.restart()
+    before = dict(rig.store.objects)
+    for job in (lambda: zombie.run_offload(roll=True, evict=True), zombie.run_retention, zombie.run_ttl):
+        with pytest.raises(Fenced):
+            job()
+    assert rig.store.objects == before
+    assert rig.hot.evicted == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_unknown_outcome_is_read_back(rig: Rig, after: bool) -> None:
+    rig.store.fail("put", UnknownOutcome("timeout"), after=after, match="journal")
+    seq = rig.journal.append(Deleted(keys=["x"]))
+    assert seq == 1
+    assert rig.journal.catalog.next_seq == 2
+
+
+def test_lost_answer_with_the_store_down_counts_later(rig: Rig) -> None:
+    rig.store.fail("put", UnknownOutcome("timeout"), after=True, match="journal")
+    rig.store.fail("get", StoreUnavailable("down"), match="journal")
+    with pytest.raises(UnknownOutcome):
+        rig.journal.append(Deleted(keys=["x"]))
+    assert rig.journal.append(Deleted(keys=["y"])) == 2
+    entries = [decode_entry(rig.store.objects[keys.journal_key("", "b", seq)][0]) for seq in (1, 2)]
+    assert [entry.keys for entry in entries if isinstance(entry, Deleted)] == [["x"], ["y"]]
+
+
+def test_other_log_is_refused(rig: Rig, tmp_path: Path) -> None:
+    rig.hot.put("t", count=3)
+    rig.offload()
+    stranger = rig.new_journal(tmp_path / "other", "log-2")
+    with pytest.raises(ArchiveRefused, match=r"archive of broker b reaches \d+.*--restore-from, or another brokerName"):
+        stranger.attach(0)
+    with pytest.raises(ArchiveRefused, match="another brokerName"):
+        rig.new_journal(log_uuid="log-3").attach(0)  # the log was replaced, its state directory stayed
+
+
+def test_other_store_is_refused(rig: Rig) -> None:
+    rig.store.objects.clear()
+    with pytest.raises(ArchiveRefused, match="storeUrl"):
+        rig.restart()
+
+
+def test_other_cluster_and_newer_format_are_refused(rig: Rig) -> None:
+    key = keys.format_key("")
+    rig.store.put(key, msgspec.msgpack.encode({"version": 1, "cluster": "other"}))
+    with pytest.raises(ArchiveRefused, match="cluster other"):
+        rig.restart()
+    rig.store.put(key, msgspec.msgpack.encode({"version": 99, "cluster": "DefaultCluster"}))
+    with pytest.raises(NewerFormat, match="99"):
+        rig.restart()
+
+
+def _without_condition(put: Callable[..., PutOutcome], key: str, data: bytes, **_: object) -> PutOutcome:
+    return put(key, data)
+
+
+def test_first_attachment_needs_the_probe(rig: Rig, tmp_path: Path) -> None:
+    put = rig.store.put
+    rig.store.put = partial(_without_condition, put)  # type: ignore[method-assign,assignment]
+    with pytest.raises(ProbeFailed):
+        rig.new_journal(tmp_path / "new").attach(0)
+    del rig.store.put
+    rig.store.fail("*", StoreUnavailable("down"))
+    with pytest.raises(StoreUnavailable):
+        rig.new_journal(tmp_path / "new").attach(0)
+    assert isinstance(rig.store.put("x", b""), PutOutcome)
+
+
+def test_start_without_the_store_serves_and_takes_its_epoch_later(rig: Rig) -> None:
+    rig.hot.put("t", count=25)
+    rig.offload()
+    objects = rig.journal.catalog.objects()
+    rig.store.fail("*", StoreUnavailable("down"), times=1000)
+    rig.restart()
+    assert not rig.attachment.online
+    assert rig.journal.catalog.objects() == objects
+    for job in (rig.offload, rig.lifecycle.run_retention, rig.lifecycle.run_ttl):
+        with pytest.raises(StoreUnavailable):
+            job()
+    with pytest.raises(NotAttached):
+        rig.journal.append(Abort(round=0))
+    assert rig.hot.evicted == []
+    rig.store.faults.clear()
+    rig.hot.put("t", count=5)
+    rig.offload()
+    assert rig.journal.epoch == 2
+    assert rig.check_tiles("t") == 30
+
+
+def test_torn_mirror_is_cut_and_completed_from_the_store(rig: Rig, tmp_path: Path) -> None:
+    rig.hot.put("t", count=3)
+    rig.offload()
+    mirror = tmp_path / "state" / "journal.mirror"
+    mirror.write_bytes(mirror.read_bytes()[:-7])
+    rig.restart()
+    assert rig.check_tiles("t") == 3
+    mirror.unlink()
+    rig.restart()
+    assert rig.check_tiles("t") == 3
+
+
+def test_log_below_its_archive_goes_on_above_it(rig: Rig) -> None:
+    rig.hot.put("t", count=12)
+    rig.offload()
+    rig.hot.lose_above(500)
+    rig.restart()
+    assert rig.attachment.resume_at == 2000
+    assert rig.attachment.queue_next == {("t", 0): 12}
+    rig.hot.put("t", count=3)
+    assert rig.hot.records[-1][3] == 14
+    rig.offload()
+    assert rig.check_tiles("t") == 15

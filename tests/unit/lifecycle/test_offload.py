@@ -1,0 +1,199 @@
+"""Rounds: a crash or fault at every step, then a restart; the offsets tile and nothing is evicted unarchived."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra import failpoint
+from infra.failpoint import FailpointError
+from infra.object_store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from lifecycle.retention import Policy
+from tests.unit.lifecycle.fakes import SEGMENT, Rig
+
+STEPS = [
+    "journal.before_put",
+    "journal.after_identity",
+    "offload.before_intent",
+    "offload.after_intent",
+    "offload.after_upload",
+    "offload.before_commit",
+    "offload.after_commit",
+    "offload.before_evict",
+    "offload.after_evict",
+]
+HOUR = 3_600_000
+
+
+def fill(rig: Rig) -> None:
+    rig.hot.put("a", 0, 7)
+    rig.hot.put("b", 0, 5)
+    rig.hot.put("a", 1, 9)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("step", STEPS)
+def test_crash_at_every_step_is_resumed(rig: Rig, step: str, nth: int) -> None:
+    fill(rig)
+    with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
+        rig.offload(evict=True)
+        rig.hot.put("a", 0, 2)
+        rig.offload(evict=True)
+    rig.restart()
+    rig.hot.put("a", 0, 1)
+    rig.offload(evict=True)
+    rig.offload(evict=True)
+    assert rig.check_tiles("a", 0) == rig.hot.next["a", 0]
+    assert (rig.check_tiles("b", 0), rig.check_tiles("a", 1)) == (5, 9)
+    assert rig.journal.catalog.gaps() == []
+    assert rig.journal.catalog.open_intents() == {}
+    assert rig.hot.records == []  # all archived, so all evicted
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("error", [StoreUnavailable("503"), UnknownOutcome("timeout"), AccessDenied("403")])
+@pytest.mark.parametrize("skip", range(6))
+def test_each_fault_of_each_write(rig: Rig, error: Exception, after: bool, skip: int, crash: bool) -> None:
+    fill(rig)
+    rig.store.fail("put", error, after=after, skip=skip)
+    try:
+        rig.offload()
+    except ObjectStoreError:
+        assert rig.store.faults[0].times == 0
+    rig.store.faults.clear()
+    if crash:
+        rig.restart()
+    rig.offload(evict=True)
+    assert (rig.check_tiles("a", 0), rig.check_tiles("b", 0), rig.check_tiles("a", 1)) == (7, 5, 9)
+    assert rig.hot.records == []
+    data = {key for key in rig.store.objects if key.startswith("topic=")}
+    assert data == {name.key for name in rig.journal.catalog.objects()}  # no orphans
+
+
+def test_one_topics_failure_does_not_hold_the_others(rig: Rig) -> None:
+    fill(rig)
+    rig.store.fail("put", AccessDenied("no key for b"), match="topic=b", times=100)
+    rig.offload(evict=True)
+    assert rig.check_tiles("a", 0) == 7
+    assert rig.journal.catalog.objects("b") == []
+    assert rig.hot.evicted == []
+    rig.store.faults.clear()
+    rig.offload(evict=True)
+    assert rig.check_tiles("b") == 5
+    assert rig.hot.records == []
+
+
+def test_a_name_with_other_content_is_aborted_and_planned_anew(rig: Rig) -> None:
+    rig.hot.put("a", count=3)
+    with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
+        rig.offload()
+    (intent,) = rig.journal.catalog.open_intents().values()
+    rig.store.put(intent[0].key, b"someone else's")
+    rig.offload()
+    assert intent[0].key in rig.journal.aborted
+    assert rig.store.get(intent[0].key) == b"someone else's"
+    assert rig.check_tiles("a") == 3
+    assert rig.journal.catalog.gaps() == []
+
+
+def test_intents_above_the_recovered_log_are_closed_with_a_gap(rig: Rig) -> None:
+    rig.hot.put("a", count=8)
+    with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
+        rig.offload()
+    rig.hot.lose_above(300)
+    rig.restart()
+    assert rig.attachment.queue_next == {("a", 0): 8}
+    rig.hot.put("a", count=2)
+    rig.offload(evict=True)
+    assert [(gap.first, gap.last) for gap in rig.journal.catalog.gaps()] == [(3, 7)]
+    assert rig.check_tiles("a") == 10
+
+
+def test_no_offset_is_named_twice_even_if_the_intent_never_arrived(rig: Rig) -> None:
+    """A is durable locally before the INTENT is put: a lost log must not give its offsets again."""
+    rig.hot.put("a", count=8)
+    with failpoint.armed("journal.after_identity"), pytest.raises(FailpointError):
+        rig.offload()
+    rig.hot.lose_above(300)
+    rig.restart()
+    assert rig.attachment.resume_at == SEGMENT
+    rig.hot.put("a", count=2)
+    rig.offload()
+    assert [record[3] for record in rig.hot.records] == [0, 1, 2, 8, 9]
+    assert rig.check_tiles("a") == 10
+
+
+def test_objects_hold_one_day_each(rig: Rig) -> None:
+    rig.hot.put("a", count=3)
+    rig.clock.advance(24 * HOUR)
+    rig.hot.put("a", count=2)
+    rig.clock.advance(48 * HOUR)
+    rig.hot.put("a", count=1)
+    rig.offload()
+    names = rig.journal.catalog.objects("a")
+    assert [(name.day, name.rows) for name in names] == [("2023-11-14", 3), ("2023-11-15", 2), ("2023-11-17", 1)]
+    assert rig.check_tiles("a") == 6
+
+
+def test_two_small_writes_per_round(rig: Rig) -> None:
+    for number in range(8):
+        rig.hot.put(f"t{number}")
+    rig.store.requests.clear()
+    rig.lifecycle.run_offload(roll=True)
+    assert rig.store.requests["put"] == 8 + 2
+
+
+def test_only_due_topics_are_written(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "s", Policy(archive_min_bytes=500, archive_max_age_ms=HOUR))
+    rig.hot.put("big", count=5)
+    rig.hot.put("small", count=4)
+    rig.lifecycle.run_offload()
+    assert {name.topic for name in rig.journal.catalog.objects()} == {"big"}
+    rig.clock.advance(HOUR)
+    rig.lifecycle.run_offload()
+    assert {name.topic for name in rig.journal.catalog.objects()} == {"big", "small"}
+
+
+def test_system_topics_are_never_archived_and_hold_their_segment(rig: Rig) -> None:
+    rig.hot.put("a", count=5)
+    rig.hot.put("SCHEDULE_TOPIC_XXXX", 3, 2)
+    rig.offload(evict=True)
+    assert {name.topic for name in rig.journal.catalog.objects()} == {"a"}
+    assert rig.hot.evicted == []
+    rig.clock.advance(72 * HOUR)
+    rig.hot.pinned = 500
+    assert rig.lifecycle.run_retention() == []
+    rig.hot.pinned = None
+    assert rig.lifecycle.run_retention() == [0]
+
+
+def test_late_success_of_a_lost_intent_is_completed_not_doubled(rig: Rig) -> None:
+    rig.hot.put("a", count=3)
+    rig.store.fail("put", UnknownOutcome("timeout"), after=True, match="journal")
+    rig.store.fail("get", StoreUnavailable("down"), match="journal", skip=1)  # the job's first look succeeds
+    with pytest.raises(UnknownOutcome):
+        rig.offload()
+    rig.offload()
+    assert rig.check_tiles("a") == 3
+    assert rig.journal.catalog.last_round == 1
+
+
+def test_progress_and_status(rig: Rig) -> None:
+    fill(rig)
+    events: list[str] = []
+    assert rig.lifecycle.status()["backlog_bytes"] == 2100
+    rig.lifecycle.run_offload(roll=True, evict=True, progress=lambda event: events.append(event["event"]))
+    assert {"intent", "uploaded", "commit", "evicted"} <= set(events)
+    status = rig.lifecycle.status()
+    assert (status["archive"], status["epoch"], status["backlog_bytes"], status["gaps"]) == ("online", 1, 0, 0)
+
+
+def test_intents_are_appended_before_any_object(rig: Rig) -> None:
+    fill(rig)
+    seen: list[str] = []
+    rig.store.on_call = lambda verb, key: seen.append(key) if verb == "put" else None
+    rig.lifecycle.run_offload(roll=True)
+    first_data = next(index for index, key in enumerate(seen) if key.startswith("topic="))
+    assert any("journal" in key for key in seen[:first_data])

@@ -1,0 +1,199 @@
+"""TTL never early, deletes only what was expired, sweep only what nobody vouches for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra import failpoint
+from infra.failpoint import FailpointError
+from infra.object_store import NotFound, StoreUnavailable
+from lifecycle.archiver import Lifecycle
+from lifecycle.retention import FOR_EVER_HOURS, Policy, is_system_topic, plan_expiry
+from lifecycle.safe_clock import ClocksDisagree
+from neve.archive.journal import Topic
+from tests.unit.lifecycle.fakes import Rig
+
+HOUR = 3_600_000
+TTL = 48
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    """Two objects of `a`, an hour apart, with a TTL of 48 h; one of `b` without."""
+    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL if topic == "a" else None))
+    rig.hot.put("a", count=3)
+    rig.hot.put("b", count=3)
+    rig.offload()
+    rig.clock.advance(HOUR)
+    rig.hot.put("a", count=2)
+    rig.offload(evict=True)
+    return rig
+
+
+def data(rig: Rig, topic: str) -> list[str]:
+    return sorted(key for key in rig.store.objects if key.startswith(f"topic={topic}/"))
+
+
+def test_expires_at_its_time_and_deletes_after_the_grace(rig: Rig) -> None:
+    first, second = data(rig, "a")
+    rig.clock.advance((TTL - 1) * HOUR - 1)
+    assert rig.lifecycle.run_ttl()["expired"] == 0
+    rig.clock.advance(1)
+    assert rig.lifecycle.run_ttl() == {"expired": 1, "deleted": 0, "raised": 0}
+    assert [name.key for name in rig.journal.catalog.objects("a")] == [second]
+    assert rig.journal.catalog.min_offset("a", 0) == 3
+    rig.clock.advance(24 * HOUR - 1)
+    assert rig.lifecycle.run_ttl()["deleted"] == 0
+    assert first in rig.store.objects
+    rig.clock.advance(1)
+    assert rig.lifecycle.run_ttl()["deleted"] == 1
+    assert data(rig, "a") == [second]
+    assert len(data(rig, "b")) == 1
+
+
+def test_store_clock_behind_ours_delays_and_disagreement_stops(rig: Rig) -> None:
+    rig.clock.advance((TTL - 1) * HOUR)
+    rig.store.clock_offset_ms = -60_000
+    assert rig.lifecycle.run_ttl()["expired"] == 0
+    rig.store.clock_offset_ms = -6 * 60_000
+    with pytest.raises(ClocksDisagree):
+        rig.lifecycle.run_ttl()
+    rig.store.clock_offset_ms = 60_000
+    assert rig.lifecycle.run_ttl()["expired"] == 1
+
+
+def test_a_jump_of_the_local_clock_stops_a_store_without_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.store, "now_ms", lambda: None)
+    rig.clock.set_wall(rig.clock.now_ms() + 10_000 * HOUR)
+    with pytest.raises(ClocksDisagree):
+        rig.lifecycle.run_ttl()
+    assert len(data(rig, "a")) == 2
+
+
+def test_unknown_times_are_kept_and_hold_what_follows(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: 1))
+    rig.worker.unknown_times = True
+    rig.hot.put("a")
+    rig.offload()
+    rig.worker.unknown_times = False
+    rig.hot.put("a")
+    rig.offload()
+    rig.clock.advance(1000 * HOUR)
+    assert rig.lifecycle.run_ttl()["expired"] == 0
+
+
+@pytest.mark.parametrize("hours", [None, -1, 0, FOR_EVER_HOURS])
+def test_no_ttl_keeps_for_ever(rig: Rig, hours: int | None) -> None:
+    policy = Policy(ttl_hours=lambda topic: hours)
+    plan = plan_expiry(rig.journal.catalog.objects(), policy, rig.clock.now_ms() + 10**15)
+    assert (plan.keys, plan.minimums) == ([], {})
+
+
+def test_crash_between_delete_and_its_entry_repeats(rig: Rig) -> None:
+    rig.clock.advance((TTL - 1) * HOUR)
+    with failpoint.armed("ttl.after_expire"), pytest.raises(FailpointError):
+        rig.lifecycle.run_ttl()
+    rig.restart()
+    rig.clock.advance(24 * HOUR)
+    with failpoint.armed("ttl.after_delete"), pytest.raises(FailpointError):
+        rig.lifecycle.run_ttl()
+    rig.restart()
+    assert rig.lifecycle.run_ttl()["deleted"] >= 1
+    assert rig.journal.catalog.expiring() == {} or all(
+        after > rig.clock.now_ms() for after in rig.journal.catalog.expiring().values()
+    )
+
+
+def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
+    rig.hot.put("a", count=2)
+    low = rig.hot.next["a", 0] - 2
+    rig.clock.advance(TTL * HOUR - 1)
+    rig.lifecycle.run_ttl()
+    assert rig.hot.minimums.get(("a", 0), 0) <= low
+    rig.clock.advance(1)
+    assert rig.lifecycle.run_ttl()["raised"] == 1
+    assert rig.hot.minimums["a", 0] == low + 2
+
+
+def test_deleted_topics_objects_go_after_the_grace(rig: Rig) -> None:
+    rig.journal.append(Topic(topic="b", deleted=True, minimums={0: 3}))
+    assert rig.lifecycle.run_ttl()["expired"] == 1
+    assert len(data(rig, "b")) == 1
+    rig.clock.advance(24 * HOUR)
+    rig.lifecycle.run_ttl()
+    assert data(rig, "b") == []
+    assert len(data(rig, "a")) == 2
+
+
+def test_sweep_reports_first_and_never_touches_what_is_not_ours(rig: Rig) -> None:
+    orphan = data(rig, "a")[0].replace("-e1.", "-e7.")
+    foreign = orphan.replace("broker=b/", "broker=other/")
+    for key in (orphan, foreign, "topic=a/notes.txt", "topic=a/dt=2026-01-01/x.parquet", "other/file"):
+        rig.store.put(key, b"?")
+    assert rig.lifecycle.run_sweep(repair=True) == []  # younger than 48 h
+    rig.clock.advance(48 * HOUR)
+    before = set(rig.store.objects)
+    assert rig.lifecycle.run_sweep(repair=True) == [orphan]  # reported, not deleted
+    assert set(rig.store.objects) == before
+    rig.lifecycle.run_sweep(repair=True)
+    assert before - set(rig.store.objects) == {orphan}
+
+
+def test_sweep_keeps_objects_of_open_intents(rig: Rig) -> None:
+    rig.hot.put("a", count=2)
+    with failpoint.armed("offload.before_commit"), pytest.raises(FailpointError):
+        rig.offload()
+    rig.clock.advance(100 * HOUR)
+    assert rig.lifecycle.run_sweep() == []
+
+
+def test_a_missing_object_is_told_not_taken_for_expired(rig: Rig) -> None:
+    key = data(rig, "b")[0]
+    rig.store.delete(key)
+    assert rig.lifecycle.missing_objects() == [key]
+    with pytest.raises(NotFound):
+        rig.store.get(key)
+    assert rig.journal.catalog.min_offset("b", 0) == 0
+
+
+def test_nothing_is_evicted_before_its_commit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state")
+    rig.hot.put("a", count=15)
+    rig.hot.disk = 0.99
+    rig.clock.advance(1000 * HOUR)
+    assert rig.lifecycle.run_retention() == []
+    rig.store.fail("*", StoreUnavailable("down"), times=1000)
+    with pytest.raises(StoreUnavailable):
+        rig.lifecycle.run_retention()
+    rig.store.faults.clear()
+    rig.lifecycle.run_offload()
+    assert rig.lifecycle.run_retention() == [0]
+    assert rig.check_tiles("a") == 15
+
+
+def test_retention_waits_for_age_or_a_crowded_disk(rig: Rig) -> None:
+    rig.hot.put("b", count=30)
+    rig.offload()
+    assert rig.lifecycle.run_retention() == []
+    rig.hot.disk = 0.9
+    assert rig.lifecycle.run_retention() != []
+
+
+def test_without_an_archive_only_age_counts(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state")
+    local = Lifecycle(rig.hot, None, None, Policy(archived=lambda topic: False), rig.clock)
+    rig.hot.put("a", count=15)
+    rig.clock.advance(72 * HOUR - 1)
+    assert local.run_retention() == []
+    rig.clock.advance(1)
+    assert local.run_retention() == [0]
+    assert local.status()["archive"] == "off"
+
+
+def test_system_topics() -> None:
+    for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "rmq_sys_REVIVE_LOG_c"):
+        assert is_system_topic(topic)
+    for topic in ("orders", "%RETRY%g", "%DLQ%g"):
+        assert not is_system_topic(topic)

@@ -1,0 +1,385 @@
+"""The writing side of a broker's journal: fence, identity, and the local mirror.
+
+    <state>/identity.msgpack   {version, log_uuid, epoch, high, named}: synced before each INTENT is put
+    <state>/journal.mirror     [u32 length][u32 crc32 of seq and entry][u64 seq][entry] …, big endian
+
+The mirror lets a broker start while the store is down: it knows its archive's end, serves hot traffic, and takes its
+EPOCH when the store answers. A store whose journal disagrees with the mirror is another store, and refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+import threading
+import uuid
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from infra import failpoint
+from infra.clock import Clock
+from infra.disk import Disk
+from infra.object_store import (
+    NotFound,
+    ObjectStore,
+    ObjectStoreError,
+    PreconditionFailed,
+    StoreUnavailable,
+    UnknownOutcome,
+    probe,
+)
+from neve.archive import keys
+from neve.archive.catalog import Catalog
+from neve.archive.journal import FORMAT_VERSION, Abort, AnyEntry, Epoch, Intent, NewerFormat, decode_entry, encode_entry
+
+_log = logging.getLogger(__name__)
+_FRAME = struct.Struct(">IIQ")
+_TRIES = 8
+
+
+class Fenced(Exception):
+    """Another process owns this archive now: no more archiving, deleting or unlinking here."""
+
+
+class ArchiveRefused(Exception):
+    """The archive in this place is not this broker's; the message says what to do."""
+
+
+class NotAttached(StoreUnavailable):
+    """The store has not answered since the start, so this process has no EPOCH yet."""
+
+
+class StoreFormat(msgspec.Struct, frozen=True):
+    """`_neve/format.msgpack`."""
+
+    version: int
+    cluster: str
+
+
+class Identity(msgspec.Struct):
+    version: int
+    log_uuid: str
+    epoch: int
+    high: int
+    named: dict[str, dict[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What the broker does before its first send: nothing, or go on above what the archive has named."""
+
+    online: bool
+    epoch: int
+    resume_at: int | None  # the log goes on at the first segment border ≥ this
+    queue_next: dict[tuple[str, int], int]  # lower bounds for the next offset of each queue
+
+
+class JournalWriter:
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        broker: str,
+        log_uuid: str,
+        *,
+        local: Path,
+        disk: Disk,
+        clock: Clock,
+        cluster: str = "DefaultCluster",
+    ) -> None:
+        self.store, self.prefix, self.broker = store, prefix, broker
+        self.writer = uuid.uuid4().hex
+        self.catalog = Catalog()
+        self.aborted: set[str] = set()  # keys that an ABORT closed: never to be planned again
+        self.epoch = 0
+        self.fenced = False
+        self.online = False
+        self._log_uuid, self._cluster = log_uuid, cluster
+        self._local, self._disk, self._clock = local, disk, clock
+        self._attempt = 0
+        self._high = 0
+        self._named: dict[str, dict[int, int]] = {}
+        self._mirror_end: bytes | None = None
+        self._lock = threading.RLock()
+
+    # --- start ---------------------------------------------------------------------------------------------
+
+    def attach(self, log_end: int) -> Attachment:
+        """Before the first send: settle whose archive this is, and from where the local log may go on."""
+        with self._lock:
+            self._disk.make_dirs(self._local)
+            identity = self._load_identity()
+            self._load_mirror()
+            if identity is None:
+                probe(self.store)
+                self._take_over()
+            else:
+                if identity.log_uuid != self._log_uuid:
+                    raise ArchiveRefused(self._refusal(identity.high))
+                self._try_take_over()
+            return self._attachment(identity, log_end)
+
+    def ensure_online(self) -> None:
+        """Take the EPOCH that the start could not take; at the start of each job."""
+        with self._lock:
+            if self.fenced:
+                raise Fenced(self._fence_text())
+            if not self.online:
+                self._take_over()
+
+    def renew_epoch(self) -> None:
+        """A further EPOCH of our own: names that an ABORT closed come again under another epoch."""
+        with self._lock:
+            self.follow()
+            if self.fenced or not self.online:
+                raise Fenced(self._fence_text())
+            self._take_over()
+
+    def _try_take_over(self) -> None:
+        try:
+            self._take_over()
+        except (StoreUnavailable, UnknownOutcome) as error:
+            _log.error("the archive store can't be reached; hot traffic only until it answers: %s", error)
+
+    def _take_over(self) -> None:
+        for _ in range(_TRIES):
+            self._check_mirror()
+            self._follow()
+            self._check_owner()
+            self.epoch = self.catalog.epoch + 1
+            self._save_identity()
+            entry = Epoch(owner=self.writer, log_uuid=self._log_uuid, broker=self.broker)
+            if self._put_next(entry):
+                self.online = True
+                _log.info("archive of %s: epoch %d at entry %d", self.broker, self.epoch, self.catalog.next_seq - 1)
+                return
+        raise UnknownOutcome(f"archive of {self.broker}: no EPOCH won in {_TRIES} tries; is another broker starting?")
+
+    def _check_owner(self) -> None:
+        self._check_format()
+        if self.catalog.log_uuid and self.catalog.log_uuid != self._log_uuid:
+            raise ArchiveRefused(self._refusal(self.catalog.intent_end))
+
+    def _refusal(self, high: int) -> str:
+        return (
+            f"archive of broker {self.broker} reaches {high} and belongs to another data directory: "
+            "use --restore-from, or another brokerName"
+        )
+
+    def _check_format(self) -> None:
+        key = keys.format_key(self.prefix)
+        mine = StoreFormat(FORMAT_VERSION, self._cluster)
+        try:
+            found = msgspec.msgpack.decode(self.store.get(key), type=StoreFormat)
+        except NotFound:
+            with contextlib.suppress(PreconditionFailed, UnknownOutcome):  # read back: another broker may be first
+                self.store.put(key, msgspec.msgpack.encode(mine), if_absent=True)
+            found = msgspec.msgpack.decode(self.store.get(key), type=StoreFormat)
+        except msgspec.DecodeError as error:
+            raise ArchiveRefused(f"{self.store.url}: {key} can't be read: {error}") from error
+        if found.version > FORMAT_VERSION:
+            raise NewerFormat(
+                f"{self.store.url} is of archive format {found.version}; this program knows up to {FORMAT_VERSION}"
+            )
+        if found.cluster != self._cluster:
+            raise ArchiveRefused(
+                f"{self.store.url} holds the archive of cluster {found.cluster}, this broker is of {self._cluster}: "
+                "use another bucket or prefix"
+            )
+
+    def _attachment(self, identity: Identity | None, log_end: int) -> Attachment:
+        high = max(self.catalog.intent_end, identity.high if identity else 0)
+        following = {
+            (topic, queue): last + 1 for topic, named in self._all_named.items() for queue, last in named.items()
+        }
+        resume_at = high if log_end < high else None
+        if resume_at is not None:
+            _log.error(
+                "the local log of %s ends at %d, below its archive at %d: the log goes on above it; what lay between "
+                "and is in no committed object is lost and will be recorded as a GAP",
+                self.broker,
+                log_end,
+                high,
+            )
+        return Attachment(self.online, self.epoch, resume_at, following)
+
+    # --- append --------------------------------------------------------------------------------------------
+
+    def append(self, entry: AnyEntry) -> int:
+        """Append at the next number; returns it. Raises Fenced, UnknownOutcome or the store's error."""
+        with self._lock:
+            if self.fenced:
+                raise Fenced(self._fence_text())
+            if not self.online:
+                raise NotAttached(f"archive of {self.broker}: no EPOCH yet")
+            if isinstance(entry, Intent):
+                self._remember_intent(entry)
+            if not self._put_next(entry):
+                self._fence()
+            return self.catalog.next_seq - 1
+
+    def follow(self) -> None:
+        """Read what stands in the journal beyond our knowledge: the late success of an unknown outcome, or a fence."""
+        with self._lock:
+            self._follow()
+            if self.online and (self.catalog.epoch != self.epoch or self.catalog.owner != self.writer):
+                self._fence()
+
+    def _put_next(self, entry: AnyEntry) -> bool:
+        """True: the entry stands. False: another writer's entry stands there (it is applied)."""
+        self._attempt += 1
+        entry = msgspec.structs.replace(
+            entry,
+            writer=self.writer,
+            attempt=self._attempt,
+            epoch=self.epoch,
+            time_ms=self._clock.now_ms(),
+        )
+        data = encode_entry(entry)
+        for _ in range(_TRIES):
+            seq = self.catalog.next_seq
+            key = keys.journal_key(self.prefix, self.broker, seq)
+            failpoint.hit("journal.before_put")
+            try:
+                self.store.put(key, data, if_absent=True)
+                found: bytes | None = data
+            except (PreconditionFailed, UnknownOutcome):
+                found = self._read_back(key)
+            if found is None:
+                continue  # nothing stands there yet: the same PUT again
+            standing = decode_entry(found)
+            self._accept(seq, standing, found)
+            if standing.writer != self.writer:
+                return False
+            if standing.attempt == self._attempt:
+                return True
+            # An earlier append of ours, whose answer was lost: it counts, and ours takes the next number.
+        raise UnknownOutcome(
+            f"journal of {self.broker}: entry {self.catalog.next_seq} is undecided after {_TRIES} tries"
+        )
+
+    def _read_back(self, key: str) -> bytes | None:
+        try:
+            return self.store.get(key)
+        except NotFound:
+            return None
+        except ObjectStoreError as error:
+            raise UnknownOutcome(f"{key}: written or not is unknown: {error}") from error
+
+    def _follow(self) -> None:
+        while True:
+            seq = self.catalog.next_seq
+            try:
+                data = self.store.get(keys.journal_key(self.prefix, self.broker, seq))
+            except NotFound:
+                return
+            self._accept(seq, decode_entry(data), data)
+
+    def _accept(self, seq: int, entry: AnyEntry, data: bytes) -> None:
+        self._apply(seq, entry)
+        body = seq.to_bytes(8, "big") + data
+        path = self._mirror_path
+        self._disk.append(path, _FRAME.pack(len(data), zlib.crc32(body), seq) + data)
+        self._disk.fdatasync(path)
+
+    def _apply(self, seq: int, entry: AnyEntry) -> None:
+        if isinstance(entry, Abort):
+            open_names = self.catalog.open_intents().get(entry.round, [])
+            self.aborted.update(entry.keys or [name.key for name in open_names])
+        self.catalog.apply(seq, entry)
+
+    def _fence(self) -> None:
+        self.fenced = True
+        self.online = False
+        raise Fenced(self._fence_text())
+
+    def _fence_text(self) -> str:
+        return (
+            f"archive of {self.broker}: epoch {self.catalog.epoch} by {self.catalog.owner}, ours is {self.epoch}; "
+            "no more archiving, deleting or evicting here"
+        )
+
+    # --- local files ---------------------------------------------------------------------------------------
+
+    @property
+    def _identity_path(self) -> Path:
+        return self._local / "identity.msgpack"
+
+    @property
+    def _mirror_path(self) -> Path:
+        return self._local / "journal.mirror"
+
+    def _load_identity(self) -> Identity | None:
+        if not self._disk.exists(self._identity_path):
+            return None
+        identity = msgspec.msgpack.decode(self._disk.read(self._identity_path), type=Identity)
+        if identity.version > FORMAT_VERSION:
+            raise NewerFormat(f"{self._identity_path} is of format {identity.version}")
+        self.epoch = identity.epoch
+        self._high, self._named = identity.high, identity.named
+        return identity
+
+    @property
+    def _all_named(self) -> dict[str, dict[int, int]]:
+        named: dict[str, dict[int, int]] = {topic: dict(queues) for topic, queues in self._named.items()}
+        for topic in self.catalog.named_topics():
+            queues = named.setdefault(topic, {})
+            for queue, last in self.catalog.named_offsets(topic).items():
+                queues[queue] = max(queues.get(queue, -1), last)
+        return named
+
+    def _remember_intent(self, entry: Intent) -> None:
+        """A is durable here before the INTENT can stand: no start can miss what was named."""
+        for name in entry.names:
+            self._high = max(self._high, name.end)
+            queues = self._named.setdefault(name.topic, {})
+            for queue, (_, last) in name.queues.items():
+                queues[queue] = max(queues.get(queue, -1), last)
+        self._save_identity()
+        failpoint.hit("journal.after_identity")
+
+    def _save_identity(self) -> None:
+        identity = Identity(
+            FORMAT_VERSION, self._log_uuid, self.epoch, max(self._high, self.catalog.intent_end), self._all_named
+        )
+        self._disk.write_atomic(self._identity_path, msgspec.msgpack.encode(identity))
+
+    def _load_mirror(self) -> None:
+        if not self._disk.exists(self._mirror_path):
+            return
+        data = self._disk.read(self._mirror_path)
+        position = 0
+        while position + _FRAME.size <= len(data):
+            length, crc, seq = _FRAME.unpack_from(data, position)
+            entry = data[position + _FRAME.size : position + _FRAME.size + length]
+            if len(entry) < length or zlib.crc32(seq.to_bytes(8, "big") + entry) != crc or seq != self.catalog.next_seq:
+                break
+            decoded = decode_entry(entry)
+            self._apply(seq, decoded)
+            position += _FRAME.size + length
+            self._mirror_end = entry
+        if position < len(data):
+            _log.warning("%s: %d torn bytes at the end dropped", self._mirror_path, len(data) - position)
+            self._disk.write_atomic(self._mirror_path, data[:position])
+
+    def _check_mirror(self) -> None:
+        """The last mirrored entry must stand in the store; otherwise this is another store."""
+        if self._mirror_end is None:
+            return
+        expected, self._mirror_end = self._mirror_end, None
+        try:
+            found = self.store.get(keys.journal_key(self.prefix, self.broker, self.catalog.next_seq - 1))
+        except NotFound:
+            found = b""
+        except ObjectStoreError:
+            self._mirror_end = expected
+            raise
+        if found != expected:
+            raise ArchiveRefused(
+                f"{self.store.url} does not hold the journal that broker {self.broker} knows up to entry "
+                f"{self.catalog.next_seq - 1}: has storeUrl changed, or was the bucket emptied?"
+            )

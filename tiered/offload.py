@@ -1,0 +1,185 @@
+"""One offload round: plan → INTENT → encode, verify, upload → COMMIT.
+
+A crash anywhere leaves an open intent or an orphan object. The next round completes the intent under the same names,
+or closes it where the local log no longer has what it named. COMMIT is the one moment at which an object counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from infra import failpoint
+from infra.object_store import ObjectStoreError
+from neve.archive.journal import Abort, Commit, CommittedName, Gap, Intent, IntentName
+from tiered.journal import JournalWriter
+from tiered.offload_plan import EntryRun, HotLog, Place, TopicRange, plan_topic
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class ContentConflict(Exception):
+    """An object of other content stands under the name."""
+
+
+class EncodeFailed(Exception):
+    """The worker could not encode, verify or upload a name; the round tries it again next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedRun:
+    """The part of a queue's entries that a name holds."""
+
+    first_offset: int
+    physical: Any
+    sizes: Any
+    tags: Any
+
+
+class Uploader(Protocol):
+    """Encodes, verifies and uploads one named object; raises ContentConflict, EncodeFailed or a store's error."""
+
+    def encode_upload(
+        self,
+        store_url: str,
+        name: IntentName,
+        entries: Mapping[int, EntryRun],
+        files: Sequence[tuple[str, int, int]],
+        metadata: Mapping[str, str],
+    ) -> CommittedName: ...
+
+
+@dataclass(slots=True)
+class RoundReport:
+    round: int
+    committed: list[CommittedName] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # key -> why
+    aborted: list[str] = field(default_factory=list)
+    gaps: int = 0
+
+
+class OffloadRound:
+    def __init__(
+        self, journal: JournalWriter, hot: HotLog, worker: Uploader, *, cluster: str = "DefaultCluster"
+    ) -> None:
+        self._journal, self._hot, self._worker = journal, hot, worker
+        self._cluster = cluster
+
+    def resume(self, progress: Progress | None = None) -> list[RoundReport]:
+        """Complete or close what earlier rounds, of this process or a former one, left open."""
+        reports = []
+        for number, names in self._journal.catalog.open_intents().items():
+            reports.append(self._complete(number, names, progress))
+        return reports
+
+    def run(self, topics: Iterable[TopicRange], progress: Progress | None = None) -> RoundReport | None:
+        """One round for the given ranges; None where they hold no entry."""
+        place = Place(self._journal.prefix, self._journal.broker, self._journal.epoch)
+        names: list[IntentName] = []
+        gaps: list[Gap] = []
+        for wanted in topics:
+            more_names, more_gaps = plan_topic(self._hot, self._journal.catalog, wanted, place)
+            names += more_names
+            gaps += more_gaps
+        if not names:
+            return None
+        if any(name.key in self._journal.aborted for name in names):
+            # A name is written at most once, so a closed one is not tried again: a new epoch gives new names.
+            self._journal.renew_epoch()
+            return self.run(topics, progress)
+        for gap in gaps:
+            _log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
+            self._journal.append(gap)
+        number = self._journal.catalog.last_round + 1
+        failpoint.hit("offload.before_intent")
+        self._journal.append(Intent(round=number, names=names))
+        failpoint.hit("offload.after_intent")
+        _tell(progress, event="intent", round=number, objects=len(names))
+        report = self._complete(number, names, progress)
+        report.gaps += len(gaps)
+        return report
+
+    def _complete(self, number: int, names: Sequence[IntentName], progress: Progress | None) -> RoundReport:
+        report = RoundReport(number)
+        lost: list[tuple[IntentName, str]] = []
+        for name in names:
+            entries = self._entries(name)
+            if _bounds(entries) != name.queues:
+                lost.append((name, "the local log does not hold what the intent named"))
+                continue
+            try:
+                committed = self._upload(number, name, entries)
+            except ContentConflict as error:
+                lost.append((name, str(error)))
+            except (ObjectStoreError, EncodeFailed) as error:
+                _log.error("round %d, %s: %s", number, name.key, error)
+                report.failed[name.key] = str(error)
+            else:
+                report.committed.append(committed)
+                _tell(progress, event="uploaded", key=name.key, rows=committed.rows, bytes=committed.size)
+        if report.committed:
+            failpoint.hit("offload.before_commit")
+            self._journal.append(Commit(round=number, names=report.committed))
+            failpoint.hit("offload.after_commit")
+            _tell(progress, event="commit", round=number, objects=len(report.committed))
+        for name, reason in lost:
+            self._abort(number, name, reason, report)
+        return report
+
+    def _entries(self, name: IntentName) -> dict[int, EntryRun]:
+        """The entries that the name holds, cut to its offsets."""
+        found: dict[int, EntryRun] = {}
+        for queue, run in self._hot.entries(name.topic, name.start, name.end).items():
+            low, high = (int(index) for index in np.searchsorted(run.physical, [name.start, name.end]))
+            if low < high:
+                part = slice(low, high)
+                found[queue] = TrimmedRun(run.first_offset + low, run.physical[part], run.sizes[part], run.tags[part])
+        return found
+
+    def _upload(self, number: int, name: IntentName, entries: Mapping[int, EntryRun]) -> CommittedName:
+        metadata = {"cluster": self._cluster, "broker": self._journal.broker, "round": str(number)}
+        files = self._hot.files(name.start, name.end)
+        committed = self._worker.encode_upload(self._journal.store.url, name, entries, files, metadata)
+        written = {queue: (first, last) for queue, (first, last, _) in committed.queues.items()}
+        if committed.key != name.key or written != name.queues:
+            raise EncodeFailed(f"{name.key}: the object holds {written}, the intent named {name.queues}")
+        failpoint.hit("offload.after_upload")
+        return committed
+
+    def _abort(self, number: int, name: IntentName, reason: str, report: RoundReport) -> None:
+        """Close a name without an object. What is still in the local log is planned again; the rest is a GAP."""
+        _log.error("round %d: %s is closed without an object: %s", number, name.key, reason)
+        self._journal.append(Abort(round=number, keys=[name.key], reason=reason))
+        report.aborted.append(name.key)
+        held = _bounds(self._entries(name))
+        for queue, (first, last) in sorted(name.queues.items()):
+            have = held.get(queue)
+            if have is None:
+                missing = [(first, last)]
+            else:
+                missing = [(first, min(have[0] - 1, last)), (max(have[1] + 1, first), last)]
+            for low, high in missing:
+                if low <= high:
+                    gap = Gap(topic=name.topic, queue=queue, first=low, last=high, reason=reason)
+                    _log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
+                    self._journal.append(gap)
+                    report.gaps += 1
+
+
+def _bounds(entries: Mapping[int, EntryRun]) -> dict[int, tuple[int, int]]:
+    return {queue: (run.first_offset, run.first_offset + len(run.physical) - 1) for queue, run in entries.items()}
+
+
+def _gap_fields(gap: Gap) -> tuple[str, int, int, int, str]:
+    return gap.topic, gap.queue, gap.first, gap.last, gap.reason
+
+
+def _tell(progress: Progress | None, **event: Any) -> None:
+    if progress is not None:
+        progress(event)

@@ -1,0 +1,140 @@
+"""What a round writes: a pure function of the hot log, the catalog and the bounds of the round.
+
+One object per topic, round and UTC day of the store time, in log order; a topic's round ends with the segment in which
+its first unarchived record lies, so that each run of a queue is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neve.archive import keys
+from neve.archive.catalog import Catalog
+from neve.archive.journal import Gap, IntentName
+
+DAY_MS = 86_400_000
+
+
+class EntryRun(Protocol):
+    """Consecutive ConsumeQueue entries of one queue."""
+
+    @property
+    def first_offset(self) -> int: ...
+
+    @property
+    def physical(self) -> NDArray[np.int64]: ...
+
+    @property
+    def sizes(self) -> NDArray[np.int32]: ...
+
+    @property
+    def tags(self) -> NDArray[np.int64]: ...
+
+
+class HotLog(Protocol):
+    """What a round reads of the local log."""
+
+    def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
+
+    def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]: ...
+
+    def store_time(self, topic: str, queue: int, offset: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRange:
+    topic: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where names go: the parts of a key that a round doesn't decide."""
+
+    prefix: str
+    broker: str
+    epoch: int
+
+
+def plan_topic(hot: HotLog, catalog: Catalog, wanted: TopicRange, place: Place) -> tuple[list[IntentName], list[Gap]]:
+    runs = {
+        queue: run for queue, run in hot.entries(wanted.topic, wanted.start, wanted.end).items() if len(run.physical)
+    }
+    if not runs:
+        return [], []
+    names = []
+    start = wanted.start
+    borders = _day_borders(hot, wanted.topic, runs)
+    for index, (day, _) in enumerate(borders):
+        end = borders[index + 1][1] if index + 1 < len(borders) else wanted.end
+        queues = _bounds(runs, start, end)
+        key = keys.data_key(place.prefix, wanted.topic, day, place.broker, start=start, end=end, epoch=place.epoch)
+        names.append(IntentName(key, wanted.topic, day, start, end, queues))
+        start = end
+    return names, _gaps(catalog, wanted.topic, runs)
+
+
+def _bounds(runs: Mapping[int, EntryRun], start: int, end: int) -> dict[int, tuple[int, int]]:
+    bounds = {}
+    for queue, run in runs.items():
+        low, high = np.searchsorted(run.physical, [start, end])
+        if low < high:
+            bounds[queue] = (run.first_offset + int(low), run.first_offset + int(high) - 1)
+    return bounds
+
+
+def _gaps(catalog: Catalog, topic: str, runs: Mapping[int, EntryRun]) -> list[Gap]:
+    """A queue continues where the archive ended; what is missing in between is said, not hidden."""
+    named = catalog.named_offsets(topic)
+    found = []
+    for queue, run in sorted(runs.items()):
+        expected = named[queue] + 1 if queue in named else run.first_offset
+        if run.first_offset > expected:
+            reason = "not in the local log when its round was planned"
+            found.append(Gap(topic=topic, queue=queue, first=expected, last=run.first_offset - 1, reason=reason))
+    return found
+
+
+def _day_borders(hot: HotLog, topic: str, runs: Mapping[int, EntryRun]) -> list[tuple[str, int]]:
+    """(day, CommitLog offset of its first record), in log order. Store times never run backwards in a log."""
+    physical = np.concatenate([run.physical for run in runs.values()])
+    queues = np.concatenate([np.full(len(run.physical), queue, np.int64) for queue, run in runs.items()])
+    offsets = np.concatenate([run.first_offset + np.arange(len(run.physical)) for run in runs.values()])
+    order = np.argsort(physical, kind="stable")
+    last_known = 0
+
+    def day_at(position: int) -> int:
+        nonlocal last_known
+        row = order[position]
+        time = hot.store_time(topic, int(queues[row]), int(offsets[row]))
+        if time < 0:  # a damaged record stays with the day found last: its column is null anyway
+            return last_known
+        last_known = time // DAY_MS
+        return last_known
+
+    borders = []
+    position, count = 0, len(order)
+    while position < count:
+        day = day_at(position)
+        borders.append((_day_name(day), int(physical[order[position]])))
+        low, high = position + 1, count  # the first position of a later day lies in here
+        while low < high:
+            middle = (low + high) // 2
+            last_known = day
+            if day_at(middle) > day:
+                high = middle
+            else:
+                low = middle + 1
+        position = low
+    return borders
+
+
+def _day_name(day: int) -> str:
+    return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
