@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -171,9 +172,13 @@ async def replay(servers: Servers, flights: pd.DataFrame) -> None:
 def analyse(servers: Servers, flights: pd.DataFrame, weather: pd.DataFrame) -> None:
     from neve.spark import read_topic, session
 
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module="pyspark"
+    )  # about pandas, which it does not use here
     with stage("spark", "session"):
-        spark = session(servers.store, master="local[2]", conf={"spark.ui.enabled": "false"})
-        spark.sparkContext.setLogLevel("ERROR")
+        spark = session(
+            servers.store, master="local[2]", conf={"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+        )
     try:
         for topic, schema in ((FLIGHTS, FLIGHT_SCHEMA), (WEATHER, WEATHER_SCHEMA)):
             frame = read_topic(spark, topic, store=servers.store, decode="json", schema=schema)

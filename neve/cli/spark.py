@@ -43,8 +43,7 @@ def sql(
     from neve.spark import read_topic, session
 
     known = sorted({topic for catalog in catalogs(open_source(store)).values() for topic in catalog.topics()})
-    engine = session(store, master=master, app_name="neve spark sql")
-    engine.sparkContext.setLogLevel("ERROR")
+    engine = session(store, master=master, app_name="neve spark sql", conf={"spark.log.level": "ERROR"})
     begin, stop = (None if start is None else to_ms(start)), (None if end is None else to_ms(end))
     try:
         for topic in topics or known:
