@@ -127,7 +127,7 @@ class DirectoryStore:
         return None
 
     def remove_stale_uploads(self) -> int:
-        """Remove what crashed writers left behind; a day's grace, as other processes may be writing now."""
+        """A day's grace, as other processes may be writing now."""
         removed = 0
         for path in _files(self.root / UPLOADS):
             try:

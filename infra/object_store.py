@@ -89,6 +89,10 @@ class ObjectStore(Protocol):
         """The store's own clock, or None where it has none."""
         ...
 
+    def remove_stale_uploads(self) -> int:
+        """Remove what crashed writers left behind and no listing shows; returns how many."""
+        ...
+
 
 def check_key(key: str) -> str:
     """Refuse what could leave the store's root or would be spelt differently by another store."""
@@ -263,6 +267,9 @@ class MemoryStore:
     def now_ms(self) -> int | None:
         self._enter("now_ms", "")
         return self._clock.now_ms() + self.clock_offset_ms
+
+    def remove_stale_uploads(self) -> int:
+        return 0
 
     def _find(self, key: str) -> tuple[bytes, int]:
         with self._lock:

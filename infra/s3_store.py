@@ -159,6 +159,9 @@ class S3Store:
             return None
         return int(email.utils.parsedate_to_datetime(date).timestamp() * 1000)
 
+    def remove_stale_uploads(self) -> int:
+        return 0  # named objects are single PUTs: there are no parts to forget
+
 
 def _check_endpoint(endpoint: str) -> None:
     address = urlsplit(endpoint)

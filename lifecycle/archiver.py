@@ -120,7 +120,7 @@ class Lifecycle:
         total, oldest = 0, -1
         for segment in segments:
             start, stop = max(segment.base, through), min(segment.end, end)
-            if start >= stop or (segment.sealed and topic not in segment.topics):
+            if start >= stop or segment.topics.get(topic, (-1, -1))[0] < start:
                 continue
             runs = {queue: run for queue, run in self._hot.entries(topic, start, stop).items() if len(run.physical)}
             if not runs:
@@ -252,6 +252,7 @@ class Lifecycle:
             self._journal.ensure_online()
             self._journal.follow()
             now = self._safe_clock.now_ms(self._journal.store)
+            self._journal.store.remove_stale_uploads()
             found = self._orphans(now)
             for key, size in found.items():
                 if repair and key in self._reported:

@@ -31,7 +31,10 @@ class HotStore(HotLog, Protocol):
     def segments(self) -> Sequence[Segment]: ...
 
     def flush(self) -> int:
-        """Make the log durable; returns the CommitLog offset below which it is."""
+        """Make the log durable; returns the CommitLog offset below which it is, and all entries are visible.
+
+        A bound above the visible entries would let a round pass over records that are about to appear.
+        """
         ...
 
     def roll(self) -> None: ...

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,14 @@ def test_open_directory(tmp_path: Path) -> None:
     store.put("x", b"1")
     assert (tmp_path / "a b" / "x").read_bytes() == b"1"
     assert store.now_ms() is None
+
+
+def test_stale_uploads_are_removed_after_a_day(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    store.put("a", b"1")
+    for name, age in (("old", 25 * 3600), ("young", 60)):
+        left = tmp_path / ".upload" / name
+        left.write_bytes(b"half")
+        os.utime(left, (time.time() - age, time.time() - age))
+    assert store.remove_stale_uploads() == 1
+    assert [path.name for path in (tmp_path / ".upload").iterdir()] == ["young"]
