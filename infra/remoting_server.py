@@ -38,6 +38,7 @@ class RemotingLimits:
     max_in_flight: int = 1024  # answers still being computed, per connection; beyond it reading pauses
     max_requests_out: int = 4096  # requests to the peer that wait for their answer
     write_high_water: int = 4 * 1024 * 1024
+    max_unwritten: int = 64 * 1024 * 1024  # a peer that reads nothing while answers it waited for arrive is dropped
 
 
 class RequestRouter:
@@ -201,6 +202,9 @@ class Connection:
             return
         self.last_active = self._loop.time()
         self._transport.writelines(out)
+        if self._pauses and self._transport.get_write_buffer_size() > self._limits.max_unwritten:
+            log.warning("dropping %s:%d: it does not read", *self.remote)
+            self._transport.abort()
 
     async def invoke(self, command: RemotingCommand, timeout: float) -> RemotingCommand:  # noqa: ASYNC109
         """Ask the peer and wait for its answer; the opaque is set here. TimeoutError after `timeout` seconds."""

@@ -177,6 +177,10 @@ def _decode_json_carefully(header: bytes) -> RemotingCommand:
     language, remark = fields.get("language") or "", fields.get("remark")
     if not isinstance(language, str) or not isinstance(remark, str | None):
         raise ProtocolError("language or remark is no string")
+    try:
+        json.dumps([language, remark, ext], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ProtocolError("half a surrogate pair in the header") from error
     code, opaque, flag, version = numbers
     return RemotingCommand(code, opaque, flag, version, language, remark, ext)
 

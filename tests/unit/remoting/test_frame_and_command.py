@@ -124,6 +124,8 @@ def test_header_longer_than_its_frame_or_limit_is_refused_before_the_frame_is_th
         base(flag=True),
         base(remark=3),
         base(language=3),
+        base(extFields={"topic": "\ud800"}),
+        base(remark="\udfff"),
         {"flag": 0},
         b"[]",
         b"",

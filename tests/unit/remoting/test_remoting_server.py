@@ -274,6 +274,25 @@ def test_a_slow_reader_gets_everything() -> None:
     run(body, RemotingLimits(write_high_water=64 * 1024))
 
 
+def test_a_peer_that_never_reads_is_dropped() -> None:
+    async def body(server: RemotingServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+        writer.write(wire(RemotingCommand(ECHO, 1)))
+        await receive(reader)
+        (connection,) = server.connections
+        gone = asyncio.Event()
+        connection.on_close(lambda _: gone.set())
+        while not connection.is_closed:
+            for _ in range(16):
+                connection.send(RemotingCommand(40, flag=2, body=b"x" * 1_000_000))
+            connection.flush()
+            await asyncio.to_thread(len, b"")
+        await gone.wait()
+        writer.transport.abort()
+
+    run(body, RemotingLimits(write_high_water=64 * 1024, max_unwritten=1 << 20))
+
+
 async def _send_many(writer: asyncio.StreamWriter, payload: bytes, count: int) -> None:
     for n in range(count):
         writer.write(wire(RemotingCommand(ECHO, n, body=payload)))
