@@ -1,0 +1,93 @@
+"""Reading the archive from a program, with no broker: `neve.archive.open(source).topic("orders").read(queue=3)`."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from neve.archive.catalog import Catalog, GapHit, Location
+from neve.archive.follow import catalogs
+from neve.archive.groups import DecodedRows, decode_group
+from neve.archive.journal import CommittedName, Gap
+from neve.archive.schema import parse_footer
+from neve.message import MessageRecord, decode_record
+
+
+class ObjectSource(Protocol):
+    """What reading asks of a store. `get` and `get_range` raise FileNotFoundError where there is no object."""
+
+    def get(self, key: str) -> bytes: ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes: ...
+
+    def list_prefixes(self, prefix: str) -> Sequence[str]: ...
+
+
+class Archive:
+    """The catalogs of all brokers below a prefix, as their journals stood when it was opened."""
+
+    def __init__(self, source: ObjectSource, prefix: str = "") -> None:
+        self._source = source
+        self.catalogs: dict[str, Catalog] = catalogs(source, prefix=prefix)
+
+    def topics(self) -> list[str]:
+        return sorted({topic for catalog in self.catalogs.values() for topic in catalog.topics()})
+
+    def topic(self, name: str, broker: str | None = None) -> "TopicReader":
+        """Raises LookupError when no broker, or more than one, has the topic and none is named."""
+        having = [of for of, catalog in self.catalogs.items() if name in catalog.topics() and broker in (None, of)]
+        if len(having) != 1:
+            raise LookupError(f"topic {name}: found at {', '.join(having) or 'no broker'}; name one")
+        return TopicReader(self._source, self.catalogs[having[0]], name)
+
+
+class TopicReader:
+    """One topic of one broker."""
+
+    def __init__(self, source: ObjectSource, catalog: Catalog, topic: str) -> None:
+        self._source, self._catalog, self._topic = source, catalog, topic
+
+    def queues(self) -> list[int]:
+        return self._catalog.queues(self._topic)
+
+    def min_offset(self, queue: int) -> int | None:
+        return self._catalog.min_offset(self._topic, queue)
+
+    def max_offset(self, queue: int) -> int | None:
+        return self._catalog.max_offset(self._topic, queue)
+
+    def gaps(self, queue: int) -> list[Gap]:
+        """Offsets that reading steps over, because they exist nowhere."""
+        return [gap for gap in self._catalog.gaps() if (gap.topic, gap.queue) == (self._topic, queue)]
+
+    def read(self, queue: int, offset: int | None = None) -> Iterator[MessageRecord]:
+        """Records from an offset (default: the lowest) to the archive's end."""
+        for record in self.read_raw(queue, offset):
+            yield decode_record(record)
+
+    def read_raw(self, queue: int, offset: int | None = None) -> Iterator[memoryview]:
+        """The stored records, byte for byte, damaged ones included."""
+        low = self.min_offset(queue)
+        position = max(low or 0, offset if offset is not None else 0)
+        while (found := self._catalog.find(self._topic, queue, position)) is not None:
+            if isinstance(found, GapHit):
+                position = found.next_offset
+                continue
+            yield from self._records(found, position)
+            position = found.last + 1
+
+    def _records(self, location: Location, offset: int) -> Iterator[memoryview]:
+        rows = self._decode(location.name, location.row_group)
+        row = 0
+        for queue, first, last in location.group.runs:
+            if (queue, first) == (location.queue, location.first):
+                break
+            row += last - first + 1
+        for index in range(row + offset - location.first, row + location.last - location.first + 1):
+            yield rows.wire[rows.positions[index] : rows.positions[index + 1]]
+
+    def _decode(self, name: CommittedName, index: int) -> DecodedRows:
+        group = name.row_groups[index]
+        footer = parse_footer(self._source.get_range(name.key, name.size - name.footer, name.footer))
+        data = self._source.get_range(name.key, group.offset, group.length)
+        return decode_group(
+            footer, index, group.offset, data, size=name.size, topic=name.topic, wire_bytes=group.wire_bytes
+        )

@@ -1,0 +1,181 @@
+"""Through the real worker process: log file -> object in a directory store -> cold read, byte for byte."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import neve.archive
+from infra.object_store import NotFound, open_store
+from neve.archive.catalog import Catalog
+from neve.archive.journal import Commit, CommittedName, Gap, Intent, IntentName, encode_entry
+from neve.archive.keys import data_key, journal_key
+from neve.message import encode_record, tags_code
+from tiered.cold_reader import ColdReader, ColdUnavailable
+from tiered.offload import ContentConflict
+from tiered.worker_client import WorkerClient, WorkerFailed
+
+TOPIC = "orders"
+T0 = 1_700_000_000_000
+
+
+@dataclass
+class Run:
+    first_offset: int
+    physical: Any
+    sizes: Any
+
+
+@dataclass
+class Round:
+    name: IntentName
+    entries: dict[int, Run]
+    files: list[tuple[str, int, int]]
+    records: dict[tuple[int, int], bytes]
+
+
+def make_round(directory: Path, base: int, first: int, counts: dict[int, int], body: int = 200) -> Round:
+    log, records, entries = bytearray(), {}, {}
+    for queue, count in counts.items():
+        physical, sizes = [], []
+        for offset in range(first, first + count):
+            record = encode_record(
+                topic=TOPIC.encode(), body=bytes([offset & 0xFF]) * body, queue_id=queue, flag=0, queue_offset=offset,
+                properties=b"TAGS\x01%s\x02" % (b"a" if offset % 3 else b"b"), physical_offset=base + len(log),
+                sys_flag=0, born_timestamp=1 << 62 if offset % 7 == 0 else T0, born_host=("10.0.0.1", 5),
+                store_timestamp=T0 + offset, store_host=("10.0.0.2", 10911),
+            )  # fmt: skip
+            physical.append(base + len(log))
+            sizes.append(len(record))
+            records[queue, offset] = record
+            log += record
+        entries[queue] = Run(first, np.array(physical), np.array(sizes))
+    path = directory / f"{base:020d}"
+    path.write_bytes(log)
+    key = data_key("", TOPIC, "2026-01-02", "b", start=base, end=base + len(log), epoch=1)
+    queues = {queue: (first, first + count - 1) for queue, count in counts.items()}
+    name = IntentName(key, TOPIC, "2026-01-02", base, base + len(log), queues)
+    return Round(name, entries, [(str(path), base, len(log))], records)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"dir:{tmp_path / 'store'}"
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerClient]:
+    client = WorkerClient(work_dir=tmp_path)
+    yield client
+    client.close()
+
+
+def upload(worker: WorkerClient, url: str, made: Round) -> CommittedName:
+    return worker.encode_upload(url, made.name, made.entries, made.files, {"cluster": "c", "broker": "b", "round": "1"})
+
+
+def commit(catalog: Catalog, made: Round, name: CommittedName) -> None:
+    catalog.apply(catalog.next_seq, Intent(round=catalog.last_round + 1, names=[made.name]))
+    catalog.apply(catalog.next_seq, Commit(round=catalog.last_round, names=[name]))
+
+
+def read_all(reader: ColdReader, queue: int, offset: int, **options: Any) -> tuple[bytes, int]:
+    collected = b""
+    while (got := reader.get(TOPIC, queue, offset, 32, 1 << 16, **options)).status in {"FOUND", "NO_MATCHED_MESSAGE"}:
+        assert got.next_offset > offset
+        collected += b"".join(got.buffers)
+        offset = got.next_offset
+    return collected, offset
+
+
+def test_cold_bytes_equal_sealed_bytes_over_objects_gaps_and_tags(
+    tmp_path: Path, url: str, worker: WorkerClient
+) -> None:
+    first, second = make_round(tmp_path, 0, 0, {0: 90, 3: 50}), make_round(tmp_path, 1 << 20, 90, {0: 40})
+    catalog = Catalog()
+    commit(catalog, first, upload(worker, url, first))
+    commit(catalog, second, upload(worker, url, second))
+    catalog.apply(catalog.next_seq, Gap(topic=TOPIC, queue=3, first=50, last=59, reason="test"))
+    reader = ColdReader(catalog, worker, url)
+    expected = {**first.records, **second.records}
+    got, end = read_all(reader, 0, 5)
+    assert got == b"".join(expected[0, offset] for offset in range(5, 130)) and end == 130
+    assert reader.get(TOPIC, 3, 55, 32, 1 << 16).status == "GAP"
+    assert reader.get(TOPIC, 3, 55, 32, 1 << 16).next_offset == 60
+    tagged, _ = read_all(reader, 0, 0, tag_codes=frozenset({tags_code("b")}))
+    assert tagged == b"".join(expected[0, offset] for offset in range(0, 130, 3))
+    assert reader.get(TOPIC, 0, 0, 32, 1).count == 1
+    assert reader.get(TOPIC, 0, 130, 32, 1).status == "OFFSET_OVERFLOW_ONE"
+    assert reader.offset_by_time(TOPIC, 0, T0 + 100, upper=False) == 100
+    assert reader.offset_by_time(TOPIC, 0, T0 + 100, upper=True) == 100
+    assert reader.offset_by_time(TOPIC, 0, 0, upper=False) == 0
+    assert reader.offset_by_time(TOPIC, 0, T0 + 500, upper=False) is None
+    reader.close()
+
+
+def test_an_upload_is_adopted_when_it_is_ours_and_a_conflict_when_not(
+    tmp_path: Path, url: str, worker: WorkerClient
+) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 20})
+    once = upload(worker, url, made)
+    assert upload(worker, url, made) == once
+    other = make_round(tmp_path, 0, 0, {0: 20}, body=199)
+    with pytest.raises(ContentConflict):
+        upload(worker, url, Round(made.name, other.entries, other.files, {}))
+
+
+def test_a_dead_worker_is_replaced_and_an_idle_one_ends(
+    tmp_path: Path, url: str, worker: WorkerClient, wait_until: Callable[..., None]
+) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 20})
+    name = upload(worker, url, made)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    assert bytes(worker.read_group(url, name, 0).wire) == b"".join(made.records.values())
+    assert worker.starts == 2
+    brief = WorkerClient(work_dir=tmp_path, idle_seconds=0.05)
+    brief.read_group(url, name, 0)
+    wait_until(lambda: brief.pid is None)
+    brief.read_group(url, name, 0)
+    assert brief.starts >= 2
+    brief.close()
+
+
+def test_a_flipped_bit_and_a_missing_object_are_never_skipped(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 60})
+    name = upload(worker, url, made)
+    path = tmp_path / "store" / name.key
+    raw = bytearray(path.read_bytes())
+    for position in range(name.row_groups[0].offset, name.row_groups[0].offset + name.row_groups[0].length, 97):
+        damaged = bytearray(raw)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        try:
+            assert bytes(worker.read_group(url, name, 0).wire) == b"".join(made.records.values())
+        except WorkerFailed as error:
+            assert error.kind == "DamagedObject"
+    path.unlink()
+    catalog = Catalog()
+    commit(catalog, made, name)
+    reader = ColdReader(catalog, worker, url)
+    with pytest.raises(ColdUnavailable, match="NotFound"):
+        reader.get(TOPIC, 0, 0, 32, 1 << 20)
+    reader.close()
+
+
+def test_a_program_reads_with_no_broker(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 30, 1: 4})
+    name = upload(worker, url, made)
+    store = open_store(url)
+    for seq, entry in enumerate((Intent(round=1, names=[made.name]), Commit(round=1, names=[name]))):
+        store.put(journal_key("", "b", seq), encode_entry(entry), if_absent=True)
+    topic = neve.archive.open(store).topic(TOPIC)
+    assert [bytes(record) for record in topic.read_raw(0, 7)] == [made.records[0, offset] for offset in range(7, 30)]
+    assert [record.queue_offset for record in topic.read(1)] == [0, 1, 2, 3]
+    with pytest.raises(NotFound):
+        store.get("nothing")

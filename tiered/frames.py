@@ -1,0 +1,126 @@
+"""What a broker and its tier workers say to each other, over a socketpair.
+
+    u32 length of the message | u8 number of file descriptors (0 or 1) | message, msgpack
+
+Big arrays never travel in the message: they lie in a memfd whose descriptor rides along with the head.
+
+    memfd of EncodeUpload:  physical i64[n] | size i32[n]                                    in order of `runs`
+    memfd of GroupRead:     positions i64[n + 1] | offsets i64[n] | tags i64[n] | times i64[n] | wire
+"""
+
+import fcntl
+import os
+import socket
+import struct
+
+import msgspec
+
+from neve.archive.journal import CommittedName, IntentName
+
+_HEAD = struct.Struct(">IB")
+
+
+class EncodeUpload(msgspec.Struct, tag="encode_upload"):
+    id: int
+    store_url: str
+    name: IntentName
+    runs: list[tuple[int, int, int]]  # queue, first offset, count
+    files: list[tuple[str, int, int]]
+    metadata: dict[str, str]
+    work_dir: str
+
+
+class ReadGroup(msgspec.Struct, tag="read_group"):
+    id: int
+    store_url: str
+    key: str
+    topic: str
+    size: int
+    footer: int
+    index: int
+    offset: int
+    length: int
+    wire_bytes: int
+
+
+class Committed(msgspec.Struct, tag="committed"):
+    id: int
+    name: CommittedName
+
+
+class GroupRead(msgspec.Struct, tag="group_read"):
+    id: int
+    rows: int
+    wire_bytes: int
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    id: int
+    kind: str  # the exception's class name
+    message: str
+
+
+Request = EncodeUpload | ReadGroup
+Reply = Committed | GroupRead | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+decode_request: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+decode_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+class PeerGone(ConnectionError):
+    """The other end closed, or died in the middle of a message."""
+
+
+def send(sock: socket.socket, message: Request | Reply, descriptor: int | None = None) -> None:
+    """One sender at a time: the caller locks."""
+    payload = _encoder.encode(message)
+    descriptors = [] if descriptor is None else [descriptor]
+    head = _HEAD.pack(len(payload), len(descriptors))
+    if descriptors:
+        socket.send_fds(sock, [head], descriptors)
+    else:
+        sock.sendall(head)
+    sock.sendall(payload)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, int | None]:
+    """The next message and the descriptor beside it, which the caller closes. Raises PeerGone."""
+    head, descriptors, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
+    descriptor = descriptors[0] if descriptors else None
+    try:
+        head += _exactly(sock, _HEAD.size - len(head)) if head else b""
+        if not head:
+            raise PeerGone("the peer closed the connection")
+        length, _ = _HEAD.unpack(head)
+        return _exactly(sock, length), descriptor
+    except PeerGone:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise
+
+
+def _exactly(sock: socket.socket, length: int) -> bytes:
+    received = bytearray()
+    while len(received) < length:
+        part = sock.recv(min(length - len(received), 1 << 20))
+        if not part:
+            raise PeerGone("the peer ended in the middle of a message")
+        received += part
+    return bytes(received)
+
+
+def shared(parts: list[memoryview]) -> int:
+    """A sealed memfd with these parts one after another: nobody can change or shrink it under a reader."""
+    descriptor = os.memfd_create("neve-tier", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        for part in parts:
+            rest = part.cast("B")
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,195 @@
+"""The tier worker: encodes and uploads named objects, decodes row groups; `python -m tiered.worker --fd N`.
+
+A process of its own, started by exec, so that pyarrow and the store's client never share the broker's loop. It decides
+nothing: it writes no journal and deletes nothing. It ends when its socket does.
+"""
+
+import argparse
+import os
+import socket
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from infra.object_store import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome, open_store
+from neve.archive.groups import decode_group
+from neve.archive.journal import CommittedName, NewerFormat
+from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_footer
+from tiered import frames
+from tiered.segment_writer import MissingBytes, encode
+
+_FOOTERS = 256
+_THREADS = 4
+
+
+class Conflict(ValueError):
+    """An object of other content stands under the name."""
+
+
+class _Run(NamedTuple):
+    first_offset: int
+    physical: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int32]
+
+
+class Worker:
+    """Serves requests until the peer goes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._sending = threading.Lock()
+        self._stores: dict[str, ObjectStore] = {}
+        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._shared = threading.Lock()
+
+    def serve(self) -> None:
+        with ThreadPoolExecutor(_THREADS, "tier") as pool:
+            while True:
+                try:
+                    payload, descriptor = frames.receive(self._socket)
+                except (frames.PeerGone, ConnectionError):
+                    return
+                pool.submit(self._answer, frames.decode_request.decode(payload), descriptor)
+
+    def _answer(self, request: frames.Request, descriptor: int | None) -> None:
+        answer: int | None = None
+        try:
+            if isinstance(request, frames.EncodeUpload):
+                reply: frames.Reply = frames.Committed(request.id, self._encode_upload(request, descriptor))
+            else:
+                reply, answer = self._read_group(request)
+        except (ObjectStoreError, ValueError, OSError, pa.ArrowException) as error:
+            reply = frames.Failed(request.id, type(error).__name__, str(error))
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        try:
+            with self._sending:
+                frames.send(self._socket, reply, answer)
+        except ConnectionError:
+            return  # the broker went; the reading side sees it too and ends the process
+        finally:
+            if answer is not None:
+                os.close(answer)
+
+    def _store(self, url: str) -> ObjectStore:
+        with self._shared:
+            if url not in self._stores:
+                self._stores[url] = open_store(url)
+            return self._stores[url]
+
+    # ---- writing
+
+    def _encode_upload(self, request: frames.EncodeUpload, descriptor: int | None) -> CommittedName:
+        if descriptor is None:
+            raise MissingBytes("the entries did not come along")
+        name, extra = request.name, request.metadata
+        facts = ObjectFacts(
+            cluster=extra.get("cluster", ""),
+            broker=extra.get("broker", ""),
+            topic=name.topic,
+            day=name.day,
+            round=int(extra.get("round", "0")),
+            start=name.start,
+            end=name.end,
+        )
+        with TemporaryDirectory(prefix="neve-offload-", dir=request.work_dir) as directory:
+            runs = _runs(request.runs, descriptor)
+            written = encode(runs, request.files, Path(directory) / "object.parquet", facts=facts, key=name.key)
+            return self._upload(self._store(request.store_url), written.path, written.name)
+
+    def _upload(self, store: ObjectStore, path: Path, name: CommittedName) -> CommittedName:
+        try:
+            outcome = store.put(name.key, path, if_absent=True)
+        except PreconditionFailed:
+            return self._adopt(store, name)
+        except UnknownOutcome:
+            try:
+                return self._adopt(store, name)
+            except NotFound:
+                outcome = store.put(name.key, path, if_absent=True)
+        return msgspec.structs.replace(name, etag=outcome.etag)
+
+    def _adopt(self, store: ObjectStore, ours: CommittedName) -> CommittedName:
+        """The object that stands there, if its rows are ours: an earlier attempt wrote it."""
+        info = store.head(ours.key)
+        tail = store.get_range(ours.key, max(0, info.size - 8), 8)
+        footer = int.from_bytes(tail[:4], "little") + 8
+        try:
+            metadata = parse_footer(store.get_range(ours.key, info.size - footer, footer))
+            same = info.size == ours.size and footer == ours.footer
+            checksum = ours.checksum if same else ("", "")
+            theirs = describe(metadata, key=ours.key, size=info.size, footer=footer, etag=info.etag, checksum=checksum)
+        except (DamagedObject, NewerFormat, ValueError) as error:
+            raise Conflict(f"{ours.key} exists and is no object of ours: {error}") from error
+        if theirs.sha256 != ours.sha256 or theirs.queues != ours.queues:
+            raise Conflict(f"{ours.key} exists with other records")
+        return theirs
+
+    # ---- reading
+
+    def _read_group(self, request: frames.ReadGroup) -> tuple[frames.Reply, int]:
+        store = self._store(request.store_url)
+        metadata = self._footer(store, request)
+        data = store.get_range(request.key, request.offset, request.length)
+        rows = decode_group(
+            metadata,
+            request.index,
+            request.offset,
+            data,
+            size=request.size,
+            topic=request.topic,
+            wire_bytes=request.wire_bytes,
+        )
+        arrays = (rows.positions, rows.offsets, rows.tags, rows.times)
+        parts = [memoryview(np.ascontiguousarray(array, np.int64)) for array in arrays]
+        answer = frames.shared([*parts, rows.wire])
+        return frames.GroupRead(request.id, len(rows.offsets), len(rows.wire)), answer
+
+    def _footer(self, store: ObjectStore, request: frames.ReadGroup) -> pq.FileMetaData:
+        with self._shared:
+            known = self._footers.get(request.key)
+            if known is not None:
+                self._footers.move_to_end(request.key)
+                return known
+        metadata = parse_footer(store.get_range(request.key, request.size - request.footer, request.footer))
+        with self._shared:
+            self._footers[request.key] = metadata
+            if len(self._footers) > _FOOTERS:
+                self._footers.popitem(last=False)
+        return metadata
+
+
+def _runs(described: list[tuple[int, int, int]], descriptor: int) -> dict[int, _Run]:
+    total = sum(count for _, _, count in described)
+    raw = os.pread(descriptor, total * 12, 0)
+    if len(raw) != total * 12:
+        raise MissingBytes(f"{len(raw)} bytes of entries came along, {total * 12} were named")
+    physical, sizes = np.frombuffer(raw, np.int64, total), np.frombuffer(raw, np.int32, total, total * 8)
+    runs: dict[int, _Run] = {}
+    position = 0
+    for queue, first, count in described:
+        part = slice(position, position + count)
+        runs[queue] = _Run(first, physical[part], sizes[part])
+        position += count
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tiered.worker")
+    parser.add_argument("--fd", type=int, required=True)
+    with socket.socket(fileno=parser.parse_args().fd) as sock:
+        Worker(sock).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The broker's side of a tier worker: starts it on first use, starts it again when it dies, ends it when idle."""
+
+import mmap
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from infra import object_store
+from neve.archive.journal import CommittedName, IntentName
+from tiered import frames
+from tiered.offload import ContentConflict, EncodeFailed
+
+_IDLE_SECONDS = 60.0
+_GRACE_SECONDS = 5.0
+
+
+class WorkerFailed(Exception):
+    """The worker answered with an error, or died twice over one request."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+
+class _Run(Protocol):
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def physical(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def sizes(self) -> npt.NDArray[np.int32]: ...
+
+
+class DecodedGroup:
+    """A row group out of the worker's memfd: no copy; the mapping lives as long as a slice of it does."""
+
+    __slots__ = ("nbytes", "offsets", "positions", "tags", "times", "wire")
+
+    def __init__(self, mapped: mmap.mmap, rows: int, wire_bytes: int) -> None:
+        numbers = np.frombuffer(mapped, np.int64, 4 * rows + 1)
+        self.positions = numbers[: rows + 1]
+        self.offsets, self.tags, self.times = np.split(numbers[rows + 1 :], 3)
+        self.wire = memoryview(mapped)[numbers.nbytes : numbers.nbytes + wire_bytes].toreadonly()
+        self.nbytes = len(mapped)
+
+
+Answer = CommittedName | DecodedGroup
+
+
+class WorkerClient:
+    """Thread-safe and synchronous; one process behind it. Use one for uploads and another for cold reads."""
+
+    def __init__(self, *, work_dir: str | Path | None = None, idle_seconds: float = _IDLE_SECONDS) -> None:
+        self._work_dir = str(work_dir or tempfile.gettempdir())
+        self._idle_seconds = idle_seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._pending: dict[int, Future[Answer]] = {}
+        self._next_id = 0
+        self._closed = False
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process, or None while none runs."""
+        process = self._process
+        return process.pid if process is not None else None
+
+    def encode_upload(
+        self,
+        store_url: str,
+        name: IntentName,
+        entries: Mapping[int, _Run],
+        files: Sequence[tuple[str, int, int]],
+        metadata: Mapping[str, str],
+    ) -> CommittedName:
+        """Raises ContentConflict, EncodeFailed, or an error of the object store."""
+        filled = [(queue, run) for queue, run in sorted(entries.items()) if len(run.physical)]
+        runs = [(queue, int(run.first_offset), len(run.physical)) for queue, run in filled]
+        arrays: list[npt.NDArray[Any]] = [np.ascontiguousarray(run.physical, np.int64) for _, run in filled]
+        arrays += [np.ascontiguousarray(run.sizes, np.int32) for _, run in filled]
+        request = frames.EncodeUpload(0, store_url, name, runs, list(files), dict(metadata), self._work_dir)
+        descriptor = frames.shared([memoryview(array) for array in arrays])
+        try:
+            answer = self._call(request, descriptor)
+        except WorkerFailed as error:
+            raise _offload_error(error) from error
+        finally:
+            os.close(descriptor)
+        assert isinstance(answer, CommittedName)
+        return answer
+
+    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+        """Raises WorkerFailed."""
+        group = name.row_groups[index]
+        request = frames.ReadGroup(
+            0, store_url, name.key, name.topic, name.size, name.footer, index, group.offset, group.length,
+            group.wire_bytes,
+        )  # fmt: skip
+        answer = self._call(request, None)
+        assert isinstance(answer, DecodedGroup)
+        return answer
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._hang_up()
+
+    # ---- the process
+
+    def _call(self, request: frames.Request, descriptor: int | None) -> Answer:
+        """Requests are safe to repeat: a read changes nothing, and an upload adopts what it finds."""
+        try:
+            return self._submit(request, descriptor).result()
+        except ConnectionError:
+            try:
+                return self._submit(request, descriptor).result()
+            except ConnectionError as error:
+                raise WorkerFailed("WorkerDied", str(error)) from error
+
+    def _submit(self, request: frames.Request, descriptor: int | None) -> Future[Answer]:
+        with self._lock:
+            if self._closed:
+                raise WorkerFailed("Closed", "the worker was closed")
+            sock = self._socket or self._start()
+            self._next_id += 1
+            request.id = self._next_id
+            future: Future[Answer] = Future()
+            self._pending[request.id] = future
+            try:
+                frames.send(sock, request, descriptor)
+            except OSError:
+                self._hang_up()
+                raise
+            return future
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        root = str(Path(__file__).resolve().parent.parent)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+        command = [sys.executable, "-m", "tiered.worker", "--fd", str(theirs.fileno())]
+        with theirs:
+            process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
+        self._socket, self._process = ours, process
+        self._pending = {}  # a successor's requests are not failed with those of the one before
+        self.starts += 1
+        threading.Thread(
+            target=self._receive, args=(ours, process, self._pending), name="tier-worker", daemon=True
+        ).start()
+        return ours
+
+    def _hang_up(self) -> None:
+        """Under the lock. The worker ends on EOF; its receiving thread reaps it and fails what was pending."""
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                self._socket = self._process = None
+                return
+        self._socket = self._process = None
+
+    def _receive(
+        self, sock: socket.socket, process: subprocess.Popen[bytes], pending: dict[int, Future[Answer]]
+    ) -> None:
+        try:
+            while self._wait(sock, pending):
+                payload, descriptor = frames.receive(sock)
+                self._settle(frames.decode_reply.decode(payload), descriptor, pending)
+        except (OSError, ValueError):
+            process.kill()
+        finally:
+            with self._lock:
+                if self._socket is sock:
+                    self._socket = self._process = None
+                sock.close()
+            for future in pending.values():
+                future.set_exception(ConnectionError("the tier worker ended"))
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _wait(self, sock: socket.socket, pending: dict[int, Future[Answer]]) -> bool:
+        """False: idle for so long that the worker may go."""
+        while not select.select([sock], [], [], self._idle_seconds)[0]:
+            with self._lock:
+                if not pending:
+                    if self._socket is sock:
+                        self._socket = self._process = None
+                    return False
+        return True
+
+    def _settle(self, reply: frames.Reply, descriptor: int | None, pending: dict[int, Future[Answer]]) -> None:
+        with self._lock:
+            future = pending.pop(reply.id)
+        if isinstance(reply, frames.Committed):
+            future.set_result(reply.name)
+        elif isinstance(reply, frames.Failed):
+            future.set_exception(WorkerFailed(reply.kind, reply.message))
+        else:
+            assert descriptor is not None
+            try:
+                mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+            future.set_result(DecodedGroup(mapped, reply.rows, reply.wire_bytes))
+
+
+def _offload_error(error: WorkerFailed) -> Exception:
+    if error.kind == "Conflict":
+        return ContentConflict(error.message)
+    kind = getattr(object_store, error.kind, None)
+    if isinstance(kind, type) and issubclass(kind, object_store.ObjectStoreError):
+        return kind(error.message)
+    return EncodeFailed(str(error))
