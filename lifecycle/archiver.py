@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from infra import failpoint
@@ -32,6 +33,7 @@ from neve.archive.journal import Deleted, Expire
 from tiered.journal import JournalWriter
 from tiered.offload import OffloadRound, Progress, RoundReport, Uploader
 from tiered.offload_plan import TopicRange
+from tiered.verify import VerifyReport, verify
 
 _log = logging.getLogger(__name__)
 
@@ -278,6 +280,24 @@ class Lifecycle:
                 if info.modified_ms + ORPHAN_AGE_MS <= now:
                     found[info.key] = info.size
         return found
+
+    def plan_ttl(self, topic: str, hours: int) -> dict[str, int]:
+        """What a TTL of so many hours would take out of view at once; changes nothing."""
+        if self._journal is None:
+            return {"objects": 0, "rows": 0, "bytes": 0}
+        objects = self._journal.catalog.objects(topic)
+        policy = replace(self.policy, ttl_hours=lambda _: hours)
+        going = set(plan_expiry(objects, policy, self._clock.now_ms()).keys)
+        names = [name for name in objects if name.key in going]
+        return {
+            "objects": len(names),
+            "rows": sum(name.rows for name in names),
+            "bytes": sum(name.size for name in names),
+        }
+
+    def verify(self) -> VerifyReport:
+        """Journal against objects; one HEAD per object."""
+        return verify(self._journal.catalog, self._journal.store) if self._journal is not None else VerifyReport()
 
     def missing_objects(self) -> list[str]:
         """Objects that the catalog has and the store does not: told, never taken for expired."""

@@ -127,6 +127,16 @@ def test_deleted_topics_objects_go_after_the_grace(rig: Rig) -> None:
     assert len(data(rig, "a")) == 2
 
 
+def test_a_shorter_ttl_shows_first_what_would_go(rig: Rig) -> None:
+    rig.clock.advance(HOUR)
+    before = rig.journal.catalog.next_seq
+    assert rig.lifecycle.plan_ttl("a", 3)["objects"] == 0
+    assert rig.lifecycle.plan_ttl("a", 2)["rows"] == 3
+    assert rig.lifecycle.plan_ttl("a", 1)["rows"] == 5
+    assert rig.journal.catalog.next_seq == before
+    assert rig.lifecycle.verify().ok
+
+
 def test_sweep_reports_first_and_never_touches_what_is_not_ours(rig: Rig) -> None:
     orphan = data(rig, "a")[0].replace("-e1.", "-e7.")
     foreign = orphan.replace("broker=b/", "broker=other/")
