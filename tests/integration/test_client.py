@@ -50,6 +50,15 @@ async def until_routed(client: AsyncClient, topic: str) -> None:
     await until(has_route)
 
 
+async def until_visible(client: AsyncClient, topic: str, count: int) -> None:
+    """Apache's broker answers a sender a moment before readers can see the message."""
+
+    async def are_visible() -> bool:
+        return sum([await client.max_offset(topic, queue) for queue in await client.queues(topic)]) == count
+
+    await until(are_visible)
+
+
 async def receive(consumer: Consumer, count: int) -> list[Message]:
     messages: list[Message] = []
     while len(messages) < count:
@@ -64,7 +73,7 @@ def test_what_was_sent_is_read_back(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         result = await client.send(topic, "hällo", tags="A", keys="k1 k2", properties={"x": "ü"}, flag=3, queue=2)
         assert (result.status, result.queue.queue_id, result.queue_offset) == ("SEND_OK", 2, 0)
-        pulled = await client.pull(topic, 2, 0, wait=10)  # a broker may index a moment after it answers
+        pulled = await client.pull(topic, 2, 0, wait=10)
         (message,) = pulled.messages
         assert (message.topic, message.body.decode(), message.tags, message.keys) == (topic, "hällo", "A", ("k1", "k2"))
         assert (message.properties["x"], message.flag, message.queue) == ("ü", 3, result.queue)
@@ -87,6 +96,7 @@ def test_large_bodies_batches_and_many_at_once(namesrv: str) -> None:
         batch = await client.send_batch(topic, [b"1", Message(topic, b"2", tags="T"), "3"], queue=0)
         assert (batch.queue_offset, len(batch.msg_id.split(",")), len(batch.offset_msg_id.split(","))) == (1, 3, 3)
         await asyncio.gather(*(client.send_async(topic, f"{number}") for number in range(200)))
+        await until_visible(client, topic, 204)
         messages = [message async for message in client.reader(topic)]
         assert len(messages) == 204
         first = [message.body async for message in client.reader(topic, queue=0)][:4]
@@ -111,6 +121,7 @@ def test_offsets_out_of_range_are_told(namesrv: str) -> None:
         before = int(time.time() * 1000)
         for number in range(3):
             await client.send(topic, str(number), queue=0)
+        await until_visible(client, topic, 3)
         assert (await client.pull(topic, 0, 3)).status is PullStatus.NO_NEW_MESSAGE
         beyond = await client.pull(topic, 0, 99)
         assert (beyond.status, beyond.next_offset) == (PullStatus.OFFSET_ILLEGAL, 3)
@@ -274,6 +285,7 @@ def test_the_first_send_creates_the_topic(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(f"{topic}-auto", b"x")
         await until_routed(client, f"{topic}-auto")
+        await until_visible(client, f"{topic}-auto", 1)
         assert [m.body async for m in client.reader(f"{topic}-auto")] == [b"x"]
 
     run(namesrv, work)
