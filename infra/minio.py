@@ -68,7 +68,7 @@ def _build(binary: Path) -> None:
         # Built apart and renamed: an interrupted build never leaves half a binary under the final name.
         result = subprocess.run(
             [go, "install", MODULE],
-            env={**os.environ, "GOBIN": directory, "CGO_ENABLED": "0"},
+            env={**os.environ, "GOBIN": directory},
             capture_output=True,
             text=True,
             check=False,
