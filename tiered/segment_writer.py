@@ -80,7 +80,9 @@ class Entries(NamedTuple):
         )
 
     def part(self, start: int, end: int) -> "Entries":
-        return Entries(*(column[start:end] for column in self))
+        return Entries(
+            self.queue_id[start:end], self.queue_offset[start:end], self.physical[start:end], self.size[start:end]
+        )
 
     def each(self) -> list[QueueEntry]:
         return [QueueEntry(*row) for row in zip(*(column.tolist() for column in self), strict=True)]
@@ -205,11 +207,14 @@ def describe_file(path: Path, key: str, etag: str = "") -> CommittedName:
 def verify(path: Path, name: CommittedName) -> None:
     """Raises DamagedObject unless the file's rows rebuild to the bytes that its checksum names."""
     digest = hashlib.sha256()
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        for index, group in enumerate(name.row_groups):
-            rebuilt = rebuild(file.read_row_group(index), name.topic)
-            if len(rebuilt.wire) != group.wire_bytes:
-                raise DamagedObject(f"row group {index} of {name.key} rebuilds to {len(rebuilt.wire)} bytes")
-            digest.update(rebuilt.wire)
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for index, group in enumerate(name.row_groups):
+                rebuilt = rebuild(file.read_row_group(index), name.topic)
+                if len(rebuilt.wire) != group.wire_bytes:
+                    raise DamagedObject(f"row group {index} of {name.key} rebuilds to {len(rebuilt.wire)} bytes")
+                digest.update(rebuilt.wire)
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedObject(f"{name.key} can't be read back: {error}") from error
     if digest.hexdigest() != name.sha256:
         raise DamagedObject(f"{name.key} does not rebuild to the records that were sealed")

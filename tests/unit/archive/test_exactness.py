@@ -1,0 +1,231 @@
+"""The law: every stored record, rebuilt from its row, is byte for byte the record that was sealed."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from neve.archive.rebuild import rebuild, tag_codes
+from neve.archive.schema import GROUP_BYTES, DamagedObject, ObjectFacts
+from neve.message import MAGIC_V2, encode_record, tags_code
+from tiered.rows import QueueEntry, table_of
+from tiered.segment_writer import Entries, MissingBytes, encode, plan_groups, verify
+
+TOPIC = "orders"
+T0 = 1_700_000_000_000
+I32 = st.integers(-(1 << 31), (1 << 31) - 1)
+I64 = st.integers(-(1 << 63), (1 << 63) - 1)
+HOSTS = st.tuples(st.sampled_from(["10.0.0.1", "0.0.0.0", "255.255.255.255", "fe80::1", "::", "2001:db8::ff"]), I32)
+PROPERTIES = st.one_of(
+    st.sampled_from(
+        [b"", b"\x02", b"\x01", b"k\x01\x02", b"\x01v\x02", b"k\x01v", b"a\x01b\x02a\x01c\x02", b"k\x02", b"\x02\x02"]
+    ),
+    st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"\x01", b"\x02", b"\xff", b"a b", b"\xc3\xa4", b"\0"])).map(
+        b"".join
+    ),
+    st.binary(max_size=60),
+)  # fmt: skip
+
+
+@dataclass
+class Run:
+    first_offset: int
+    physical: Any
+    sizes: Any
+
+
+def record(offset: int, **changes: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "topic": TOPIC.encode(),
+        "body": b"hello",
+        "properties": b"KEYS\x01k1  k2\x02UNIQ_KEY\x01ABC\x02TAGS\x01t\xc3\xa4g\x02",
+        "queue_id": 1,
+        "flag": 0,
+        "queue_offset": offset,
+        "physical_offset": 1000 + offset,
+        "sys_flag": 0,
+        "born_timestamp": T0,
+        "born_host": ("10.0.0.1", 1234),
+        "store_timestamp": T0 + 1,
+        "store_host": ("10.0.0.2", 10911),
+    }
+    return encode_record(**{**fields, **changes})
+
+
+def rows_of(records: Sequence[bytes], topic: str = TOPIC) -> pa.Table:
+    entries = [QueueEntry(1, offset, 1000 + offset, len(raw)) for offset, raw in enumerate(records)]
+    return table_of(entries, [memoryview(raw) for raw in records], topic)
+
+
+def assert_exact(records: Sequence[bytes], topic: str = TOPIC) -> pa.Table:
+    table = rows_of(records, topic)
+    rebuilt = rebuild(table, topic)
+    assert [bytes(rebuilt.record(row)) for row in range(len(records))] == list(records)
+    assert len(tag_codes(table, rebuilt)) == len(records)
+    return table
+
+
+@st.composite
+def odd_records(draw: st.DrawFn) -> list[bytes]:
+    records = []
+    for offset in range(draw(st.integers(1, 6))):
+        raw = record(
+            draw(st.sampled_from([offset, 0, 99])),
+            body=draw(st.binary(max_size=40)),
+            properties=draw(PROPERTIES),
+            queue_id=draw(st.sampled_from([1, -1])),
+            flag=draw(I32),
+            sys_flag=draw(I32),
+            born_timestamp=draw(st.one_of(I64, st.just(T0), st.just(1 << 62))),
+            store_timestamp=draw(st.one_of(I64, st.just(T0))),
+            born_host=draw(HOSTS),
+            store_host=draw(HOSTS),
+            reconsume_times=draw(I32),
+            prepared_transaction_offset=draw(I64),
+            body_crc=draw(st.one_of(st.none(), st.integers(0, (1 << 31) - 1))),
+        )
+        damaged = bytearray(raw)
+        for _ in range(draw(st.integers(0, 2))):
+            damaged[draw(st.integers(0, len(raw) - 1))] ^= 1 << draw(st.integers(0, 7))
+        records.append(bytes(damaged))
+    return records
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(odd_records())
+def test_whatever_was_sealed_comes_back(records: list[bytes]) -> None:
+    assert_exact(records)
+
+
+def test_the_common_shape_needs_no_wire_and_fills_its_columns() -> None:
+    table = assert_exact([record(0), record(1, born_host=("fe80::1", 9), properties=b"k\x01\x02j\x01v")])
+    assert table.column("wire").null_count == 2
+    first, second = table.to_pylist()
+    assert (first["msg_id"], first["tags"], first["keys"]) == ("ABC", "täg", ["k1", "k2"])
+    assert first["properties_tail"] and not second["properties_tail"]
+    assert second["properties"] == [("k", ""), ("j", "v")] and second["born_host"] == "[fe80::1]:9"
+    assert tag_codes(table, rebuild(table, TOPIC)).tolist() == [tags_code("täg"), 0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"properties": b"a\x01\xff\x02"},
+        {"properties": b"a\x01b\x02a\x01c\x02"},
+        {"properties": b"novalue\x02"},
+        {"born_timestamp": 1 << 62},
+        {"store_timestamp": -1},
+    ],
+)
+def test_odd_shapes_keep_the_record_and_are_not_damaged(changes: dict[str, Any]) -> None:
+    (row,) = assert_exact([record(0, **changes)]).to_pylist()
+    assert row["wire"] is not None and row["damaged"] is False
+
+
+def test_version_2_of_a_short_topic_and_an_unknown_magic_keep_the_record() -> None:
+    raw = record(0)
+    at = raw.index(b"\x06" + TOPIC.encode())
+    short_v2 = bytearray(raw[:at] + b"\x00" + raw[at:])
+    short_v2[:4] = len(short_v2).to_bytes(4, "big")
+    short_v2[4:8] = MAGIC_V2.to_bytes(4, "big", signed=True)
+    unknown = raw[:4] + b"\x01\x02\x03\x04" + raw[8:]
+    rows = assert_exact([bytes(short_v2), unknown]).to_pylist()
+    assert all(row["wire"] is not None and not row["damaged"] for row in rows)
+
+
+def test_a_long_topic_is_version_2_without_wire() -> None:
+    topic = "t" * 200
+    (row,) = assert_exact([record(0, topic=topic.encode())], topic).to_pylist()
+    assert row["wire"] is None and row["damaged"] is False
+
+
+@pytest.mark.parametrize("position", [0, 90, 8, 20])
+def test_a_damaged_record_is_kept_whole_and_its_keys_come_from_the_queue(position: int) -> None:
+    raw = bytearray(record(0))
+    raw[position] ^= 0x40
+    (row,) = assert_exact([bytes(raw)]).to_pylist()
+    assert row["damaged"] and row["wire"] == bytes(raw)
+    assert (row["queue_id"], row["queue_offset"], row["commit_log_offset"]) == (1, 0, 1000)
+
+
+def write(tmp_path: Path, records: Sequence[bytes], files: Sequence[tuple[str, int, int]] | None = None) -> Any:
+    log = tmp_path / "log"
+    log.write_bytes(b"".join(records))
+    sizes = np.array([len(raw) for raw in records])
+    physical = 1000 + np.cumsum(sizes) - sizes
+    facts = ObjectFacts("c", "b", TOPIC, "2026-01-02", 1, 1000, 1000 + int(sizes.sum()))
+    named = files if files is not None else [(str(log), 1000, int(sizes.sum()))]
+    return encode({1: Run(0, physical, sizes)}, named, tmp_path / "o.parquet", facts=facts, key="k")
+
+
+def laid_out(count: int, **changes: Any) -> list[bytes]:
+    records, at = [], 1000
+    for offset in range(count):
+        records.append(record(offset, physical_offset=at, **changes))
+        at += len(records[-1])
+    return records
+
+
+def test_a_file_describes_itself_and_has_its_indexes(tmp_path: Path) -> None:
+    records = laid_out(50, body=b"x" * 300_000)
+    written = write(tmp_path, records)
+    name = written.name
+    assert name.sha256 == hashlib.sha256(b"".join(records)).hexdigest()
+    assert (written.wire_rows, written.damaged_rows, name.rows) == (0, 0, 50)
+    assert name.queues == {1: (0, 49, 0)} and (name.min_time, name.max_time) == (T0 + 1, T0 + 1)
+    assert len(name.row_groups) > 1 and all(group.wire_bytes <= GROUP_BYTES for group in name.row_groups)
+    assert [group.first_row for group in name.row_groups] == np.cumsum([0, *(g.rows for g in name.row_groups)])[
+        :-1
+    ].tolist()
+    metadata = pq.read_metadata(written.path)
+    columns = {
+        metadata.row_group(0).column(i).path_in_schema: metadata.row_group(0).column(i)
+        for i in range(metadata.num_columns)
+    }
+    assert {"msg_id", "keys.list.element"} <= set(columns)
+    assert columns["queue_offset"].statistics.max == name.row_groups[0].runs[0][2]
+    assert columns["queue_offset"].has_offset_index and columns["msg_id"].compression == "ZSTD"
+
+
+def test_bloom_filters_exist(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    path = write(tmp_path, laid_out(50)).path
+    query = "select path_in_schema from parquet_metadata(?) where bloom_filter_offset is not null"
+    found = {row[0] for row in duckdb.sql(query, params=[str(path)]).fetchall()}
+    assert {name.replace(" ", "") for name in found} == {"msg_id", "keys,list,element"}
+
+
+def test_a_changed_file_does_not_verify(tmp_path: Path) -> None:
+    written = write(tmp_path, laid_out(50))
+    raw = bytearray(written.path.read_bytes())
+    group = pq.read_metadata(written.path).row_group(0)
+    body = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == "body")
+    raw[body.data_page_offset + body.total_compressed_size - 5] ^= 0x10
+    written.path.write_bytes(raw)
+    with pytest.raises(DamagedObject):
+        verify(written.path, written.name)
+
+
+def test_an_entry_outside_the_files_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(MissingBytes):
+        write(tmp_path, laid_out(5), files=[])
+    assert not (tmp_path / "o.parquet").exists()
+
+
+def test_groups_close_by_bytes_and_at_a_change_of_queue() -> None:
+    def plan(*queues: tuple[int, int]) -> list[tuple[int, int]]:
+        runs = {q: Run(0, np.zeros(count), np.full(count, size)) for q, (count, size) in enumerate(queues)}
+        return list(plan_groups(Entries.of(runs)))
+
+    assert plan((10, 100), (10, 100)) == [(0, 20)]
+    assert plan((10, 30_000), (10, 100)) == [(0, 10), (10, 20)]
+    assert plan((5, 2 << 20)) == [(0, 2), (2, 4), (4, 5)]
+    assert plan((2, 5 << 20), (1, 1)) == [(0, 1), (1, 2), (2, 3)]
