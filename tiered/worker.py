@@ -151,7 +151,7 @@ class Worker:
             wire_bytes=request.wire_bytes,
         )
         arrays = (rows.positions, rows.offsets, rows.tags, rows.times)
-        parts = [memoryview(np.ascontiguousarray(array, np.int64)) for array in arrays]
+        parts = [np.ascontiguousarray(array, np.int64).data for array in arrays]
         answer = frames.shared([*parts, rows.wire])
         return frames.GroupRead(request.id, len(rows.offsets), len(rows.wire)), answer
 

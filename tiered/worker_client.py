@@ -93,7 +93,7 @@ class WorkerClient:
         arrays: list[npt.NDArray[Any]] = [np.ascontiguousarray(run.physical, np.int64) for _, run in filled]
         arrays += [np.ascontiguousarray(run.sizes, np.int32) for _, run in filled]
         request = frames.EncodeUpload(0, store_url, name, runs, list(files), dict(metadata), self._work_dir)
-        descriptor = frames.shared([memoryview(array) for array in arrays])
+        descriptor = frames.shared([array.data for array in arrays])
         try:
             answer = self._call(request, descriptor)
         except WorkerFailed as error:

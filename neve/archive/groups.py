@@ -14,19 +14,16 @@ from neve.archive.schema import DamagedObject
 Int64s = npt.NDArray[np.int64]
 
 
-class _OneRange(io.RawIOBase):
+class _OneRange:
     """An object of which only one range is at hand; Parquet reads nothing else when it is given the footer."""
 
     def __init__(self, start: int, data: bytes, size: int) -> None:
-        super().__init__()
         self._start, self._data, self._size = start, data, size
         self._position = 0
+        self.closed = False
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+    def close(self) -> None:
+        self.closed = True
 
     def tell(self) -> int:
         return self._position

@@ -80,7 +80,7 @@ def tag_codes(rows: pa.Table, rebuilt: Rebuilt) -> npt.NDArray[np.int64]:
     table = rows.combine_chunks()
     encoded = _column(table, "tags").dictionary_encode()
     known = np.array([tags_code(tags) for tags in encoded.dictionary.to_pylist()] + [0], np.int64)
-    codes = known[encoded.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)]
+    codes: npt.NDArray[np.int64] = known[encoded.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)]
     undecoded = pc.and_(pc.is_valid(_column(table, "wire")), pc.is_null(_column(table, "tags")))
     for row in np.flatnonzero(undecoded.to_numpy(zero_copy_only=False)):
         codes[row] = tags_code(_lenient_tags(bytes(rebuilt.record(int(row)))))

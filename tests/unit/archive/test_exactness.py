@@ -28,9 +28,7 @@ PROPERTIES = st.one_of(
     st.sampled_from(
         [b"", b"\x02", b"\x01", b"k\x01\x02", b"\x01v\x02", b"k\x01v", b"a\x01b\x02a\x01c\x02", b"k\x02", b"\x02\x02"]
     ),
-    st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"\x01", b"\x02", b"\xff", b"a b", b"\xc3\xa4", b"\0"])).map(
-        b"".join
-    ),
+    st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"\x01", b"\x02", b"\xff", b"a b", b"\0"])).map(b"".join),
     st.binary(max_size=60),
 )  # fmt: skip
 
