@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from neve.client import connect
+from neve.client.model import MessageQueue
+from neve.errors import ClientError
+from neve.message import encode_record, properties_to_bytes
+from neve.remoting.body import dumps, dumps_object_keys, loads_as
+from neve.remoting.command import RemotingCommand
+
+DEADLINE = 10
+QUEUE = MessageQueue("t", "b0", 0)
+Answer = tuple[int, dict[str, str], bytes] | None
+
+
+class GroupBroker:
+    """One queue of topic `t` with `count` messages, and one group; pulls at the end are left open."""
+
+    def __init__(self, count: int, *, min_offset: int = 0, stored: int | None = None) -> None:
+        self.count = count
+        self.min_offset = min_offset
+        self.offsets: dict[str, int] = {} if stored is None else {"t": stored}
+        self.members: list[str] = []
+        self.pulls: list[int] = []
+        self.sent_back: list[dict[str, str]] = []
+
+    def __call__(self, request: RemotingCommand) -> Answer:
+        ext = request.ext
+        match request.code:
+            case 34:
+                self.members = [loads_as(request.body, dict)["clientID"]]
+            case 38:
+                return (0, {}, dumps({"consumerIdList": self.members})) if self.members else (1, {}, b"")
+            case 14:
+                found = self.offsets.get(ext["topic"])
+                return (22, {}, b"") if found is None else (0, {"offset": str(found)}, b"")
+            case 15:
+                self.offsets[ext["topic"]] = int(ext["commitOffset"])
+            case 29 | 31:
+                return 0, {"offset": str(self.min_offset if ext["topic"] == "t" else 0)}, b""
+            case 30:
+                return 0, {"offset": str(self.count if ext["topic"] == "t" else 0)}, b""
+            case 36:
+                self.sent_back.append(ext)
+            case 11:
+                return self._pull(ext)
+        return 0, {}, b""
+
+    def _pull(self, ext: dict[str, str]) -> Answer:
+        if ext["topic"] != "t":
+            return None
+        offset = int(ext["queueOffset"])
+        self.pulls.append(offset)
+        end = min(self.count, offset + int(ext["maxMsgNums"]))
+        where = {"suggestWhichBrokerId": "0", "minOffset": str(self.min_offset), "maxOffset": str(self.count)}
+        if offset < self.min_offset:
+            return 21, {**where, "nextBeginOffset": str(self.min_offset)}, b""
+        if offset >= end:
+            return None
+        body = b"".join(record(number) for number in range(offset, end))
+        return 0, {**where, "nextBeginOffset": str(end)}, body
+
+
+def record(offset: int) -> bytes:
+    return encode_record(
+        topic=b"t",
+        body=str(offset).encode(),
+        properties=properties_to_bytes({"TAGS": "even" if offset % 2 == 0 else "odd"}),
+        queue_id=0,
+        flag=0,
+        queue_offset=offset,
+        physical_offset=offset * 100,
+        sys_flag=0,
+        born_timestamp=1,
+        born_host=("127.0.0.1", 1),
+        store_timestamp=1,
+        store_host=("127.0.0.1", 1),
+    )
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(DEADLINE):
+            await work()
+
+    asyncio.run(limited())
+
+
+async def offsets(consumer: Any, count: int) -> list[int]:
+    found = []
+    while len(found) < count:
+        message = await consumer.receive()
+        assert message is not None
+        found.append(message.queue_offset)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "stored", "first"), [("first", None, 10), ("last", None, 90), (5, None, 10), ("last", 42, 42)]
+)
+def test_where_a_group_begins(fake_cluster: Any, start: str | int, stored: int | None, first: int) -> None:
+    async def work() -> None:
+        broker = GroupBroker(90, min_offset=10, stored=stored)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start=start) as consumer,
+        ):
+            assert consumer.assigned == [QUEUE]
+            assert consumer.position(QUEUE) == first
+
+    run(work)
+
+
+def test_no_more_is_fetched_than_fits_and_it_goes_on_when_there_is_room(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(1000)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", start="first", max_buffered=64) as consumer:
+                assert await offsets(consumer, 1) == [0]
+                assert max(broker.pulls) <= 96
+                assert await offsets(consumer, 999) == list(range(1, 1000))
+            assert broker.offsets["t"] == 1000
+
+    run(work)
+
+
+def test_a_message_in_work_is_not_committed_when_the_block_fails(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(5)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(ZeroDivisionError):
+                async with client.consumer("g", "t", start="first") as consumer:
+                    async for message in consumer:
+                        if message.queue_offset == 2:
+                            raise ZeroDivisionError
+            assert broker.offsets["t"] == 2
+
+    run(work)
+
+
+def test_a_moved_offset_is_followed_and_stored(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(60, min_offset=50, stored=3)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", auto_ack=False) as consumer:
+                assert await offsets(consumer, 10) == list(range(50, 60))
+            assert broker.offsets["t"] == 50
+
+    run(work)
+
+
+def test_an_administrators_reset_drops_what_was_fetched(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(100)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", start="first") as consumer:
+                assert await offsets(consumer, 1) == [0]
+                body = dumps_object_keys({"offsetTable": {QUEUE: 70}})
+                request = RemotingCommand(220, 5, 2, ext={"group": "g", "topic": "t"}, body=body)
+                cluster.brokers[0].push(request)
+                while consumer.position(QUEUE) != 70:
+                    await client.topic_route("t")
+                assert await offsets(consumer, 30) == list(range(70, 100))
+            assert broker.offsets["t"] == 100
+
+    run(work)
+
+
+def test_seek_while_the_buffer_is_full_does_not_stall(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(100)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first", max_buffered=8, auto_ack=False) as consumer,
+        ):
+            first = await consumer.receive()
+            assert first is not None
+            await consumer.seek(QUEUE, 40)
+            await first.ack()  # counts no more
+            assert consumer.position(QUEUE) == 40
+            assert await offsets(consumer, 60) == list(range(40, 100))
+            with pytest.raises(ClientError):
+                await consumer.seek(QUEUE._replace(queue_id=9), 0)
+
+    run(work)
+
+
+def test_tags_are_compared_again_and_what_is_skipped_counts_as_done(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(10)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", {"t": "even"}, start="first") as consumer:
+                assert await offsets(consumer, 5) == [0, 2, 4, 6, 8]
+            assert broker.offsets["t"] == 10
+
+    run(work)
+
+
+def test_a_nack_sends_back_and_acks(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(3)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", start="first", auto_ack=False) as consumer:
+                message = await consumer.receive()
+                assert message is not None
+                await message.nack(delay_level=4)
+                assert consumer.position(QUEUE) == 1
+                assert await consumer.receive(0.01) is not None
+            (sent,) = broker.sent_back
+            assert (sent["offset"], sent["delayLevel"], sent["group"], sent["originTopic"]) == ("0", "4", "g", "t")
+
+    run(work)
+
+
+def test_a_group_is_joined_once_and_left(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(0)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t") as consumer:
+                assert await consumer.receive(0.01) is None
+                with pytest.raises(ClientError, match="already"):
+                    await client.consumer("g", "t").start()
+            assert [message async for message in consumer] == []
+            left = [request.ext for request in cluster.brokers[0].requests if request.code == 35]
+            assert [ext["consumerGroup"] for ext in left] == ["g"]
+            for bad in ({"allocation": "x"}, {"start": "middle"}):
+                with pytest.raises(ClientError):
+                    client.consumer("g", "t", **bad)
+            with pytest.raises(ClientError):
+                client.consumer("g", [])
+
+    run(work)
