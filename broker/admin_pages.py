@@ -1,0 +1,173 @@
+"""The admin port: metrics, health and the archive's verbs, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from infra.admin_http import AdminHttp, Request, Response, json_response
+from neve.archive.journal import decode_entry
+from neve.archive.keys import journal_key
+
+if TYPE_CHECKING:
+    from broker.broker_controller import BrokerController
+
+_PAGE = 10_000
+
+
+class _Pages:
+    def __init__(self, controller: BrokerController) -> None:
+        self._controller = controller
+        self._archive = controller.archive
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(body=self._controller.metrics.render(), content_type="text/plain; version=0.0.4")
+
+    async def live(self, request: Request) -> Response:
+        return Response(503 if self._controller.context.flusher.failed else 200, b"live\n")
+
+    async def ready(self, request: Request) -> Response:
+        ready = self._controller.context.accepting
+        return Response(200 if ready else 503, b"ready\n" if ready else b"not ready\n")
+
+    async def status(self, request: Request) -> Response:
+        status = await asyncio.to_thread(self._archive.status)
+        return json_response({**status, "jobs": dict(self._archive.jobs.runs), "errors": self._archive.jobs.last_error})
+
+    async def offload(self, request: Request) -> Response:
+        lifecycle = self._archive.lifecycle
+        if lifecycle is None or self._archive.journal is None:
+            return Response(409, b"no archive: set storeUrl\n")
+        return Response(lines=self._offload_lines(roll=request.flag("roll"), evict=request.flag("evict")))
+
+    async def _offload_lines(self, *, roll: bool, evict: bool) -> AsyncIterator[object]:
+        """Progress as it comes, then a summary; an error is the last line."""
+        lifecycle = self._archive.lifecycle
+        assert lifecycle is not None
+        loop = asyncio.get_running_loop()
+        lines: asyncio.Queue[Any] = asyncio.Queue()
+
+        def progress(item: Mapping[str, Any]) -> None:
+            loop.call_soon_threadsafe(lines.put_nowait, dict(item))
+
+        work = asyncio.create_task(asyncio.to_thread(lifecycle.run_offload, roll, evict, progress))
+        work.add_done_callback(lambda _: lines.put_nowait(None))
+        while (item := await lines.get()) is not None:
+            yield item
+        reports = work.result()
+        yield {
+            "event": "done",
+            "rounds": len(reports),
+            "objects": sum(len(report.committed) for report in reports),
+            "failed": sum(len(report.failed) for report in reports),
+        }
+
+    async def ls(self, request: Request) -> Response:
+        journal = self._archive.journal
+        if journal is None:
+            return Response(409, b"no archive: set storeUrl\n")
+        rows = []
+        for one in journal.catalog.objects(request.query.get("topic")):
+            rows.append(
+                {
+                    "topic": one.topic,
+                    "day": one.day,
+                    "broker": journal.broker,
+                    "rows": one.rows,
+                    "size": one.size,
+                    "start": one.start,
+                    "end": one.end,
+                    "min_time": one.min_time,
+                    "max_time": one.max_time,
+                    "key": one.key,
+                }
+            )
+        return json_response(rows)
+
+    async def journal(self, request: Request) -> Response:
+        journal = self._archive.journal
+        if journal is None:
+            return Response(409, b"no archive: set storeUrl\n")
+        first = int(request.query.get("from", "0"))
+
+        def read() -> list[dict[str, Any]]:
+            rows = []
+            for seq in range(first, min(journal.catalog.next_seq, first + _PAGE)):
+                entry = decode_entry(journal.store.get(journal_key(journal.prefix, journal.broker, seq)))
+                fields = msgspec.to_builtins(entry, str_keys=True)
+                rows.append(
+                    {
+                        "broker": journal.broker,
+                        "seq": seq,
+                        "type": type(entry).__name__.upper(),
+                        "epoch": entry.epoch,
+                        "time": entry.time_ms,
+                        "what": fields,
+                    }
+                )
+            return rows
+
+        return json_response(await asyncio.to_thread(read))
+
+    async def verify(self, request: Request) -> Response:
+        lifecycle, journal = self._archive.lifecycle, self._archive.journal
+        if lifecycle is None or journal is None:
+            return Response(409, b"no archive: set storeUrl\n")
+        missing = await asyncio.to_thread(lifecycle.missing_objects)
+        findings = [f"{key}: in the journal, not in the store" for key in missing]
+        return json_response({"objects": len(journal.catalog.objects()), "findings": findings})
+
+    async def run_job(self, request: Request) -> Response:
+        name = request.path.removeprefix("/jobs/").removesuffix("/run")
+        try:
+            self._archive.jobs.run_now(name)
+        except KeyError:
+            return Response(404, f"no job {name!r}: {', '.join(self._archive.jobs.names())}\n".encode())
+        return json_response({"job": name, "started": True})
+
+
+def register_pages(http: AdminHttp, controller: BrokerController) -> None:
+    pages = _Pages(controller)
+    http.route("GET", "/metrics", pages.metrics)
+    http.route("GET", "/livez", pages.live)
+    http.route("GET", "/readyz", pages.ready)
+    http.route("GET", "/archive/status", pages.status)
+    http.route("GET", "/archive/ls", pages.ls)
+    http.route("GET", "/archive/journal", pages.journal)
+    http.route("GET", "/archive/verify", pages.verify)
+    http.route("POST", "/archive/offload", pages.offload)
+    http.route("POST", "/jobs/", pages.run_job)
+    _register_metrics(controller)
+
+
+def _register_metrics(controller: BrokerController) -> None:
+    gauge, context, processors = controller.metrics.gauge, controller.context, controller.processors
+    gauge("messages_in", "messages stored since the start", processors.totals.put)
+    gauge("messages_out", "messages read since the start", processors.totals.got)
+    gauge("bytes_in", "bytes stored since the start", lambda: processors.sender.bytes)
+    gauge("bytes_out", "bytes read since the start", lambda: processors.puller.bytes)
+    gauge("held_pulls", "pulls that wait for a message", lambda: context.hold.count)
+    gauge(
+        "flush_lag_bytes",
+        "appended, not yet flushed",
+        lambda: context.store.max_physical_offset - context.store.flushed_offset,
+    )
+    gauge("flush_rounds", "group commits since the start", lambda: context.flusher.rounds)
+    gauge("disk_used_ratio", "used share of the data disk", processors.totals.disk_ratio)
+    gauge("topics", "topics of this broker", lambda: len(context.topics.topics))
+    gauge("consumer_groups_online", "groups with a member", lambda: len(context.clients.consumers))
+    gauge("name_servers", "name servers that know this broker", lambda: len(controller.outer_api.registered))
+    gauge("cold_reads", "pulls answered from the archive", lambda: context.tiered.cold_reads)
+    gauge("cold_read_failures", "pulls the archive could not answer", lambda: context.tiered.cold_failures)
+    journal = controller.archive.journal
+    if journal is not None:
+        gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)
+        gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.fenced))
+        gauge("archive_online", "1: the store answered since the start", lambda: int(journal.online))
+        gauge("archive_objects", "objects that readers see", lambda: len(journal.catalog.objects()))
+        gauge("archive_gaps", "ranges recorded as lost", lambda: len(journal.catalog.gaps()))
+    jobs = controller.archive.jobs
+    gauge("job_failures", "failed runs of jobs since the start", lambda: sum(jobs.failures.values()))

@@ -1,0 +1,177 @@
+"""The archive beside the broker: attached before the first send, its jobs in threads, its reads behind the hot ones.
+
+Without `storeUrl` only local retention and TTL run. Nothing here is imported by the hot path.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from broker import validators
+from broker.broker_context import BrokerContext
+from broker.store.message_store import EntryRun, Segment
+from infra.disk import Disk
+from infra.object_store import BadStoreUrl, ObjectStore, ObjectStoreError, open_store
+from infra.startup import EXIT_ARCHIVE, StartupError
+from lifecycle.archiver import Lifecycle
+from lifecycle.retention import Policy
+from lifecycle.scheduler import JobScheduler
+from tiered.cold_reader import ColdReader
+from tiered.journal import ArchiveRefused, JournalWriter
+from tiered.worker_client import WorkerClient
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_CALL_TIMEOUT = 120.0
+_TTL_SECONDS = 60.0
+_RETENTION_SECONDS = 10.0
+_SWEEP_SECONDS = 6 * 3600.0
+
+
+class LoopHotStore:
+    """The store as job threads see it: each call runs on the broker's loop, where the store lives."""
+
+    def __init__(self, context: BrokerContext, loop: asyncio.AbstractEventLoop) -> None:
+        self._context, self._loop = context, loop
+
+    def _call(self, work: Callable[[], T]) -> T:
+        async def run() -> T:
+            return work()
+
+        future: Future[T] = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        return future.result(_CALL_TIMEOUT)
+
+    def segments(self) -> Sequence[Segment]:
+        return self._call(self._context.store.segments)
+
+    def flush(self) -> int:
+        flusher = self._context.flusher
+        asyncio.run_coroutine_threadsafe(flusher.flush_now(), self._loop).result(_CALL_TIMEOUT)
+        return flusher.flushed_offset
+
+    def roll(self) -> None:
+        self._call(self._context.store.roll)
+
+    def evict(self, base: int) -> None:
+        self._call(lambda: self._context.store.evict(base))
+
+    def queues(self) -> Mapping[str, Sequence[int]]:
+        return self._call(self._context.store.queues)
+
+    def min_offset(self, topic: str, queue: int) -> int:
+        return self._call(lambda: self._context.store.min_offset(topic, queue))
+
+    def set_min_offset(self, topic: str, queue: int, offset: int) -> None:
+        self._call(lambda: self._context.store.set_min_offset(topic, queue, offset))
+
+    def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
+        return self._call(lambda: self._context.store.offset_by_time(topic, queue, time_ms, upper))
+
+    def store_time(self, topic: str, queue: int, offset: int) -> int:
+        return self._call(lambda: self._context.store.store_time(topic, queue, offset))
+
+    def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
+        return self._call(lambda: self._context.store.entries(topic, start, end))
+
+    def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
+        return self._call(lambda: self._context.store.files(start, end))
+
+    def pinned_from(self) -> int | None:
+        return self._call(self._context.schedule.oldest_pending_physical)
+
+    def disk_ratio(self) -> float:
+        disk, root = self._context.store.disk, self._context.root
+        total = disk.total_bytes(root)
+        return 1 - disk.free_bytes(root) / total if total else 0.0
+
+
+class ArchiveWiring:
+    def __init__(self, context: BrokerContext, disk: Disk) -> None:
+        self._context, self._disk = context, disk
+        self.store: ObjectStore | None = None
+        self.journal: JournalWriter | None = None
+        self.lifecycle: Lifecycle | None = None
+        self.jobs = JobScheduler()
+        self._uploader: WorkerClient | None = None
+        self._reader_worker: WorkerClient | None = None
+        self._reader: ColdReader | None = None
+
+    def policy(self) -> Policy:
+        config, topics = self._context.config, self._context.topics
+
+        def ttl_hours(topic: str) -> int | None:
+            found = topics.select(topic)
+            hours = int(found.attributes.get(validators.RESERVE_TIME, -1)) if found is not None else -1
+            hours = config.default_ttl_hours if hours == -1 else hours
+            return None if hours <= 0 else hours
+
+        return Policy(
+            archive_min_bytes=config.archive_min_bytes,
+            archive_max_age_ms=config.archive_max_age,
+            reserved_ms=config.file_reserved_time * 3_600_000,
+            disk_mark=config.disk_max_used_space_ratio / 100,
+            grace_ms=config.expire_grace,
+            archived=lambda topic: not topics.is_system(topic),
+            exists=lambda topic: topics.select(topic) is not None,
+            ttl_hours=ttl_hours,
+        )
+
+    async def attach(self) -> None:
+        """Settle whose archive this is before the first send; raises StartupError with what to do."""
+        config, context = self._context.config, self._context
+        if config.store_url:
+            try:
+                self.store = open_store(config.store_url)
+                self.journal = JournalWriter(
+                    self.store,
+                    "",
+                    config.broker_name,
+                    context.store.log_uuid,
+                    local=context.root / "archive",
+                    disk=self._disk,
+                    clock=context.clock,
+                    cluster=config.broker_cluster_name,
+                )
+                attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
+            except (ArchiveRefused, BadStoreUrl, ObjectStoreError) as error:
+                raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
+            if attachment.resume_at is not None:
+                context.store.restart_log_at(attachment.resume_at)
+            for (topic, queue), following in attachment.queue_next.items():
+                if context.store.max_offset(topic, queue) < following:
+                    context.store.create_queue_at(topic, queue, following)
+            self._uploader, self._reader_worker = WorkerClient(), WorkerClient()
+            self._reader = ColdReader(
+                self.journal.catalog, self._reader_worker, config.store_url, config.cold_cache_bytes
+            )
+            context.tiered.cold = self._reader
+        hot = LoopHotStore(context, asyncio.get_running_loop())
+        self.lifecycle = Lifecycle(
+            hot, self.journal, self._uploader, self.policy(), context.clock, cluster=config.broker_cluster_name
+        )
+
+    def start_jobs(self) -> None:
+        lifecycle = self.lifecycle
+        assert lifecycle is not None
+        if self.journal is not None:
+            self.jobs.every("offload", self._context.config.archive_period / 1000, lifecycle.run_offload)
+            self.jobs.every("sweep", _SWEEP_SECONDS, lifecycle.run_sweep)
+        self.jobs.every("retention", _RETENTION_SECONDS, lifecycle.run_retention)
+        self.jobs.every("ttl", _TTL_SECONDS, lifecycle.run_ttl)
+        self.jobs.start()
+
+    async def shutdown(self) -> None:
+        """The running job ends first; the loop stays free for what it asks of the store."""
+        await asyncio.to_thread(self.jobs.shutdown)
+        if self._reader is not None:
+            self._reader.close()
+        for worker in (self._uploader, self._reader_worker):
+            if worker is not None:
+                await asyncio.to_thread(worker.close)
+
+    def status(self) -> dict[str, Any]:
+        """Asks the store through the loop: call it in a thread."""
+        return self.lifecycle.status() if self.lifecycle is not None else {"archive": "off"}

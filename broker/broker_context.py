@@ -1,0 +1,74 @@
+"""What the processors share: the broker's parts, made by the controller, and the few questions all of them ask."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.client_manager import ClientManager
+from broker.consumer_offset_manager import ConsumerOffsetManager
+from broker.flusher import Flusher
+from broker.pull_request_hold import PullRequestHold
+from broker.rebalance_lock import RebalanceLock
+from broker.schedule_message import ScheduleMessage
+from broker.store.message_store import MessageStore
+from broker.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
+from broker.tiered_store import TieredStore
+from broker.topic_config_manager import TopicConfig, TopicConfigManager
+from infra.clock import Clock
+from infra.config import BrokerConfig
+from infra.metrics import Metrics
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+
+
+@dataclass(kw_only=True)
+class BrokerContext:
+    config: BrokerConfig
+    clock: Clock
+    metrics: Metrics
+    root: Path
+    store: MessageStore
+    tiered: TieredStore
+    flusher: Flusher
+    topics: TopicConfigManager
+    groups: SubscriptionGroupManager
+    offsets: ConsumerOffsetManager
+    clients: ClientManager
+    locks: RebalanceLock
+    hold: PullRequestHold
+    schedule: ScheduleMessage
+    # The address that clients dial; port 0 in the configuration is known only after the bind.
+    address: tuple[str, int] = ("127.0.0.1", 0)
+    boot_ms: int = 0
+    accepting: bool = False
+    # Why sends are refused now (disk above its mark), or None.
+    refuse_writes: str | None = None
+    # Publishes the topics to the name servers at once; set by the controller.
+    register_now: Callable[[], Awaitable[None]] | None = None
+    register_soon: Callable[[], None] = lambda: None
+    turn: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def find_topic(self, topic: str) -> TopicConfig:
+        config = self.topics.select(topic)
+        if config is None:
+            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        return config
+
+    def find_group(self, group: str) -> SubscriptionGroupConfig:
+        config = self.groups.find(group, create=self.config.auto_create_subscription_group)
+        if config is None:
+            raise BrokerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
+        return config
+
+    def any_queue(self, queue_nums: int) -> int:
+        """A queue for who doesn't care: each in its turn."""
+        return next(self.turn) % max(queue_nums, 1)
+
+    def watch(self, connection: Connection) -> None:
+        """Forget the connection's clients and waiting pulls when it is gone."""
+        if "watched" not in connection.state:
+            connection.state["watched"] = True
+            connection.on_close(self.clients.connection_closed)
+            connection.on_close(self.hold.connection_closed)

@@ -1,0 +1,297 @@
+"""The broker put together: parts made by hand, started and stopped in order.
+
+start:  directory, log recovery, tables → archive → ports → tasks → name servers → accepting
+stop:   accepting off → ports → held pulls answered → jobs → flush, tables, log → name servers
+"""
+
+import asyncio
+import functools
+import logging
+from pathlib import Path
+
+from broker import processor_table, topic_config_manager
+from broker.admin_pages import register_pages
+from broker.archive_wiring import ArchiveWiring
+from broker.broker_context import BrokerContext
+from broker.broker_outer_api import BrokerOuterApi
+from broker.client_manager import ClientManager, ConsumerGroup
+from broker.consumer_offset_manager import ConsumerOffsetManager
+from broker.flusher import Flusher
+from broker.pull_request_hold import PullRequestHold
+from broker.rebalance_lock import RebalanceLock
+from broker.schedule_message import ScheduleMessage, parse_levels
+from broker.store.config import StoreConfig
+from broker.store.errors import StoreError, StoreFull, StoreLocked
+from broker.store.message_store import MessageStore
+from broker.subscription_group_manager import SubscriptionGroupManager
+from broker.tiered_store import TieredStore
+from broker.topic_config_manager import TopicConfigManager
+from infra.admin_http import AdminHttp
+from infra.clock import Clock
+from infra.config import BrokerConfig
+from infra.disk import Disk
+from infra.metrics import Metrics
+from infra.remoting_server import RemotingLimits, RemotingServer, RequestRouter
+from infra.startup import EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError, check_port, local_address
+from infra.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+_TICK = 1.0
+_SCHEDULE_PERIOD = 0.1
+_CLIENT_SCAN = 10.0
+_VIP_OFFSET = 2
+# A log file, its successor and the first queue files must fit.
+_MIN_FREE_FILES = 2
+
+
+class BrokerController:
+    def __init__(self, config: BrokerConfig, clock: Clock, disk: Disk) -> None:
+        self.config, self._clock, self._disk = config, clock, disk
+        self.metrics = Metrics()
+        self.stopped = asyncio.Event()
+        self.exit_code = 0
+        self._supervisor = Supervisor("broker")
+        self._register_wanted = asyncio.Event()
+        host = config.broker_ip1 or local_address(
+            config.name_servers[0].rpartition(":")[0] if config.name_servers else None
+        )
+        self.context = self._make_context(host)
+        self.processors = processor_table.Processors(self.context, self._drop_topic)
+        self.router = RequestRouter()
+        self.processors.register_on(self.router)
+        limits = RemotingLimits(max_connections=config.max_connections)
+        self._server = RemotingServer(self.router, host=config.bind_address, port=config.listen_port, limits=limits)
+        self.outer_api = BrokerOuterApi(config, lambda: self.context.address)
+        self.archive = ArchiveWiring(self.context, disk)
+        self._admin = AdminHttp(port=max(config.admin_port, 0))
+        self.admin_address: tuple[str, int] | None = None
+
+    def _make_context(self, host: str) -> BrokerContext:
+        config, clock, disk = self.config, self._clock, self._disk
+        root = config.root
+        store = MessageStore(
+            StoreConfig(
+                root,
+                commit_log_file_size=config.mapped_file_size_commit_log,
+                flush_disk_type=config.flush_disk_type,
+                store_host=(host, config.listen_port),
+                max_message_size=config.max_message_size,
+            ),
+            disk,
+            clock,
+        )
+        tables = root / "config"
+        context = BrokerContext(
+            config=config,
+            clock=clock,
+            metrics=self.metrics,
+            root=root,
+            store=store,
+            tiered=TieredStore(store),
+            flusher=Flusher(
+                store, clock, interval_ms=lambda: config.flush_interval_commit_log, on_failure=self._flush_failed
+            ),
+            topics=TopicConfigManager(disk, tables / "topics.json", clock),
+            groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock),
+            offsets=ConsumerOffsetManager(disk, tables / "consumerOffset.json"),
+            clients=ClientManager(clock, self._members_changed),
+            locks=RebalanceLock(clock),
+            hold=PullRequestHold(clock, config.max_held_pulls),
+            schedule=ScheduleMessage(
+                store, clock, parse_levels(config.message_delay_level), disk, tables / "delayOffset.json"
+            ),
+            address=(host, config.listen_port),
+            boot_ms=clock.now_ms(),
+        )
+        context.register_soon = self._register_wanted.set
+        context.register_now = self._register
+        return context
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises StartupError with a text for the operator; nothing is left running or locked then."""
+        check_port(self.config.bind_address, self.config.listen_port)
+        await asyncio.to_thread(self._check_disk)
+        await asyncio.to_thread(self._load)
+        try:
+            await self.archive.attach()
+            await self._listen()
+        except BaseException:
+            await self._server.shutdown()
+            await self.archive.shutdown()
+            await asyncio.to_thread(self.context.store.shutdown)
+            raise
+        self.context.store.on_append.append(self._appended)
+        self._start_tasks()
+        self.context.accepting = True
+        await self._register()
+        self.archive.start_jobs()
+        log.info("broker %s serves %s:%d", self.config.broker_name, *self.context.address)
+
+    def _check_disk(self) -> None:
+        root = self.context.root
+        self._disk.make_dirs(root / "config")
+        needed = _MIN_FREE_FILES * self.config.mapped_file_size_commit_log
+        free = self._disk.free_bytes(root)
+        if free < needed and not self._disk.exists(root / "commitlog"):
+            raise StartupError(
+                f"{root}: {free >> 20} MiB free, {needed >> 20} MiB needed; set mappedFileSizeCommitLog smaller",
+                EXIT_DISK,
+            )
+
+    def _load(self) -> None:
+        context = self.context
+        try:
+            report = context.store.load()
+        except StoreLocked as error:
+            raise StartupError(f"data directory {context.root} is in use by another broker", EXIT_IN_USE) from error
+        except StoreFull as error:
+            raise StartupError(f"{context.root}: {error}", EXIT_DISK) from error
+        except (StoreError, OSError) as error:
+            raise StartupError(f"{context.root}: {error}", EXIT_FAILED) from error
+        log.info("log recovered: %s", report)
+        try:
+            for part in (context.topics, context.groups, context.offsets, context.schedule):
+                part.load()
+        except ValueError as error:
+            context.store.shutdown()
+            raise StartupError(str(error), EXIT_FAILED) from error
+        config = self.config
+        context.topics.ensure_system(
+            topic_config_manager.system_topics(
+                config.broker_name,
+                config.broker_cluster_name,
+                auto_create=config.auto_create_topic_enable,
+                queues=config.default_topic_queue_nums,
+                trace=config.trace_topic_enable,
+            )
+        )
+        for line in context.offsets.clip(context.store.max_offset):
+            log.warning("group offset above the end of its queue: %s", line)
+        context.topics.file.save_now()
+        context.groups.file.save_now()
+
+    async def _listen(self) -> None:
+        try:
+            await self._server.start()
+            host = self.context.address[0]
+            self.context.address = (host, self._server.port)
+            if self.config.listen_port > _VIP_OFFSET:
+                await self._server.listen(self._server.port - _VIP_OFFSET)
+            if self.config.admin_port >= 0:
+                register_pages(self._admin, self)
+                self.admin_address = await self._admin.start()
+        except OSError as error:
+            raise StartupError(f"can't listen: {error.strerror or error}", EXIT_IN_USE) from error
+
+    def _start_tasks(self) -> None:
+        every, context = self._supervisor.every, self.context
+        self._supervisor.spawn("flush", context.flusher.run())
+        self._supervisor.spawn("register", self._register_when_wanted())
+        every("schedule", _SCHEDULE_PERIOD, self._deliver_due)
+        every("tick", _TICK, self._tick)
+        every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
+        every("clients", _CLIENT_SCAN, context.clients.expire)
+        every("register-period", self.config.register_name_server_period / 1000, self._register)
+        every("persist", self.config.flush_consumer_offset_interval / 1000, self._persist)
+
+    # ---- running -----------------------------------------------------------------------------------------------
+
+    def _appended(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
+        hold = self.context.hold
+        if hold.count and hold.arrived(topic, queue_id, queue_offset, tag_code) and not hold.wake_scheduled:
+            hold.wake_scheduled = True
+            asyncio.get_running_loop().call_soon(hold.wake)
+
+    def _deliver_due(self) -> None:
+        if self.context.accepting:
+            self.context.schedule.deliver_due()
+
+    def _tick(self) -> None:
+        context = self.context
+        context.hold.check_deadlines()
+        context.flusher.check_deadlines()
+        self.processors.totals.sample()
+        mark = self.config.disk_space_warning_level_ratio / 100
+        ratio = self.processors.totals.disk_ratio()
+        context.refuse_writes = (
+            f"the broker's disk is full, {ratio:.0%} used, mark {mark:.0%}" if ratio > mark else None
+        )
+
+    def _prepare_log(self) -> None:
+        try:
+            self.context.store.prepare_next()
+        except StoreFull as error:
+            log.warning("no room for the next log file: %s", error)
+
+    async def _persist(self) -> None:
+        """Positions may only claim what is on disk, or a power cut would skip messages."""
+        context = self.context
+        if context.schedule.file.dirty:
+            await context.flusher.flush_now()
+            await context.schedule.file.save()
+        for file in (context.topics.file, context.groups.file, context.offsets.file):
+            if file.dirty:
+                await file.save()
+
+    async def _register(self) -> None:
+        if self.config.name_servers:
+            await self.outer_api.register(self.context.topics.to_wire())
+
+    async def _register_when_wanted(self) -> None:
+        while True:
+            await self._register_wanted.wait()
+            self._register_wanted.clear()
+            await self._register()
+            await self.context.topics.file.save()
+
+    def _members_changed(self, group: ConsumerGroup) -> None:
+        self.processors.clients.notify_consumers(group)
+
+    async def _drop_topic(self, topic: str) -> None:
+        """Gone for clients at once; the archive expires its objects by their own rules."""
+        context = self.context
+        if not context.topics.delete(topic):
+            return
+        context.hold.release_topic(topic)
+        context.offsets.delete_topic(topic)
+        context.store.delete_topic(topic)
+        await context.topics.file.save()
+        await context.offsets.file.save()
+        await self._register()
+
+    def _flush_failed(self, error: BaseException) -> None:
+        self.context.accepting = False
+        self.exit_code = EXIT_FAILED
+        self.stopped.set()
+
+    # ---- stop --------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ask for a clean stop; `shutdown` does it."""
+        self.stopped.set()
+
+    async def shutdown(self) -> None:
+        context = self.context
+        context.accepting = False
+        self._server.stop_accepting()
+        context.hold.release_all()
+        if self.config.name_servers:
+            await self.outer_api.unregister()
+        await self.archive.shutdown()
+        if not context.flusher.failed:
+            await self._persist()
+            await context.flusher.flush_now()
+        await self._server.shutdown()
+        await self._supervisor.stop()
+        await self._admin.shutdown()
+        context.flusher.close()
+        context.tiered.close()
+        await asyncio.to_thread(context.store.shutdown)
+        log.info("broker %s stopped", self.config.broker_name)
+
+    @property
+    def data_directory(self) -> Path:
+        return self.context.root

@@ -1,0 +1,79 @@
+"""What each group has consumed: topic@group → queue → next offset to consume. Written every few seconds, whole."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.state_file import StateFile
+from infra.disk import Disk
+
+SEPARATOR = "@"
+
+
+class ConsumerOffsetManager:
+    """Commits are not monotonic: a client may set a group back."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._offsets: dict[str, dict[int, int]] = {}
+        # Where the last pull of a group ended; only for statistics, not kept on disk.
+        self._pulls: dict[str, dict[int, int]] = {}
+        self.file = StateFile(disk, path, self._snapshot)
+
+    def load(self) -> None:
+        for name, queues in self.file.load().get("offsetTable", {}).items():
+            self._offsets[name] = {int(queue): int(offset) for queue, offset in queues.items()}
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        return {"offsetTable": {name: {str(q): o for q, o in queues.items()} for name, queues in self._offsets.items()}}
+
+    def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
+        self._offsets.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+        self.file.touch()
+
+    def query(self, group: str, topic: str, queue: int) -> int:
+        """-1: the group has none."""
+        queues = self._offsets.get(topic + SEPARATOR + group)
+        return -1 if queues is None else queues.get(queue, -1)
+
+    def commit_pull(self, group: str, topic: str, queue: int, offset: int) -> None:
+        self._pulls.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+
+    def query_pull(self, group: str, topic: str, queue: int) -> int:
+        return self._pulls.get(topic + SEPARATOR + group, {}).get(queue, -1)
+
+    def topics_of(self, group: str) -> list[str]:
+        return [topic for topic, owner in self._pairs() if owner == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        return [owner for name, owner in self._pairs() if name == topic]
+
+    def delete_topic(self, topic: str) -> None:
+        self._drop(lambda name, group: name == topic)
+
+    def delete_group(self, group: str) -> None:
+        self._drop(lambda topic, owner: owner == group)
+
+    def clip(self, maximum: Callable[[str, int], int]) -> list[str]:
+        """After an unclean stop no group may stand above its queue's end: it would miss what is sent next."""
+        clipped = []
+        for name, queues in self._offsets.items():
+            topic = name.partition(SEPARATOR)[0]
+            for queue, offset in queues.items():
+                bound = maximum(topic, queue)
+                if offset > bound:
+                    queues[queue] = bound
+                    clipped.append(f"{name} queue {queue}: {offset} → {bound}")
+        if clipped:
+            self.file.touch()
+        return clipped
+
+    def _pairs(self) -> Iterable[tuple[str, str]]:
+        for name in self._offsets:
+            topic, _, group = name.partition(SEPARATOR)
+            yield topic, group
+
+    def _drop(self, matches: Callable[[str, str], bool]) -> None:
+        for table in (self._offsets, self._pulls):
+            for name in [name for name in table if matches(*name.split(SEPARATOR, 1))]:
+                del table[name]
+        self.file.touch()

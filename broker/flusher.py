@@ -1,0 +1,125 @@
+"""Group commit: one fdatasync in a thread for everything appended before it, then one write for each connection.
+
+A failed fdatasync is final: what it covered is never acknowledged and the broker stops.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from broker.store.message_store import MessageStore
+from infra.clock import Clock
+from infra.remoting_server import Connection
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSend:
+    """A send that is appended but not yet durable: `render(code)` is its whole answer."""
+
+    end_offset: int
+    connection: Connection
+    deadline: float
+    render: Callable[[int], bytes]
+
+
+class Flusher:
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        *,
+        interval_ms: Callable[[], int],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._interval_ms, self._on_failure = interval_ms, on_failure
+        self._waiting: deque[WaitingSend] = deque()
+        self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._work = asyncio.Event()
+        self._pool = ThreadPoolExecutor(1, "flush")
+        self._stopping = False
+        self.failed = False
+        self.flushed_offset = 0
+        self.rounds = 0
+
+    def wait(self, send: WaitingSend) -> None:
+        """Answer the send after the next fdatasync that covers it."""
+        self._waiting.append(send)
+        self._work.set()
+
+    async def flush_now(self) -> None:
+        """Returns when everything appended so far is on disk."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._flush_waiters.append((self._store.max_physical_offset, waiter))
+        self._work.set()
+        await waiter
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            try:
+                async with asyncio.timeout(self._interval_ms() / 1000):
+                    await self._work.wait()
+            except TimeoutError:
+                log.debug("flush interval")
+            self._work.clear()
+            if not (self._store.dirty or self._waiting or self._flush_waiters):
+                continue
+            try:
+                offset = await loop.run_in_executor(self._pool, self._store.flush)
+            except Exception as error:  # noqa: BLE001 - whatever went wrong: nothing below it may be acknowledged
+                self._fail(error)
+                return
+            self.rounds += 1
+            self._complete(offset)
+
+    def _complete(self, offset: int) -> None:
+        self.flushed_offset = offset
+        self._store.after_flush(offset)
+        waiting = self._waiting
+        while waiting and waiting[0].end_offset <= offset:
+            send = waiting.popleft()
+            send.connection.send_raw(send.render(0))
+        rest = []
+        for end, waiter in self._flush_waiters:
+            if end <= offset:
+                if not waiter.done():
+                    waiter.set_result(None)
+            else:
+                rest.append((end, waiter))
+        self._flush_waiters = rest
+        if waiting or rest:
+            self._work.set()
+
+    def check_deadlines(self) -> None:
+        """The disk is slow: FLUSH_DISK_TIMEOUT says stored, but not yet known to be safe."""
+        now = self._clock.monotonic()
+        while self._waiting and self._waiting[0].deadline <= now:
+            send = self._waiting.popleft()
+            send.connection.send_raw(send.render(10))
+
+    def _fail(self, error: BaseException) -> None:
+        log.critical("flush failed: nothing more is acknowledged: %r", error)
+        self.failed = True
+        self._waiting.clear()
+        for _, waiter in self._flush_waiters:
+            if not waiter.done():
+                waiter.set_exception(RuntimeError("flush failed"))
+        self._flush_waiters.clear()
+        self._on_failure(error)
+
+    async def shutdown(self) -> None:
+        """A last flush of everything, after the last append."""
+        if not self.failed:
+            self._stopping = False
+            await self.flush_now()
+        self._stopping = True
+        self._work.set()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)

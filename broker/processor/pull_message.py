@@ -1,0 +1,223 @@
+"""Pulls (11, 361): hot ones answered at once, cold ones parked while a thread fetches, empty ones held.
+
+The records go from the log's mapping to the socket as they lie there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from broker.broker_context import BrokerContext
+from broker.client_manager import BROADCASTING
+from broker.pull_request_hold import HeldPull
+from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, NO_MESSAGE, OVERFLOW_ONE, ReadResult
+from broker.validators import PERM_READ
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.message import tags_code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import PullMessageHeader, parse_header
+
+log = logging.getLogger(__name__)
+
+COMMIT_OFFSET, SUSPEND, SUBSCRIPTION, CLASS_FILTER = 1, 2, 4, 8
+_MAX_COUNT = 1024
+_DEFAULT_BYTES = 256 * 1024
+_MAX_BYTES = 8 << 20
+_MAX_SUSPEND_SECONDS = 25.0
+
+
+@dataclass(slots=True)
+class Pull:
+    """One request with what the checks found out."""
+
+    connection: Connection
+    request: RemotingCommand
+    header: PullMessageHeader
+    codes: frozenset[int] | None
+    max_count: int
+    max_bytes: int
+
+
+class PullMessageProcessor:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.messages = 0
+        self.bytes = 0
+
+    def pull(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand | Awaitable[RemotingCommand] | None:
+        header = parse_header(request.ext, PullMessageHeader)
+        context = self._context
+        codes = self._check(header)
+        pull = Pull(
+            connection,
+            request,
+            header,
+            codes,
+            min(max(header.max_msg_nums, 1), _MAX_COUNT),
+            min(header.max_msg_bytes or _DEFAULT_BYTES, _MAX_BYTES),
+        )
+        if header.sys_flag & COMMIT_OFFSET:
+            context.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        if not context.tiered.is_hot(header.topic, header.queue_id, header.queue_offset):
+            return self._pull_cold(pull)
+        result = self._read_hot(pull)
+        wants_to_wait = header.sys_flag & SUSPEND and context.config.long_polling_enable
+        if response_code(result, header.queue_offset) == ResponseCode.PULL_NOT_FOUND and wants_to_wait:
+            if context.hold.full:
+                raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")
+            seconds = min(header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
+            self._hold(pull, result.next_offset, context.clock.monotonic() + seconds)
+            return None
+        return self._response(pull, result)
+
+    # ---- checks ----------------------------------------------------------------------------------------------
+
+    def _check(self, header: PullMessageHeader) -> frozenset[int] | None:
+        """The tag hashes to send; None sends all."""
+        context = self._context
+        if not context.config.broker_permission & PERM_READ:
+            name = context.config.broker_name
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{name}] pulling message is forbidden")
+        group = context.find_group(header.consumer_group)
+        if not group.consume_enable:
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
+        topic = context.find_topic(header.topic)
+        if not topic.perm & PERM_READ:
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise BrokerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
+            )
+        if header.sys_flag & CLASS_FILTER:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "class filters are not supported")
+        if header.sys_flag & SUBSCRIPTION:
+            return parse_expression(header.subscription, header.expression_type)
+        return self._stored_subscription(header, broadcast=group.consume_broadcast_enable)
+
+    def _stored_subscription(self, header: PullMessageHeader, *, broadcast: bool) -> frozenset[int] | None:
+        """What the heartbeat said that this group wants of the topic."""
+        info = self._context.clients.consumers.get(header.consumer_group)
+        if info is None:
+            raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+        if info.message_model == BROADCASTING and not broadcast:
+            raise BrokerError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
+            )
+        subscription = info.subscriptions.get(header.topic)
+        if subscription is None:
+            raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
+        if subscription.version < header.sub_version:
+            raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        if subscription.expression_type not in ("TAG", ""):
+            raise unsupported_expression(subscription.expression_type)
+        return subscription.codes or None
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+
+    def _read_hot(self, pull: Pull) -> ReadResult:
+        header = pull.header
+        return self._context.tiered.get_hot(
+            header.topic, header.queue_id, header.queue_offset, pull.max_count, pull.max_bytes, pull.codes
+        )
+
+    async def _pull_cold(self, pull: Pull) -> RemotingCommand:
+        header = pull.header
+        result = await self._context.tiered.get_cold(
+            header.topic, header.queue_id, header.queue_offset, pull.max_count, pull.max_bytes, pull.codes
+        )
+        return self._response(pull, result)
+
+    def _hold(self, pull: Pull, offset: int, deadline: float) -> None:
+        def resume(last: bool) -> None:
+            self._resume(pull, deadline, last=last)
+
+        header = pull.header
+        self._context.watch(pull.connection)
+        self._context.hold.hold(
+            HeldPull(pull.connection, header.topic, header.queue_id, offset, deadline, pull.codes, resume)
+        )
+
+    def _resume(self, pull: Pull, deadline: float, *, last: bool) -> None:
+        header, tiered = pull.header, self._context.tiered
+        if pull.connection.is_closed:
+            return
+        if self._context.topics.select(header.topic) is None:
+            answer = RemotingCommand.response(
+                pull.request, ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
+            )
+        elif not tiered.is_hot(header.topic, header.queue_id, header.queue_offset):
+            task = asyncio.get_running_loop().create_task(self._resume_cold(pull))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        else:
+            result = self._read_hot(pull)
+            not_found = response_code(result, header.queue_offset) == ResponseCode.PULL_NOT_FOUND
+            if not_found and not last:
+                self._hold(pull, result.next_offset, deadline)
+                return
+            answer = self._response(pull, result)
+        pull.connection.send(answer)
+
+    async def _resume_cold(self, pull: Pull) -> None:
+        """While it was held, what it waited for left the local log."""
+        try:
+            answer = await self._pull_cold(pull)
+        except BrokerError as error:
+            answer = RemotingCommand.response(pull.request, error.code, error.remark)
+        if not pull.connection.is_closed:
+            pull.connection.send(answer)
+
+    def _response(self, pull: Pull, result: ReadResult) -> RemotingCommand:
+        header = pull.header
+        ext = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(result.next_offset),
+            "minOffset": str(result.min_offset),
+            "maxOffset": str(result.max_offset),
+        }
+        code = response_code(result, header.queue_offset)
+        buffers = result.buffers if code == ResponseCode.SUCCESS else []
+        self.messages += result.count
+        self.bytes += sum(map(len, buffers))
+        self._context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
+        return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
+
+
+def response_code(result: ReadResult, asked: int) -> ResponseCode:
+    """RocketMQ's table; 21 sets a consumer's offset, so it is never given for a queue that is only empty."""
+    status = result.status
+    if status == FOUND:
+        return ResponseCode.SUCCESS
+    if status in (NO_MATCHED, FOUND_NULL):
+        return ResponseCode.PULL_RETRY_IMMEDIATELY
+    if status == OVERFLOW_ONE or (status == NO_MESSAGE and asked in (0, result.next_offset)):
+        return ResponseCode.PULL_NOT_FOUND
+    return ResponseCode.PULL_OFFSET_MOVED
+
+
+def parse_expression(expression: str | None, kind: str | None) -> frozenset[int] | None:
+    """The tag hashes of `a || b`; None for all."""
+    if kind not in (None, "", "TAG"):
+        raise unsupported_expression(kind)
+    if not expression or expression.strip() == "*":
+        return None
+    tags = [part.strip() for part in expression.split("||") if part.strip()]
+    if not tags:
+        raise BrokerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
+    return frozenset(map(tags_code, tags))
+
+
+def unsupported_expression(kind: str) -> BrokerError:
+    if kind == "SQL92":
+        return BrokerError(ResponseCode.SYSTEM_ERROR, "The broker does not support consumer to filter message by SQL92")
+    return BrokerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"ExpressionType={kind} is not known")

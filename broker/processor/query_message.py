@@ -1,0 +1,42 @@
+"""Looking messages up: by key (12) and by the id that holds their place in the log (33)."""
+
+from broker.broker_context import BrokerContext
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_bool, require_int, require_str
+
+_MAX_HITS = 64
+_UNIQUE_HITS = 32
+
+
+class QueryMessageProcessor:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        ext = request.ext
+        unique = optional_bool(ext, "_UNIQUE_KEY_QUERY")
+        count = _UNIQUE_HITS if unique else min(max(require_int(ext, "maxNum"), 1), _MAX_HITS)
+        hits = self._context.store.query(
+            require_str(ext, "topic"),
+            require_str(ext, "key"),
+            count,
+            require_int(ext, "beginTimestamp"),
+            require_int(ext, "endTimestamp"),
+        )
+        if not hits:
+            raise BrokerError(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+        answer = {
+            "indexLastUpdateTimestamp": str(self._context.clock.now_ms()),
+            "indexLastUpdatePhyoffset": str(self._context.store.max_physical_offset),
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=answer, parts=list(hits))
+
+    def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        offset = require_int(request.ext, "offset")
+        record = self._context.store.record_at(offset)
+        if record is None:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=bytes(record))

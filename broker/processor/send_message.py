@@ -1,0 +1,433 @@
+"""Sends (10, 310, 320) and send-backs (36): checked as RocketMQ checks them, appended, answered.
+
+The answer of a send is made from a template: its header differs in six places only.
+"""
+
+import functools
+import json
+from dataclasses import dataclass
+
+from broker import validators
+from broker.broker_context import BrokerContext
+from broker.flusher import WaitingSend
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.topic_config_manager import TopicConfig
+from broker.validators import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, SCHEDULE_TOPIC
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.message import (
+    MULTI_TAGS,
+    PROPERTIES_LENGTH_MAX,
+    MessageRecord,
+    UniqueIdGenerator,
+    decode_batch,
+    decode_record,
+    offset_msg_id,
+    properties_to_bytes,
+    tags_code,
+)
+from neve.remoting.codes import VERSION, RequestCode, ResponseCode
+from neve.remoting.command import SERIALIZE_JSON, RemotingCommand, encode_command
+from neve.remoting.headers import SendMessageHeader, optional_int, parse_send_header, require_int, require_str
+
+# A client before 3.4.9 sends a maxReconsumeTimes that isn't meant.
+_VERSION_MAX_RECONSUME = 121
+_DLQ_QUEUES = 1
+_FIRST_DELAY_LEVEL = 3
+_TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+_REGION = "DefaultRegion"
+
+_cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
+
+_HEAD = (
+    '{"code":%d,"extFields":{"MSG_REGION":"' + _REGION + '","TRACE_ON":"true","msgId":"%s","queueId":"%d",'
+    '"queueOffset":"%d"%s},"flag":1,"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
+    + str(int(VERSION))
+    + "}"
+)
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One message on its way into the log."""
+
+    topic: str
+    queue_id: int
+    body: bytes | memoryview
+    properties: bytes
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: tuple[str, int]
+    reconsume_times: int
+    tags: str | None
+    keys: str | None
+    unique_key: str | None
+
+
+@dataclass(slots=True)
+class Stored:
+    msg_id: str
+    queue_id: int
+    queue_offset: int
+    end_offset: int
+
+
+def render_send_response(request: RemotingCommand, code: int, stored: Stored, transaction_id: str) -> bytes:
+    """The whole frame of an answer to a send."""
+    extra = f',"transactionId":{json.dumps(transaction_id)}' if transaction_id else ""
+    head = _HEAD % (code, stored.msg_id, stored.queue_id, stored.queue_offset, extra, request.opaque)
+    data = head.encode()
+    size = len(data)
+    return (size + 4).to_bytes(4) + size.to_bytes(4) + data
+
+
+class SendMessageProcessor:
+    def __init__(self, context: BrokerContext, unique_ids: UniqueIdGenerator) -> None:
+        self._context = context
+        self._ids = unique_ids
+        cluster = context.config.broker_cluster_name
+        self._suffix = f"MSG_REGION\x01{_REGION}\x02TRACE_ON\x01true\x02CLUSTER\x01{cluster}\x02"
+        self.messages = 0
+        self.bytes = 0
+
+    def send(self, connection: Connection, request: RemotingCommand) -> None:
+        """Answered with the batch that it came in, or with the next fdatasync."""
+        header = parse_send_header(request.code, request.ext)
+        self._check_writable()
+        config = self._check_topic(header, request)
+        if header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
+            stored, unique, wait = self._put_batch(connection, request, header, config)
+        else:
+            stored, unique, wait = self._put_single(connection, request, header, config)
+        if request.is_oneway:
+            return
+        if wait and self._context.config.sync_flush:
+            deadline = self._context.clock.monotonic() + self._context.config.sync_flush_timeout / 1000
+            render = functools.partial(self._frame, request, stored, unique)
+            self._context.flusher.wait(WaitingSend(stored.end_offset, connection, deadline, render))
+        else:
+            connection.send_raw(self._frame(request, stored, unique, ResponseCode.SUCCESS))
+
+    def _frame(self, request: RemotingCommand, stored: Stored, unique: str, code: int) -> bytes:
+        if request.serialize_type == SERIALIZE_JSON:
+            return render_send_response(request, code, stored, unique)
+        return b"".join(encode_command(self._command(request, code, stored, unique)))
+
+    @staticmethod
+    def _command(request: RemotingCommand, code: int, stored: Stored, unique: str) -> RemotingCommand:
+        ext = {
+            "MSG_REGION": _REGION,
+            "TRACE_ON": "true",
+            "msgId": stored.msg_id,
+            "queueId": str(stored.queue_id),
+            "queueOffset": str(stored.queue_offset),
+        }
+        if unique:
+            ext["transactionId"] = unique
+        return RemotingCommand.response(request, code, ext=ext)
+
+    # ---- checks, in RocketMQ's order ----------------------------------------------------------------------
+
+    def _check_writable(self) -> None:
+        context = self._context
+        if not context.accepting:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "broker unable to service, until it has started")
+        if context.refuse_writes is not None:
+            raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, context.refuse_writes)
+        if not context.config.broker_permission & PERM_WRITE:
+            name = context.config.broker_name
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{name}] sending message is forbidden")
+
+    def _check_topic(self, header: SendMessageHeader, request: RemotingCommand) -> TopicConfig:
+        topics, topic = self._context.topics, header.topic
+        config = topics.topics.get(topic)
+        if topic in validators.NOT_ALLOWED_TO_SEND:
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+        if config is None:
+            config = self._create_topic(header)
+        if header.queue_id >= config.queue_nums:
+            raise BrokerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{header.queue_id}] is illegal, {topic} has {config.queue_nums} queues",
+            )
+        if header.queue_id < 0:
+            header.queue_id = self._context.any_queue(config.write_queue_nums)
+        if len(request.body) > self._context.config.max_message_size:
+            raise BrokerError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal, its body has {len(request.body)} bytes, "
+                f"maxMessageSize is {self._context.config.max_message_size}",
+            )
+        return config
+
+    def _create_topic(self, header: SendMessageHeader) -> TopicConfig:
+        context, topic = self._context, header.topic
+        fault = validators.topic_fault(topic)
+        if fault is not None:
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
+        config = context.topics.create_in_send(
+            topic,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            enabled=context.config.auto_create_topic_enable,
+        )
+        if config is None and topic.startswith(RETRY_PREFIX):
+            config = context.topics.create_plain(topic, 1)
+        if config is None:
+            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        context.register_soon()
+        return config
+
+    # ---- single ------------------------------------------------------------------------------------------------
+
+    def _put_single(
+        self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, config: TopicConfig
+    ) -> tuple[Stored, str, bool]:
+        text = header.properties or ""
+        properties = parse_properties(text)
+        topic, queue_id = header.topic, header.queue_id
+        self._refuse_unsupported(properties, header)
+        if topic.startswith(RETRY_PREFIX):
+            topic, queue_id = self._retry_or_dead_letter(request, header, properties)
+            text = _join(properties)
+        unique = properties.get("UNIQ_KEY")
+        if unique is None:
+            unique = self._ids.next(self._context.clock.now_ms())
+            text = f"{_ended(text)}UNIQ_KEY\x01{unique}\x02"
+        raw = self._stored_properties(text, properties)
+        message = Outgoing(
+            topic,
+            queue_id,
+            request.body,
+            raw,
+            header.flag,
+            header.sys_flag | (MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0),
+            header.born_timestamp,
+            connection.remote,
+            header.reconsume_times or 0,
+            properties.get("TAGS"),
+            properties.get("KEYS"),
+            unique,
+        )
+        stored = self.put(message, properties.get("DELAY"))
+        return stored, unique, properties.get("WAIT") != "false"
+
+    def _refuse_unsupported(self, properties: dict[str, str], header: SendMessageHeader) -> None:
+        if properties.get("TRAN_MSG") == "true" and not ((header.reconsume_times or 0) > 0 and "DELAY" in properties):
+            name = self._context.config.broker_name
+            raise BrokerError(
+                ResponseCode.NO_PERMISSION, f"the broker[{name}] sending transaction message is forbidden"
+            )
+        if "DELAY" not in properties and any(name in properties for name in _TIMER_PROPERTIES):
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+            )
+
+    def _stored_properties(self, text: str, properties: dict[str, str]) -> bytes:
+        if "POP_CK" in properties or "MSG_REGION" in properties or "CLUSTER" in properties:
+            drop = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
+            kept = parse_properties(text)
+            text = _join({name: value for name, value in kept.items() if name not in drop})
+        raw = (_ended(text) + self._suffix).encode("utf-8", "surrogatepass")
+        if len(raw) > PROPERTIES_LENGTH_MAX:
+            raise BrokerError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal, its properties have {len(raw)} bytes, the limit is {PROPERTIES_LENGTH_MAX}",
+            )
+        return raw
+
+    def _retry_or_dead_letter(
+        self, request: RemotingCommand, header: SendMessageHeader, properties: dict[str, str]
+    ) -> tuple[str, int]:
+        """A client that couldn't send back sends to its retry topic; after too many times it is a dead letter."""
+        group = header.topic.removeprefix(RETRY_PREFIX)
+        config = self._context.find_group(group)
+        limit = config.retry_max_times
+        if request.version >= _VERSION_MAX_RECONSUME and header.max_reconsume_times is not None:
+            limit = header.max_reconsume_times
+        if (header.reconsume_times or 0) <= limit and not self._context.locks.any_held(group):
+            return header.topic, header.queue_id
+        properties.pop("DELAY", None)
+        self._ensure_topic(DLQ_PREFIX + group, _DLQ_QUEUES)
+        return DLQ_PREFIX + group, 0
+
+    # ---- batch -------------------------------------------------------------------------------------------------
+
+    def _put_batch(
+        self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, config: TopicConfig
+    ) -> tuple[Stored, str, bool]:
+        """All of the batch is checked before its first message is appended."""
+        if header.topic.startswith(RETRY_PREFIX):
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "batch request does not support retry group")
+        try:
+            parts = decode_batch(request.body)
+        except ValueError as error:
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is malformed: {error}") from error
+        if not parts:
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        messages = [self._batch_message(connection, header, *part) for part in parts]
+        stored = [self.put(message, None) for message in messages]
+        first, last = stored[0], stored[-1]
+        ids = ",".join(item.msg_id for item in stored)
+        outer = parse_properties(header.properties or "")
+        whole = Stored(ids, first.queue_id, first.queue_offset, last.end_offset)
+        return whole, outer.get("UNIQ_KEY", ""), outer.get("WAIT") != "false"
+
+    def _batch_message(
+        self, connection: Connection, header: SendMessageHeader, flag: int, body: bytes, raw: bytes
+    ) -> Outgoing:
+        # A batch's properties are copied unchanged: RocketMQ adds nothing to them (MessageExtEncoder).
+        if len(raw) > PROPERTIES_LENGTH_MAX:
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "the properties of a message in the batch are too long")
+        properties = parse_properties(raw.decode("utf-8", "replace"))
+        if "DELAY" in properties or any(name in properties for name in _TIMER_PROPERTIES):
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch can't hold delayed messages")
+        return Outgoing(
+            header.topic,
+            header.queue_id,
+            body,
+            raw,
+            flag,
+            header.sys_flag,
+            header.born_timestamp,
+            connection.remote,
+            header.reconsume_times or 0,
+            properties.get("TAGS"),
+            properties.get("KEYS"),
+            properties.get("UNIQ_KEY"),
+        )
+
+    # ---- append ------------------------------------------------------------------------------------------------
+
+    def put(self, message: Outgoing, delay: str | None) -> Stored:
+        """Append, or park in the schedule topic when a delay level is given."""
+        context = self._context
+        topic, queue_id, properties = message.topic, message.queue_id, message.properties
+        code = _cached_tags_code(message.tags) if message.tags else 0
+        level = _level(delay, context.schedule.max_level)
+        if level:
+            properties = _ended_bytes(properties) + f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
+            topic, queue_id = SCHEDULE_TOPIC, level - 1
+            code = context.schedule.deliver_time(level, context.clock.now_ms())
+        try:
+            result = context.store.put(
+                topic,
+                queue_id,
+                message.body,
+                properties,
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                born_timestamp=message.born_timestamp,
+                born_host=message.born_host,
+                reconsume_times=message.reconsume_times,
+                tags_code=code,
+                keys=message.keys,
+                unique_key=message.unique_key,
+            )
+        except MessageIllegal as error:
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}") from error
+        except (StoreFull, StoreNotWritable) as error:
+            raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}") from error
+        self.messages += 1
+        self.bytes += result.size
+        msg_id = offset_msg_id(context.address, result.physical_offset)
+        return Stored(msg_id, queue_id, result.queue_offset, result.physical_offset + result.size)
+
+    # ---- send back (36) ------------------------------------------------------------------------------------------
+
+    def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """A consumer failed on a message: again later through its retry topic, or a dead letter."""
+        ext, context = request.ext, self._context
+        group = require_str(ext, "group")
+        self._check_writable()
+        config = context.find_group(group)
+        if config.retry_queue_nums <= 0:
+            return RemotingCommand.response(request, ResponseCode.SUCCESS)
+        retry = self._ensure_topic(RETRY_PREFIX + group, config.retry_queue_nums)
+        if not retry.perm & PERM_WRITE:
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"the topic[{RETRY_PREFIX}{group}] is forbidden to write")
+        physical_offset = require_int(ext, "offset")
+        raw = context.store.record_at(physical_offset)
+        if raw is None:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {physical_offset}")
+        record = decode_record(raw)
+        limit = config.retry_max_times
+        if request.version >= _VERSION_MAX_RECONSUME:
+            limit = optional_int(ext, "maxReconsumeTimes", limit)
+        level = require_int(ext, "delayLevel")
+        properties = record.properties
+        properties.setdefault("RETRY_TOPIC", record.topic)
+        properties["WAIT"] = "false"
+        properties.setdefault("ORIGIN_MESSAGE_ID", offset_msg_id(context.address, physical_offset))
+        for name in ("DELAY", "REAL_TOPIC", "REAL_QID", "POP_CK"):
+            properties.pop(name, None)
+        if record.reconsume_times >= limit or level < 0:
+            self._ensure_topic(DLQ_PREFIX + group, _DLQ_QUEUES)
+            self._put_again(record, DLQ_PREFIX + group, 0, properties, None)
+        else:
+            level = level or _FIRST_DELAY_LEVEL + record.reconsume_times
+            properties["DELAY"] = str(level)
+            queue = context.any_queue(config.retry_queue_nums)
+            self._put_again(record, RETRY_PREFIX + group, queue, properties, str(level))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    def _put_again(
+        self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str], delay: str | None
+    ) -> None:
+        host, _, port = record.born_host.rpartition(":")
+        raw = properties_to_bytes(properties)
+        if len(raw) > PROPERTIES_LENGTH_MAX:
+            raise BrokerError(
+                ResponseCode.MESSAGE_ILLEGAL, "the properties of the message are too long to send it back"
+            )
+        message = Outgoing(
+            topic,
+            queue,
+            record.body,
+            raw,
+            record.flag,
+            record.sys_flag,
+            record.born_timestamp,
+            (host.strip("[]"), int(port)),
+            record.reconsume_times + 1,
+            properties.get("TAGS"),
+            properties.get("KEYS"),
+            properties.get("UNIQ_KEY"),
+        )
+        self.put(message, delay)
+
+    def _ensure_topic(self, topic: str, queues: int) -> TopicConfig:
+        found = self._context.topics.select(topic)
+        if found is None:
+            fault = validators.topic_fault(topic)
+            if fault is not None:
+                raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
+            found = self._context.topics.create_plain(topic, queues)
+            self._context.register_soon()
+        return found
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """The pairs of a header's property string, as RocketMQ's reader takes them."""
+    pairs = (pair.partition("\x01") for pair in text.split("\x02"))
+    return {name: value for name, separator, value in pairs if name and value}
+
+
+def _join(properties: dict[str, str]) -> str:
+    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+
+
+def _ended(text: str) -> str:
+    return text if not text or text[-1] == "\x02" else text + "\x02"
+
+
+def _ended_bytes(raw: bytes) -> bytes:
+    return raw if not raw or raw[-1] == 2 else raw + b"\x02"
+
+
+def _level(delay: str | None, maximum: int) -> int:
+    """A level above the highest is the highest; what is no number is no delay."""
+    if delay is None or not delay.isascii() or not delay.isdigit():
+        return 0
+    return min(int(delay), maximum)

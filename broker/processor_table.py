@@ -1,0 +1,87 @@
+"""Which request code goes where."""
+
+import os
+from collections.abc import Awaitable, Callable
+
+from broker.broker_context import BrokerContext
+from broker.processor.admin import AdminProcessor
+from broker.processor.admin_stats import AdminStatsProcessor, Totals
+from broker.processor.client_manage import ClientManageProcessor
+from broker.processor.consumer_manage import ConsumerManageProcessor
+from broker.processor.pull_message import PullMessageProcessor
+from broker.processor.query_message import QueryMessageProcessor
+from broker.processor.send_message import SendMessageProcessor
+from infra.remoting_server import Handler, RequestRouter
+from neve.message import UniqueIdGenerator
+from neve.remoting.codes import RequestCode as Code
+
+
+class Processors:
+    def __init__(self, context: BrokerContext, drop_topic: Callable[[str], Awaitable[None]]) -> None:
+        now, salt = context.clock.now_ms(), int.from_bytes(os.urandom(4)) & 0x7FFFFFFF
+        self.sender = SendMessageProcessor(context, UniqueIdGenerator(context.address[0], os.getpid(), salt, now))
+        self.puller = PullMessageProcessor(context)
+        self.clients = ClientManageProcessor(context)
+        self.totals = Totals(context, self.sender, self.puller)
+        self._consumers = ConsumerManageProcessor(context)
+        self._query = QueryMessageProcessor(context)
+        self._admin = AdminProcessor(context, drop_topic)
+        self._stats = AdminStatsProcessor(context, self.totals)
+
+    def register_on(self, router: RequestRouter) -> None:
+        for code, handler in {**self._messaging(), **self._administration()}.items():
+            router.register(code, handler)
+
+    def _messaging(self) -> dict[Code, Handler]:
+        consumers, clients = self._consumers, self.clients
+        return {
+            Code.SEND_MESSAGE: self.sender.send,
+            Code.SEND_MESSAGE_V2: self.sender.send,
+            Code.SEND_BATCH_MESSAGE: self.sender.send,
+            Code.CONSUMER_SEND_MSG_BACK: self.sender.send_back,
+            Code.PULL_MESSAGE: self.puller.pull,
+            Code.LITE_PULL_MESSAGE: self.puller.pull,
+            Code.QUERY_MESSAGE: self._query.query,
+            Code.VIEW_MESSAGE_BY_ID: self._query.view,
+            Code.QUERY_CONSUMER_OFFSET: consumers.query_offset,
+            Code.UPDATE_CONSUMER_OFFSET: consumers.update_offset,
+            Code.GET_MAX_OFFSET: consumers.max_offset,
+            Code.GET_MIN_OFFSET: consumers.min_offset,
+            Code.SEARCH_OFFSET_BY_TIMESTAMP: consumers.search_offset,
+            Code.GET_EARLIEST_MSG_STORETIME: consumers.earliest_store_time,
+            Code.GET_CONSUMER_LIST_BY_GROUP: consumers.consumer_list,
+            Code.LOCK_BATCH_MQ: consumers.lock_batch,
+            Code.UNLOCK_BATCH_MQ: consumers.unlock_batch,
+            Code.HEART_BEAT: clients.heartbeat,
+            Code.UNREGISTER_CLIENT: clients.unregister,
+            Code.CHECK_CLIENT_CONFIG: clients.check_client,
+        }
+
+    def _administration(self) -> dict[Code, Handler]:
+        admin, stats = self._admin, self._stats
+        return {
+            Code.UPDATE_AND_CREATE_TOPIC: admin.update_topic,
+            Code.UPDATE_AND_CREATE_TOPIC_LIST: admin.update_topic_list,
+            Code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
+            Code.GET_ALL_TOPIC_CONFIG: admin.all_topics,
+            Code.GET_TOPIC_CONFIG: admin.topic_config,
+            Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: admin.system_topics,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.update_group,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: admin.update_group_list,
+            Code.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
+            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
+            Code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group_config,
+            Code.GET_BROKER_CONFIG: admin.broker_config,
+            Code.UPDATE_BROKER_CONFIG: admin.update_config,
+            Code.CLEAN_EXPIRED_CONSUMEQUEUE: admin.nothing_to_do,
+            Code.CLEAN_UNUSED_TOPIC: admin.nothing_to_do,
+            Code.DELETE_EXPIRED_COMMITLOG: admin.nothing_to_do,
+            Code.GET_TOPIC_STATS_INFO: stats.topic_stats,
+            Code.GET_CONSUME_STATS: stats.consume_stats,
+            Code.GET_CONSUMER_CONNECTION_LIST: stats.consumer_connections,
+            Code.GET_PRODUCER_CONNECTION_LIST: stats.producer_connections,
+            Code.QUERY_TOPIC_CONSUME_BY_WHO: stats.groups_of_topic,
+            Code.QUERY_TOPICS_BY_CONSUMER: stats.topics_of_group,
+            Code.QUERY_SUBSCRIPTION_BY_CONSUMER: stats.subscription,
+            Code.GET_BROKER_RUNTIME_INFO: stats.runtime_info,
+        }

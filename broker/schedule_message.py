@@ -1,0 +1,135 @@
+"""Delay levels: a message waits in SCHEDULE_TOPIC_XXXX, one queue for each level, and is appended again when due.
+
+A level's queue is in order of delivery, so only its head is looked at. Positions are written after what they
+passed is on disk: a crash delivers a message twice rather than not at all.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.state_file import StateFile
+from broker.store.message_store import MessageStore
+from broker.validators import SCHEDULE_TOPIC
+from infra.clock import Clock
+from infra.config import ConfigError
+from infra.disk import Disk
+from neve.message import (
+    PROPERTY_KEYS,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQUE_KEY,
+    MessageRecord,
+    iter_records,
+    tags_code,
+)
+
+log = logging.getLogger(__name__)
+
+_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BATCH = 32
+_BATCH_BYTES = 1 << 20
+
+
+def parse_levels(text: str) -> list[int]:
+    """`1s 5s … 2h` → milliseconds of level 1, 2, …"""
+    levels = []
+    for part in text.split():
+        match = re.fullmatch(r"(\d+)([smhd])", part)
+        if match is None:
+            raise ConfigError(f"messageDelayLevel: {part!r} is not a number with s, m, h or d")
+        levels.append(int(match[1]) * _UNITS[match[2]])
+    if not levels:
+        raise ConfigError("messageDelayLevel: at least one level is needed")
+    return levels
+
+
+class ScheduleMessage:
+    def __init__(self, store: MessageStore, clock: Clock, levels: list[int], disk: Disk, path: Path) -> None:
+        self._store, self._clock, self._levels = store, clock, levels
+        self._offsets: dict[int, int] = {}
+        self.file = StateFile(disk, path, self._snapshot)
+        self.on_delivered: Callable[[], None] = lambda: None
+
+    def load(self) -> None:
+        for level, offset in self.file.load().get("offsetTable", {}).items():
+            # After a power cut the log may end before a position that was written.
+            self._offsets[int(level)] = min(int(offset), self._store.max_offset(SCHEDULE_TOPIC, int(level) - 1))
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        return {"offsetTable": {str(level): offset for level, offset in self._offsets.items()}}
+
+    @property
+    def max_level(self) -> int:
+        return len(self._levels)
+
+    def deliver_time(self, level: int, store_ms: int) -> int:
+        return store_ms + self._levels[level - 1]
+
+    def position(self, level: int) -> tuple[int, int]:
+        return self._offsets.get(level, 0), self._store.max_offset(SCHEDULE_TOPIC, level - 1)
+
+    def deliver_due(self) -> int:
+        """Append what is due, at most one batch of each level; the number of messages delivered."""
+        delivered = 0
+        for level in range(1, len(self._levels) + 1):
+            delivered += self._deliver_level(level)
+        if delivered:
+            self.file.touch()
+            self.on_delivered()
+        return delivered
+
+    def _deliver_level(self, level: int) -> int:
+        queue = level - 1
+        end = self._store.max_offset(SCHEDULE_TOPIC, queue)
+        offset = max(self._offsets.get(level, 0), self._store.min_offset(SCHEDULE_TOPIC, queue))
+        if offset >= end:
+            return 0
+        got = self._store.get(SCHEDULE_TOPIC, queue, offset, _BATCH, _BATCH_BYTES)
+        now = self._clock.now_ms()
+        delivered = 0
+        for record in (record for buffer in got.buffers for record in iter_records(buffer)):
+            if self.deliver_time(level, record.store_timestamp) > now:
+                break
+            self._deliver(record)
+            self._offsets[level] = record.queue_offset + 1
+            delivered += 1
+        return delivered
+
+    def _deliver(self, record: MessageRecord) -> None:
+        properties = record.properties
+        topic = properties.get(PROPERTY_REAL_TOPIC)
+        queue = properties.get(PROPERTY_REAL_QUEUE_ID, "0")
+        if not topic or not queue.isdigit():
+            log.error("scheduled message at %s names no topic: left out", record.physical_offset)
+            return
+        host, _, port = record.born_host.rpartition(":")
+        self._store.put(
+            topic,
+            int(queue),
+            record.body,
+            record.properties_raw,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=(host.strip("[]"), int(port)),
+            reconsume_times=record.reconsume_times,
+            tags_code=tags_code(properties.get(PROPERTY_TAGS)),
+            keys=properties.get(PROPERTY_KEYS),
+            unique_key=properties.get(PROPERTY_UNIQUE_KEY),
+        )
+
+    def oldest_pending_physical(self) -> int | None:
+        """The lowest log position that a waiting message needs: its segment must not be evicted."""
+        lowest: int | None = None
+        for level in range(1, len(self._levels) + 1):
+            offset, end = self.position(level)
+            if offset < end:
+                got = self._store.get(SCHEDULE_TOPIC, level - 1, offset, 1, _BATCH_BYTES)
+                for record in (record for buffer in got.buffers for record in iter_records(buffer)):
+                    position = record.physical_offset
+                    lowest = position if lowest is None else min(lowest, position)
+        return lowest

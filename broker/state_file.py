@@ -1,0 +1,74 @@
+"""A JSON table on disk: written whole, atomically, in a thread; a newer format is refused, not guessed."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.disk import Disk
+
+FORMAT = 1
+
+
+class StateFile:
+    """`save` returns when what the table held at its call is on disk; calls that wait together share one write."""
+
+    def __init__(self, disk: Disk, path: Path, snapshot: Callable[[], Mapping[str, Any]]) -> None:
+        self._disk, self._path, self._snapshot = disk, path, snapshot
+        self._lock = asyncio.Lock()
+        self._changes = 0
+        self._saved = 0
+
+    @property
+    def dirty(self) -> bool:
+        return self._changes != self._saved
+
+    def touch(self) -> None:
+        self._changes += 1
+
+    def load(self) -> dict[str, Any]:
+        if not self._disk.exists(self._path):
+            return {}
+        try:
+            value = json.loads(self._disk.read(self._path))
+        except ValueError as error:
+            raise ValueError(f"{self._path}: damaged: {error}") from error
+        if not isinstance(value, dict) or value.get("neveFormat", FORMAT) != FORMAT:
+            raise ValueError(f"{self._path}: written by a newer neve (this one reads format {FORMAT})")
+        return value
+
+    async def save(self) -> None:
+        wanted = self._changes
+        async with self._lock:
+            if self._saved >= wanted:
+                return
+            saved, data = self._changes, self._encode()
+            await asyncio.to_thread(self._disk.write_atomic, self._path, data)
+            self._saved = saved
+
+    def save_now(self) -> None:
+        """At start and shutdown, when nothing else runs."""
+        self._disk.write_atomic(self._path, self._encode())
+        self._saved = self._changes
+
+    def _encode(self) -> bytes:
+        return json.dumps({"neveFormat": FORMAT, **self._snapshot()}, indent=1, sort_keys=True).encode()
+
+
+class DataVersion:
+    """RocketMQ's stamp of a table: name servers compare it to see a change."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.timestamp, self.counter, self.state_version = now_ms, 0, 0
+
+    def advance(self, now_ms: int) -> None:
+        self.timestamp, self.counter = now_ms, self.counter + 1
+
+    def read(self, value: Mapping[str, Any]) -> None:
+        self.timestamp = int(value.get("timestamp", self.timestamp))
+        self.counter = int(value.get("counter", 0))
+        self.state_version = int(value.get("stateVersion", 0))
+
+    def to_wire(self) -> dict[str, int]:
+        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}

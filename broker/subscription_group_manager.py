@@ -1,0 +1,94 @@
+"""Consumer groups' settings: the table, its file, automatic creation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from broker import validators
+from broker.state_file import DataVersion, StateFile
+from infra.clock import Clock
+from infra.disk import Disk
+
+SYSTEM_GROUPS = (
+    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI_OWNER",
+    "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL", "CID_ONS-HTTP-PROXY", "CID_RMQ_SYS_TRANS",
+)  # fmt: skip
+
+
+class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
+    """One group, by RocketMQ's field names; fields that neve doesn't act on are kept as they came."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    group_retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    subscription_data_set: list[dict[str, Any]] | None = None
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def to_wire(self) -> dict[str, Any]:
+        value = msgspec.to_builtins(self)
+        assert isinstance(value, dict)
+        return {name: item for name, item in value.items() if item is not None}
+
+
+class SubscriptionGroupManager:
+    def __init__(self, disk: Disk, path: Path, clock: Clock) -> None:
+        self._clock = clock
+        self.groups: dict[str, SubscriptionGroupConfig] = {}
+        self.data_version = DataVersion(clock.now_ms())
+        self.file = StateFile(disk, path, self._snapshot)
+
+    def load(self) -> None:
+        value = self.file.load()
+        for name, config in value.get("subscriptionGroupTable", {}).items():
+            self.groups[name] = msgspec.convert(config, SubscriptionGroupConfig)
+        self.data_version.read(value.get("dataVersion", {}))
+        for name in SYSTEM_GROUPS:
+            if name not in self.groups:
+                self.groups[name] = SubscriptionGroupConfig(group_name=name)
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        return {
+            "subscriptionGroupTable": {name: config.to_wire() for name, config in self.groups.items()},
+            "dataVersion": self.data_version.to_wire(),
+        }
+
+    def find(self, group: str, *, create: bool) -> SubscriptionGroupConfig | None:
+        """The group's settings; made with the defaults where the broker creates groups by itself."""
+        found = self.groups.get(group)
+        if found is None and create and validators.group_fault(group) is None:
+            found = SubscriptionGroupConfig(group_name=group)
+            self.update(found)
+        return found
+
+    def update(self, config: SubscriptionGroupConfig) -> None:
+        self.groups[config.group_name] = config
+        self._changed()
+
+    def delete(self, group: str) -> bool:
+        if self.groups.pop(group, None) is None:
+            return False
+        self._changed()
+        return True
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "dataVersion": self.data_version.to_wire(),
+            "forbiddenTable": {},
+            "subscriptionGroupTable": {name: config.to_wire() for name, config in self.groups.items()},
+        }
+
+    def _changed(self) -> None:
+        self.data_version.advance(self._clock.now_ms())
+        self.file.touch()

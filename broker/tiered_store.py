@@ -1,0 +1,127 @@
+"""Reads over both tiers: hot from the local log, cold from the archive in a thread, with the same answer.
+
+offset:  cold min ............ hot min ................ max
+         └── ColdReader ──────┘└── MessageStore ───────┘
+"""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from broker.store.message_store import MessageStore
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+FOUND = "FOUND"
+NO_MATCHED = "NO_MATCHED_MESSAGE"
+TOO_SMALL = "OFFSET_TOO_SMALL"
+OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
+FOUND_NULL = "OFFSET_FOUND_NULL"
+STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+
+
+@dataclass(slots=True)
+class ReadResult:
+    status: str
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    buffers: list[Any] = field(default_factory=list)
+    count: int = 0
+
+
+class ColdTier(Protocol):
+    """What `tiered.cold_reader.ColdReader` offers; its methods block and are called in a thread."""
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
+    ) -> Any: ...
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None: ...
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int | None: ...
+
+
+class TieredStore:
+    def __init__(self, store: MessageStore, cold_threads: int = 8) -> None:
+        self.hot = store
+        self.cold: ColdTier | None = None
+        self._pool = ThreadPoolExecutor(cold_threads, "cold-read")
+        self.cold_reads = 0
+        self.cold_failures = 0
+
+    def is_hot(self, topic: str, queue_id: int, offset: int) -> bool:
+        """True when the local log answers: at once, on the loop."""
+        return self.cold is None or offset >= self.hot.min_offset(topic, queue_id)
+
+    def get_hot(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
+    ) -> ReadResult:
+        got = self.hot.get(topic, queue_id, offset, max_count, max_bytes, codes)
+        return ReadResult(
+            got.status, got.next_offset, self._min(got.min_offset, topic, queue_id), got.max_offset,
+            list(got.buffers), got.count,
+        )  # fmt: skip
+
+    async def get_cold(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
+    ) -> ReadResult:
+        """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive can't answer now."""
+        cold = self.cold
+        assert cold is not None
+        self.cold_reads += 1
+        loop = asyncio.get_running_loop()
+        try:
+            got = await loop.run_in_executor(self._pool, cold.get, topic, queue_id, offset, max_count, max_bytes, codes)
+        except Exception as error:
+            self.cold_failures += 1
+            log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, "the archive can't be read now, try again later") from error
+        low, high = self.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
+        hot_min = self.hot.min_offset(topic, queue_id)
+        status, following = str(got.status), int(got.next_offset)
+        if status == STORE_UNAVAILABLE:
+            self.cold_failures += 1
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, "the archive can't be read now, try again later")
+        if status not in (FOUND, NO_MATCHED):
+            # A gap, or below the first message that is kept: the consumer goes on at the next one that is there.
+            following = following if following > offset else max(hot_min, low)
+            status = TOO_SMALL if following > offset else OVERFLOW_ONE
+        return ReadResult(status, following, low, high, list(got.buffers), int(getattr(got, "count", 0)))
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        return self._min(self.hot.min_offset(topic, queue_id), topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        return self.hot.max_offset(topic, queue_id)
+
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
+        """Over both tiers. Store times never run backwards, so the oldest hot message decides which one is asked."""
+        hot_min, high = self.hot.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
+        cold = self.cold
+        if cold is not None and self.min_offset(topic, queue_id) < hot_min:
+            oldest_hot = self.hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
+            if oldest_hot < 0 or timestamp < oldest_hot or (timestamp == oldest_hot and not upper):
+                found = await asyncio.get_running_loop().run_in_executor(
+                    self._pool, cold.offset_by_time, topic, queue_id, timestamp, upper
+                )
+                if found is not None and 0 <= found < hot_min:
+                    return found
+                if hot_min == high:
+                    return high - 1 if upper else high
+        return self.hot.offset_by_time(topic, queue_id, timestamp, upper)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _min(self, hot_min: int, topic: str, queue_id: int) -> int:
+        if self.cold is None:
+            return hot_min
+        cold_min = self.cold.min_offset(topic, queue_id)
+        return hot_min if cold_min is None or cold_min < 0 else min(cold_min, hot_min)

@@ -1,0 +1,125 @@
+"""Names, permissions and attributes: RocketMQ's rules (TopicValidator, PermName, TopicAttributes) as functions."""
+
+import re
+from collections.abc import Mapping
+
+PERM_READ, PERM_WRITE, PERM_INHERIT = 4, 2, 1
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+DEFAULT_TOPIC = "TBW102"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+BENCHMARK_TOPIC = "BenchmarkTest"
+WHEEL_TIMER_TOPIC = "rmq_sys_wheel_timer"
+SYSTEM_PREFIX = "rmq_sys_"
+
+SYSTEM_TOPICS = frozenset(
+    {DEFAULT_TOPIC, SCHEDULE_TOPIC, BENCHMARK_TOPIC, HALF_TOPIC, TRACE_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC}
+    | {SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
+)
+NOT_ALLOWED_TO_SEND = frozenset(
+    {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
+)
+
+TOPIC_LENGTH_MAX = 127
+RETRY_TOPIC_LENGTH_MAX = 255
+GROUP_LENGTH_MAX = 120
+# What an object key's component may take: every other byte becomes %XX there.
+_KEY_COMPONENT_MAX = 255
+_ILLEGAL = re.compile(r"[^%|A-Za-z0-9_-]")
+_PLAIN_IN_KEY = re.compile(r"[A-Za-z0-9_.-]")
+
+RESERVE_TIME = "reserve.time"
+_ATTRIBUTE_VALUES = {
+    "queue.type": ("SimpleCQ",),
+    "cleanup.policy": ("DELETE",),
+    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION"),
+}
+_UNCHANGEABLE = ("queue.type", "cleanup.policy")
+_RESERVE_TIME_MAX = 2**53
+
+
+def topic_fault(topic: str) -> str | None:
+    """Why the name can't be a topic's, or None."""
+    if not topic or topic.isspace():
+        return "The specified topic is blank."
+    if _ILLEGAL.search(topic):
+        return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    limit = RETRY_TOPIC_LENGTH_MAX if is_retry_or_dlq(topic) else TOPIC_LENGTH_MAX
+    if len(topic) > limit:
+        return f"The specified topic is longer than topic max length {limit}."
+    if len("topic=") + sum(1 if _PLAIN_IN_KEY.match(c) else 3 for c in topic) > _KEY_COMPONENT_MAX:
+        return "The specified topic is longer than an archive's directory name may be."
+    return None
+
+
+def group_fault(group: str) -> str | None:
+    if not group or group.isspace():
+        return "The specified group is blank."
+    if _ILLEGAL.search(group):
+        return "The specified group contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(group) > GROUP_LENGTH_MAX:
+        return f"The specified group is longer than group max length {GROUP_LENGTH_MAX}."
+    return None
+
+
+def is_retry_or_dlq(topic: str) -> bool:
+    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def is_system_topic(topic: str) -> bool:
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+
+
+def parse_attributes(text: str) -> dict[str, str]:
+    """`+k1=v1,-k2` as it stands: name with its sign → value. Raises ValueError."""
+    changes: dict[str, str] = {}
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        name, separator, value = part.partition("=")
+        if part[0] not in "+-" or (part[0] == "+") != bool(separator) or len(name) < 2:
+            raise ValueError(f"attribute {part!r} is not +key=value or -key")
+        if any(name[1:] == seen[1:] for seen in changes):
+            raise ValueError(f"attribute {name[1:]} is given twice")
+        changes[name] = value
+    return changes
+
+
+def apply_attributes(current: Mapping[str, str], changes: Mapping[str, str], *, creating: bool) -> dict[str, str]:
+    """The attributes after the changes. Raises ValueError for a key or value that RocketMQ or neve doesn't have."""
+    result = dict(current)
+    for signed, value in changes.items():
+        name = signed[1:]
+        if name != RESERVE_TIME and name not in _ATTRIBUTE_VALUES:
+            raise ValueError(f"unsupported attribute {name}")
+        if name in _UNCHANGEABLE and not creating and result.get(name, _ATTRIBUTE_VALUES[name][0]) != value:
+            raise ValueError(f"attribute {name} can't be changed")
+        if signed[0] == "-":
+            result.pop(name, None)
+            continue
+        if name == RESERVE_TIME:
+            check_reserve_time(value)
+        elif value not in _ATTRIBUTE_VALUES[name]:
+            raise ValueError(f"attribute {name}={value}: allowed are {', '.join(_ATTRIBUTE_VALUES[name])}")
+        result[name] = value
+    return result
+
+
+def check_reserve_time(value: str) -> None:
+    """A topic's time to live: whole hours; -1 is the broker's default. 0 would delete what was just sent."""
+    try:
+        hours = int(value)
+    except ValueError as error:
+        raise ValueError(f"reserve.time={value}: whole hours are expected") from error
+    if hours == 0 or hours < -1 or hours > _RESERVE_TIME_MAX:
+        raise ValueError(f"reserve.time={value}: allowed are -1 (the broker's default) and whole hours from 1")
+
+
+def perm_to_string(perm: int) -> str:
+    read, write = "R" if perm & PERM_READ else "-", "W" if perm & PERM_WRITE else "-"
+    return read + write + ("X" if perm & PERM_INHERIT else "-")

@@ -1,0 +1,59 @@
+"""What is looked at before a server opens its port: each refusal is one clear line and its own exit code."""
+
+import importlib.util
+import socket
+import sys
+from pathlib import Path
+
+EXIT_CONFIG = 2
+EXIT_IN_USE = 3
+EXIT_DISK = 4
+EXIT_ARCHIVE = 5
+EXIT_FAILED = 6
+
+_PACKAGES = ("neve", "infra", "namesrv", "tiered", "lifecycle", "broker")
+
+
+class StartupError(Exception):
+    """The server can't start here; the text says why, `exit_code` tells a supervisor."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_CONFIG) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def check_installation() -> None:
+    """Refuse `python -O` (assertions guard the data) and an installation put together from two places."""
+    if sys.flags.optimize:
+        raise StartupError("python -O switches off checks that guard the data; start without it")
+    places = set()
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise StartupError(f"package {name} is missing: install neve[server]")
+        places.add(Path(spec.origin).resolve().parent.parent)
+    if len(places) > 1:
+        where = ", ".join(sorted(str(place) for place in places))
+        raise StartupError(f"neve's packages come from more than one place ({where}): use an environment of its own")
+
+
+def check_port(host: str, port: int) -> None:
+    """A port that somebody else listens on is told by name, before the data directory is touched."""
+    if port == 0:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartupError(f"port {port} on {host}: {error.strerror}", EXIT_IN_USE) from error
+
+
+def local_address(peer: str | None = None) -> str:
+    """The address that the route to `peer` leaves from: what other machines can dial. No packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer or "192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
