@@ -15,6 +15,7 @@ from infra.disk import Disk
 from infra.sim_disk import SimDisk
 
 OpenStore = Callable[..., MessageStore]
+PutOne = Callable[..., PutResult]
 
 
 def small_config(**changes: Any) -> StoreConfig:
@@ -29,7 +30,9 @@ def small_config(**changes: Any) -> StoreConfig:
     return StoreConfig(**(values | changes))
 
 
-def put(store: MessageStore, topic: str = "t", queue_id: int = 0, body: bytes = b"body", **changes: Any) -> PutResult:
+def put_one(
+    store: MessageStore, topic: str = "t", queue_id: int = 0, body: bytes = b"body", **changes: Any
+) -> PutResult:
     values: dict[str, Any] = {
         "flag": 0,
         "sys_flag": 0,
@@ -37,7 +40,14 @@ def put(store: MessageStore, topic: str = "t", queue_id: int = 0, body: bytes = 
         "born_host": ("10.1.2.3", 4000),
     }
     properties = changes.pop("properties", b"")
+    if changes.get("keys") and not properties:
+        properties = b"KEYS\x01" + changes["keys"].encode() + b"\x02"
     return store.put(topic, queue_id, body, properties, **(values | changes))
+
+
+@pytest.fixture
+def put() -> PutOne:
+    return put_one
 
 
 @pytest.fixture

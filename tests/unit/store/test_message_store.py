@@ -1,0 +1,330 @@
+"""Appending, reading, visibility and the lifecycle side of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.sim_disk import SimDisk
+from neve.message import decode_record, iter_records
+
+Open = Callable[..., MessageStore]
+Put = Callable[..., Any]
+
+
+def bodies(store: MessageStore, queue_id: int = 0, topic: str = "t") -> list[bytes]:
+    """All that a reader of a queue sees, from its minimum on."""
+    found: list[bytes] = []
+    offset = store.min_offset(topic, queue_id)
+    while True:
+        result = store.get(topic, queue_id, offset, 32, 1 << 20)
+        if result.status != "FOUND":
+            return found
+        for buffer in result.buffers:
+            for record in iter_records(buffer):
+                assert record.queue_offset == offset
+                offset += 1
+                found.append(record.body)
+        assert offset == result.next_offset
+
+
+def test_a_stored_record_reads_back_field_by_field(open_store: Open, put: Put, clock: ManualClock) -> None:
+    store = open_store(store_host=("10.9.8.7", 10911))
+    stored = put(
+        store,
+        body=b"hello",
+        properties=b"TAGS\x01a\x02",
+        flag=7,
+        sys_flag=1,
+        born_timestamp=99,
+        reconsume_times=3,
+        prepared_transaction_offset=12,
+    )
+    record = decode_record(store.get("t", 0, 0, 1, 100).buffers[0])
+    assert (record.body, record.topic, record.properties) == (b"hello", "t", {"TAGS": "a"})
+    assert (record.flag, record.sys_flag, record.born_timestamp) == (7, 1, 99)
+    assert (record.reconsume_times, record.prepared_transaction_offset) == (3, 12)
+    assert (record.born_host, record.store_host) == ("10.1.2.3:4000", "10.9.8.7:10911")
+    assert (record.physical_offset, record.size) == (stored.physical_offset, stored.size)
+    assert record.store_timestamp == stored.store_timestamp == clock.now_ms()
+
+
+def test_ipv6_hosts_and_long_topics(open_store: Open, put: Put) -> None:
+    store = open_store(store_host=("2001:db8::1", 10911))
+    put(store, topic="x" * 200, born_host=("2001:db8::2", 5))
+    record = decode_record(store.get("x" * 200, 0, 0, 1, 100).buffers[0])
+    assert (record.topic, record.born_host, record.sys_flag) == ("x" * 200, "[2001:db8::2]:5", 0x30)
+    assert store.store_time("x" * 200, 0, 0) == record.store_timestamp
+
+
+def test_offsets_are_dense_across_rolls_and_queue_files(open_store: Open, put: Put) -> None:
+    store = open_store()
+    expected = [f"{number}".encode() * 20 for number in range(1000)]
+    for number, body in enumerate(expected):
+        assert put(store, body=body).queue_offset == number
+    assert len(store.log.files) > 3
+    assert bodies(store) == expected
+
+
+def test_neighbours_in_the_log_are_one_slice(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for _ in range(10):
+        put(store)
+    result = store.get("t", 0, 2, 5, 1 << 20)
+    assert (result.count, len(result.buffers), result.next_offset) == (5, 1, 7)
+
+
+def test_statuses(open_store: Open, put: Put) -> None:
+    store = open_store()
+    assert store.get("t", 0, 5, 1, 1).status == "NO_MESSAGE_IN_QUEUE"
+    for _ in range(4):
+        put(store, tags_code=5)
+    store.set_min_offset("t", 0, 2)
+    seen = [(store.get("t", 0, at, 1, 1).status, store.get("t", 0, at, 1, 1).next_offset) for at in (1, 2, 4, 9)]
+    assert seen == [("OFFSET_TOO_SMALL", 2), ("FOUND", 3), ("OFFSET_OVERFLOW_ONE", 4), ("OFFSET_OVERFLOW_BADLY", 4)]
+    nothing = store.get("t", 0, 2, 10, 100, frozenset({6}))
+    assert (nothing.status, nothing.next_offset) == ("NO_MATCHED_MESSAGE", 4)
+
+
+def test_a_read_gives_one_message_however_large(open_store: Open, put: Put) -> None:
+    store = open_store()
+    put(store, body=b"x" * 4000)
+    put(store)
+    result = store.get("t", 0, 0, 10, 100)
+    assert (result.count, result.next_offset) == (1, 1)
+
+
+def test_tags_select(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for number in range(60):
+        put(store, body=b"%d" % number, tags_code=number % 3)
+    one = store.get("t", 0, 0, 5, 1 << 20, frozenset({1}))
+    assert [r.body for b in one.buffers for r in iter_records(b)] == [b"1", b"4", b"7", b"10", b"13"]
+    assert one.next_offset == 16
+    two = store.get("t", 0, 0, 100, 1 << 20, frozenset({0, 2}))
+    assert (two.count, two.next_offset) == (40, 60)
+
+
+def test_sync_flush_hides_until_flushed(open_store: Open, put: Put) -> None:
+    store = open_store(flush_disk_type="SYNC_FLUSH")
+    woken: list[tuple[str, int, int, int]] = []
+    store.on_append.append(lambda *what: woken.append(what))
+    first = put(store, tags_code=4)
+    assert store.max_offset("t", 0) == 0
+    assert store.record_at(first.physical_offset) is None
+    flushed = store.flush()
+    put(store)
+    store.after_flush(flushed)
+    assert (store.max_offset("t", 0), woken) == (1, [("t", 0, 0, 4)])
+    assert store.confirmed_offset == first.physical_offset + first.size
+    assert store.dirty
+    store.after_flush(store.flush())
+    assert store.max_offset("t", 0) == 2
+
+
+def test_a_failed_sync_stops_the_store_for_good(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store(flush_disk_type="SYNC_FLUSH")
+    put(store)
+    disk.fail_sync = lambda _path: True
+    with pytest.raises(StoreNotWritable):
+        store.flush()
+    disk.fail_sync = lambda _path: False
+    with pytest.raises(StoreNotWritable):
+        store.flush()
+    with pytest.raises(StoreNotWritable):
+        put(store)
+    assert store.max_offset("t", 0) == 0
+    assert store.failed is not None
+
+
+def test_store_time_never_runs_backwards(open_store: Open, put: Put, clock: ManualClock) -> None:
+    store = open_store()
+    first = put(store)
+    clock.set_wall(clock.now_ms() - 60_000)
+    assert put(store).store_timestamp == first.store_timestamp
+
+
+def test_offset_by_time(open_store: Open, put: Put, clock: ManualClock) -> None:
+    store = open_store()
+    times = []
+    for _ in range(6):
+        times += [put(store).store_timestamp, put(store).store_timestamp]  # two messages share each time
+        clock.advance(10)
+
+    def at(timestamp: int) -> tuple[int, int]:
+        lower = store.offset_by_time("t", 0, timestamp, upper=False)
+        return lower, store.offset_by_time("t", 0, timestamp, upper=True)
+
+    assert at(times[4]) == (4, 5)
+    assert at(times[4] + 3) == (6, 5)
+    assert at(times[0] - 1) == (0, 0)
+    assert at(times[-1] + 1) == (12, 11)
+    assert store.offset_by_time("unknown", 0, 1, upper=False) == 0
+
+
+def test_query_by_key(open_store: Open, put: Put, clock: ManualClock) -> None:
+    store = open_store()
+    for number in range(300):  # more keys than one index file takes
+        put(store, body=b"%d" % number, keys=f"k{number} shared", unique_key=f"u{number}")
+        clock.advance(1000)
+    long = 1 << 60
+    for key in ("k7", "u7"):
+        assert [decode_record(raw).body for raw in store.query("t", key, 10, 0, long)] == [b"7"]
+    newest = [decode_record(raw).body for raw in store.query("t", "shared", 3, 0, long)]
+    assert newest == [b"299", b"298", b"297"]
+    assert store.query("other", "k7", 10, 0, long) == []
+    assert store.query("t", "k7", 10, clock.now_ms(), long) == []
+    assert len(store.index.files) > 1
+
+
+def test_a_full_disk_refuses_and_the_store_lives(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store(flush_disk_type="ASYNC_FLUSH")
+    put(store, body=b"x" * 8000)
+    disk.capacity = disk.capacity - disk.free_bytes(Path("/"))
+    with pytest.raises(StoreFull, match="no room for the next CommitLog file"):
+        for _ in range(3):
+            put(store, body=b"x" * 8000)
+    with pytest.raises(StoreFull):
+        put(store, queue_id=1)
+    before = store.max_offset("t", 0)
+    assert store.get("t", 0, 0, 1, 1).status == "FOUND"
+    disk.capacity = 1 << 40
+    assert put(store, body=b"x" * 8000).queue_offset == before
+    assert put(store, queue_id=1).queue_offset == 0
+
+
+def test_too_large_or_unnameable_is_illegal(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for refused in ({"body": b"x" * 17_000}, {"properties": b"x" * 40_000}, {"topic": "a/../b"}, {"topic": "x" * 256}):
+        with pytest.raises(MessageIllegal):
+            put(store, **refused)
+    assert put(store).queue_offset == 0
+
+
+def test_the_directory_has_one_broker(open_store: Open) -> None:
+    store = open_store()
+    with pytest.raises(StoreLocked, match="another broker uses"):
+        open_store()
+    store.shutdown()
+    open_store().shutdown()
+
+
+def test_eviction_moves_the_minimum(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for number in range(400):
+        put(store, body=b"x" * 100, queue_id=number % 2)
+    put(store, topic="early")
+    store.after_flush(store.flush())
+    kept = store.get("t", 0, 0, 1, 1).buffers[0]
+    for segment in store.segments()[:2]:
+        store.evict(segment.base)
+    minimum = store.min_offset("t", 0)
+    assert minimum > 0
+    assert decode_record(store.get("t", 0, minimum, 1, 1).buffers[0]).physical_offset >= store.min_physical_offset
+    assert store.get("t", 0, 0, 1, 1).status == "OFFSET_TOO_SMALL"
+    assert decode_record(kept).queue_offset == 0  # a reader's view outlives the file
+    with pytest.raises(StoreError):
+        store.evict(store.segments()[-1].base)
+    store.shutdown()
+    again = open_store()
+    assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (minimum, 200)
+
+
+def test_segments_know_their_topics(open_store: Open, put: Put, clock: ManualClock) -> None:
+    store = open_store()
+    put(store, topic="a")
+    clock.advance(5)
+    last_b = put(store, topic="b")
+    store.roll()
+    clock.advance(5)
+    put(store, topic="a")
+    first, second = store.segments()
+    assert first.sealed and not second.sealed
+    assert first.topics["b"] == (last_b.physical_offset, last_b.store_timestamp)
+    assert set(first.topics) == {"a", "b"} and set(second.topics) == {"a"}
+    assert (first.newest_store_time, second.newest_store_time) == (last_b.store_timestamp, clock.now_ms())
+    store.shutdown()
+    for path in (store.log.table_directory / name for name in store.disk.list_dir(store.log.table_directory)):
+        store.disk.remove(path)  # made again from the records
+    again = open_store()
+    assert [(s.base, s.topics, s.newest_store_time) for s in again.segments()] == [
+        (s.base, s.topics, s.newest_store_time) for s in (first, second)
+    ]
+
+
+def test_entries_of_a_range(open_store: Open, put: Put) -> None:
+    store = open_store()
+    stored = [put(store, body=b"x" * 50, queue_id=n % 2, tags_code=n) for n in range(500)]
+    segment = store.segments()[1]
+    runs = store.entries("t", segment.base, segment.end)
+    inside = [r for r in stored if segment.base <= r.physical_offset < segment.end]
+    assert sorted(o for run in runs.values() for o in run.physical.tolist()) == [r.physical_offset for r in inside]
+    run = runs[1]
+    assert run.first_offset == next(r.queue_offset for r in stored[1::2] if r in inside)
+    assert run.tags.tolist() == [2 * (run.first_offset + i) + 1 for i in range(len(run.tags))]
+    assert store.files(segment.base, segment.end) == [(str(store.log.files[1].path), segment.base, 16384)]
+
+
+def test_a_queue_goes_on_above_its_archive(open_store: Open, put: Put) -> None:
+    store = open_store()
+    put(store)
+    store.create_queue_at("t", 0, 100)
+    store.create_queue_at("new", 3, 50)
+    assert (store.min_offset("new", 3), store.max_offset("new", 3)) == (50, 50)
+    assert put(store).queue_offset == 100
+    assert put(store, topic="new", queue_id=3).queue_offset == 50
+    assert store.get("t", 0, 0, 10, 1000).next_offset == 1
+    hole = store.get("t", 0, 1, 10, 1000)
+    assert (hole.status, hole.next_offset) == ("OFFSET_FOUND_NULL", 100)
+
+
+def test_the_log_goes_on_at_a_border(open_store: Open, put: Put) -> None:
+    store = open_store()
+    put(store)
+    store.restart_log_at(1_000_000)
+    assert put(store).physical_offset == 1_000_000
+    assert bodies(store) == [b"body"] * 2
+    store.shutdown()
+    again = open_store()
+    assert again.log_uuid == store.log_uuid
+    assert put(again).queue_offset == 2
+    with pytest.raises(StoreError):
+        again.restart_log_at(5)
+
+
+def test_a_topic_that_comes_again_goes_on_above(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for _ in range(5):
+        put(store, keys="k")
+    store.delete_topic("t")
+    assert store.queues() == {}
+    assert store.query("t", "k", 10, 0, 1 << 60) == []
+    assert put(store).queue_offset == 5
+    assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (5, 6)
+    store.shutdown()
+    again = open_store()
+    assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (5, 6)
+
+
+def test_prepared_files_are_used(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    put(store)
+    store.prepare_next()
+    disk.capacity = 0  # an allocation would fail
+    store.roll()
+    assert put(store).physical_offset == 16384
+
+
+def test_mapped_queue_files_are_bounded(open_store: Open, put: Put) -> None:
+    store = open_store(mapped_queue_files=4)
+    for number in range(60):
+        put(store, queue_id=number % 20, body=b"%d" % number)
+        assert len(store.maps) <= 5
+    for queue_id in range(20):
+        assert bodies(store, queue_id) == [b"%d" % n for n in range(queue_id, 60, 20)]

@@ -1,0 +1,213 @@
+"""What a start makes of the files it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker.store.errors import StoreCorrupt
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.sim_disk import SimDisk
+from neve.message import decode_record
+
+Open = Callable[..., MessageStore]
+Put = Callable[..., Any]
+CHECKPOINT = Path("/store/checkpoint")
+
+
+def flush(store: MessageStore) -> None:
+    store.after_flush(store.flush())
+
+
+def crash(store: MessageStore, disk: SimDisk) -> None:
+    """The process dies, the machine lives: every page stays."""
+    store.directory.release()
+
+
+def test_a_clean_stop_starts_at_once(open_store: Open, put: Put, clock: ManualClock) -> None:
+    store = open_store()
+    for number in range(300):
+        put(store, queue_id=number % 3, keys=f"k{number}")
+    store.shutdown()
+    again = MessageStore(store.config, store.disk, clock)
+    report = again.load()
+    assert (report.clean, report.records, report.start) == (True, 0, report.end)
+    assert [again.max_offset("t", q) for q in range(3)] == [100] * 3
+    assert len(again.query("t", "k5", 5, 0, 1 << 60)) == 1
+    assert put(again).queue_offset == 100
+
+
+def test_an_unclean_stop_indexes_again(open_store: Open, put: Put, disk: SimDisk, clock: ManualClock) -> None:
+    store = open_store()
+    for number in range(300):
+        put(store, queue_id=number % 3, keys=f"k{number}", tags_code=(1 << 40) + number)
+    before = store.get("t", 1, 0, 1000, 1 << 20, frozenset({(1 << 40) + 298}))
+    topics = store.segments()
+    crash(store, disk)
+    again = MessageStore(store.config, disk, clock)
+    report = again.load()
+    assert (report.clean, report.records, report.cut_bytes, report.reason) == (False, 300, 0, "")
+    assert [again.max_offset("t", q) for q in range(3)] == [100] * 3
+    assert again.get("t", 1, 0, 1000, 1 << 20, frozenset({(1 << 40) + 298})).count == before.count == 1
+    assert len(again.query("t", "k299", 5, 0, 1 << 60)) == 1
+    assert again.segments() == topics
+
+
+def test_only_what_is_above_the_checkpoint_is_read_again(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store(checkpoint_bytes=1)
+    for number in range(200):
+        put(store, keys=f"k{number}")
+    flush(store)  # decides that a checkpoint is due
+    flush(store)  # writes it
+    for number in range(200, 210):
+        put(store, keys=f"k{number}")
+    crash(store, disk)
+    again = MessageStore(store.config, disk, ManualClock())
+    assert again.load().records == 10
+    assert again.max_offset("t", 0) == 210
+    for key in ("k0", "k150", "k205"):
+        assert len(again.query("t", key, 5, 0, 1 << 60)) == 1
+    assert put(again).store_timestamp >= 1_700_000_000_000
+
+
+def test_a_torn_tail_is_cut_wherever_it_tore(put: Put, open_store: Open) -> None:
+    """The last record loses its bytes from a place on; each field of the layout is torn once, in the middle too."""
+    for kept in (*range(100), 120, -3, -1):
+        disk = SimDisk()
+        store = open_store(disk)
+        for _ in range(3):
+            put(store)
+        last = put(store, body=b"b" * 40, properties=b"TAGS\x01abc\x02")
+        file = store.log.files[0]
+        end = last.physical_offset + last.size
+        cut = last.physical_offset + kept if kept >= 0 else end + kept
+        file.map[cut:end] = bytes(end - cut)
+        crash(store, disk)
+        again = open_store(disk)
+        assert again.max_offset("t", 0) == 3, kept
+        assert again.max_physical_offset == last.physical_offset
+        replaced = put(again, body=b"new")
+        assert (replaced.queue_offset, replaced.physical_offset) == (3, last.physical_offset)
+        assert decode_record(again.get("t", 0, 3, 1, 1).buffers[0]).body == b"new"
+
+
+@pytest.mark.parametrize("position", [5, 9, 13, 18, 25, 33, 38, 45, 50, 60, 70, 74, 80, 86, 90, 129, 131, 135])
+def test_any_flipped_byte_is_seen(open_store: Open, put: Put, disk: SimDisk, position: int) -> None:
+    store = open_store()
+    put(store)
+    hurt = put(store, body=b"b" * 40, properties=b"TAGS\x01abc\x02")
+    put(store)
+    store.log.files[0].map[hurt.physical_offset + position] ^= 0x10
+    crash(store, disk)
+    again = open_store()
+    assert again.max_offset("t", 0) == 1
+    assert again.max_physical_offset == hurt.physical_offset
+
+
+def test_a_stale_record_does_not_rise_again(open_store: Open, put: Put, disk: SimDisk) -> None:
+    """A cut tail holds whole records; a new one of the torn one's size must not make them its successors."""
+    store = open_store()
+    stored = [put(store, body=b"%04d" % number) for number in range(10)]
+    store.log.files[0].map[stored[4].physical_offset + 90] ^= 0xFF
+    crash(store, disk)
+    again = open_store()
+    assert again.max_offset("t", 0) == 4
+    assert put(again, body=b"new!").size == stored[4].size
+    crash(again, disk)
+    third = open_store()
+    assert third.max_offset("t", 0) == 5
+    assert decode_record(third.get("t", 0, 4, 1, 1).buffers[0]).body == b"new!"
+
+
+def test_queues_ahead_of_the_log_are_cut(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    stored = [put(store, queue_id=number % 2) for number in range(20)]
+    file = store.log.files[0]
+    file.map[stored[10].physical_offset : file.size] = bytes(file.size - stored[10].physical_offset)
+    crash(store, disk)
+    again = open_store()
+    assert [again.max_offset("t", q) for q in (0, 1)] == [5, 5]
+    assert again.get("t", 0, 5, 1, 1).status == "OFFSET_OVERFLOW_ONE"
+
+
+def test_files_above_the_cut_go(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    stored = [put(store, body=b"x" * 500) for _ in range(100)]
+    assert len(store.log.files) > 3
+    store.log.files[1].map[100] ^= 1
+    crash(store, disk)
+    again = open_store()
+    assert len(again.log.files) == 2
+    held = sum(r.physical_offset < 16384 for r in stored)
+    assert again.max_offset("t", 0) == held
+    assert put(again, body=b"x" * 500).physical_offset == 16384
+
+
+def test_an_interrupted_allocation_is_dropped(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    put(store)
+    crash(store, disk)
+    disk.create_preallocated(Path("/store/commitlog/00000000000000016384"), 0)
+    again = open_store()
+    assert again.max_offset("t", 0) == 1
+    again.roll()
+    assert put(again).physical_offset == 16384
+
+
+def test_an_interrupted_eviction_ends(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    for _ in range(300):
+        put(store, body=b"x" * 100)
+    store.shutdown()
+    disk.rename(store.log.files[0].path, Path("/store/commitlog/00000000000000000000.evicted"))
+    again = open_store()
+    assert again.min_physical_offset == 16384
+    assert not [name for name in disk.list_dir(Path("/store/commitlog")) if name.endswith("evicted")]
+    assert again.min_offset("t", 0) > 0
+
+
+def test_without_a_checkpoint_all_is_read_again(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    for number in range(200):
+        put(store, body=b"x" * 100, queue_id=number % 2)
+    flush(store)
+    store.evict(0)
+    minimum = store.min_offset("t", 0)
+    store.shutdown()
+    disk.remove(CHECKPOINT)
+    again = open_store()
+    assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (minimum, 100)
+
+
+def test_contradictions_are_refused(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    put(store)
+    store.shutdown()
+    saved = disk.read(CHECKPOINT)
+    newer = msgspec.json.decode(saved) | {"version": 2}
+    disk.write_atomic(CHECKPOINT, msgspec.json.encode(newer))
+    with pytest.raises(StoreCorrupt, match="version 2"):
+        open_store()
+    disk.write_atomic(CHECKPOINT, saved)
+    disk.rename(Path("/store/log_uuid"), Path("/store/elsewhere"))
+    with pytest.raises(StoreCorrupt, match="log_uuid"):
+        open_store()
+    disk.rename(Path("/store/elsewhere"), Path("/store/log_uuid"))
+    disk.remove(store.log.files[0].path)
+    with pytest.raises(StoreCorrupt, match="gone"):
+        open_store()
+
+
+def test_a_full_disk_only_puts_the_checkpoint_off(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    put(store)
+    disk.capacity = 0
+    store.shutdown()
+    disk.capacity = 1 << 40
+    again = open_store()
+    assert again.max_offset("t", 0) == 1
