@@ -36,7 +36,8 @@ def ls(topic: str | None, broker: str | None, store: str | None, admin: str, out
     else:
         from neve.cli.admin import get_json
 
-        rows = _rows(get_json(admin, "/archive/ls", **({"topic": topic} if topic else {})))
+        answer = _rows(get_json(admin, "/archive/ls", **({"topic": topic} if topic else {})))
+        rows = [_as_listed(row) for row in answer]
     emit(rows, LS_COLUMNS, output)
 
 
@@ -53,7 +54,8 @@ def journal(broker: str | None, first: int, store: str | None, admin: str, outpu
     else:
         from neve.cli.admin import get_json
 
-        rows = _rows(get_json(admin, "/archive/journal", **{"from": str(first)}))
+        answer = _rows(get_json(admin, "/archive/journal", **{"from": str(first)}))
+        rows = [{**row, "time": time_text(row.get("time"))} for row in answer]
     emit(rows, ("broker", "seq", "type", "epoch", "time", "what"), output)
 
 
@@ -121,6 +123,13 @@ def _rows(answer: Any) -> list[Mapping[str, Any]]:
     if isinstance(answer, dict):
         answer = next((value for value in answer.values() if isinstance(value, list)), [])
     return list(answer)
+
+
+def _as_listed(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The broker's row with sizes and times as people read them; the exact numbers stay under their own names."""
+    size = int(row.get("size", 0))
+    times = {"from": time_text(row.get("min_time")), "to": time_text(row.get("max_time"))}
+    return {**row, "bytes": size, "size": size_text(size), **times}
 
 
 def _objects(store: str, topic: str | None, broker: str | None) -> Iterator[dict[str, Any]]:
