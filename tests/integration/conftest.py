@@ -80,7 +80,7 @@ def _ready_line(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
     if not found:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        raise AssertionError(f"`neve up` did not come up within {START_DEADLINE} s:\n{log.read_text()[-4000:]}")
+        raise AssertionError(f"`neve up` did not come up (exit code {process.poll()}):\n{log.read_text()[-4000:]}")
     return found[0]
 
 
@@ -89,7 +89,7 @@ def _running(directory: Path, *arguments: str) -> Iterator[RunningNeve]:
     directory.mkdir(parents=True, exist_ok=True)
     namesrv_port, port = free_ports(2)
     command = [
-        sys.executable, "-m", "neve.cli.main", "up",
+        str(Path(sys.executable).with_name("neve")), "up",
         "--data", str(directory / "data"), "--namesrv-port", str(namesrv_port), "--port", str(port), *arguments,
     ]  # fmt: skip
     log = directory / "neve-up.log"
