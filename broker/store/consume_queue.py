@@ -219,9 +219,14 @@ class ConsumeQueue:
         self.visible = self.end
 
     def _lost_end(self, file: QueueFile) -> bool:
-        return (
-            file.base + self._config.queue_file_size // QUEUE_ENTRY_SIZE == self.files[self.files.index(file) + 1].base
-        )
+        return self._full_end(file) == self.files[self.files.index(file) + 1].base
+
+    def _full_end(self, file: QueueFile) -> int:
+        return file.base + self._config.queue_file_size // QUEUE_ENTRY_SIZE
+
+    def would_look_lost(self, first_offset: int) -> bool:
+        """Whether a new file at an offset would be taken for one whose predecessor lost its entries."""
+        return bool(self.files) and self._full_end(self.files[-1]) == first_offset
 
     def _count_below(self, file: QueueFile, below: int) -> int:
         """Entries below are on the disk whole, those above may be anything but never look like one below."""

@@ -106,6 +106,7 @@ class MessageStore(Appender):
         if queue is None:
             queue = self.add_queue(topic, queue_id)
         queue.settle()
+        next_offset += queue.would_look_lost(next_offset)
         queue.create(next_offset, sync=True)
         queue.visible = next_offset
         self._mark_dirty(queue)

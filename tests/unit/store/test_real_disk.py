@@ -1,0 +1,83 @@
+"""The real disk does what the simulated one promises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.message_store import MessageStore
+from infra.disk import DiskLocked, RealDisk
+
+Open = Callable[..., MessageStore]
+Put = Callable[..., Any]
+
+
+def test_preallocated_files(tmp_path: Path) -> None:
+    disk, path = RealDisk(), tmp_path / "file"
+    disk.create_preallocated(path, 8192)
+    assert path.stat().st_blocks * 512 >= 8192
+    view = disk.map(path, 8192)
+    view[0:2] = b"ab"
+    disk.grow(path, 16384)
+    disk.fdatasync(path)
+    assert disk.read_at(path, 0, 3) == b"ab\0"
+    assert disk.size(path) == 16384
+    with pytest.raises(FileExistsError):
+        disk.create_preallocated(path, 1)
+    with pytest.raises(OSError, match="shorter"):
+        disk.map(path, 1 << 20)
+
+
+def test_atomic_write_append_and_names(tmp_path: Path) -> None:
+    disk = RealDisk()
+    disk.make_dirs(tmp_path / "a" / "b")
+    disk.write_atomic(tmp_path / "x", b"one")
+    disk.write_atomic(tmp_path / "x", b"two")
+    disk.append(tmp_path / "x", b"+")
+    assert disk.read(tmp_path / "x") == b"two+"
+    disk.rename(tmp_path / "x", tmp_path / "y")
+    assert disk.list_dir(tmp_path) == ["a", "y"]
+    disk.remove(tmp_path / "y")
+    assert not disk.exists(tmp_path / "y")
+    assert 0 < disk.free_bytes(tmp_path) <= disk.total_bytes(tmp_path)
+
+
+def test_the_lock_is_exclusive(tmp_path: Path) -> None:
+    disk = RealDisk()
+    release = disk.lock(tmp_path / "lock")
+    with pytest.raises(DiskLocked):
+        disk.lock(tmp_path / "lock")
+    release()
+    disk.lock(tmp_path / "lock")()
+
+
+def test_a_store_with_its_threads(open_store: Open, put: Put, tmp_path: Path) -> None:
+    store = open_store(RealDisk(), root=tmp_path, flush_disk_type="SYNC_FLUSH", checkpoint_bytes=4000)
+    for _ in range(20):
+        for _ in range(50):
+            put(store, body=b"x" * 100)
+        flushed: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: flushed.append(store.flush())),  # noqa: B023 - joined in the round
+            threading.Thread(target=store.prepare_next),
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            put(store, body=b"y" * 100)
+        for thread in threads:
+            thread.join(30)
+        store.after_flush(flushed[0])
+    store.after_flush(store.flush())
+    assert store.max_offset("t", 0) == 2000
+    for segment in store.segments()[:3]:
+        store.evict(segment.base)
+    store.directory.release()  # an unclean stop
+    again = open_store(RealDisk(), root=tmp_path)
+    assert again.max_offset("t", 0) == 2000
+    assert again.min_offset("t", 0) > 0
+    again.shutdown()
