@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from infra.disk import Disk
+from infra.startup import StartupError
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,9 @@ class KvConfigManager:
         try:
             content = msgspec.json.decode(self._disk.read(self._path), type=_File)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self._path} cannot be read: {error}") from error
+            raise StartupError(f"{self._path} cannot be read: {error}") from error
         if content.version > FILE_VERSION:
-            raise ValueError(f"{self._path} has format {content.version}, this server knows {FILE_VERSION}")
+            raise StartupError(f"{self._path} has format {content.version}, this server knows {FILE_VERSION}")
         self._table = content.config_table
 
     def get(self, namespace: str, key: str) -> str | None:

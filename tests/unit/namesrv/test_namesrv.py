@@ -10,6 +10,7 @@ import pytest
 from infra.clock import ManualClock
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, open_connection
+from infra.startup import StartupError
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
@@ -222,7 +223,7 @@ def test_live_settings(tmp_path: Path) -> None:
 def test_a_settings_file_that_cannot_be_trusted_stops_the_start(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kv.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"kv\.json"):
+    with pytest.raises(StartupError, match=r"kv\.json"):
         KvConfigManager(path, RealDisk()).load()
 
 
