@@ -1,0 +1,120 @@
+"""The reader's own promises, over a source that counts and fails on demand."""
+
+import mmap
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from neve.archive.catalog import Catalog
+from neve.archive.journal import Commit, CommittedName, RowGroup
+from tiered.cold_reader import ColdReader, ColdUnavailable, GroupCache
+from tiered.worker_client import DecodedGroup, WorkerFailed
+
+ROWS = 10
+SIZE = 1000
+
+
+def group_of(index: int) -> DecodedGroup:
+    rows = np.arange(ROWS, dtype=np.int64)
+    numbers = np.concatenate([np.arange(ROWS + 1) * SIZE, rows + index * ROWS, rows % 2, rows + index * ROWS]).astype(
+        np.int64
+    )
+    mapped = mmap.mmap(-1, numbers.nbytes + ROWS * SIZE)
+    mapped.write(numbers.tobytes() + bytes([index]) * ROWS * SIZE)
+    return DecodedGroup(mapped, ROWS, ROWS * SIZE)
+
+
+class Source:
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.failures = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+        assert self.gate.wait(20)
+        self.reads.append(index)
+        if self.failures:
+            self.failures -= 1
+            raise WorkerFailed("StoreUnavailable", "down")
+        return group_of(index)
+
+
+def catalog_of(groups: int) -> Catalog:
+    row_groups = [
+        RowGroup(i * ROWS, ROWS, 0, 1, i * ROWS + 9, i * ROWS, ROWS * SIZE, [(0, i * ROWS, i * ROWS + 9)])
+        for i in range(groups)
+    ]
+    name = CommittedName(
+        key="k", topic="t", day="", start=0, end=1, size=1, footer=1, etag="", checksum=("", ""), sha256="",
+        rows=groups * ROWS, wire_bytes=1, min_time=0, max_time=1, queues={0: (0, groups * ROWS - 1, 0)},
+        row_groups=row_groups,
+    )  # fmt: skip
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=[name]))
+    return catalog
+
+
+def test_equal_requests_in_flight_are_one_fetch() -> None:
+    source = Source()
+    source.gate.clear()
+    reader = ColdReader(catalog_of(1), source, "")
+    with ThreadPoolExecutor(8) as pool:
+        reads = [pool.submit(reader.get, "t", 0, 3, 4, 1 << 20) for _ in range(8)]
+        source.gate.set()
+        results = [read.result(20) for read in reads]
+    assert source.reads == [0]
+    assert all((got.status, got.count, got.next_offset) == ("FOUND", 4, 7) for got in results)
+    reader.close()
+
+
+def test_one_failure_is_retried_and_two_are_told() -> None:
+    source = Source()
+    reader = ColdReader(catalog_of(1), source, "")
+    source.failures = 2
+    with pytest.raises(ColdUnavailable):
+        reader.get("t", 0, 0, 4, 1 << 20)
+    source.failures = 1
+    assert reader.get("t", 0, 0, 4, 1 << 20).status == "FOUND"
+    reader.close()
+
+
+def test_a_sequential_reader_is_read_ahead_of_and_a_random_one_not(wait_until: Callable[..., None]) -> None:
+    source = Source()
+    reader = ColdReader(catalog_of(40), source, "")
+    for offset in (350, 200, 5):
+        reader.get("t", 0, offset, 1, 1 << 20)
+    assert sorted(source.reads) == [0, 20, 35]
+    reader.get("t", 0, 6, 10, 1 << 20)
+    reader.get("t", 0, 10, 10, 1 << 20)
+    wait_until(lambda: 2 in source.reads)
+    reader.get("t", 0, 20, 10, 1 << 20)
+    wait_until(lambda: {3, 4} <= set(source.reads))
+    reader.close()
+
+
+def test_the_cache_is_bounded_and_a_scan_does_not_drive_out_what_is_read_again() -> None:
+    one = group_of(0)
+    cache = GroupCache(4 * one.nbytes)
+    cache.put(("hot", 0), one)
+    for row in (9, 0):
+        assert cache.get(("hot", 0), row) is one
+    for index in range(50):
+        cache.put(("scan", index), group_of(0))
+        assert cache.nbytes <= cache.capacity
+    assert ("hot", 0) in cache and ("scan", 0) not in cache
+
+
+def test_tags_and_time_find_rows_over_groups() -> None:
+    reader = ColdReader(catalog_of(3), Source(), "")
+    got = reader.get("t", 0, 0, 3, 1 << 20, frozenset({1}))
+    assert (got.count, got.next_offset, len(got.buffers)) == (3, 6, 3)
+    assert reader.get("t", 0, 0, 3, 1 << 20, frozenset({7})).status == "NO_MATCHED_MESSAGE"
+    assert reader.offset_by_time("t", 0, 15) == 15
+    assert reader.offset_by_time("t", 0, 15, upper=True) == 15
+    assert reader.offset_by_time("t", 0, 99) is None
+    assert reader.offset_by_time("t", 0, 99, upper=True) == 29
+    reader.close()
