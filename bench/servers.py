@@ -25,6 +25,8 @@ import psutil
 
 from bench import jvm
 
+#: The command of the environment that runs this.
+NEVE = str(Path(sys.executable).with_name("neve"))
 _READY_S = 60.0
 _STOP_S = 30.0
 _MODULE_FLAGS = [
@@ -163,7 +165,7 @@ class NeveServer(_Processes):
         return self._store
 
     def start(self, env: Mapping[str, str] | None = None) -> Self:
-        command = [sys.executable, "-m", "neve.cli.main", "up", "--data", str(self.directory / "data")]
+        command = [NEVE, "up", "--data", str(self.directory / "data")]
         command += ["--store", self._store, "--namesrv-port", str(self._namesrv_port), "--port", str(self._broker_port)]
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import sys
 import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench import jvm
-from bench.servers import NeveServer, mqadmin, wait_until
+from bench.servers import NEVE, NeveServer, mqadmin, wait_until
 from infra import minio
 
 pytestmark = pytest.mark.servers
@@ -182,7 +181,7 @@ def test_mqadmin(server: NeveServer, tmp_path: Path, version: str) -> None:
     assert "DefaultCluster" in clusters and server.broker in clusters, clusters
     if version == jvm.SERVER:
         ttl = subprocess.run(
-            [sys.executable, "-m", "neve.cli.main", "topic", "ttl", "get", name, "--namesrv", server.namesrv],
+            [NEVE, "topic", "ttl", "get", name, "--namesrv", server.namesrv],
             capture_output=True,
             text=True,
             timeout=60,

@@ -1,0 +1,41 @@
+"""Reading a backlog of 1 KiB messages from the start: neve beside Apache RocketMQ 5.3.3, default settings, in turn.
+
+By a push consumer of the stock Java client, and by one connection with a pull of 32 messages under way for each queue.
+Every run is a new group over the same backlog, which lies in the page cache on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+
+from bench.measure import SIZE, Table, java_command, raw_command, run_window, side_by_side
+from bench.raw_load import create
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000, help="length of the backlog")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--heap", default="2g", help="heap of Apache's broker")
+    options = parser.parse_args()
+    table = Table(f"Consume a backlog of {options.messages:,} x {SIZE} B")
+    with side_by_side(options.heap) as servers:
+        for server in servers.values():
+            create(server.broker, "backlog")
+            subprocess.run(raw_command("fill", server.broker, "backlog", SIZE, options.messages), check=True)
+        for turn in range(options.repeat):
+            names = sorted(servers, reverse=bool(turn % 2))
+            for name in names:
+                server = servers[name]
+                java = java_command(server.directory / "load", "consume", server.namesrv, "backlog", options.messages)
+                table.add("Java push consumer", name, run_window(java, server))
+            for name in names:
+                server = servers[name]
+                raw = raw_command("consume", server.broker, "backlog", options.messages)
+                table.add("pipelined pulls", name, run_window(raw, server))
+    table.show()
+
+
+if __name__ == "__main__":
+    main()

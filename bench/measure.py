@@ -1,0 +1,111 @@
+"""What the benchmarks share: two servers side by side, a window between two MARK lines, medians with their spread."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import jvm
+from bench.servers import ApacheServer, NeveServer
+
+SIZE = 1024
+JAVA_SOURCES = Path(__file__).parent / "java"
+_LOAD_TIMEOUT_S = 600.0
+#: The load generator gets a server's compiler, not a small client's.
+_LOAD_FLAGS = ["-server", "-Xms512m", "-Xmx512m", "-XX:+UseG1GC"]
+
+Server = NeveServer | ApacheServer
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One run: messages a second, and messages for each CPU-second of all the broker's processes."""
+
+    per_second: float
+    per_cpu_second: float
+
+
+@contextmanager
+def side_by_side(heap: str) -> Iterator[dict[str, Server]]:
+    """Both servers up with their default settings, each on its own directory of one file system."""
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="neve-bench-")))
+        neve = stack.enter_context(NeveServer(root / "neve"))
+        apache = stack.enter_context(ApacheServer(root / "apache", heap=heap))
+        yield {"neve": neve, "apache": apache}
+
+
+def raw_command(*args: object) -> list[str]:
+    return [sys.executable, "-m", "bench.raw_load", *map(str, args)]
+
+
+def java_command(home: Path, *args: object) -> list[str]:
+    """The Java generator, ready to run."""
+    home.mkdir(parents=True, exist_ok=True)
+    return jvm.java(jvm.classes(JAVA_SOURCES), "Load", *map(str, args), home=home, flags=_LOAD_FLAGS)
+
+
+def run_window(command: list[str], server: Server) -> Rate:
+    """Runs a generator; counts what happened between its two marks, on its clock, and the broker's CPU meanwhile."""
+    marks: list[tuple[int, int, float]] = []
+    other: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            word, *values = line.split() or [""]  # the Java client prints how its logging was configured
+            if word == "MARK":
+                marks.append((int(values[0]), int(values[1]), server.cpu_seconds()))
+            elif word == "FAILED" and values != ["0"]:
+                other.append(line)
+        errors = process.stderr.read()
+        status = process.wait(_LOAD_TIMEOUT_S)
+    if len(marks) != 2 or status or other:
+        raise RuntimeError(f"{command[-8:]} ended with {status}, {len(marks)} marks: {other}{errors[-2000:]}")
+    (start, before, cpu_before), (end, after, cpu_after) = marks
+    count = after - before
+    # A window shorter than a clock tick of CPU time says nothing about CPU.
+    return Rate(count / ((end - start) / 1e9), count / max(cpu_after - cpu_before, 0.01))
+
+
+class Table:
+    """Runs by case and server; printed as medians, spread and ratio."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._runs: dict[str, dict[str, list[Rate]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(self, case: str, server: str, rate: Rate) -> None:
+        self._runs[case][server].append(rate)
+        print(f"  {case:28} {server:7} {rate.per_second:12,.0f}/s {rate.per_cpu_second:12,.0f}/CPU-s", flush=True)
+
+    def show(self) -> None:
+        print(f"\n{self._title}: median (lowest-highest)")
+        head = ("case", "server", "messages/s", "messages/CPU-s of the broker")
+        print(f"{head[0]:28} {head[1]:7} {head[2]:>34} {head[3]:>34}")
+        for case, servers in self._runs.items():
+            for name, rates in servers.items():
+                speed = spread([rate.per_second for rate in rates])
+                economy = spread([rate.per_cpu_second for rate in rates])
+                print(f"{case:28} {name:7} {speed:>34} {economy:>34}")
+            if {"neve", "apache"} <= servers.keys():
+                speed_ratio = _ratio([r.per_second for r in servers["neve"]], [r.per_second for r in servers["apache"]])
+                economy_ratio = _ratio(
+                    [r.per_cpu_second for r in servers["neve"]], [r.per_cpu_second for r in servers["apache"]]
+                )
+                print(f"{'':28} {'ratio':7} {speed_ratio:>34} {economy_ratio:>34}")
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f}-{max(values):,.0f})"
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> str:
+    return f"{statistics.median(ours) / statistics.median(theirs):.2f}x"
