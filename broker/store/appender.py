@@ -112,7 +112,7 @@ class Appender:
 
     # -- append
 
-    def put(  # noqa: PLR0915 - every call out of here is paid per message
+    def put(
         self,
         topic: str,
         queue_id: int,
@@ -148,16 +148,13 @@ class Appender:
         entry_position = queue.position
         entry_map = queue.map
         if entry_map is None or entry_position + QUEUE_ENTRY_SIZE > queue.limit:
-            entry_map = queue.make_room()
-            entry_position = queue.position
-
+            entry_map, entry_position = queue.make_room(), queue.position
         # time as stored never runs backwards
         now = self._now()
         last = self.last_time
         self.last_time = now = now if now > last else last
-        physical_offset = file.base + position
+        physical_offset, queue_offset = file.base + position, queue.end
         end = physical_offset + size
-        queue_offset = queue.end
         head = head_struct.pack(
             size, queue.magic, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, physical_offset,
             sys_flag & ~_HOST_FLAGS | host_flags, born_timestamp, born, now, self._store_host, reconsume_times,
@@ -168,29 +165,32 @@ class Appender:
         _crc_pack_into(file.crc_map, crc_position, position + 1, crc, tags_code)
         file.crc_position = crc_position + CRC_ENTRY_SIZE
         _entry_pack_into(entry_map, entry_position, physical_offset, size, tags_code)
-        queue.position = entry_position + QUEUE_ENTRY_SIZE
-        queue.end = queue_offset + 1
-        queue.used = True
+        queue.position, queue.end, queue.used = entry_position + QUEUE_ENTRY_SIZE, queue_offset + 1, True
         if not queue.dirty:
             queue.dirty = True
             self.dirty_queues.append(queue)
-        topic_tail = queue.topic_tail
-        topic_tail.physical_offset = physical_offset
-        topic_tail.store_time = now
-        self._position = position + size
-        self._appended = end
+        tail_of_topic = queue.topic_tail
+        tail_of_topic.physical_offset, tail_of_topic.store_time = physical_offset, now
+        self._position, self._appended = position + size, end
         if keys or unique_key:
-            self.pending_index.append((topic, f"{unique_key or ''} {keys or ''}", physical_offset, now))
-            if len(self.pending_index) >= _INDEX_BATCH:
-                self.build_index()
+            self._note_keys(topic, f"{unique_key or ''} {keys or ''}", physical_offset, now)
         if self._sync:
             self._unconfirmed.append((end, queue, tags_code))
         else:
             self._confirmed = end
             queue.visible = queue_offset + 1
-            for callback in self.on_append:
-                callback(topic, queue_id, queue_offset, tags_code)
+            if self.on_append:
+                self._tell(queue, queue_offset, tags_code)
         return PutResult(physical_offset, queue_offset, size, now)
+
+    def _note_keys(self, topic: str, keys: str, physical_offset: int, store_time: int) -> None:
+        self.pending_index.append((topic, keys, physical_offset, store_time))
+        if len(self.pending_index) >= _INDEX_BATCH:
+            self.build_index()
+
+    def _tell(self, queue: ConsumeQueue, queue_offset: int, tags_code: int) -> None:
+        for callback in self.on_append:
+            callback(queue.topic, queue.queue_id, queue_offset, tags_code)
 
     def _pack_born(self, host: tuple[str, int]) -> tuple[bytes, Struct, int]:
         try:
@@ -319,7 +319,16 @@ class Appender:
                 self.failed = error
                 self._limit = -1
                 raise StoreNotWritable(f"a sync to the disk failed: {error}") from error
-            return target
+        self._prepare_if_soon(target)
+        return target
+
+    def _prepare_if_soon(self, end: int) -> None:
+        """Allocate ahead from the second half of a file on; the send that rolls then waits for nothing."""
+        active = self._active
+        if active is None or self.log.next_is_ready or end - active.base < active.size // 2:
+            return
+        with suppress(StoreFull):  # the send that needs the file reports it
+            self.log.prepare_next()
 
     def _complete_checkpoint(self, due: _DueCheckpoint) -> None:
         for queue in due.queues:
@@ -361,8 +370,7 @@ class Appender:
             _, queue, tags_code = waiting.popleft()
             queue_offset = queue.visible
             queue.visible = queue_offset + 1
-            for callback in self.on_append:
-                callback(queue.topic, queue.queue_id, queue_offset, tags_code)
+            self._tell(queue, queue_offset, tags_code)
 
     def _describe_checkpoint(self) -> _DueCheckpoint:
         self.build_index()

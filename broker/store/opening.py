@@ -85,6 +85,8 @@ def _replay(store: Appender, checkpoint: Checkpoint, report: RecoveryReport, *, 
         report.cut_bytes = zero_above(log, end_file, scan.position)
         store.disk.fdatasync(end_file.path)
         store.disk.fdatasync(end_file.crc_path)
+    else:
+        log.drop_after(end_file)  # at most one, prepared ahead and never used
     store.last_time = scan.store_time
     store.set_end(end_file, scan.position)
     report.end = end_file.base + scan.position

@@ -159,6 +159,20 @@ def test_an_interrupted_allocation_is_dropped(open_store: Open, put: Put, disk: 
     assert put(again).physical_offset == 16384
 
 
+def test_a_file_prepared_ahead_is_no_part_of_the_log(open_store: Open, put: Put) -> None:
+    for _ in range(2):
+        store = open_store()
+        put(store, body=b"x" * 9000)
+        flush(store)
+        assert store.log.next_is_ready
+        assert not store.segments()[-1].sealed
+        store.shutdown()
+    again = open_store()
+    assert put(again).queue_offset == 2
+    again.roll()
+    assert [segment.base for segment in again.segments()] == [0, 16384, 32768]
+
+
 def test_an_interrupted_eviction_ends(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     for _ in range(300):
