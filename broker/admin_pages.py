@@ -74,14 +74,13 @@ class _Pages:
             rows.append(
                 {
                     "topic": one.topic,
-                    "day": one.day,
                     "broker": journal.broker,
+                    "day": one.day,
                     "rows": one.rows,
                     "size": one.size,
-                    "start": one.start,
-                    "end": one.end,
-                    "min_time": one.min_time,
-                    "max_time": one.max_time,
+                    "wire_bytes": one.wire_bytes,
+                    "from": one.min_time,
+                    "to": one.max_time,
                     "key": one.key,
                 }
             )

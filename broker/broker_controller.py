@@ -32,7 +32,7 @@ from infra.config import BrokerConfig
 from infra.disk import Disk
 from infra.metrics import Metrics
 from infra.remoting_server import RemotingLimits, RemotingServer, RequestRouter
-from infra.startup import EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError, check_port, local_address
+from infra.startup import EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError, check_port, free_port, local_address
 from infra.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ _MIN_FREE_FILES = 2
 class BrokerController:
     def __init__(self, config: BrokerConfig, clock: Clock, disk: Disk) -> None:
         self.config, self._clock, self._disk = config, clock, disk
+        # Records and ids carry the port: it has to be known before the log is opened.
+        config.listen_port = config.listen_port or free_port(config.bind_address)
         self.metrics = Metrics()
         self.stopped = asyncio.Event()
         self.exit_code = 0
@@ -178,13 +180,19 @@ class BrokerController:
             await self._server.start()
             host = self.context.address[0]
             self.context.address = (host, self._server.port)
-            if self.config.listen_port > _VIP_OFFSET:
-                await self._server.listen(self._server.port - _VIP_OFFSET)
+            await self._listen_vip(self._server.port - _VIP_OFFSET)
             if self.config.admin_port >= 0:
                 register_pages(self._admin, self)
                 self.admin_address = await self._admin.start()
         except OSError as error:
             raise StartupError(f"can't listen: {error.strerror or error}", EXIT_IN_USE) from error
+
+    async def _listen_vip(self, port: int) -> None:
+        """Only old clients use it; another broker on this machine may have taken it for its own."""
+        try:
+            await self._server.listen(port)
+        except OSError as error:
+            log.warning("VIP port %d: %s", port, error.strerror or error)
 
     def _start_tasks(self) -> None:
         every, context = self._supervisor.every, self.context

@@ -1,4 +1,4 @@
-"""The broker's word to the name servers: registered at start, every 30 s and when topics change; taken back at the end."""
+"""Registration with every name server: at start, every 30 s and when topics change; taken back at the end."""
 
 import asyncio
 import logging

@@ -39,7 +39,7 @@ class ReadResult:
 class ColdTier(Protocol):
     """What `tiered.cold_reader.ColdReader` offers; its methods block and are called in a thread."""
 
-    def get(
+    def get(  # noqa: PLR0917 - the protocol's own order
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
     ) -> Any: ...
 
@@ -60,7 +60,7 @@ class TieredStore:
         """True when the local log answers: at once, on the loop."""
         return self.cold is None or offset >= self.hot.min_offset(topic, queue_id)
 
-    def get_hot(
+    def get_hot(  # noqa: PLR0917
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
     ) -> ReadResult:
         got = self.hot.get(topic, queue_id, offset, max_count, max_bytes, codes)
@@ -69,7 +69,7 @@ class TieredStore:
             list(got.buffers), got.count,
         )  # fmt: skip
 
-    async def get_cold(
+    async def get_cold(  # noqa: PLR0917
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
     ) -> ReadResult:
         """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive can't answer now."""

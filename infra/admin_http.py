@@ -118,7 +118,8 @@ def parse_head(head: bytes) -> Request:
 
 async def _write(writer: asyncio.StreamWriter, response: Response) -> None:
     kind = "application/x-ndjson" if response.lines is not None else response.content_type
-    head = f"HTTP/1.1 {response.status} {_REASONS.get(response.status, '')}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
+    status = f"{response.status} {_REASONS.get(response.status, '')}"
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
     if response.lines is None:
         writer.write(f"{head}Content-Length: {len(response.body)}\r\n\r\n".encode() + response.body)
         await writer.drain()

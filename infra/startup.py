@@ -49,6 +49,13 @@ def check_port(host: str, port: int) -> None:
             raise StartupError(f"port {port} on {host}: {error.strerror}", EXIT_IN_USE) from error
 
 
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
 def local_address(peer: str | None = None) -> str:
     """The address that the route to `peer` leaves from: what other machines can dial. No packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,0 +1,277 @@
+"""A broker and its name server as processes, spoken to over the wire."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.remoting_server import Connection, open_connection
+from neve.message import decode_record, iter_records, tags_code
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+
+# The command that the environment of this interpreter has.
+NEVE = str(Path(sys.executable).with_name("neve"))
+
+
+class Up:
+    """`neve up` in a directory."""
+
+    def __init__(self, data: Path, *settings: str) -> None:
+        options = [part for setting in settings for part in ("--set", setting)]
+        command = [NEVE, "up", "--data", str(data)]
+        data.parent.mkdir(exist_ok=True)
+        log = data.with_suffix(".log")
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [*command, "--port", "0", "--namesrv-port", "0", *options], stdout=subprocess.PIPE, stderr=errors
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, log.read_text()
+        self.ready: dict[str, Any] = json.loads(line)
+        host, _, port = self.ready["broker"].rpartition(":")
+        self.address = (host, int(port))
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(20)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def post(self, path: str) -> list[dict[str, Any]]:
+        request = urllib.request.Request(f"http://{self.ready['admin']}{path}", method="POST")
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return [json.loads(line) for line in response]
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{self.ready['admin']}{path}", timeout=20) as response:
+            return str(response.read().decode())
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+def send_ext(topic: str, properties: str = "", queue: int = 0) -> dict[str, str]:
+    return {
+        "a": "p", "b": topic, "c": "TBW102", "d": "4", "e": str(queue), "f": "0",
+        "g": "1700000000000", "h": "0", "i": properties, "j": "0", "k": "false", "m": "false",
+    }  # fmt: skip
+
+
+async def ask(connection: Connection, code: int, ext: dict[str, str], body: bytes = b"") -> RemotingCommand:
+    return await connection.invoke(RemotingCommand(code, ext=ext, body=body), 20)
+
+
+async def send(
+    connection: Connection, topic: str, body: bytes, properties: str = "", queue: int = 0
+) -> RemotingCommand:
+    return await ask(connection, Code.SEND_MESSAGE_V2, send_ext(topic, properties, queue), body)
+
+
+async def pull(
+    connection: Connection, topic: str, offset: int, *, queue: int = 0, expression: str = "*", hold_ms: int = 0
+) -> RemotingCommand:
+    ext = {
+        "consumerGroup": "g", "topic": topic, "queueId": str(queue), "queueOffset": str(offset), "maxMsgNums": "32",
+        "sysFlag": str(4 | (2 if hold_ms else 0)), "commitOffset": "0", "suspendTimeoutMillis": str(hold_ms),
+        "subVersion": "0", "subscription": expression, "expressionType": "TAG",
+    }  # fmt: skip
+    return await ask(connection, Code.PULL_MESSAGE, ext)
+
+
+def run(up: Up, work: Callable[[Connection], Any]) -> Any:
+    async def main() -> Any:
+        connection = await open_connection(*up.address)
+        try:
+            return await work(connection)
+        finally:
+            connection.close()
+
+    return asyncio.run(main())
+
+
+def bodies(answer: RemotingCommand) -> list[bytes]:
+    return [record.body for record in iter_records(answer.body)]
+
+
+def test_what_is_sent_is_pulled_with_its_tags(up: Up) -> None:
+    async def work(connection: Connection) -> None:
+        for index in range(6):
+            tag = "even" if index % 2 == 0 else "odd"
+            answer = await send(connection, "orders", b"%d" % index, f"TAGS\x01{tag}\x02KEYS\x01k{index}\x02")
+            assert (answer.code, answer.ext["queueOffset"]) == (0, str(index))
+            assert answer.ext["MSG_REGION"] == "DefaultRegion"
+            assert answer.ext["msgId"]
+        everything = await pull(connection, "orders", 0)
+        assert (everything.code, everything.ext["nextBeginOffset"], everything.ext["maxOffset"]) == (0, "6", "6")
+        assert bodies(everything) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert bodies(await pull(connection, "orders", 0, expression="odd")) == [b"1", b"3", b"5"]
+        assert (await pull(connection, "orders", 0, expression="none")).code == 20
+        assert (await pull(connection, "orders", 6)).code == 19
+        assert (await pull(connection, "orders", 99)).code == 21
+        found = await ask(connection, Code.QUERY_MESSAGE, {
+            "topic": "orders", "key": "k3", "maxNum": "8", "beginTimestamp": "0", "endTimestamp": str(2**62),
+        })  # fmt: skip
+        assert bodies(found) == [b"3"]
+        record = next(iter_records(everything.body))
+        viewed = await ask(connection, Code.VIEW_MESSAGE_BY_ID, {"offset": str(record.physical_offset)})
+        assert decode_record(viewed.body) == record
+        assert tags_code("odd") != tags_code("even")
+
+    run(up, work)
+
+
+def test_a_waiting_pull_is_answered_by_the_next_fitting_message(up: Up) -> None:
+    async def work(connection: Connection) -> None:
+        await send(connection, "orders", b"first", "TAGS\x01a\x02")
+        sender = await open_connection(*up.address)
+        waiting = asyncio.create_task(pull(connection, "orders", 1, expression="b", hold_ms=15_000))
+        await send(sender, "orders", b"second", "TAGS\x01a\x02")
+        started = time.monotonic()
+        await send(sender, "orders", b"third", "TAGS\x01b\x02")
+        answer = await waiting
+        sender.close()
+        assert time.monotonic() - started < 5
+        if answer.code == 20:  # it began to wait after the second message
+            answer = await pull(connection, "orders", int(answer.ext["nextBeginOffset"]), expression="b")
+        assert bodies(answer) == [b"third"]
+        assert (await pull(connection, "orders", 3, hold_ms=200)).code == 19
+
+    run(up, work)
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "properties", "queue", "code"),
+    [
+        ("bad topic", b"", "", 0, 29),
+        ("SCHEDULE_TOPIC_XXXX", b"", "", 0, 16),
+        ("orders", b"", "", 4, 29),
+        ("orders", b"x" * ((4 << 20) + 1), "", 0, 13),
+        ("orders", b"", "K\x01" + "v" * 32_768 + "\x02", 0, 13),
+        ("orders", b"", "TRAN_MSG\x01true\x02", 0, 16),
+        ("orders", b"", "TIMER_DELAY_SEC\x015\x02", 0, 1),
+    ],
+)
+def test_a_send_that_breaks_a_rule_is_refused(
+    up: Up, topic: str, body: bytes, properties: str, queue: int, code: int
+) -> None:
+    async def work(connection: Connection) -> None:
+        answer = await send(connection, topic, body, properties, queue)
+        assert answer.code == code, answer.remark
+        assert (await send(connection, "orders", b"fine")).code == 0
+        assert (await ask(connection, 4711, {})).code == 3
+
+    run(up, work)
+
+
+def test_a_message_sent_back_comes_again_and_ends_as_a_dead_letter(up: Up) -> None:
+    async def work(connection: Connection) -> None:
+        await send(connection, "orders", b"hard", "TAGS\x01a\x02")
+        record = next(iter_records((await pull(connection, "orders", 0)).body))
+        back = {"offset": str(record.physical_offset), "group": "g", "delayLevel": "1", "originTopic": "orders"}
+        assert (await ask(connection, Code.CONSUMER_SEND_MSG_BACK, back)).code == 0
+        answer = await pull(connection, "%RETRY%g", 0, hold_ms=15_000)
+        again = next(iter_records(answer.body))
+        assert (again.body, again.reconsume_times) == (b"hard", 1)
+        assert again.properties["RETRY_TOPIC"] == "orders"
+        dead = {"offset": str(again.physical_offset), "group": "g", "delayLevel": "-1"}
+        assert (await ask(connection, Code.CONSUMER_SEND_MSG_BACK, dead)).code == 0
+        assert bodies(await pull(connection, "%DLQ%g", 0)) == [b"hard"]
+
+    run(up, work)
+
+
+def test_offsets_and_messages_outlive_a_clean_stop_and_a_kill(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings = ("mappedFileSizeCommitLog=4m", "flushDiskType=SYNC_FLUSH", "flushConsumerOffsetInterval=100")
+    for stop, expected in ((signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)):
+        server = Up(data, *settings)
+
+        async def work(connection: Connection) -> None:
+            answers = await asyncio.gather(*(send(connection, "orders", b"%d" % index) for index in range(100)))
+            assert {answer.code for answer in answers} == {0}
+            ext = {"consumerGroup": "g", "topic": "orders", "queueId": "0", "commitOffset": "42"}
+            assert (await pull(connection, "orders", 0)).code == 0
+            assert (await ask(connection, Code.UPDATE_CONSUMER_OFFSET, ext)).code == 0
+
+        run(server, work)
+        assert server.stop(stop) == expected
+    server = Up(data, *settings)
+
+    async def check(connection: Connection) -> None:
+        answer = await ask(connection, Code.GET_MAX_OFFSET, {"topic": "orders", "queueId": "0"})
+        assert answer.ext["offset"] == "200"
+        ext = {"consumerGroup": "g", "topic": "orders", "queueId": "0"}
+        assert (await ask(connection, Code.QUERY_CONSUMER_OFFSET, ext)).ext["offset"] == "42"
+
+    run(server, check)
+    assert server.stop() == 0
+
+
+def test_cold_messages_are_byte_for_byte_the_hot_ones(up: Up) -> None:
+    async def read(connection: Connection) -> bytes:
+        return (await pull(connection, "orders", 0)).body
+
+    async def fill(connection: Connection) -> bytes:
+        for index in range(20):
+            await send(connection, "orders", b"body %d" % index, f"KEYS\x01k{index}\x02")
+        return await read(connection)
+
+    hot = run(up, fill)
+    events = [item.get("event") for item in up.post("/archive/offload?roll=1&evict=1")]
+    assert events[-1] == "done"
+    assert "evicted" in events
+    assert run(up, read) == hot
+    assert "neve_cold_reads 1.0" in up.get("/metrics")
+    assert json.loads(up.get("/archive/ls"))[0]["topic"] == "orders"
+    assert json.loads(up.get("/archive/verify"))["findings"] == []
+
+    async def young(connection: Connection) -> None:
+        ext = {"consumerGroup": "new", "topic": "orders", "queueId": "0"}
+        assert (await ask(connection, Code.QUERY_CONSUMER_OFFSET, ext)).code == 22
+        minimum = await ask(connection, Code.GET_MIN_OFFSET, {"topic": "orders", "queueId": "0"})
+        assert minimum.ext["offset"] == "0"
+
+    run(up, young)
+
+
+def test_a_taken_port_or_directory_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
+    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
+    command = [NEVE, "broker", "--set", "mappedFileSizeCommitLog=4m"]
+    root = f"storePathRootDir={tmp_path / 'data' / 'broker'}"
+    taken = subprocess.run(
+        [*command, "--set", root, "--set", "listenPort=0", "--set", "adminPort=-1"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (taken.returncode, b"in use by another broker" in taken.stderr) == (3, True), taken.stderr
+    port = f"listenPort={server.address[1]}"
+    taken = subprocess.run(
+        [*command, "--set", f"storePathRootDir={tmp_path / 'x'}", "--set", port],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (taken.returncode, taken.stderr.count(b"\n")) == (3, 1), taken.stderr
+    assert server.stop() == 0
+
+
+def test_the_broker_stays_small() -> None:
+    code = "import sys, broker.command, broker.broker_controller; print({'pyarrow', 'boto3'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code]).strip() == b"set()"

@@ -1,0 +1,154 @@
+"""The broker's tables and rules without a socket."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker import validators
+from broker.consumer_offset_manager import ConsumerOffsetManager
+from broker.pull_request_hold import HeldPull, PullRequestHold
+from broker.rebalance_lock import RebalanceLock
+from broker.schedule_message import parse_levels
+from broker.topic_config_manager import TopicConfigManager, system_topics
+from infra.clock import ManualClock
+from infra.config import BrokerConfig, ConfigError, load, to_properties, update_live
+from infra.disk import RealDisk
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_configuration_takes_rocketmq_keys_with_units(tmp_path: Path) -> None:
+    path = write(tmp_path / "broker.conf", "# a comment\nbrokerName = b1\nlistenPort=1234\nmaxMessageSize=1m\n")
+    config = load(BrokerConfig, path, ["archiveMaxAge=10m", "brokerIP1=10.0.0.1"])
+    assert (config.broker_name, config.listen_port, config.max_message_size) == ("b1", 1234, 1 << 20)
+    assert (config.archive_max_age, config.broker_ip1) == (600_000, "10.0.0.1")
+    assert "brokerIP1=10.0.0.1\n" in to_properties(config)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("listenPrt=1", "unknown key listenPrt"),
+        ("listenport=1", "did you mean listenPort?"),
+        ("listenPort=99999", "from 0 to 65535"),
+        ("listenPort=x", "from 0 to 65535"),
+        ("flushDiskType=SOMETIMES", "ASYNC_FLUSH, SYNC_FLUSH"),
+        ("autoCreateTopicEnable=maybe", "true, false"),
+        ("just words", "is not key=value"),
+    ],
+)
+def test_a_wrong_line_is_named_with_what_is_allowed(tmp_path: Path, line: str, told: str) -> None:
+    path = write(tmp_path / "broker.conf", f"brokerName=b\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(BrokerConfig, path)
+    assert told in str(caught.value)
+    assert "broker.conf:2" in str(caught.value)
+
+
+def test_a_running_broker_changes_only_keys_that_are_meant_for_it() -> None:
+    config = BrokerConfig()
+    with pytest.raises(ConfigError):
+        update_live(config, {"fileReservedTime": "10", "storePathRootDir": "/"})
+    assert config.file_reserved_time == 72
+    update_live(config, {"fileReservedTime": "10"})
+    assert config.file_reserved_time == 10
+
+
+@pytest.mark.parametrize("value", ["0", "-2", "1.5", "x", ""])
+def test_a_time_to_live_that_would_delete_at_once_or_means_nothing_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=r"reserve\.time"):
+        validators.check_reserve_time(value)
+
+
+def test_attributes_change_by_sign() -> None:
+    changes = validators.parse_attributes("+reserve.time=720,-message.type")
+    result = validators.apply_attributes({"message.type": "FIFO"}, changes, creating=False)
+    assert result == {"reserve.time": "720"}
+    with pytest.raises(ValueError, match="unsupported"):
+        validators.apply_attributes({}, {"+colour": "red"}, creating=True)
+    with pytest.raises(ValueError, match="not"):
+        validators.parse_attributes("reserve.time=1")
+
+
+def test_topic_names() -> None:
+    assert validators.topic_fault("orders_1-%|A") is None
+    assert validators.topic_fault("a b") is not None
+    assert validators.topic_fault("") is not None
+    assert validators.topic_fault("x" * 128) is not None
+    assert validators.topic_fault("%RETRY%" + "x" * 200) is None
+
+
+def test_a_topic_inherits_only_where_the_default_allows_it(tmp_path: Path) -> None:
+    manager = TopicConfigManager(RealDisk(), tmp_path / "topics.json", ManualClock())
+    manager.ensure_system(system_topics("b", "c", auto_create=True, queues=8, trace=False))
+    created = manager.create_in_send("t", "TBW102", 4, enabled=True)
+    assert created is not None
+    assert (created.read_queue_nums, created.perm) == (4, 6)
+    assert manager.create_in_send("u", "TBW102", 4, enabled=False) is None
+    assert manager.create_in_send("u", "t", 4, enabled=True) is None
+    manager.file.save_now()
+    again = TopicConfigManager(RealDisk(), tmp_path / "topics.json", ManualClock())
+    again.load()
+    assert again.topics == manager.topics
+    assert again.data_version.to_wire() == manager.data_version.to_wire()
+
+
+def test_a_table_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "topics.json", '{"neveFormat": 2}')
+    with pytest.raises(ValueError, match="newer"):
+        TopicConfigManager(RealDisk(), path, ManualClock()).load()
+
+
+def test_no_group_stands_above_its_queue_after_a_crash(tmp_path: Path) -> None:
+    offsets = ConsumerOffsetManager(RealDisk(), tmp_path / "consumerOffset.json")
+    offsets.commit("g", "t", 0, 10)
+    offsets.commit("g", "t", 1, 3)
+    assert len(offsets.clip(lambda topic, queue: 5)) == 1
+    assert (offsets.query("g", "t", 0), offsets.query("g", "t", 1), offsets.query("g", "t", 2)) == (5, 3, -1)
+
+
+def test_a_queue_lock_moves_when_its_owner_is_silent_for_a_minute() -> None:
+    clock = ManualClock()
+    locks = RebalanceLock(clock)
+    queue = ("t", "b", 0)
+    assert locks.lock("g", "one", [queue]) == [queue]
+    assert locks.lock("g", "two", [queue]) == []
+    assert locks.any_held("g")
+    clock.advance(60_001)
+    assert not locks.any_held("g")
+    assert locks.lock("g", "two", [queue]) == [queue]
+    locks.unlock("g", "one", [queue])
+    assert locks.lock("g", "one", [queue]) == []
+
+
+def held(resume: Callable[[bool], None], codes: frozenset[int] | None, deadline: float = 10.0) -> HeldPull:
+    return HeldPull(cast("Any", object()), "t", 0, 5, deadline, codes, resume)
+
+
+def test_a_held_pull_is_resumed_once_by_a_fitting_message_or_by_its_deadline() -> None:
+    clock = ManualClock()
+    hold = PullRequestHold(clock, 10)
+    told: list[tuple[str, bool]] = []
+    hold.hold(held(lambda last: told.append(("all", last)), None))
+    hold.hold(held(lambda last: told.append(("tag", last)), frozenset({7})))
+    assert hold.arrived("t", 0, 5, 8)
+    assert not hold.arrived("u", 0, 5, 8)
+    hold.wake()
+    assert told == [("all", False)]
+    assert hold.count == 1
+    clock.advance(10_001)
+    hold.check_deadlines()
+    hold.check_deadlines()
+    assert told == [("all", False), ("tag", True)]
+    assert hold.count == 0
+
+
+def test_delay_levels() -> None:
+    assert parse_levels("1s 5m 2h") == [1_000, 300_000, 7_200_000]
+    with pytest.raises(ConfigError):
+        parse_levels("1s soon")
