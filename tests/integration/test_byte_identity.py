@@ -1,0 +1,191 @@
+"""A message pulled from the archive has the very bytes that it had when it was pulled from the log.
+
+`make test` runs a few thousand messages; `make identity` the 100,000 of the acceptance run (NEVE_IDENTITY_MESSAGES).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import urllib.request
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infra import minio
+from neve.message import encode_batch
+from neve.remoting.command import RemotingCommand, decode_command, encode_command
+from neve.remoting.frame import FrameDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MESSAGES = int(os.environ.get("NEVE_IDENTITY_MESSAGES", "3000"))
+BODY_MAX = 1 << 20
+TOPIC = "shapes"
+QUEUES = 4
+NOW = 1_700_000_000_000
+
+Shaped = tuple[str, bytes, bytes, dict[str, str]]  # shape, body, properties, changes of the send header
+
+
+def shapes(random_: random.Random) -> Iterator[Shaped]:
+    """Endless messages; each shape comes as often as the others."""
+    makers = [
+        lambda b: ("plain", b, b"TAGS\x01a\x02KEYS\x01k1 k2\x02", {}),
+        lambda b: ("no properties", b, b"", {}),
+        lambda b: ("many properties", b, b"".join(b"name%d\x01value%d\x02" % (i, i) for i in range(200)), {}),
+        lambda b: ("unicode", b, "TAGS\x01é😀\x02ключ\x01значение\x02".encode(), {}),
+        lambda b: ("no last separator", b, b"TAGS\x01b\x02x\x01y", {}),
+        lambda b: ("repeated key", b, b"x\x011\x02x\x012\x02KEYS\x01k\x02", {}),
+        lambda b: ("empty value, missing separator", b, b"x\x01\x02lonely\x02\x01v\x02\x02", {}),
+        lambda b: ("invalid utf-8", b, b"TAGS\x01\xff\xfe\x02x\x01\xc3\x28\x02", {}),
+        lambda b: ("born in an absurd time", b, b"TAGS\x01c\x02", {"g": str(random_.choice([2**62, -1, -(2**62), 0]))}),
+        lambda b: ("compressed", zlib.compress(b), b"TAGS\x01d\x02", {"f": str(0x301)}),
+        lambda b: ("empty body", b"", b"TAGS\x01e\x02", {}),
+        lambda b: ("flags", b, b"TAGS\x01f\x02", {"h": "-7", "j": "3"}),
+    ]
+    while True:
+        for make in makers:
+            length = int(math.exp(random_.uniform(0, math.log(BODY_MAX)))) - 1
+            yield make(random_.randbytes(length))
+
+
+class RawClient:
+    """Pipelined requests over one socket, with bytes in places where a stock client would not put them."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._decoder = FrameDecoder()
+        self._opaque = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def request(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
+        self._opaque += 1
+        command = RemotingCommand(code=code, opaque=self._opaque, ext=ext, body=body)
+        encoded = encode_command(command)
+        self._socket.sendall(encoded if isinstance(encoded, bytes) else b"".join(encoded))
+        return self._opaque
+
+    def response(self) -> RemotingCommand:
+        while (frame := self._decoder.next_frame()) is None:
+            received = self._socket.recv(1 << 20)
+            assert received, "the broker closed the connection"
+            self._decoder.receive_data(received)
+        return decode_command(frame)
+
+    def call(self, code: int, ext: dict[str, str], body: bytes = b"") -> RemotingCommand:
+        self.request(code, ext, body)
+        return self.response()
+
+
+def send_all(client: RawClient, seed: int) -> Counter[str]:
+    """Send MESSAGES shaped messages, each by the batch code: it alone copies a message's properties unchanged."""
+    sent: Counter[str] = Counter()
+    in_flight = 0
+    for number, (shape, body, properties, changes) in enumerate(shapes(random.Random(seed))):
+        if number == MESSAGES:
+            break
+        header = {
+            "a": "identity", "b": TOPIC, "c": "TBW102", "d": str(QUEUES), "e": str(number % QUEUES), "f": "0",
+            "g": str(NOW + number), "h": "0", "i": "", "j": "0", "k": "false", "m": "true",
+        }  # fmt: skip
+        several = [(body, int(changes.get("h", "0")), properties)] * (3 if number % 50 == 0 and len(body) < 4096 else 1)
+        client.request(320, header | changes, encode_batch(several))
+        sent[shape] += len(several)
+        in_flight += 1
+        if in_flight == 16:
+            assert client.response().code == 0
+            in_flight -= 1
+    for _ in range(in_flight):
+        assert client.response().code == 0
+    return sent
+
+
+def pull_all(client: RawClient) -> dict[tuple[int, int], tuple[int, bytes]]:
+    """(queue, offset) → (size, digest) of each record as it came over the wire."""
+    records: dict[tuple[int, int], tuple[int, bytes]] = {}
+    for queue in range(QUEUES):
+        offset, bound = 0, 1
+        while offset < bound:
+            answer = client.call(
+                11,
+                {
+                    "consumerGroup": "identity", "topic": TOPIC, "queueId": str(queue), "queueOffset": str(offset),
+                    "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
+                    "subscription": "*", "subVersion": "0", "expressionType": "TAG", "maxMsgBytes": str(4 << 20),
+                },
+            )  # fmt: skip
+            assert answer.code == 0, (answer.code, answer.remark, queue, offset)
+            body, at = bytes(answer.body), 0
+            while at < len(body):
+                (size,) = struct.unpack_from(">i", body, at)
+                key = struct.unpack_from(">i", body, at + 12)[0], struct.unpack_from(">q", body, at + 20)[0]
+                assert key == (queue, offset), "offsets are dense"
+                records[key] = size, hashlib.sha256(body[at : at + size]).digest()
+                at, offset = at + size, offset + 1
+            bound = int(answer.ext["maxOffset"])
+    return records
+
+
+def offload(admin: str) -> list[dict[str, object]]:
+    request = urllib.request.Request(f"http://{admin}/archive/offload?roll=true&evict=true", method="POST", data=b"")
+    with urllib.request.urlopen(request, timeout=1800) as answer:
+        return [json.loads(line) for line in answer if line.strip()]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[dict[str, object]]:
+    with minio.running(tmp_path / "minio") as server:
+        minio.create_bucket(server, "neve")
+        environment = os.environ | server.environment
+        process = subprocess.Popen(
+            [
+                str(Path(sys.executable).with_name("neve")), "up", "--data", str(tmp_path / "data"),
+                "--store", server.url("neve", "identity"), "--namesrv-port", "0", "--port", "0",
+                "--set", f"mappedFileSizeCommitLog={64 << 20}", "--set", "autoCreateTopicEnable=true",
+            ],
+            stdout=subprocess.PIPE,
+            env=environment,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, f"neve up ended with {process.wait(10)}"
+            yield json.loads(line)
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+
+
+@pytest.mark.servers
+def test_cold_bytes_are_the_hot_bytes(broker: dict[str, object]) -> None:
+    client = RawClient(str(broker["broker"]))
+    sent = send_all(client, seed=1)
+    hot = pull_all(client)
+    assert len(hot) == sum(sent.values())
+
+    events = offload(str(broker["admin"]))
+    assert events, "the offload told nothing"
+    record = client.call(31, {"topic": TOPIC, "queueId": "0"})
+    assert record.ext["offset"] == "0", "the minimum offset is the archive's"
+
+    cold = pull_all(client)
+    client.close()
+    assert cold.keys() == hot.keys()
+    assert [key for key in hot if hot[key] != cold[key]] == []
+    volume = sum(size for size, _ in hot.values())
+    print(f"{len(hot)} records, {volume / 2**20:.0f} MiB, equal; shapes: {dict(sent)}")
