@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from typing import cast
 
 import uvloop
 
@@ -49,8 +50,7 @@ class Producer(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit
         self._send(self._in_flight)
 
     def data_received(self, data: bytes) -> None:
@@ -86,9 +86,8 @@ class Consumer(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(b"".join(self._pull(queue) for queue in range(len(self._ends)) if self._ends[queue]))
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit
+        self._transport.write(b"".join(self._pull(queue) for queue in range(len(self._ends)) if self._ends[queue]))
 
     def data_received(self, data: bytes) -> None:
         out = []
