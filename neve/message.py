@@ -176,7 +176,7 @@ def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Me
     position += 16
     body, position = _take(view, position, body_length)
     topic_length, width = (
-        (view[position], 1) if magic == MAGIC_V1 else (_I16.unpack_from(_need(view, position, 2))[0], 2)
+        (_need(view, position, 1)[0], 1) if magic == MAGIC_V1 else (_I16.unpack_from(_need(view, position, 2))[0], 2)
     )
     topic, position = _take(view, position + width, topic_length)
     properties_length = _I16.unpack_from(_need(view, position, 2))[0]
