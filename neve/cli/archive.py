@@ -55,7 +55,7 @@ def journal(broker: str | None, first: int, store: str | None, admin: str, outpu
         from neve.cli.admin import get_json
 
         answer = _rows(get_json(admin, "/archive/journal", **{"from": str(first)}))
-        rows = [{**row, "time": time_text(row.get("time"))} for row in answer]
+        rows = [_as_journaled(row) for row in answer]
     emit(rows, ("broker", "seq", "type", "epoch", "time", "what"), output)
 
 
@@ -126,10 +126,19 @@ def _rows(answer: Any) -> list[Mapping[str, Any]]:
 
 
 def _as_listed(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The broker's row with sizes and times as people read them; the exact numbers stay under their own names."""
+    """The broker's row with size and times as people read them."""
     size = int(row.get("size", 0))
-    times = {"from": time_text(row.get("min_time")), "to": time_text(row.get("max_time"))}
+    times = {name: time_text(row.get(name)) for name in ("from", "to")}
     return {**row, "bytes": size, "size": size_text(size), **times}
+
+
+def _as_journaled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The broker's entry in the form in which the store's are shown."""
+    fields = row.get("what")
+    entry = {**fields, **row} if isinstance(fields, dict) else dict(row)
+    topics = sorted({str(name["topic"]) for name in entry.get("names", ())})
+    what = f"{len(entry['names'])} objects of {', '.join(topics)}" if topics else str(entry.get("topic", ""))
+    return {**entry, "time": time_text(row.get("time")), "what": what}
 
 
 def _objects(store: str, topic: str | None, broker: str | None) -> Iterator[dict[str, Any]]:

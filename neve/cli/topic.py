@@ -63,16 +63,22 @@ async def _create(
 @output_option
 def list_topics(everything: bool, namesrv: str, output: str) -> None:
     """List the topics."""
-    names = asyncio.run(_list(namesrv))
-    shown = [name for name in names if everything or not _is_systems(name)]
-    emit([{"topic": name} for name in shown], ["topic"], output)
+    names = asyncio.run(_list(namesrv, everything))
+    emit([{"topic": name} for name in names], ["topic"], output)
 
 
-async def _list(namesrv: str) -> list[str]:
+async def _list(namesrv: str, everything: bool) -> list[str]:
     from neve.client import connect
 
     async with connect(namesrv) as client:
-        return await client.topic_list()
+        names = await client.topic_list()
+        if everything:
+            return names
+        brokers = (await client.cluster_info()).values()
+    # each broker and cluster has topics of its own name
+    own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
+    own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
+    return [name for name in names if name not in own and not _is_systems(name)]
 
 
 def _is_systems(name: str) -> bool:
