@@ -281,23 +281,37 @@ def inflate(body: bytes, sys_flag: int, limit: int = INFLATED_LENGTH_MAX) -> byt
     if not sys_flag & COMPRESSED:
         return body
     codec = sys_flag & COMPRESSION_MASK
-    if codec == COMPRESSION_LZ4:
-        import lz4.frame  # noqa: PLC0415 - an optional library
-
-        inflated = lz4.frame.LZ4FrameDecompressor().decompress(body, max_length=limit + 1)
-    elif codec == COMPRESSION_ZSTD:
-        import zstandard  # noqa: PLC0415 - an optional library
-
-        # `decompress(max_output_size=…)` obeys the size that the frame declares; a stream obeys us.
-        inflated = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body).read(limit + 1)
-    else:
-        try:
-            inflated = zlib.decompressobj().decompress(body, limit + 1)
-        except zlib.error as error:
-            raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+    inflater = {COMPRESSION_LZ4: _inflate_lz4, COMPRESSION_ZSTD: _inflate_zstd}.get(codec, _inflate_zlib)
+    inflated = inflater(body, limit + 1)
     if len(inflated) > limit:
         raise ValueError(f"the body is longer than {limit} bytes when inflated")
-    return bytes(inflated)
+    return inflated
+
+
+def _inflate_zlib(body: bytes, length_max: int) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(body, length_max)
+    except zlib.error as error:
+        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+
+
+def _inflate_lz4(body: bytes, length_max: int) -> bytes:
+    import lz4.frame  # noqa: PLC0415 - an optional library
+
+    try:
+        return bytes(lz4.frame.LZ4FrameDecompressor().decompress(body, max_length=length_max))
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+
+
+def _inflate_zstd(body: bytes, length_max: int) -> bytes:
+    import zstandard  # noqa: PLC0415 - an optional library
+
+    try:
+        # `decompress(max_output_size=…)` obeys the size that the frame declares; a stream obeys us.
+        return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body).read(length_max)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
 
 
 def encode_batch(messages: Iterable[tuple[bytes, int, bytes]]) -> bytes:

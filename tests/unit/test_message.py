@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zlib
 
+import lz4.frame
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +101,19 @@ def test_a_bomb_is_not_inflated() -> None:
     assert m.inflate(bomb, m.COMPRESSED) == b"\0" * (1 << 20)
     with pytest.raises(ValueError, match="longer than"):
         m.inflate(bomb, m.COMPRESSED, limit=1000)
+
+
+@pytest.mark.parametrize("codec", [m.COMPRESSION_ZLIB, m.COMPRESSION_LZ4, m.COMPRESSION_ZSTD])
+def test_a_damaged_body_is_a_value_error_and_a_whole_one_comes_back(codec: int) -> None:
+    whole = b"neve " * 1000
+    compress = {
+        m.COMPRESSION_ZLIB: zlib.compress,
+        m.COMPRESSION_LZ4: lz4.frame.compress,
+        m.COMPRESSION_ZSTD: zstandard.compress,
+    }
+    assert m.inflate(compress[codec](whole), m.COMPRESSED | codec) == whole
+    with pytest.raises(ValueError, match="not what its sysFlag says"):
+        m.inflate(b"neither of them", m.COMPRESSED | codec)
 
 
 def test_a_batch_comes_back_and_a_broken_one_is_refused() -> None:
