@@ -18,8 +18,11 @@ from infra.startup import EXIT_ARCHIVE, StartupError
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import Policy
 from lifecycle.scheduler import JobScheduler
+from neve.archive.journal import Topic
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
 from tiered.cold_reader import ColdReader
-from tiered.journal import ArchiveRefused, JournalWriter
+from tiered.journal import ArchiveRefused, Fenced, JournalWriter
 from tiered.worker_client import WorkerClient
 
 log = logging.getLogger(__name__)
@@ -171,6 +174,20 @@ class ArchiveWiring:
         for worker in (self._uploader, self._reader_worker):
             if worker is not None:
                 await asyncio.to_thread(worker.close)
+
+    async def drop_topic(self, topic: str) -> None:
+        """The archive hides a deleted topic's messages too, before anything local goes: they must not come back."""
+        if self.journal is None:
+            return
+        store = self._context.store
+        queues = store.queues().get(topic, [])
+        minimums = {queue: store.max_offset(topic, queue) for queue in queues}
+        try:
+            await asyncio.to_thread(self.journal.append, Topic(topic=topic, deleted=True, minimums=minimums))
+        except (ObjectStoreError, Fenced) as error:
+            raise BrokerError(
+                ResponseCode.SYSTEM_BUSY, f"topic {topic} can't be deleted now: the archive can't record it: {error}"
+            ) from error
 
     def status(self) -> dict[str, Any]:
         """Asks the store through the loop: call it in a thread."""

@@ -261,12 +261,14 @@ class BrokerController:
     async def _drop_topic(self, topic: str) -> None:
         """Gone for clients at once; the archive expires its objects by their own rules."""
         context = self.context
-        if not context.topics.delete(topic):
+        if context.topics.select(topic) is None:
             return
+        await self.archive.drop_topic(topic)
+        context.topics.delete(topic)
+        await context.topics.file.save()
         context.hold.release_topic(topic)
         context.offsets.delete_topic(topic)
         context.store.delete_topic(topic)
-        await context.topics.file.save()
         await context.offsets.file.save()
         await self._register()
 

@@ -250,6 +250,24 @@ def test_cold_messages_are_byte_for_byte_the_hot_ones(up: Up) -> None:
     run(up, young)
 
 
+def test_a_deleted_topic_comes_again_empty_and_goes_on_above_its_old_offsets(up: Up) -> None:
+    async def fill(connection: Connection) -> None:
+        for index in range(5):
+            assert (await send(connection, "orders", b"%d" % index)).code == 0
+
+    async def again(connection: Connection) -> None:
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, {"topic": "orders"})).code == 0
+        assert (await pull(connection, "orders", 0)).code == 17
+        assert (await send(connection, "orders", b"new")).ext["queueOffset"] == "5"
+        moved = await pull(connection, "orders", 0)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (21, "5")
+        assert bodies(await pull(connection, "orders", 5)) == [b"new"]
+
+    run(up, fill)
+    up.post("/archive/offload?roll=1&evict=1")
+    run(up, again)
+
+
 def test_a_taken_port_or_directory_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
     server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
     command = [NEVE, "broker", "--set", "mappedFileSizeCommitLog=4m"]
