@@ -17,6 +17,8 @@ class ConsumerOffsetManager:
         self._offsets: dict[str, dict[int, int]] = {}
         # Where the last pull of a group ended; only for statistics, not kept on disk.
         self._pulls: dict[str, dict[int, int]] = {}
+        # Where an administrator sent a group; until its next pull hears it, the group's own commits are stale.
+        self._resets: dict[str, dict[int, int]] = {}
         self.file = StateFile(disk, path, self._snapshot)
 
     def load(self) -> None:
@@ -27,8 +29,38 @@ class ConsumerOffsetManager:
         return {"offsetTable": {name: {str(q): o for q, o in queues.items()} for name, queues in self._offsets.items()}}
 
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
-        self._offsets.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+        name = topic + SEPARATOR + group
+        if self._resets and queue in self._resets.get(name, ()):
+            return
+        self._offsets.setdefault(name, {})[queue] = offset
         self.file.touch()
+
+    def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Set a group to an offset, and its running consumers with their next pull."""
+        self.commit(group, topic, queue, offset)
+        self._offsets[topic + SEPARATOR + group][queue] = offset
+        self._resets.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+
+    def take_reset(self, group: str, topic: str, queue: int) -> int | None:
+        """Where this pull is to go on instead, told once."""
+        if not self._resets:
+            return None
+        name = topic + SEPARATOR + group
+        queues = self._resets.get(name, {})
+        target = queues.pop(queue, None)
+        if not queues:
+            self._resets.pop(name, None)
+        return target
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """The target group stands in the topic where the source stands."""
+        queues = self._offsets.get(topic + SEPARATOR + source)
+        if queues is not None:
+            self._offsets[topic + SEPARATOR + target] = dict(queues)
+            self.file.touch()
+
+    def queues_of(self, group: str, topic: str) -> dict[int, int]:
+        return dict(self._offsets.get(topic + SEPARATOR + group, {}))
 
     def query(self, group: str, topic: str, queue: int) -> int:
         """-1: the group has none."""
@@ -73,7 +105,7 @@ class ConsumerOffsetManager:
             yield topic, group
 
     def _drop(self, matches: Callable[[str, str], bool]) -> None:
-        for table in (self._offsets, self._pulls):
+        for table in (self._offsets, self._pulls, self._resets):
             for name in [name for name in table if matches(*name.split(SEPARATOR, 1))]:
                 del table[name]
         self.file.touch()

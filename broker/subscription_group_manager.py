@@ -17,6 +17,10 @@ SYSTEM_GROUPS = (
 )  # fmt: skip
 
 
+# Bit of RocketMQ's forbidden table that takes the right to read.
+_FORBIDDEN_READ = 1
+
+
 class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
     """One group, by RocketMQ's field names; fields that neve doesn't act on are kept as they came."""
 
@@ -46,6 +50,8 @@ class SubscriptionGroupManager:
     def __init__(self, disk: Disk, path: Path, clock: Clock) -> None:
         self._clock = clock
         self.groups: dict[str, SubscriptionGroupConfig] = {}
+        # group → topics it may not read (request 353).
+        self._forbidden: dict[str, set[str]] = {}
         self.data_version = DataVersion(clock.now_ms())
         self.file = StateFile(disk, path, self._snapshot)
 
@@ -53,6 +59,8 @@ class SubscriptionGroupManager:
         value = self.file.load()
         for name, config in value.get("subscriptionGroupTable", {}).items():
             self.groups[name] = msgspec.convert(config, SubscriptionGroupConfig)
+        for name, topics in value.get("forbiddenTable", {}).items():
+            self._forbidden[name] = {topic for topic, bits in topics.items() if int(bits) & _FORBIDDEN_READ}
         self.data_version.read(value.get("dataVersion", {}))
         for name in SYSTEM_GROUPS:
             if name not in self.groups:
@@ -61,6 +69,7 @@ class SubscriptionGroupManager:
     def _snapshot(self) -> Mapping[str, Any]:
         return {
             "subscriptionGroupTable": {name: config.to_wire() for name, config in self.groups.items()},
+            "forbiddenTable": self._forbidden_table(),
             "dataVersion": self.data_version.to_wire(),
         }
 
@@ -79,13 +88,32 @@ class SubscriptionGroupManager:
     def delete(self, group: str) -> bool:
         if self.groups.pop(group, None) is None:
             return False
+        self._forbidden.pop(group, None)
         self._changed()
         return True
+
+    def is_forbidden(self, group: str, topic: str) -> bool:
+        return bool(self._forbidden) and topic in self._forbidden.get(group, ())
+
+    def set_forbidden(self, group: str, topic: str, *, forbidden: bool) -> None:
+        topics = self._forbidden.setdefault(group, set())
+        if forbidden:
+            topics.add(topic)
+        else:
+            topics.discard(topic)
+        if not topics:
+            del self._forbidden[group]
+        self._changed()
+
+    def _forbidden_table(self) -> dict[str, dict[str, int]]:
+        return {
+            group: dict.fromkeys(sorted(topics), _FORBIDDEN_READ) for group, topics in sorted(self._forbidden.items())
+        }
 
     def to_wire(self) -> dict[str, Any]:
         return {
             "dataVersion": self.data_version.to_wire(),
-            "forbiddenTable": {},
+            "forbiddenTable": self._forbidden_table(),
             "subscriptionGroupTable": {name: config.to_wire() for name, config in self.groups.items()},
         }
 

@@ -67,7 +67,7 @@ class ClientManageProcessor:
         value = lenient_loads(request.body)
         if isinstance(value, dict) and value.get("subscriptionData"):
             data = convert(value["subscriptionData"], SubscriptionData)
-            parse_expression(data.sub_string, data.expression_type)
+            parse_expression(data.sub_string, data.expression_type, sql=self._context.config.enable_property_filter)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def notify_consumers(self, info: ConsumerGroup) -> None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from broker.broker_context import BrokerContext
 from broker.client_manager import BROADCASTING
+from broker.filter.record_filter import Predicate, select
+from broker.filter.sql92 import SqlError, compile_sql
 from broker.pull_request_hold import HeldPull
-from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, NO_MESSAGE, OVERFLOW_ONE, ReadResult
+from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, NO_MESSAGE, OVERFLOW_ONE, TOO_SMALL, ReadResult
 from broker.validators import PERM_READ
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -27,18 +29,30 @@ _MAX_COUNT = 1024
 _DEFAULT_BYTES = 256 * 1024
 _MAX_BYTES = 8 << 20
 _MAX_SUSPEND_SECONDS = 25.0
+# Records looked at by one pull with an expression: it runs on the loop, and others wait.
+_FILTER_COUNT = 256
+_FILTER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a subscription selects: by the hash of the tag, by a predicate over the properties, or all."""
+
+    codes: frozenset[int] | None = None
+    predicate: Predicate | None = None
 
 
 @dataclass(slots=True)
 class Pull:
-    """One request with what the checks found out."""
+    """One request with what the checks found out; `start` moves on over what was looked at and not wanted."""
 
     connection: Connection
     request: RemotingCommand
     header: PullMessageHeader
-    codes: frozenset[int] | None
+    wanted: Wanted
     max_count: int
     max_bytes: int
+    start: int
 
 
 class PullMessageProcessor:
@@ -53,17 +67,21 @@ class PullMessageProcessor:
     ) -> RemotingCommand | Awaitable[RemotingCommand] | None:
         header = parse_header(request.ext, PullMessageHeader)
         context = self._context
-        codes = self._check(header)
+        wanted = self._check(header)
         pull = Pull(
             connection,
             request,
             header,
-            codes,
+            wanted,
             min(max(header.max_msg_nums, 1), _MAX_COUNT),
             min(header.max_msg_bytes or _DEFAULT_BYTES, _MAX_BYTES),
+            header.queue_offset,
         )
         if header.sys_flag & COMMIT_OFFSET:
             context.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        target = context.offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        if target is not None:
+            return self._response(pull, self._moved(pull, target))
         if not context.tiered.is_hot(header.topic, header.queue_id, header.queue_offset):
             return self._pull_cold(pull)
         result = self._read_hot(pull)
@@ -78,8 +96,7 @@ class PullMessageProcessor:
 
     # ---- checks ----------------------------------------------------------------------------------------------
 
-    def _check(self, header: PullMessageHeader) -> frozenset[int] | None:
-        """The tag hashes to send; None sends all."""
+    def _check(self, header: PullMessageHeader) -> Wanted:
         context = self._context
         if not context.config.broker_permission & PERM_READ:
             name = context.config.broker_name
@@ -96,13 +113,20 @@ class PullMessageProcessor:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
             )
+        if context.groups.is_forbidden(header.consumer_group, header.topic):
+            raise BrokerError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]",
+            )
         if header.sys_flag & CLASS_FILTER:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "class filters are not supported")
         if header.sys_flag & SUBSCRIPTION:
-            return parse_expression(header.subscription, header.expression_type)
+            return parse_expression(
+                header.subscription, header.expression_type, sql=context.config.enable_property_filter
+            )
         return self._stored_subscription(header, broadcast=group.consume_broadcast_enable)
 
-    def _stored_subscription(self, header: PullMessageHeader, *, broadcast: bool) -> frozenset[int] | None:
+    def _stored_subscription(self, header: PullMessageHeader, *, broadcast: bool) -> Wanted:
         """What the heartbeat said that this group wants of the topic."""
         info = self._context.clients.consumers.get(header.consumer_group)
         if info is None:
@@ -117,24 +141,52 @@ class PullMessageProcessor:
             raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
         if subscription.version < header.sub_version:
             raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        if subscription.expression_type not in ("TAG", ""):
-            raise unsupported_expression(subscription.expression_type)
-        return subscription.codes or None
+        if subscription.expression_type in ("TAG", ""):
+            return Wanted(subscription.codes or None)
+        try:
+            return parse_expression(
+                subscription.sub_string,
+                subscription.expression_type,
+                sql=self._context.config.enable_property_filter,
+            )
+        except BrokerError as error:
+            if error.code != ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                raise
+            raise BrokerError(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"The broker's consumer filter data not exist! Your expression may be wrong: {error.remark}",
+            ) from error
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
     def _read_hot(self, pull: Pull) -> ReadResult:
-        header = pull.header
-        return self._context.tiered.get_hot(
-            header.topic, header.queue_id, header.queue_offset, pull.max_count, pull.max_bytes, pull.codes
+        header, wanted = pull.header, pull.wanted
+        if wanted.predicate is None:
+            return self._context.tiered.get_hot(
+                header.topic, header.queue_id, pull.start, pull.max_count, pull.max_bytes, wanted.codes
+            )
+        result = self._context.tiered.get_hot(
+            header.topic, header.queue_id, pull.start, _FILTER_COUNT, _FILTER_BYTES, None
         )
+        return select(result, wanted.predicate, pull.max_count, pull.max_bytes)
 
     async def _pull_cold(self, pull: Pull) -> RemotingCommand:
-        header = pull.header
+        header, wanted = pull.header, pull.wanted
+        count, room = pull.max_count, pull.max_bytes
+        if wanted.predicate is not None:
+            count, room = _FILTER_COUNT, _FILTER_BYTES
         result = await self._context.tiered.get_cold(
-            header.topic, header.queue_id, header.queue_offset, pull.max_count, pull.max_bytes, pull.codes
+            header.topic, header.queue_id, pull.start, count, room, wanted.codes
         )
+        if wanted.predicate is not None:
+            result = select(result, wanted.predicate, pull.max_count, pull.max_bytes)
         return self._response(pull, result)
+
+    def _moved(self, pull: Pull, target: int) -> ReadResult:
+        """An administrator set the group back or forward: the consumer goes on there."""
+        header, tiered = pull.header, self._context.tiered
+        low, high = (f(header.topic, header.queue_id) for f in (tiered.min_offset, tiered.max_offset))
+        return ReadResult(TOO_SMALL, target, low, high)
 
     def _hold(self, pull: Pull, offset: int, deadline: float) -> None:
         def resume(last: bool) -> None:
@@ -143,7 +195,7 @@ class PullMessageProcessor:
         header = pull.header
         self._context.watch(pull.connection)
         self._context.hold.hold(
-            HeldPull(pull.connection, header.topic, header.queue_id, offset, deadline, pull.codes, resume)
+            HeldPull(pull.connection, header.topic, header.queue_id, offset, deadline, pull.wanted.codes, resume)
         )
 
     def _resume(self, pull: Pull, deadline: float, *, last: bool) -> None:
@@ -154,16 +206,23 @@ class PullMessageProcessor:
             answer = RemotingCommand.response(
                 pull.request, ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
             )
-        elif not tiered.is_hot(header.topic, header.queue_id, header.queue_offset):
+        elif (
+            target := self._context.offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        ) is not None:
+            answer = self._response(pull, self._moved(pull, target))
+        elif not tiered.is_hot(header.topic, header.queue_id, pull.start):
             task = asyncio.get_running_loop().create_task(self._resume_cold(pull))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
         else:
             result = self._read_hot(pull)
-            not_found = response_code(result, header.queue_offset) == ResponseCode.PULL_NOT_FOUND
-            if not_found and not last:
-                self._hold(pull, result.next_offset, deadline)
+            waits = response_code(result, pull.start) == ResponseCode.PULL_NOT_FOUND
+            if pull.wanted.predicate is not None and result.status == NO_MATCHED:
+                # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
+                pull.start, waits = result.next_offset, True
+            if waits and not last:
+                self._hold(pull, pull.start, deadline)
                 return
             answer = self._response(pull, result)
         pull.connection.send(answer)
@@ -185,7 +244,7 @@ class PullMessageProcessor:
             "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset),
         }
-        code = response_code(result, header.queue_offset)
+        code = response_code(result, pull.start)
         buffers = result.buffers if code == ResponseCode.SUCCESS else []
         self.messages += result.count
         self.bytes += sum(map(len, buffers))
@@ -205,19 +264,24 @@ def response_code(result: ReadResult, asked: int) -> ResponseCode:
     return ResponseCode.PULL_OFFSET_MOVED
 
 
-def parse_expression(expression: str | None, kind: str | None) -> frozenset[int] | None:
-    """The tag hashes of `a || b`; None for all."""
+def parse_expression(expression: str | None, kind: str | None, *, sql: bool) -> Wanted:
+    """What `a || b` or an SQL92 expression selects; `sql`: the broker takes the latter."""
+    if kind == "SQL92":
+        if not sql:
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR, "The broker does not support consumer to filter message by SQL92"
+            )
+        try:
+            return Wanted(predicate=compile_sql(expression or ""))
+        except SqlError as error:
+            raise BrokerError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            ) from error
     if kind not in (None, "", "TAG"):
-        raise unsupported_expression(kind)
+        raise BrokerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"ExpressionType={kind} is not known")
     if not expression or expression.strip() == "*":
-        return None
+        return Wanted()
     tags = [part.strip() for part in expression.split("||") if part.strip()]
     if not tags:
         raise BrokerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
-    return frozenset(map(tags_code, tags))
-
-
-def unsupported_expression(kind: str) -> BrokerError:
-    if kind == "SQL92":
-        return BrokerError(ResponseCode.SYSTEM_ERROR, "The broker does not support consumer to filter message by SQL92")
-    return BrokerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"ExpressionType={kind} is not known")
+    return Wanted(frozenset(map(tags_code, tags)))
