@@ -1,4 +1,4 @@
-"""Stored records to rows, one by one: understands every shape, and is the yardstick for the vectorised path.
+"""Stored records to rows, one by one: understands every shape, for what tiered.columns does not take.
 
 A value that its column cannot hold exactly is left out; the segment writer then compares what the row rebuilds with the
 record and keeps the record itself in `wire` where they differ. So exactness never rests on this parser knowing
@@ -11,9 +11,11 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from neve.archive.rebuild import rebuild
+from neve.archive.rebuild import Records, rebuild
 from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
 from neve.message import (
     BORN_HOST_V6,
@@ -42,21 +44,39 @@ class QueueEntry(NamedTuple):
     size: int
 
 
-def table_of(entries: Sequence[QueueEntry], records: Sequence[memoryview], topic: str) -> pa.Table:
-    """Rows that rebuild to exactly these records."""
+class Entries(NamedTuple):
+    """Queue entries as columns."""
+
+    queue_id: npt.NDArray[np.int32]
+    queue_offset: npt.NDArray[np.int64]
+    physical: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int32]
+
+    def at(self, rows: slice | npt.NDArray[Any]) -> "Entries":
+        return Entries(self.queue_id[rows], self.queue_offset[rows], self.physical[rows], self.size[rows])
+
+    def each(self) -> list[QueueEntry]:
+        return [QueueEntry(*row) for row in zip(*(column.tolist() for column in self), strict=True)]
+
+
+def exact_rows(entries: Sequence[QueueEntry], records: Sequence[memoryview], topic: str) -> pa.Table:
+    """Rows that hold all that their columns can; `with_wire` adds what they cannot."""
     rows = [_row(entry, record, topic) for entry, record in zip(entries, records, strict=True)]
-    table = pa.Table.from_pylist(rows, SCHEMA)
-    return with_wire(table, records, topic)
+    return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def with_wire(table: pa.Table, records: Sequence[memoryview], topic: str) -> pa.Table:
+def with_wire(table: pa.Table, sealed: Records, topic: str) -> pa.Table:
     """The table, with `wire` wherever the other columns do not rebuild the record."""
     rebuilt = rebuild(table, topic)
-    wire = [None if rebuilt.record(row) == record else bytes(record) for row, record in enumerate(records)]
-    if not any(value is not None for value in wire):
+    # Arrow compares buffers as memory; memoryview goes byte by byte.
+    if pa.py_buffer(rebuilt.wire).equals(pa.py_buffer(sealed.wire)) and np.array_equal(
+        rebuilt.positions, sealed.positions
+    ):
         return table
     kept = table.column("wire").to_pylist()
-    column = [new if new is not None else old for new, old in zip(wire, kept, strict=True)]
+    column = [
+        old if rebuilt.record(row) == sealed.record(row) else bytes(sealed.record(row)) for row, old in enumerate(kept)
+    ]
     return table.set_column(table.schema.get_field_index("wire"), "wire", pa.array(column, pa.binary()))
 
 

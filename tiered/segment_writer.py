@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.rebuild import rebuild
+from neve.archive.rebuild import Records, rebuild
 from neve.archive.schema import (
     GROUP_BYTES,
     GROUP_BYTES_AT_QUEUE_CHANGE,
@@ -31,11 +31,19 @@ from neve.archive.schema import (
     file_metadata,
     writer_options,
 )
-from tiered.rows import QueueEntry, table_of
+from tiered.columns import table_of
+from tiered.rows import Entries
 
 
 class MissingBytes(ValueError):
     """A queue entry points outside the files that were named."""
+
+
+_Mapped = tuple[int, int, mmap.mmap]  # base, end
+
+# Arrow's view of a string that is longer than 12 bytes: where it lies in a buffer.
+_VIEW = np.dtype([("length", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("position", "<i4")])
+_INLINE_MAX = 12
 
 
 class EntryRun(Protocol):
@@ -58,41 +66,25 @@ class WrittenObject(NamedTuple):
     damaged_rows: int
 
 
-class Entries(NamedTuple):
-    """All rows of an object in their order, as columns."""
-
-    queue_id: npt.NDArray[np.int32]
-    queue_offset: npt.NDArray[np.int64]
-    physical: npt.NDArray[np.int64]
-    size: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, runs: Mapping[int, EntryRun]) -> Self:
-        filled = [(queue, run) for queue, run in sorted(runs.items()) if len(run.physical)]
-        if not filled:
-            raise MissingBytes("an object without rows is not written")
-        counts = [len(run.physical) for _, run in filled]
-        return cls(
-            np.repeat(np.array([queue for queue, _ in filled], np.int32), counts),
-            np.concatenate([np.arange(run.first_offset, run.first_offset + len(run.physical)) for _, run in filled]),
-            np.concatenate([run.physical for _, run in filled]).astype(np.int64),
-            np.concatenate([run.sizes for _, run in filled]).astype(np.int32),
-        )
-
-    def part(self, start: int, end: int) -> "Entries":
-        return Entries(
-            self.queue_id[start:end], self.queue_offset[start:end], self.physical[start:end], self.size[start:end]
-        )
-
-    def each(self) -> list[QueueEntry]:
-        return [QueueEntry(*row) for row in zip(*(column.tolist() for column in self), strict=True)]
+def in_order(runs: Mapping[int, EntryRun]) -> Entries:
+    """All rows of an object as they will stand in it."""
+    filled = [(queue, run) for queue, run in sorted(runs.items()) if len(run.physical)]
+    if not filled:
+        raise MissingBytes("an object without rows is not written")
+    counts = [len(run.physical) for _, run in filled]
+    return Entries(
+        np.repeat(np.array([queue for queue, _ in filled], np.int32), counts),
+        np.concatenate([np.arange(run.first_offset, run.first_offset + len(run.physical)) for _, run in filled]),
+        np.concatenate([run.physical for _, run in filled]).astype(np.int64),
+        np.concatenate([run.sizes for _, run in filled]).astype(np.int32),
+    )
 
 
 class LogFiles:
     """The sealed CommitLog files of a round, mapped for reading."""
 
     def __init__(self, files: Sequence[tuple[str, int, int]]) -> None:
-        self._maps: list[tuple[int, int, mmap.mmap]] = []
+        self._maps: list[_Mapped] = []
         for path, base, length in sorted(files, key=lambda file: file[1]):
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -100,13 +92,28 @@ class LogFiles:
             finally:
                 os.close(descriptor)
 
-    def record(self, physical: int, size: int) -> memoryview:
-        for base, end, mapped in self._maps:
-            if base <= physical < end:
-                if size <= 0 or physical + size > end:
-                    break
-                return memoryview(mapped)[physical - base : physical - base + size]
-        raise MissingBytes(f"{size} bytes at {physical} lie in none of the files")
+    def records(self, entries: Entries) -> Records:
+        """The bytes of these entries one after another."""
+        ends = entries.physical + entries.size
+        positions = np.concatenate([[0], np.cumsum(entries.size, dtype=np.int64)])
+        parts, done = [], 0
+        while done < len(ends):
+            mapped, count = self._within(entries.physical[done:], ends[done:])
+            base = mapped[0]
+            parts.append(
+                _gathered(mapped[2], entries.physical[done : done + count] - base, entries.size[done:][:count])
+            )
+            done += count
+        wire = parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
+        return Records(memoryview(wire).cast("B"), positions)
+
+    def _within(self, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> tuple[_Mapped, int]:
+        """The file that holds the first record, and how many from it on lie in that file."""
+        for mapped in self._maps:
+            outside = (begins < mapped[0]) | (ends > mapped[1]) | (ends <= begins)
+            if not outside[0]:
+                return mapped, int(np.argmax(outside)) if outside.any() else len(outside)
+        raise MissingBytes(f"{ends[0] - begins[0]} bytes at {begins[0]} lie in none of the files")
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +132,7 @@ def encode(
     key: str,
 ) -> WrittenObject:
     """Writes and verifies the object; nothing stays behind on failure."""
-    entries = Entries.of(runs)
+    entries = in_order(runs)
     try:
         with LogFiles(files) as log:
             sha256, wire_rows, damaged_rows = _write(entries, log, out_path, facts)
@@ -145,13 +152,10 @@ def _write(entries: Entries, log: LogFiles, out_path: Path, facts: ObjectFacts) 
     wire_rows = damaged_rows = 0
     with pq.ParquetWriter(out_path, SCHEMA, **writer_options(len(entries.size))) as writer:
         for start, end in plan_groups(entries):
-            part = entries.part(start, end)
-            records = [
-                log.record(at, size) for at, size in zip(part.physical.tolist(), part.size.tolist(), strict=True)
-            ]
-            for record in records:
-                digest.update(record)
-            table = table_of(part.each(), records, facts.topic)
+            part = entries.at(slice(start, end))
+            sealed = log.records(part)
+            digest.update(sealed.wire)
+            table = table_of(part, sealed, facts.topic)
             writer.write_table(table, row_group_size=len(table))
             groups.append(_group(part, table, start))
             wire_rows += len(table) - table.column("wire").null_count
@@ -161,6 +165,19 @@ def _write(entries: Entries, log: LogFiles, out_path: Path, facts: ObjectFacts) 
     with out_path.open("rb") as written:
         os.fsync(written.fileno())
     return sha256, wire_rows, damaged_rows
+
+
+def _gathered(source: mmap.mmap, begins: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> pa.Buffer:
+    """source[begin:begin + size] for each, joined; they may lie in any order."""
+    if int(sizes.min()) <= _INLINE_MAX or len(source) > np.iinfo(np.int32).max:
+        view = memoryview(source)
+        spans = zip(begins.tolist(), sizes.tolist(), strict=True)
+        return pa.py_buffer(b"".join([view[begin : begin + size] for begin, size in spans]))
+    views = np.zeros(len(begins), _VIEW)
+    views["length"], views["position"] = sizes, begins
+    views["prefix"] = np.ndarray((len(source) - 3,), "V4", source, strides=(1,))[begins]
+    viewed = pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), pa.py_buffer(source)])
+    return viewed.cast(pa.binary()).buffers()[2]
 
 
 def plan_groups(entries: Entries) -> Iterator[tuple[int, int]]:

@@ -40,7 +40,7 @@ _PORT = Struct(">i")
 _EMPTY = pa.scalar(b"", pa.binary())
 
 
-class Rebuilt(NamedTuple):
+class Records(NamedTuple):
     """Records one after another; record i is wire[positions[i]:positions[i + 1]]."""
 
     wire: memoryview
@@ -50,7 +50,7 @@ class Rebuilt(NamedTuple):
         return self.wire[self.positions[row] : self.positions[row + 1]]
 
 
-def rebuild(rows: pa.Table, topic: str) -> Rebuilt:
+def rebuild(rows: pa.Table, topic: str) -> Records:
     """The stored records of a topic's rows."""
     table = rows.combine_chunks()
     topic_bytes = topic.encode("utf-8", "surrogateescape")
@@ -75,7 +75,7 @@ def rebuild(rows: pa.Table, topic: str) -> Rebuilt:
     return _as_buffer(pc.coalesce(_column(table, "wire"), joined))
 
 
-def tag_codes(rows: pa.Table, rebuilt: Rebuilt) -> npt.NDArray[np.int64]:
+def tag_codes(rows: pa.Table, rebuilt: Records) -> npt.NDArray[np.int64]:
     """Java's hash of each row's tags, as the queue entries of the hot store have it."""
     table = rows.combine_chunks()
     encoded = _column(table, "tags").dictionary_encode()
@@ -145,11 +145,11 @@ def _properties(table: pa.Table) -> pa.Array:
     return pc.binary_join_element_wise(joined, tail, _EMPTY)
 
 
-def _as_buffer(records: pa.Array) -> Rebuilt:
+def _as_buffer(records: pa.Array) -> Records:
     if not len(records):
-        return Rebuilt(memoryview(b""), np.zeros(1, np.int64))
+        return Records(memoryview(b""), np.zeros(1, np.int64))
     _, offsets, data = records.buffers()
     positions = np.frombuffer(offsets, np.int32)[records.offset : records.offset + len(records) + 1].astype(np.int64)
     # Arrow exports signed bytes; compared with ordinary ones they would differ above 0x7F.
     wire = memoryview(data if data is not None else b"").cast("B")[positions[0] : positions[-1]]
-    return Rebuilt(wire, positions - positions[0])
+    return Records(wire, positions - positions[0])

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neve.archive.rebuild import rebuild, tag_codes
+from neve.archive.rebuild import Records, rebuild, tag_codes
 from neve.archive.schema import GROUP_BYTES, DamagedObject, ObjectFacts
 from neve.message import MAGIC_V2, encode_record, tags_code
-from tiered.rows import QueueEntry, table_of
-from tiered.segment_writer import Entries, MissingBytes, encode, plan_groups, verify
+from tiered.columns import table_of
+from tiered.rows import Entries, exact_rows, with_wire
+from tiered.segment_writer import MissingBytes, encode, in_order, plan_groups, verify
 
 TOPIC = "orders"
 T0 = 1_700_000_000_000
@@ -58,9 +59,18 @@ def record(offset: int, **changes: Any) -> bytes:
     return encode_record(**{**fields, **changes})
 
 
+def entries_of(records: Sequence[bytes]) -> Entries:
+    offsets = np.arange(len(records))
+    sizes = np.array([len(raw) for raw in records], np.int32)
+    return Entries(np.full(len(records), 1, np.int32), offsets, 1000 + offsets, sizes)
+
+
+def sealed_of(records: Sequence[bytes]) -> Records:
+    return Records(memoryview(b"".join(records)), np.cumsum([0, *map(len, records)]))
+
+
 def rows_of(records: Sequence[bytes], topic: str = TOPIC) -> pa.Table:
-    entries = [QueueEntry(1, offset, 1000 + offset, len(raw)) for offset, raw in enumerate(records)]
-    return table_of(entries, [memoryview(raw) for raw in records], topic)
+    return table_of(entries_of(records), sealed_of(records), topic)
 
 
 def assert_exact(records: Sequence[bytes], topic: str = TOPIC) -> pa.Table:
@@ -68,6 +78,9 @@ def assert_exact(records: Sequence[bytes], topic: str = TOPIC) -> pa.Table:
     rebuilt = rebuild(table, topic)
     assert [bytes(rebuilt.record(row)) for row in range(len(records))] == list(records)
     assert len(tag_codes(table, rebuilt)) == len(records)
+    # The vectorised path and the one that goes row by row cannot be told apart.
+    one_by_one = exact_rows(entries_of(records).each(), [memoryview(raw) for raw in records], topic)
+    assert table.to_pylist() == with_wire(one_by_one, sealed_of(records), topic).to_pylist()
     return table
 
 
@@ -101,6 +114,42 @@ def odd_records(draw: st.DrawFn) -> list[bytes]:
 @given(odd_records())
 def test_whatever_was_sealed_comes_back(records: list[bytes]) -> None:
     assert_exact(records)
+
+
+NAMES = st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "k", "ä", "", "k\x01"])
+VALUES = st.one_of(st.sampled_from(["", " ", "a  b ", "ä", "tag"]), st.text(max_size=5))
+COMMON = st.builds(
+    lambda body, pairs, tail, hosts, born: {
+        "body": body,
+        "properties": b"\x02".join(f"{name}\x01{value}".encode() for name, value in pairs) + tail,
+        "born_host": hosts[0],
+        "store_host": hosts[1],
+        "born_timestamp": T0 + born,
+    },
+    st.binary(max_size=40),
+    st.lists(st.tuples(NAMES, VALUES), max_size=4),
+    st.sampled_from([b"\x02", b""]),
+    st.tuples(HOSTS, HOSTS),
+    st.integers(-3, 3),
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(COMMON, min_size=1, max_size=8), odd_records(), st.randoms())
+def test_common_and_odd_records_side_by_side(common: list[dict[str, Any]], odd: list[bytes], random: Any) -> None:
+    """Each record knows its row, so those of the common shape do take the vectorised path."""
+    kinds = [*common, *odd]
+    random.shuffle(kinds)
+    assert_exact([kind if isinstance(kind, bytes) else record(row, **kind) for row, kind in enumerate(kinds)])
+
+
+def test_the_common_shape_is_not_parsed_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiered.columns.exact_rows", lambda *_: pytest.fail("a common record went the slow way"))
+    assert_exact([
+        record(0), record(1, properties=b""), record(2, properties=b"a\x01b"), record(3, born_host=("fe80::1", 9)),
+        record(4, store_host=("::2", 9), body=b""), record(5, properties="k\x01\xe4\x02".encode()),
+    ])  # fmt: skip
+    assert_exact([record(0, topic=b"t" * 200)], "t" * 200)
 
 
 def test_the_common_shape_needs_no_wire_and_fills_its_columns() -> None:
@@ -221,7 +270,7 @@ def test_an_entry_outside_the_files_is_refused_and_leaves_nothing(tmp_path: Path
 def test_groups_close_by_bytes_and_at_a_change_of_queue() -> None:
     def plan(*queues: tuple[int, int]) -> list[tuple[int, int]]:
         runs = {q: Run(0, np.zeros(count), np.full(count, size)) for q, (count, size) in enumerate(queues)}
-        return list(plan_groups(Entries.of(runs)))
+        return list(plan_groups(in_order(runs)))
 
     assert plan((10, 100), (10, 100)) == [(0, 20)]
     assert plan((10, 30_000), (10, 100)) == [(0, 10), (10, 20)]
