@@ -3,16 +3,21 @@
 The answer of a send is made from a template: its header differs in six places only.
 """
 
+import base64
 import functools
 import json
+import struct
 from dataclasses import dataclass
 
 from broker import validators
 from broker.broker_context import BrokerContext
 from broker.flusher import WaitingSend
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.message_store import PutResult
+from broker.timer_message import OUT_MS, RECALL_KEY, TIMER_PROPERTIES
 from broker.topic_config_manager import TopicConfig
-from broker.validators import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, SCHEDULE_TOPIC
+from broker.transaction.half_messages import TRANSACTION_BITS
+from broker.validators import DLQ_PREFIX, HALF_TOPIC, PERM_WRITE, RETRY_PREFIX, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.message import (
@@ -34,17 +39,27 @@ from neve.remoting.headers import SendMessageHeader, optional_int, parse_send_he
 _VERSION_MAX_RECONSUME = 121
 _DLQ_QUEUES = 1
 _FIRST_DELAY_LEVEL = 3
-_TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 _REGION = "DefaultRegion"
 
 _cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
 
+# Formatted as bytes: a quarter of the time of a str that is encoded afterwards.
 _HEAD = (
-    '{"code":%d,"extFields":{"MSG_REGION":"' + _REGION + '","TRACE_ON":"true","msgId":"%s","queueId":"%d",'
-    '"queueOffset":"%d"%s},"flag":1,"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
+    '{"code":%d,"extFields":{"MSG_REGION":"' + _REGION + '","TRACE_ON":"true","msgId":"%b","queueId":"%d",'
+    '"queueOffset":"%d"%b},"flag":1,"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
     + str(int(VERSION))
     + "}"
-)
+).encode()
+_LENGTHS = struct.Struct(">ii")
+
+# Properties that make a send more than an append; one look tells that a message has none of them.
+_SPECIAL = frozenset(("TRAN_MSG", "DELAY", *_TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
+
+
+@functools.lru_cache(maxsize=8)
+def _host_in_msg_id(address: tuple[str, int]) -> str:
+    """What all ids of one broker begin with: to parse its address for each message took longer than to store it."""
+    return offset_msg_id(address, 0)[:-16]
 
 
 @dataclass(slots=True)
@@ -63,6 +78,7 @@ class Outgoing:
     tags: str | None
     keys: str | None
     unique_key: str | None
+    prepared_transaction_offset: int = 0
 
 
 @dataclass(slots=True)
@@ -71,15 +87,26 @@ class Stored:
     queue_id: int
     queue_offset: int
     end_offset: int
+    # When a timer message is due.
+    deliver_ms: int | None = None
 
 
-def render_send_response(request: RemotingCommand, code: int, stored: Stored, transaction_id: str) -> bytes:
+def render_send_response(
+    request: RemotingCommand, code: int, stored: Stored, transaction_id: str, handle: str | None = None
+) -> bytes:
     """The whole frame of an answer to a send."""
-    extra = f',"transactionId":{json.dumps(transaction_id)}' if transaction_id else ""
-    head = _HEAD % (code, stored.msg_id, stored.queue_id, stored.queue_offset, extra, request.opaque)
-    data = head.encode()
-    size = len(data)
-    return (size + 4).to_bytes(4) + size.to_bytes(4) + data
+    if not transaction_id:
+        extra = b""
+    elif transaction_id.isalnum() and transaction_id.isascii():  # nothing to escape, as in all that clients make
+        extra = b',"transactionId":"%b"' % transaction_id.encode()
+    else:
+        extra = b',"transactionId":%b' % json.dumps(transaction_id).encode()
+    msg_id = stored.msg_id.encode()
+    if handle:
+        extra += f',"recallHandle":"{handle}"'
+    head = _HEAD % (code, msg_id, stored.queue_id, stored.queue_offset, extra, request.opaque)
+    size = len(head)
+    return _LENGTHS.pack(size + 4, size) + head
 
 
 class SendMessageProcessor:
@@ -94,8 +121,8 @@ class SendMessageProcessor:
     def send(self, connection: Connection, request: RemotingCommand) -> None:
         """Answered with the batch that it came in, or with the next fdatasync."""
         header = parse_send_header(request.code, request.ext)
-        self._check_writable()
-        config = self._check_topic(header, request)
+        self.check_writable()
+        config = self.check_topic(header, request)
         if header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
             stored, unique, wait = self._put_batch(connection, request, header, config)
         else:
@@ -110,12 +137,18 @@ class SendMessageProcessor:
             connection.send_raw(self._frame(request, stored, unique, ResponseCode.SUCCESS))
 
     def _frame(self, request: RemotingCommand, stored: Stored, unique: str, code: int) -> bytes:
+        handle = None
+        if stored.deliver_ms is not None:
+            topic = parse_send_header(request.code, request.ext).topic
+            handle = recall_handle(topic, self._context.config.broker_name, stored.deliver_ms, unique)
         if request.serialize_type == SERIALIZE_JSON:
-            return render_send_response(request, code, stored, unique)
-        return b"".join(encode_command(self._command(request, code, stored, unique)))
+            return render_send_response(request, code, stored, unique, handle)
+        return b"".join(encode_command(self._command(request, code, stored, unique, handle)))
 
     @staticmethod
-    def _command(request: RemotingCommand, code: int, stored: Stored, unique: str) -> RemotingCommand:
+    def _command(
+        request: RemotingCommand, code: int, stored: Stored, unique: str, handle: str | None
+    ) -> RemotingCommand:
         ext = {
             "MSG_REGION": _REGION,
             "TRACE_ON": "true",
@@ -125,11 +158,13 @@ class SendMessageProcessor:
         }
         if unique:
             ext["transactionId"] = unique
+        if handle:
+            ext["recallHandle"] = handle
         return RemotingCommand.response(request, code, ext=ext)
 
     # ---- checks, in RocketMQ's order ----------------------------------------------------------------------
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
         context = self._context
         if not context.accepting:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "broker unable to service, until it has started")
@@ -139,7 +174,7 @@ class SendMessageProcessor:
             name = context.config.broker_name
             raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{name}] sending message is forbidden")
 
-    def _check_topic(self, header: SendMessageHeader, request: RemotingCommand) -> TopicConfig:
+    def check_topic(self, header: SendMessageHeader, request: RemotingCommand) -> TopicConfig:
         topics, topic = self._context.topics, header.topic
         config = topics.topics.get(topic)
         if topic in validators.NOT_ALLOWED_TO_SEND:
@@ -187,7 +222,9 @@ class SendMessageProcessor:
         text = header.properties or ""
         properties = parse_properties(text)
         topic, queue_id = header.topic, header.queue_id
-        self._refuse_unsupported(properties, header)
+        special = not _SPECIAL.isdisjoint(properties)
+        if special:
+            is_half = self._is_half(properties, header)
         if topic.startswith(RETRY_PREFIX):
             topic, queue_id = self._retry_or_dead_letter(request, header, properties)
             text = _join(properties)
@@ -195,7 +232,7 @@ class SendMessageProcessor:
         if unique is None:
             unique = self._ids.next(self._context.clock.now_ms())
             text = f"{_ended(text)}UNIQ_KEY\x01{unique}\x02"
-        raw = self._stored_properties(text, properties)
+        raw = self._stored_properties(text, properties if special else None)
         message = Outgoing(
             topic,
             queue_id,
@@ -210,22 +247,25 @@ class SendMessageProcessor:
             properties.get("KEYS"),
             unique,
         )
-        stored = self.put(message, properties.get("DELAY"))
+        if is_half:
+            stored = self._put_half(message, properties)
+        else:
+            stored = self.put(message, properties.get("DELAY"), properties)
         return stored, unique, properties.get("WAIT") != "false"
 
-    def _refuse_unsupported(self, properties: dict[str, str], header: SendMessageHeader) -> None:
-        if properties.get("TRAN_MSG") == "true" and not ((header.reconsume_times or 0) > 0 and "DELAY" in properties):
+    def _is_half(self, properties: dict[str, str], header: SendMessageHeader) -> bool:
+        """The property decides, not the system flag; an old client's retry carries it without meaning it."""
+        if properties.get("TRAN_MSG") != "true" or ((header.reconsume_times or 0) > 0 and "DELAY" in properties):
+            return False
+        if self._context.config.reject_transaction_message:
             name = self._context.config.broker_name
             raise BrokerError(
                 ResponseCode.NO_PERMISSION, f"the broker[{name}] sending transaction message is forbidden"
             )
-        if "DELAY" not in properties and any(name in properties for name in _TIMER_PROPERTIES):
-            raise BrokerError(
-                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
-            )
+        return True
 
-    def _stored_properties(self, text: str, properties: dict[str, str]) -> bytes:
-        if "POP_CK" in properties or "MSG_REGION" in properties or "CLUSTER" in properties:
+    def _stored_properties(self, text: str, special: dict[str, str] | None) -> bytes:
+        if special and ("POP_CK" in special or "MSG_REGION" in special or "CLUSTER" in special):
             drop = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
             kept = parse_properties(text)
             text = _join({name: value for name, value in kept.items() if name not in drop})
@@ -281,7 +321,7 @@ class SendMessageProcessor:
         if len(raw) > PROPERTIES_LENGTH_MAX:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "the properties of a message in the batch are too long")
         properties = parse_properties(raw.decode("utf-8", "replace"))
-        if "DELAY" in properties or any(name in properties for name in _TIMER_PROPERTIES):
+        if "DELAY" in properties or any(name in properties for name in TIMER_PROPERTIES):
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch can't hold delayed messages")
         return Outgoing(
             header.topic,
@@ -300,18 +340,43 @@ class SendMessageProcessor:
 
     # ---- append ------------------------------------------------------------------------------------------------
 
-    def put(self, message: Outgoing, delay: str | None) -> Stored:
-        """Append, or park in the schedule topic when a delay level is given."""
+    def put(self, message: Outgoing, delay: str | None, timers: dict[str, str] | None = None) -> Stored:
+        """Append; or park in the schedule topic when a delay level is given, or until the time that `timers` names."""
         context = self._context
         topic, queue_id, properties = message.topic, message.queue_id, message.properties
         code = _cached_tags_code(message.tags) if message.tags else 0
         level = _level(delay, context.schedule.max_level)
         if level:
-            properties = _ended_bytes(properties) + f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
+            properties = _ended_bytes(properties) + _target(topic, queue_id)
             topic, queue_id = SCHEDULE_TOPIC, level - 1
             code = context.schedule.deliver_time(level, context.clock.now_ms())
+        elif timers is not None and (when := context.timers.time_of(timers)) is not None:
+            return self._put_timer(message, when, timers.get(RECALL_KEY))
+        result = self._append(message, topic, queue_id, properties, code)
+        return self._stored(result, queue_id)
+
+    def _put_timer(self, message: Outgoing, when: int, recall: str | None) -> Stored:
+        out = f"{OUT_MS}\x01{when}\x02".encode()
+        properties = _ended_bytes(message.properties) + out + _target(message.topic, message.queue_id)
+        result = self._append(message, WHEEL_TIMER_TOPIC, 0, properties, -when if recall else when)
+        self._context.timers.added(when, result, recall)
+        stored = self._stored(result, 0)
+        stored.deliver_ms = when
+        return stored
+
+    def _put_half(self, message: Outgoing, properties: dict[str, str]) -> Stored:
+        """Out of sight until its transaction is committed; what the target would do with it is done then."""
+        raw = _ended_bytes(message.properties) + _target(message.topic, message.queue_id)
+        raw += f"__transactionId__\x01{message.unique_key}\x02".encode("utf-8", "surrogatepass")
+        message.sys_flag &= ~TRANSACTION_BITS
+        message.keys = message.unique_key = None
+        result = self._append(message, HALF_TOPIC, 0, raw, 0)
+        self._context.transactions.added(result, properties)
+        return self._stored(result, 0)
+
+    def _append(self, message: Outgoing, topic: str, queue_id: int, properties: bytes, code: int) -> PutResult:
         try:
-            result = context.store.put(
+            result = self._context.store.put(
                 topic,
                 queue_id,
                 message.body,
@@ -324,6 +389,7 @@ class SendMessageProcessor:
                 tags_code=code,
                 keys=message.keys,
                 unique_key=message.unique_key,
+                prepared_transaction_offset=message.prepared_transaction_offset,
             )
         except MessageIllegal as error:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}") from error
@@ -331,7 +397,10 @@ class SendMessageProcessor:
             raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}") from error
         self.messages += 1
         self.bytes += result.size
-        msg_id = offset_msg_id(context.address, result.physical_offset)
+        return result
+
+    def _stored(self, result: PutResult, queue_id: int) -> Stored:
+        msg_id = offset_msg_id(self._context.address, result.physical_offset)
         return Stored(msg_id, queue_id, result.queue_offset, result.physical_offset + result.size)
 
     # ---- send back (36) ------------------------------------------------------------------------------------------
@@ -340,7 +409,7 @@ class SendMessageProcessor:
         """A consumer failed on a message: again later through its retry topic, or a dead letter."""
         ext, context = request.ext, self._context
         group = require_str(ext, "group")
-        self._check_writable()
+        self.check_writable()
         config = context.find_group(group)
         if config.retry_queue_nums <= 0:
             return RemotingCommand.response(request, ResponseCode.SUCCESS)
@@ -410,6 +479,8 @@ class SendMessageProcessor:
 
 def parse_properties(text: str) -> dict[str, str]:
     """The pairs of a header's property string, as RocketMQ's reader takes them."""
+    if not text:
+        return {}
     pairs = (pair.partition("\x01") for pair in text.split("\x02"))
     return {name: value for name, separator, value in pairs if name and value}
 
@@ -424,6 +495,15 @@ def _ended(text: str) -> str:
 
 def _ended_bytes(raw: bytes) -> bytes:
     return raw if not raw or raw[-1] == 2 else raw + b"\x02"
+
+
+def _target(topic: str, queue_id: int) -> bytes:
+    return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
+
+
+def recall_handle(topic: str, broker: str, deliver_ms: int, unique: str) -> str:
+    """What a producer gives back to recall a timer message; `recall_message` reads it."""
+    return base64.urlsafe_b64encode(f"v1 {topic} {broker} {deliver_ms + 1} {unique}".encode()).decode()
 
 
 def _level(delay: str | None, maximum: int) -> int:
