@@ -18,11 +18,11 @@ from infra.startup import EXIT_ARCHIVE, StartupError
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import Policy
 from lifecycle.scheduler import JobScheduler
-from neve.archive.journal import Topic
+from neve.archive.journal import MalformedEntry, NewerFormat, Topic
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from tiered.cold_reader import ColdReader
-from tiered.journal import ArchiveRefused, Fenced, JournalWriter
+from tiered.journal import ArchiveRefused, Attachment, Fenced, JournalWriter
 from tiered.worker_client import WorkerClient
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,9 @@ _SWEEP_SECONDS = 6 * 3600.0
 class LoopHotStore:
     """The store as job threads see it: each call runs on the broker's loop, where the store lives."""
 
-    def __init__(self, context: BrokerContext, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, context: BrokerContext, loop: asyncio.AbstractEventLoop, *, starting: bool = False) -> None:
         self._context, self._loop = context, loop
+        self._starting = starting  # the flusher doesn't run yet
 
     def _call(self, work: Callable[[], T]) -> T:
         async def run() -> T:
@@ -51,6 +52,11 @@ class LoopHotStore:
         return self._call(self._context.store.segments)
 
     def flush(self) -> int:
+        if self._starting:
+            store = self._context.store
+            offset = store.flush()
+            self._call(lambda: store.after_flush(offset))
+            return offset
         flusher = self._context.flusher
         asyncio.run_coroutine_threadsafe(flusher.flush_now(), self._loop).result(_CALL_TIMEOUT)
         return flusher.flushed_offset
@@ -125,6 +131,7 @@ class ArchiveWiring:
     async def attach(self) -> None:
         """Settle whose archive this is before the first send; raises StartupError with what to do."""
         config, context = self._context.config, self._context
+        attachment: Attachment | None = None
         if config.store_url:
             try:
                 self.store = open_store(config.store_url)
@@ -139,21 +146,59 @@ class ArchiveWiring:
                     cluster=config.broker_cluster_name,
                 )
                 attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
-            except (ArchiveRefused, BadStoreUrl, ObjectStoreError) as error:
+            except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
                 raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
-            if attachment.resume_at is not None:
-                context.store.restart_log_at(attachment.resume_at)
-            for (topic, queue), following in attachment.queue_next.items():
-                if context.store.max_offset(topic, queue) < following:
-                    context.store.create_queue_at(topic, queue, following)
             self._uploader, self._reader_worker = WorkerClient(), WorkerClient()
             self._reader = ColdReader(
                 self.journal.catalog, self._reader_worker, config.store_url, config.cold_cache_bytes
             )
             context.tiered.cold = self._reader
-        hot = LoopHotStore(context, asyncio.get_running_loop())
-        self.lifecycle = Lifecycle(
-            hot, self.journal, self._uploader, self.policy(), context.clock, cluster=config.broker_cluster_name
+        loop = asyncio.get_running_loop()
+        if attachment is not None:
+            await self._go_on_above(attachment, self._lifecycle(LoopHotStore(context, loop, starting=True)))
+        self.lifecycle = self._lifecycle(LoopHotStore(context, loop))
+
+    def _lifecycle(self, hot: LoopHotStore) -> Lifecycle:
+        context = self._context
+        return Lifecycle(
+            hot,
+            self.journal,
+            self._uploader,
+            self.policy(),
+            context.clock,
+            cluster=context.config.broker_cluster_name,
+        )
+
+    async def _go_on_above(self, attachment: Attachment, lifecycle: Lifecycle) -> None:
+        """No offset that the archive ever named is given again, whatever the local log has lost."""
+        store = self._context.store
+        if attachment.resume_at is not None:
+            await self._salvage(lifecycle, online=attachment.online)
+            if store.max_physical_offset < attachment.resume_at:
+                store.restart_log_at(attachment.resume_at)
+        for (topic, queue), following in attachment.queue_next.items():
+            if store.max_offset(topic, queue) < following:
+                store.create_queue_at(topic, queue, following)
+                # What lies below is in the archive or lost; read here, it would end in a hole.
+                store.set_min_offset(topic, queue, store.max_offset(topic, queue))
+
+    async def _salvage(self, lifecycle: Lifecycle, *, online: bool) -> None:
+        """What the shortened log still holds goes into the archive first."""
+        why = "it can't be reached"
+        if online:
+            try:
+                reports = await asyncio.to_thread(lifecycle.run_salvage)
+            except (ObjectStoreError, Fenced) as error:
+                why = str(error)
+            else:
+                failed = [text for report in reports for text in report.failed.values()]
+                if not failed:
+                    return
+                why = failed[0]
+        raise StartupError(
+            f"the local log ends below its archive {self._context.config.store_url}, which must take what is left "
+            f"of it before the log goes on: {why}",
+            EXIT_ARCHIVE,
         )
 
     def start_jobs(self) -> None:

@@ -119,6 +119,8 @@ class BrokerController:
         await asyncio.to_thread(self._load)
         try:
             await self.archive.attach()
+            for line in self.context.offsets.clip(self.context.store.max_offset):
+                log.warning("group offset above the end of its queue: %s", line)
             await self._listen()
         except BaseException:
             await self._server.shutdown()
@@ -170,8 +172,6 @@ class BrokerController:
                 trace=config.trace_topic_enable,
             )
         )
-        for line in context.offsets.clip(context.store.max_offset):
-            log.warning("group offset above the end of its queue: %s", line)
         context.topics.file.save_now()
         context.groups.file.save_now()
 

@@ -67,7 +67,7 @@ class DirectoryStore:
         try:
             return self._path(key).read_bytes()
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._failure(error, key) from error
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         self.requests["get_range"] += 1
@@ -75,7 +75,7 @@ class DirectoryStore:
             with self._path(key).open("rb", buffering=0) as file:
                 return os.pread(file.fileno(), length, start)
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._failure(error, key) from error
 
     def head(self, key: str) -> ObjectInfo:
         self.requests["head"] += 1
@@ -83,7 +83,7 @@ class DirectoryStore:
         try:
             status = path.stat()
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._failure(error, key) from error
         if path.is_dir():
             raise NotFound(key)
         return ObjectInfo(key, status.st_size, _etag(status), status.st_mtime_ns // 1_000_000)
@@ -137,6 +137,12 @@ class DirectoryStore:
             except FileNotFoundError:
                 continue
         return removed
+
+    def _failure(self, error: OSError, key: str) -> ObjectStoreError:
+        """Where the directory itself is missing nothing is known of its objects: it may not be mounted."""
+        if error.errno in {errno.ENOENT, errno.ENOTDIR} and not self.root.is_dir():
+            return StoreUnavailable(f"{self.root} is not a directory (not mounted?)")
+        return _translate(error, key)
 
     def _path(self, key: str) -> Path:
         check_key(key)

@@ -101,13 +101,13 @@ def _find_go() -> str:
 
 
 @contextmanager
-def running(directory: Path, port: int = 0) -> Iterator[Minio]:
-    """A private instance over `directory`; its log is `directory/minio.log`."""
+def running(directory: Path, port: int = 0, keys: tuple[str, str] | None = None) -> Iterator[Minio]:
+    """A private instance over `directory`, its log is `directory/minio.log`; with its old port and keys, it is back."""
     binary = ensure()
     port = port or _free_port()
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
-    access_key, secret_key = f"neve{secrets.token_hex(6)}", secrets.token_hex(20)
+    access_key, secret_key = keys or (f"neve{secrets.token_hex(6)}", secrets.token_hex(20))
     log_path = directory / "minio.log"
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     environment |= {

@@ -6,6 +6,7 @@ ends with "/" (or is empty). Callers run these calls in threads; each store is s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import uuid
@@ -152,14 +153,15 @@ def probe(store: ObjectStore) -> None:
         return True
 
     try:
-        with ThreadPoolExecutor(PROBE_RACERS, thread_name_prefix="probe") as pool:
+        with _granted(store, "PUT", "s3:PutObject"), ThreadPoolExecutor(PROBE_RACERS) as pool:
             won = list(pool.map(race, range(PROBE_RACERS)))
         if sum(won) != 1:
             raise ProbeFailed(
                 f"{store.url}: {sum(won)} of {PROBE_RACERS} racing PUTs with If-None-Match: * won, not exactly one; "
                 "this store can't fence off a second writer"
             )
-        found = store.get(key)
+        with _granted(store, "GET", "s3:GetObject"):
+            found = store.get(key)
         if found != str(won.index(True)).encode():
             raise ProbeFailed(f"{store.url}: reading back a new object gave other bytes than the winner wrote")
         if race(99):
@@ -167,10 +169,21 @@ def probe(store: ObjectStore) -> None:
     finally:
         _remove_quietly(store, key)
     try:
-        store.head(key)
+        # Without the right to list, S3 answers 403 where there is no object, and a journal's end can't be found.
+        with _granted(store, "HEAD of a deleted object", "s3:ListBucket on the bucket"):
+            store.head(key)
     except NotFound:
         return
-    raise ProbeFailed(f"{store.url}: a deleted object is still there; the credentials may lack the right to delete")
+    raise ProbeFailed(f"{store.url}: DELETE left the object; grant the right to delete (in S3: s3:DeleteObject)")
+
+
+@contextlib.contextmanager
+def _granted(store: ObjectStore, call: str, right: str) -> Iterator[None]:
+    """Says of a refusal which call it met and which right is missing."""
+    try:
+        yield
+    except AccessDenied as error:
+        raise AccessDenied(f"{call} was refused; grant access (in S3: {right}) to {store.url}: {error}") from error
 
 
 def _remove_quietly(store: ObjectStore, key: str) -> None:

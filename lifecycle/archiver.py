@@ -92,6 +92,22 @@ class Lifecycle:
                 self._evict([segment for segment in self._hot.segments() if segment.sealed], progress)
         return reports
 
+    def run_salvage(self) -> list[RoundReport]:
+        """Before a log goes on above its archive: close what it can't fulfil, archive the rest that it still holds."""
+        if self._journal is None or self._rounds is None:
+            return []
+        with self._busy:
+            reports = self._rounds.resume()
+            while ranges := self._ranges(everything=True):
+                report = self._rounds.run(ranges)
+                if report is None:
+                    break
+                reports.append(report)
+                if not report.committed:
+                    break
+            self._note(reports)
+        return reports
+
     def _ranges(self, *, everything: bool) -> list[TopicRange]:
         """The topics of the next round with their ranges, each within the segment of its first unarchived record."""
         assert self._journal is not None

@@ -370,16 +370,13 @@ class JournalWriter:
         """The last mirrored entry must stand in the store; otherwise this is another store."""
         if self._mirror_end is None:
             return
-        expected, self._mirror_end = self._mirror_end, None
         try:
             found = self.store.get(keys.journal_key(self.prefix, self.broker, self.catalog.next_seq - 1))
         except NotFound:
             found = b""
-        except ObjectStoreError:
-            self._mirror_end = expected
-            raise
-        if found != expected:
+        if found != self._mirror_end:
             raise ArchiveRefused(
                 f"{self.store.url} does not hold the journal that broker {self.broker} knows up to entry "
                 f"{self.catalog.next_seq - 1}: has storeUrl changed, or was the bucket emptied?"
             )
+        self._mirror_end = None  # only now: a job that comes again must meet the same refusal

@@ -1,0 +1,339 @@
+"""Whose archive a broker goes on with, and that nothing it ever named is given again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from infra.minio import Minio, create_bucket, running
+from infra.remoting_server import open_connection
+from neve.archive.follow import entries
+from neve.archive.journal import FORMAT_VERSION, Abort, Epoch, Gap
+from neve.archive.keys import format_key
+from neve.cli.store import open_source
+from neve.message import iter_records
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+from tiered.journal import StoreFormat
+
+Up = Callable[..., AbstractContextManager[Any]]
+SMALL = ("--set", "mappedFileSizeCommitLog=64k")
+TOPIC = "orders"
+FOUND, NOTHING_YET, MOVED = 0, 19, 21
+GROUP = {"consumerGroup": "g", "topic": TOPIC, "queueId": "0"}
+
+
+def ask(neve: Any, *requests: tuple[int, dict[str, str], bytes]) -> list[RemotingCommand]:
+    host, _, port = neve.broker.rpartition(":")
+
+    async def main() -> list[RemotingCommand]:
+        connection = await open_connection(host, int(port))
+        try:
+            return [
+                await connection.invoke(RemotingCommand(code, ext=ext, body=body), 30) for code, ext, body in requests
+            ]
+        finally:
+            connection.close()
+
+    return asyncio.run(main())
+
+
+def send(neve: Any, *bodies: bytes) -> list[int]:
+    """The queue offsets that the messages got."""
+    ext = {
+        "a": "p", "b": TOPIC, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0", "h": "0", "i": "", "j": "0",
+        "k": "false", "m": "false",
+    }  # fmt: skip
+    answers = ask(neve, *((Code.SEND_MESSAGE_V2, ext, body) for body in bodies))
+    assert {answer.code for answer in answers} == {0}, answers[0].remark
+    return [int(answer.ext["queueOffset"]) for answer in answers]
+
+
+def pull(neve: Any, offset: int) -> RemotingCommand:
+    ext = {
+        "consumerGroup": "g", "topic": TOPIC, "queueId": "0", "queueOffset": str(offset), "maxMsgNums": "32",
+        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0", "subscription": "*",
+        "expressionType": "TAG",
+    }  # fmt: skip
+    return ask(neve, (Code.PULL_MESSAGE, ext, b""))[0]
+
+
+def read_all(neve: Any) -> dict[int, bytes]:
+    """Every message from offset 0 on, as a consumer goes: where the broker sends it."""
+    found: dict[int, bytes] = {}
+    offset = 0
+    while True:
+        answer = pull(neve, offset)
+        assert answer.code in {FOUND, MOVED, NOTHING_YET}, answer.remark
+        if answer.code == NOTHING_YET:
+            return found
+        found |= {record.queue_offset: bytes(record.body) for record in iter_records(answer.body)}
+        following = int(answer.ext["nextBeginOffset"])
+        assert following > offset
+        offset = following
+
+
+def get(neve: Any, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{neve.admin}{path}", timeout=60) as response:
+        return json.loads(response.read())
+
+
+def post(neve: Any, path: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"http://{neve.admin}{path}", method="POST"), timeout=90
+    ) as response:
+        return [json.loads(line) for line in response]
+
+
+def offload(neve: Any, query: str = "?roll=1") -> dict[str, Any]:
+    return post(neve, f"/archive/offload{query}")[-1]
+
+
+def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not what():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        pause.wait(0.05)
+
+
+def journal_of(store: Path) -> list[Any]:
+    return [entry for _, entry in entries(open_source(f"dir:{store}"), "broker-a")]
+
+
+def refusal(data: Path, store: str, *settings: str) -> str:
+    """What a `neve broker` that may not start says, in one line; its exit code is the archive's."""
+    options = [f"storePathRootDir={data / 'broker'}", f"storeUrl={store}", "listenPort=0", "adminPort=-1", *settings]
+    command = [str(Path(sys.executable).with_name("neve")), "broker", "--set", "mappedFileSizeCommitLog=64k"]
+    ended = subprocess.run(
+        [*command, *(part for option in options for part in ("--set", option))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 5, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr.strip().splitlines()[-1]
+
+
+def log_files(directory: Path) -> list[Path]:
+    return sorted(path for path in (directory / "data/broker/commitlog").iterdir() if path.name.isdigit())
+
+
+def test_a_fresh_directory_does_not_take_over_an_archive(tmp_path: Path, neve_up: Up) -> None:
+    store = tmp_path / "store"
+    with neve_up(tmp_path, "--store", f"dir:{store}", *SMALL) as neve:
+        send(neve, b"a", b"b")
+        assert offload(neve)["objects"] == 1
+    before = len(journal_of(store))
+    shutil.rmtree(tmp_path / "data")
+    for _ in range(2):  # the refused start leaves nothing that lets a second one in
+        said = refusal(tmp_path / "data", f"dir:{store}")
+        assert re.search(r"archive of broker broker-a reaches \d+ .*restore.*another brokerName", said), said
+    assert len(journal_of(store)) == before
+    with neve_up(tmp_path / "other", "--store", f"dir:{store}", "--set", "brokerName=broker-b", *SMALL) as neve:
+        assert send(neve, b"c") == [0]
+
+
+def test_a_log_cut_below_its_archive_goes_on_above_it(tmp_path: Path, neve_up: Up) -> None:
+    """An older copy of the directory comes back; one round was committed since, another was only announced."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    arguments = ("--store", f"dir:{store}", *SMALL)
+    with neve_up(tmp_path, *arguments) as neve:
+        assert send(neve, b"0", b"1") == [0, 1]
+        assert offload(neve)["objects"] == 1
+        assert send(neve, b"2", b"3") == [2, 3]
+    shutil.copytree(data, tmp_path / "copy")
+    with neve_up(tmp_path, *arguments) as neve:
+        send(neve, *(b"%d" % index for index in range(4, 10)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEVE_FAILPOINT", "offload.after_intent=crash")
+        with neve_up(tmp_path, *arguments) as neve:
+            with contextlib.suppress(OSError, HTTPException, ValueError, IndexError):
+                offload(neve)
+            assert neve.process.wait(20) == -signal.SIGKILL
+    shutil.rmtree(data)
+    (tmp_path / "copy").rename(data)
+    with neve_up(tmp_path, *arguments) as neve:
+        (new,) = send(neve, b"new")
+        assert new >= 10
+        moved = pull(neve, 5)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (MOVED, str(new)), moved.remark
+        kept = {0: b"0", 1: b"1", 2: b"2", 3: b"3", new: b"new"}
+        assert read_all(neve) == kept
+        assert get(neve, "/archive/status")["open_names"] == 0
+        assert [item.get("event") for item in post(neve, "/archive/offload?roll=1&evict=1")][-1] == "done"
+        assert read_all(neve) == kept
+        assert get(neve, "/archive/verify?deep=true")["findings"] == []
+    log = (tmp_path / "neve-up.log").read_text()
+    assert re.search(r"ERROR.* ends at \d+, below its archive at \d+", log)
+    assert re.search(r"ERROR.* queue 0: offsets 4-9 are lost", log)
+    written = journal_of(store)
+    assert [type(entry) for entry in written if isinstance(entry, Abort)] == [Abort]
+    gaps = [(gap.first, gap.last) for gap in written if isinstance(gap, Gap)]
+    assert gaps[0] == (4, 9)
+    with neve_up(tmp_path, *arguments) as neve:  # and it starts again as any other
+        assert read_all(neve) == kept
+
+
+def test_lost_newest_files_are_read_from_the_archive(tmp_path: Path, neve_up: Up) -> None:
+    """The newest files are gone from the log; everything had been archived, so nothing is lost to consumers."""
+    arguments = ("--store", f"dir:{tmp_path / 'store'}", "--set", "flushConsumerOffsetInterval=100", *SMALL)
+    bodies = [b"%d" % index * 500 for index in range(10)]
+    with neve_up(tmp_path, *arguments) as neve:
+        assert send(neve, *bodies) == list(range(10))
+        neve.kill()
+    shutil.copytree(tmp_path / "data/broker/commitlog", tmp_path / "older")
+    shutil.copy(tmp_path / "data/broker/checkpoint", tmp_path / "older-checkpoint")
+    with neve_up(tmp_path, *arguments) as neve:
+        more = [b"%d" % index * 5000 for index in range(10, 40)]
+        send(neve, *more)
+        offload(neve)
+        ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": "35"}, b""))
+        table = tmp_path / "data/broker/config/consumerOffset.json"
+        wait_until(lambda: table.exists() and "35" in table.read_text())
+        neve.kill()
+    assert len(log_files(tmp_path)) > 1
+    shutil.rmtree(tmp_path / "data/broker/commitlog")
+    (tmp_path / "older").rename(tmp_path / "data/broker/commitlog")
+    (tmp_path / "older-checkpoint").replace(tmp_path / "data/broker/checkpoint")
+    with neve_up(tmp_path, *arguments) as neve:
+        (position,) = ask(neve, (Code.QUERY_CONSUMER_OFFSET, GROUP, b""))
+        assert position.ext["offset"] == "35"  # the group need not read again what the log alone has lost
+        (new,) = send(neve, b"new")
+        assert new >= 40
+        assert read_all(neve) == {**dict(enumerate(bodies + more)), new: b"new"}
+
+
+def test_a_missing_directory_store_is_waited_for(tmp_path: Path, neve_up: Up) -> None:
+    store, away = tmp_path / "store", tmp_path / "away"
+    arguments = ("--store", f"dir:{store}", *SMALL)
+    with neve_up(tmp_path, *arguments) as neve:
+        send(neve, b"a")
+        offload(neve)
+    store.rename(away)
+    store.write_text("not mounted")
+    with neve_up(tmp_path, *arguments) as neve:
+        unreachable(neve, first=1)
+        store.unlink()
+        away.rename(store)
+        back(neve)
+    assert sum(isinstance(entry, Epoch) for entry in journal_of(store)) == 2
+
+
+def unreachable(neve: Any, first: int) -> None:
+    """Hot traffic goes on; the jobs fail, and nothing leaves the local log."""
+    assert send(neve, b"hot") == [first]
+    assert [bytes(record.body) for record in iter_records(pull(neve, first).body)] == [b"hot"]
+    segments = post(neve, "/archive/offload?roll=1&evict=1")
+    assert "error" in segments[-1], segments
+    for job in ("retention", "ttl"):
+        post(neve, f"/jobs/{job}/run")
+        wait_until(lambda job=job: job in get(neve, "/archive/status")["errors"])
+    status = get(neve, "/archive/status")
+    assert (status["archive"], status["evicted_segments"], status["backlog_bytes"] > 0) == ("unreachable", 0, True)
+
+
+def back(neve: Any) -> None:
+    post(neve, "/jobs/offload/run")
+    wait_until(lambda: bool(get(neve, "/archive/status")["archive"] == "online"))
+    assert offload(neve, "?roll=1&evict=1")["objects"] == 1
+    assert get(neve, "/archive/status")["evicted_segments"] > 0
+    assert list(read_all(neve).values()) == [b"a", b"hot"]
+
+
+def test_another_directory_in_the_place_of_the_store_is_refused(tmp_path: Path, neve_up: Up) -> None:
+    store, away = tmp_path / "store", tmp_path / "away"
+    arguments = ("--store", f"dir:{store}", *SMALL)
+    with neve_up(tmp_path, *arguments) as neve:
+        send(neve, b"a")
+        offload(neve)
+    store.rename(away)
+    store.write_text("not mounted")
+    with neve_up(tmp_path, *arguments) as neve:
+        store.unlink()
+        store.mkdir()
+        for _ in range(2):  # the second try is as careful as the first
+            assert "has storeUrl changed" in offload(neve)["error"]
+        assert list(store.iterdir()) == []
+        assert send(neve, b"b") == [1]
+    assert "has storeUrl changed, or was the bucket emptied?" in refusal(tmp_path / "data", f"dir:{store}")
+
+
+def test_the_bucket_of_another_cluster_and_a_newer_format_are_refused(tmp_path: Path, neve_up: Up) -> None:
+    store = tmp_path / "store"
+    with neve_up(tmp_path, "--store", f"dir:{store}", *SMALL) as neve:
+        send(neve, b"a")
+    said = refusal(tmp_path / "new", f"dir:{store}", "brokerName=broker-b", "brokerClusterName=Other")
+    assert "holds the archive of cluster DefaultCluster, this broker is of Other" in said
+    newer = StoreFormat(FORMAT_VERSION + 1, "DefaultCluster")
+    (store / format_key("")).write_bytes(msgspec.msgpack.encode(newer))
+    for data in (tmp_path / "data", tmp_path / "new"):
+        said = refusal(data, f"dir:{store}")
+        assert f"is of archive format {FORMAT_VERSION + 1}; this program knows up to {FORMAT_VERSION}" in said
+
+
+def test_the_older_of_two_brokers_with_one_name_is_fenced(tmp_path: Path, neve_up: Up) -> None:
+    """A data directory was copied, and the copy started: the archive has one writer, the younger."""
+    store = tmp_path / "store"
+    arguments = ("--store", f"dir:{store}", *SMALL)
+    with neve_up(tmp_path / "one", *arguments) as old:
+        send(old, b"a")
+        offload(old)
+    shutil.copytree(tmp_path / "one/data", tmp_path / "two/data")
+    with neve_up(tmp_path / "one", *arguments) as old, neve_up(tmp_path / "two", *arguments) as young:
+        assert send(old, b"of the old") == [1]
+        before = len(journal_of(store))
+        said = offload(old, "?roll=1&evict=1")["error"]
+        assert "no more archiving, deleting or evicting here" in said
+        post(old, "/jobs/retention/run")
+        wait_until(lambda: "retention" in get(old, "/archive/status")["errors"])
+        status = get(old, "/archive/status")
+        assert (status["archive"], status["evicted_segments"]) == ("fenced", 0)
+        assert len(journal_of(store)) == before
+        assert send(old, b"and on") == [2]
+        assert list(read_all(old).values()) == [b"a", b"of the old", b"and on"]
+        assert send(young, b"of the young") == [1]
+        assert offload(young)["objects"] == 1
+
+
+@pytest.mark.servers
+def test_a_stopped_minio_is_waited_for(tmp_path: Path, neve_up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(running(tmp_path / "minio"))
+        create_bucket(server, "archive")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        arguments = ("--store", server.url("archive", "x"), *SMALL)
+        with neve_up(tmp_path, *arguments) as neve:
+            send(neve, b"a")
+            offload(neve)
+        stack.close()
+        with neve_up(tmp_path, *arguments) as neve:
+            unreachable(neve, first=1)
+            with again(tmp_path / "minio", server):
+                back(neve)
+
+
+@contextlib.contextmanager
+def again(directory: Path, server: Minio) -> Iterator[None]:
+    port = int(server.endpoint.rpartition(":")[2])
+    with running(directory, port, (server.access_key, server.secret_key)):
+        yield
