@@ -53,7 +53,7 @@ _HEAD = (
 _LENGTHS = struct.Struct(">ii")
 
 # Properties that make a send more than an append; one look tells that a message has none of them.
-_SPECIAL = frozenset(("TRAN_MSG", "DELAY", *_TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
+_SPECIAL = frozenset(("TRAN_MSG", "DELAY", *TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
 
 
 @functools.lru_cache(maxsize=8)
@@ -103,7 +103,7 @@ def render_send_response(
         extra = b',"transactionId":%b' % json.dumps(transaction_id).encode()
     msg_id = stored.msg_id.encode()
     if handle:
-        extra += f',"recallHandle":"{handle}"'
+        extra += b',"recallHandle":"%b"' % handle.encode()
     head = _HEAD % (code, msg_id, stored.queue_id, stored.queue_offset, extra, request.opaque)
     size = len(head)
     return _LENGTHS.pack(size + 4, size) + head
@@ -223,8 +223,7 @@ class SendMessageProcessor:
         properties = parse_properties(text)
         topic, queue_id = header.topic, header.queue_id
         special = not _SPECIAL.isdisjoint(properties)
-        if special:
-            is_half = self._is_half(properties, header)
+        is_half = special and self._is_half(properties, header)
         if topic.startswith(RETRY_PREFIX):
             topic, queue_id = self._retry_or_dead_letter(request, header, properties)
             text = _join(properties)
@@ -250,7 +249,7 @@ class SendMessageProcessor:
         if is_half:
             stored = self._put_half(message, properties)
         else:
-            stored = self.put(message, properties.get("DELAY"), properties)
+            stored = self.put(message, properties.get("DELAY"), properties if special else None)
         return stored, unique, properties.get("WAIT") != "false"
 
     def _is_half(self, properties: dict[str, str], header: SendMessageHeader) -> bool:
@@ -397,10 +396,11 @@ class SendMessageProcessor:
             raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}") from error
         self.messages += 1
         self.bytes += result.size
+        self._context.stats.put(message.topic, result.size)
         return result
 
     def _stored(self, result: PutResult, queue_id: int) -> Stored:
-        msg_id = offset_msg_id(self._context.address, result.physical_offset)
+        msg_id = f"{_host_in_msg_id(self._context.address)}{result.physical_offset:016X}"
         return Stored(msg_id, queue_id, result.queue_offset, result.physical_offset + result.size)
 
     # ---- send back (36) ------------------------------------------------------------------------------------------
@@ -439,6 +439,7 @@ class SendMessageProcessor:
             properties["DELAY"] = str(level)
             queue = context.any_queue(config.retry_queue_nums)
             self._put_again(record, RETRY_PREFIX + group, queue, properties, str(level))
+        context.stats.sent_back(record.topic, group)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def _put_again(
