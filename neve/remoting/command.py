@@ -19,7 +19,7 @@ import msgspec
 
 from neve.errors import ProtocolError
 from neve.remoting.codes import BINARY_CODE_ALIASES, LANGUAGE_CODES, LANGUAGES, VERSION
-from neve.remoting.frame import MARK_SIZE, MAX_HEADER, check_header_length
+from neve.remoting.frame import MARK_SIZE, MAX_HEADER, check_mark
 
 SERIALIZE_JSON = 0
 SERIALIZE_BINARY = 1
@@ -121,17 +121,16 @@ def decode_command(frame: Buffer) -> RemotingCommand:
     length = len(frame)
     if length < MARK_SIZE:
         raise ProtocolError("a frame without a mark word")
-    view = memoryview(frame)
-    body_start = MARK_SIZE + check_header_length(view, length)
-    header = bytes(view[MARK_SIZE:body_start])
-    serialize_type = frame[0]
+    serialize_type, header_length = check_mark(frame, 0, length)
+    body_start = MARK_SIZE + header_length
+    header = bytes(frame[MARK_SIZE:body_start])
     if serialize_type == SERIALIZE_JSON:
         command = _decode_json(header)
     elif serialize_type == SERIALIZE_BINARY:
         command = _decode_binary(header)
     else:
         raise ProtocolError(f"serialize type {serialize_type}")
-    command.body = bytes(view[body_start:])
+    command.body = bytes(frame[body_start:])
     command.serialize_type = serialize_type
     return command
 

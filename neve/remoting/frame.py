@@ -9,12 +9,17 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 from neve.errors import ProtocolError
 
 MAX_FRAME = 16 * 1024 * 1024
 MAX_HEADER = 64 * 1024
 LENGTH_SIZE = 4
 MARK_SIZE = 4
+# `unpack_from` makes no slice: half the time of `int.from_bytes` for each frame.
+_length_at = Struct(">i").unpack_from
+_mark_at = Struct(">I").unpack_from
 
 
 class FrameDecoder:
@@ -63,21 +68,22 @@ class FrameDecoder:
             if self._position and self._position == len(self._buffer):
                 self._buffer, self._view, self._position = b"", memoryview(b""), 0  # an idle connection holds no memory
             return None
-        length = int.from_bytes(self._view[self._position : start], "big", signed=True)
+        (length,) = _length_at(self._buffer, self._position)
         if length < MARK_SIZE or length > self._limit:
             raise ProtocolError(f"frame length {length} is outside 4..{self._limit}")
         if available < length:
             if available >= MARK_SIZE:
-                check_header_length(self._view[start : start + MARK_SIZE], length)
+                check_mark(self._buffer, start, length)
             self._missing = length - available
             return None
         self._position = start + length
         return self._view[start : start + length]
 
 
-def check_header_length(mark: memoryview | bytes, frame_length: int) -> int:
-    """The header's length out of the mark word, if the frame can hold it."""
-    length = int.from_bytes(mark[1:MARK_SIZE], "big")
+def check_mark(buffer: memoryview | bytes, position: int, frame_length: int) -> tuple[int, int]:
+    """Serialize type and header length out of the mark word at a position, if the frame can hold the header."""
+    (mark,) = _mark_at(buffer, position)
+    length = mark & 0xFFFFFF
     if length > frame_length - MARK_SIZE or length > MAX_HEADER:
         raise ProtocolError(f"header length {length} in a frame of {frame_length}")
-    return length
+    return mark >> 24, length
