@@ -11,7 +11,7 @@ them together.
 
 import ipaddress
 import zlib
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -209,18 +209,19 @@ class _Properties:
             plain[chosen] = self.only(plain)._distinct()
         return plain
 
+    @cached_property
     def pairs(self) -> tuple[Int64s, pa.Array, pa.Array]:
-        """(each row's first pair and the end, names, values) of plain rows."""
+        """(each row's first pair and the end, names as a dictionary array, values) of plain rows."""
         name_ends, value_ends = self._separators[0::2], self._separators[1::2]
         begins = np.concatenate([np.zeros(min(len(name_ends), 1), np.int64), value_ends[:-1] + 1])
         data = pa.py_buffer(self.data)
         names = _cut(data, begins, name_ends).cast(pa.string())
-        return np.searchsorted(value_ends, self.ends), names, _cut(data, name_ends + 1, value_ends).cast(pa.string())
+        values = _cut(data, name_ends + 1, value_ends).cast(pa.string())
+        return np.searchsorted(value_ends, self.ends), names.dictionary_encode(), values
 
     def _distinct(self) -> Bools:
         """The rows in which no name comes twice."""
-        first, names, _ = self.pairs()
-        encoded = names.dictionary_encode()
+        first, encoded, _ = self.pairs
         if len(encoded.dictionary) > _NAMES_MAX:
             return np.zeros(len(self.tail), np.bool_)
         bits = np.left_shift(np.int64(1), encoded.indices.to_numpy().astype(np.int64))
@@ -289,9 +290,8 @@ def _host_text(host: bytes) -> str:
 
 
 def _property_columns(properties: _Properties) -> dict[str, pa.Array]:
-    first, names, values = properties.pairs()
+    first, encoded, values = properties.pairs
     offsets = pa.array(first.astype(np.int32))
-    encoded = names.dictionary_encode()
     known = {name: code for code, name in enumerate(encoded.dictionary.to_pylist())}
     codes = encoded.indices.to_numpy()
 
@@ -309,7 +309,7 @@ def _property_columns(properties: _Properties) -> dict[str, pa.Array]:
         "msg_id": named(PROPERTY_UNIQUE_KEY),
         "tags": named(PROPERTY_TAGS),
         "keys": _words(named(PROPERTY_KEYS)),
-        "properties": pa.MapArray.from_arrays(offsets, names, values),
+        "properties": pa.MapArray.from_arrays(offsets, encoded.dictionary.take(encoded.indices), values),
     }
 
 

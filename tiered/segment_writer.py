@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.rebuild import Records, rebuild
+from neve.archive.rebuild import Records, joined_views, rebuild, views
 from neve.archive.schema import (
     GROUP_BYTES,
     GROUP_BYTES_AT_QUEUE_CHANGE,
@@ -40,10 +40,6 @@ class MissingBytes(ValueError):
 
 
 _Mapped = tuple[int, int, mmap.mmap]  # base, end
-
-# Arrow's view of a string that is longer than 12 bytes: where it lies in a buffer.
-_VIEW = np.dtype([("length", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("position", "<i4")])
-_INLINE_MAX = 12
 
 
 class EntryRun(Protocol):
@@ -169,15 +165,11 @@ def _write(entries: Entries, log: LogFiles, out_path: Path, facts: ObjectFacts) 
 
 def _gathered(source: mmap.mmap, begins: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> pa.Buffer:
     """source[begin:begin + size] for each, joined; they may lie in any order."""
-    if int(sizes.min()) <= _INLINE_MAX or len(source) > np.iinfo(np.int32).max:
+    if len(source) > np.iinfo(np.int32).max:
         view = memoryview(source)
         spans = zip(begins.tolist(), sizes.tolist(), strict=True)
         return pa.py_buffer(b"".join([view[begin : begin + size] for begin, size in spans]))
-    views = np.zeros(len(begins), _VIEW)
-    views["length"], views["position"] = sizes, begins
-    views["prefix"] = np.ndarray((len(source) - 3,), "V4", source, strides=(1,))[begins]
-    viewed = pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), pa.py_buffer(source)])
-    return viewed.cast(pa.binary()).buffers()[2]
+    return joined_views(views(source, begins, sizes), [source]).buffers()[2]
 
 
 def plan_groups(entries: Entries) -> Iterator[tuple[int, int]]:
@@ -227,7 +219,7 @@ def verify(path: Path, name: CommittedName) -> None:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for index, group in enumerate(name.row_groups):
-                rebuilt = rebuild(file.read_row_group(index), name.topic)
+                rebuilt = rebuild(file.read_row_group(index, use_threads=False), name.topic)
                 if len(rebuilt.wire) != group.wire_bytes:
                     raise DamagedObject(f"row group {index} of {name.key} rebuilds to {len(rebuilt.wire)} bytes")
                 digest.update(rebuilt.wire)

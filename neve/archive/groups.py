@@ -57,7 +57,7 @@ def decode_group(
     try:
         source = pa.PythonFile(_OneRange(start, data, size), mode="r")
         with pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=False) as file:
-            table = file.read_row_group(index)
+            table = file.read_row_group(index, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise DamagedObject(f"row group {index} can't be decoded: {error}") from error
     rebuilt = rebuild(table, topic)

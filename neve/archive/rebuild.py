@@ -1,7 +1,8 @@
 """Rows back to records, byte for byte; vectorised, so that a cold read costs no Python per message.
 
 A record is the join of these parts (layout: neve.message); numbers come out of numpy as big-endian structures, the
-texts are Arrow arrays, and the joined array's data and offset buffers are the answer:
+texts are Arrow arrays. What stands before and after the body is joined first; head, body and rest are then described as
+Arrow views, which one cast copies together, so a body is copied once. The cast's buffers are the answer:
 
     _FRONT 48 | born host 8/20 | store time 8 | store host 8/20 | _REAR 16 | body
     | topic length 1/2, topic | properties length 2, properties
@@ -11,7 +12,7 @@ is longer than 127 bytes). A row that this would rebuild differently has `wire`,
 """
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -37,6 +38,10 @@ _FRONT = np.dtype(
 )
 _REAR = np.dtype([("reconsume_times", ">i4"), ("prepared_transaction_offset", ">i8"), ("body_length", ">i4")])
 _PORT = Struct(">i")
+
+# Arrow's view of a string: up to 12 bytes stand in it, of a longer one the first 4 and where it lies.
+_VIEW = np.dtype([("length", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("position", "<i4")])
+_INLINE_MAX = 12
 _EMPTY = pa.scalar(b"", pa.binary())
 
 
@@ -52,6 +57,8 @@ class Records(NamedTuple):
 
 def rebuild(rows: pa.Table, topic: str) -> Records:
     """The stored records of a topic's rows."""
+    if not len(rows):
+        return Records(memoryview(b""), np.zeros(1, np.int64))
     table = rows.combine_chunks()
     topic_bytes = topic.encode("utf-8", "surrogateescape")
     is_v1 = len(topic_bytes) <= 127
@@ -69,10 +76,12 @@ def rebuild(rows: pa.Table, topic: str) -> Records:
     fixed = _FRONT.itemsize + 8 + _REAR.itemsize + len(topic_part) + 2
     front["size"] = fixed + _lengths(born) + _lengths(store) + _lengths(body) + _lengths(properties)
     store_time = _packed(_numbers(table, "store_timestamp").astype(">i8"))
-    parts = [_packed(front), born, store_time, store, _packed(rear), body, pa.scalar(topic_part, pa.binary())]
+    head = pc.binary_join_element_wise(_packed(front), born, store_time, store, _packed(rear), _EMPTY)
     length = _packed(_lengths(properties).astype(">u2"))
-    joined = pc.binary_join_element_wise(*parts, length, properties, _EMPTY)
-    return _as_buffer(pc.coalesce(_column(table, "wire"), joined))
+    rest = pc.binary_join_element_wise(pa.scalar(topic_part, pa.binary()), length, properties, _EMPTY)
+    joined = _woven([head, body, rest])
+    wire = _column(table, "wire")
+    return _as_buffer(joined if wire.null_count == len(wire) else pc.coalesce(wire, joined))
 
 
 def tag_codes(rows: pa.Table, rebuilt: Records) -> npt.NDArray[np.int64]:
@@ -145,9 +154,46 @@ def _properties(table: pa.Table) -> pa.Array:
     return pc.binary_join_element_wise(joined, tail, _EMPTY)
 
 
+def views(source: Any, begins: npt.NDArray[Any], sizes: npt.NDArray[Any], buffer: int = 0) -> npt.NDArray[np.void]:
+    """Arrow's views of source[begin:begin + size], which may lie in any order; `buffer` is the source's number."""
+    described = np.zeros(len(begins), _VIEW)
+    described["length"], described["position"], described["buffer"] = sizes, begins, buffer
+    inline = np.flatnonzero(sizes <= _INLINE_MAX)
+    long = slice(None) if not len(inline) else np.flatnonzero(sizes > _INLINE_MAX)
+    if len(inline) < len(begins):
+        prefixes = np.ndarray((len(source) - 3,), "V4", source, strides=(1,))
+        described["prefix"][long] = prefixes[begins[long]]
+    if len(inline):
+        data = np.frombuffer(source, np.uint8) if len(source) else np.zeros(1, np.uint8)
+        columns = np.arange(_INLINE_MAX)
+        within = np.minimum(begins[inline, None] + columns, len(data) - 1)
+        texts = np.where(columns < sizes[inline, None], data[within], 0).astype(np.uint8)
+        described.view(np.uint8).reshape(-1, _VIEW.itemsize)[inline, 4:] = texts
+    return described
+
+
+def joined_views(described: npt.NDArray[np.void], sources: Sequence[Any]) -> pa.Array:
+    """What the views show, copied together."""
+    buffers = [pa.py_buffer(source) for source in sources]
+    viewed = pa.Array.from_buffers(pa.binary_view(), len(described), [None, pa.py_buffer(described), *buffers])
+    return viewed.cast(pa.binary())
+
+
+def _woven(parts: Sequence[pa.Array]) -> pa.Array:
+    """The parts' elements joined row by row."""
+    described = np.empty((len(parts[0]), len(parts)), _VIEW)
+    sources = []
+    for number, part in enumerate(parts):
+        _, offsets, data = part.buffers()
+        sources.append(memoryview(data if data is not None else b""))
+        ends = np.frombuffer(offsets, np.int32)[part.offset : part.offset + len(part) + 1]
+        described[:, number] = views(sources[-1], ends[:-1], np.diff(ends), number)
+    _, offsets, data = joined_views(described.reshape(-1), sources).buffers()
+    ends = np.frombuffer(offsets, np.int32)[: described.size + 1 : len(parts)]
+    return pa.Array.from_buffers(pa.binary(), len(described), [None, pa.py_buffer(np.ascontiguousarray(ends)), data])
+
+
 def _as_buffer(records: pa.Array) -> Records:
-    if not len(records):
-        return Records(memoryview(b""), np.zeros(1, np.int64))
     _, offsets, data = records.buffers()
     positions = np.frombuffer(offsets, np.int32)[records.offset : records.offset + len(records) + 1].astype(np.int64)
     # Arrow exports signed bytes; compared with ordinary ones they would differ above 0x7F.
