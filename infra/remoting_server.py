@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from infra.tls import ServerTls, SniffingServer
+from infra.tls import listen as tls_listen
 from neve.errors import BrokerError, NeveError, ProtocolError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import Buffer, RemotingCommand, decode_command, encode_command
@@ -357,13 +360,15 @@ class RemotingServer:
         port: int = 0,
         limits: RemotingLimits | None = None,
         closed: Callable[[Connection], None] | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._closed = closed
+        self._tls = tls
         self._handler = handler
         self._host = host
         self._port = port
         self._limits = limits or RemotingLimits()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | SniffingServer] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self.connections: set[Connection] = set()
 
@@ -379,8 +384,16 @@ class RemotingServer:
 
     async def listen(self, port: int) -> None:
         """Listen on one more port."""
-        loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_server(self._new, self._host, port, backlog=1024))
+        if self._tls is None:
+            loop = asyncio.get_running_loop()
+            self._servers.append(await loop.create_server(self._new, self._host, port, backlog=1024))
+        else:
+            limits = self._limits
+            server = await tls_listen(
+                self._new, self._tls, self._host, port,
+                max_waiting=limits.max_connections, handshake_s=limits.frame_seconds,
+            )  # fmt: skip
+            self._servers.append(server)
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections live on."""
@@ -445,7 +458,12 @@ class RemotingServer:
 
 
 async def open_connection(
-    host: str, port: int, *, handler: Handler | None = None, limits: RemotingLimits | None = None
+    host: str,
+    port: int,
+    *,
+    handler: Handler | None = None,
+    limits: RemotingLimits | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Connection:
     """Connect to a server; `handler` serves what the server asks of us (default: nothing)."""
 
@@ -455,5 +473,5 @@ async def open_connection(
     def make() -> asyncio.Protocol:
         return cast("asyncio.Protocol", Connection(handler or refuse, limits or RemotingLimits()))
 
-    _, protocol = await asyncio.get_running_loop().create_connection(make, host, port)
+    _, protocol = await asyncio.get_running_loop().create_connection(make, host, port, ssl=tls)
     return cast("Connection", protocol)
