@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker.broker_stats import BrokerStats
 from broker.client_manager import ClientManager
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.flusher import Flusher
@@ -39,6 +40,7 @@ class BrokerContext:
     locks: RebalanceLock
     hold: PullRequestHold
     schedule: ScheduleMessage
+    stats: BrokerStats
     # The address that clients dial; port 0 in the configuration is known only after the bind.
     address: tuple[str, int] = ("127.0.0.1", 0)
     boot_ms: int = 0

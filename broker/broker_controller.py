@@ -14,6 +14,7 @@ from broker.admin_pages import register_pages
 from broker.archive_wiring import ArchiveWiring
 from broker.broker_context import BrokerContext
 from broker.broker_outer_api import BrokerOuterApi
+from broker.broker_stats import BrokerStats
 from broker.client_manager import ClientManager, ConsumerGroup
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.flusher import Flusher
@@ -103,6 +104,7 @@ class BrokerController:
             schedule=ScheduleMessage(
                 store, clock, parse_levels(config.message_delay_level), disk, tables / "delayOffset.json"
             ),
+            stats=BrokerStats(clock),
             address=(host, config.listen_port),
             boot_ms=clock.now_ms(),
         )
@@ -222,6 +224,7 @@ class BrokerController:
         context.hold.check_deadlines()
         context.flusher.check_deadlines()
         self.processors.totals.sample()
+        context.stats.sample()
         mark = self.config.disk_space_warning_level_ratio / 100
         ratio = self.processors.totals.disk_ratio()
         context.refuse_writes = (

@@ -5,6 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from broker.broker_context import BrokerContext
 from broker.processor.admin import AdminProcessor
+from broker.processor.admin_inspect import AdminInspectProcessor
+from broker.processor.admin_offsets import AdminOffsetsProcessor
+from broker.processor.admin_relay import AdminRelayProcessor
 from broker.processor.admin_stats import AdminStatsProcessor, Totals
 from broker.processor.client_manage import ClientManageProcessor
 from broker.processor.consumer_manage import ConsumerManageProcessor
@@ -27,9 +30,12 @@ class Processors:
         self._query = QueryMessageProcessor(context)
         self._admin = AdminProcessor(context, drop_topic)
         self._stats = AdminStatsProcessor(context, self.totals)
+        self._offsets = AdminOffsetsProcessor(context)
+        self._relay = AdminRelayProcessor(context)
+        self._inspect = AdminInspectProcessor(context)
 
     def register_on(self, router: RequestRouter) -> None:
-        for code, handler in {**self._messaging(), **self._administration()}.items():
+        for code, handler in {**self._messaging(), **self._administration(), **self._inspection()}.items():
             router.register(code, handler)
 
     def _messaging(self) -> dict[Code, Handler]:
@@ -84,4 +90,23 @@ class Processors:
             Code.QUERY_TOPICS_BY_CONSUMER: stats.topics_of_group,
             Code.QUERY_SUBSCRIPTION_BY_CONSUMER: stats.subscription,
             Code.GET_BROKER_RUNTIME_INFO: stats.runtime_info,
+        }
+
+    def _inspection(self) -> dict[Code, Handler]:
+        offsets, relay, inspect = self._offsets, self._relay, self._inspect
+        return {
+            Code.INVOKE_BROKER_TO_RESET_OFFSET: offsets.reset_offset,
+            Code.CLONE_GROUP_OFFSET: offsets.clone_offset,
+            Code.QUERY_CORRECTION_OFFSET: offsets.correction_offset,
+            Code.QUERY_CONSUME_TIME_SPAN: offsets.time_span,
+            Code.UPDATE_AND_GET_GROUP_FORBIDDEN: offsets.group_forbidden,
+            Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: relay.consumer_status,
+            Code.GET_CONSUMER_RUNNING_INFO: relay.running_info,
+            Code.CONSUME_MESSAGE_DIRECTLY: relay.consume_directly,
+            Code.VIEW_BROKER_STATS_DATA: inspect.stats_data,
+            Code.GET_BROKER_CONSUME_STATS: inspect.all_consume_stats,
+            Code.QUERY_CONSUME_QUEUE: inspect.queue_entries,
+            Code.GET_ALL_PRODUCER_INFO: inspect.all_producers,
+            Code.GET_BROKER_HA_STATUS: inspect.ha_status,
+            Code.GET_BROKER_EPOCH_CACHE: inspect.epoch_cache,
         }

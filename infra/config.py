@@ -51,6 +51,7 @@ class BrokerConfig:
     register_name_server_period: int = key(30 * SECOND, low=10 * SECOND, high=60 * SECOND, unit="time")
     flush_consumer_offset_interval: int = key(5 * SECOND, low=100, high=10 * MINUTE, unit="time")
     enable_property_filter: bool = key(False, live=True)
+    max_pop_polling_size: int = key(100_000, low=1, high=10_000_000, live=True)
     max_message_size: int = key(4 * MIB, low=1 * KIB, high=15 * MIB, unit="size", live=True)
     max_connections: int = key(10_000, low=1, high=1_000_000)
     max_held_pulls: int = key(100_000, low=1, high=10_000_000)

@@ -43,9 +43,8 @@ class AdminStatsProcessor:
             }
             if queue % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-        return RemotingCommand.response(
-            request, ResponseCode.SUCCESS, body=dumps_object_keys({"offsetTable": table, "topicPutTps": 0.0})
-        )
+        body = {"offsetTable": table, "topicPutTps": context.stats.put_rate(topic)}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys(body))
 
     async def consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         context, ext = self._context, request.ext
@@ -54,6 +53,7 @@ class AdminStatsProcessor:
         topics = listed or ([ext["topic"]] if ext.get("topic") else context.offsets.topics_of(group))
         live = context.clients.consumers.get(group)
         table: dict[MessageQueue, dict[str, int]] = {}
+        rate = sum(context.stats.get_rate(topic, group) for topic in topics)
         for topic in topics:
             config = context.topics.select(topic)
             if config is None or (not listed and live is not None and topic not in live.subscriptions):
@@ -63,7 +63,7 @@ class AdminStatsProcessor:
                 if queue % _SLICE == _SLICE - 1:
                     await asyncio.sleep(0)
         return RemotingCommand.response(
-            request, ResponseCode.SUCCESS, body=dumps_object_keys({"consumeTps": 0.0, "offsetTable": table})
+            request, ResponseCode.SUCCESS, body=dumps_object_keys({"consumeTps": rate, "offsetTable": table})
         )
 
     def _queue_stats(self, group: str, topic: str, queue: int) -> dict[str, int]:
@@ -105,7 +105,9 @@ class AdminStatsProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"groupList": sorted(groups)}))
 
     def topics_of_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        topics = self._context.offsets.topics_of(require_str(request.ext, "group"))
+        group = require_str(request.ext, "group")
+        live = self._context.clients.consumers.get(group)
+        topics = {*self._context.offsets.topics_of(group), *(live.subscriptions if live is not None else ())}
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"topicList": sorted(topics)}))
 
     def subscription(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

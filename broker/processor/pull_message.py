@@ -247,7 +247,10 @@ class PullMessageProcessor:
         code = response_code(result, pull.start)
         buffers = result.buffers if code == ResponseCode.SUCCESS else []
         self.messages += result.count
-        self.bytes += sum(map(len, buffers))
+        size = sum(map(len, buffers))
+        self.bytes += size
+        if result.count:
+            self._context.stats.got(header.topic, header.consumer_group, result.count, size)
         self._context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
 

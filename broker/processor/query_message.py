@@ -3,6 +3,7 @@
 from broker.broker_context import BrokerContext
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
+from neve.message import decode_record
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
@@ -26,6 +27,8 @@ class QueryMessageProcessor:
             require_int(ext, "beginTimestamp"),
             require_int(ext, "endTimestamp"),
         )
+        # The index knows hashes only, and tells the newest first.
+        hits = [record for record in reversed(hits) if _has_key(record, ext["topic"], ext["key"])]
         if not hits:
             raise BrokerError(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
         answer = {
@@ -40,3 +43,9 @@ class QueryMessageProcessor:
         if record is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=bytes(record))
+
+
+def _has_key(raw: bytes, topic: str, key: str) -> bool:
+    record = decode_record(raw)
+    properties = record.properties
+    return record.topic == topic and (properties.get("UNIQ_KEY") == key or key in properties.get("KEYS", "").split(" "))

@@ -167,6 +167,11 @@ class MessageStore(Appender):
             return 0
         return reading.offset_by_time(self.log, queue, self._min_offset(queue), timestamp, upper=upper)
 
+    def entry(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
+        """Physical offset, size and tags code of a message; None if the local queue has none there."""
+        queue = self._queue(topic, queue_id)
+        return queue.entry(offset) if queue is not None and 0 <= offset < queue.visible else None
+
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time of a message; -1 if the local log has none there."""
         queue = self._queue(topic, queue_id)

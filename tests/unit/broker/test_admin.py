@@ -1,0 +1,273 @@
+"""Administration over the wire against a broker in this process: positions, relays, statistics, SQL pulls."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from broker.broker_controller import BrokerController
+from broker.broker_stats import BrokerStats
+from infra.clock import ManualClock, SystemClock
+from infra.config import BrokerConfig, load
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, open_connection
+from neve.message import iter_records, offset_msg_id
+from neve.remoting.body import MessageQueue, lenient_loads
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+
+Work = Callable[[BrokerController, Connection], Awaitable[None]]
+SUSPEND, SUBSCRIPTION = 2, 4
+
+
+def with_broker(tmp_path: Path, work: Work, *settings: str) -> None:
+    async def main() -> None:
+        config = load(
+            BrokerConfig,
+            None,
+            [
+                f"storePathRootDir={tmp_path}",
+                "listenPort=0",
+                "adminPort=-1",
+                "bindAddress=127.0.0.1",
+                "brokerIP1=127.0.0.1",
+                "mappedFileSizeCommitLog=1m",
+                *settings,
+            ],
+        )
+        controller = BrokerController(config, SystemClock(), RealDisk())
+        await controller.start()
+        connection = await open_connection(*controller.context.address)
+        try:
+            async with asyncio.timeout(30):
+                await work(controller, connection)
+        finally:
+            connection.close()
+            await controller.shutdown()
+
+    asyncio.run(main())
+
+
+async def ask(connection: Connection, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
+    texts = {name: str(value) for name, value in ext.items()}
+    return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 20)
+
+
+async def send(connection: Connection, topic: str, properties: str = "") -> RemotingCommand:
+    answer = await ask(
+        connection, Code.SEND_MESSAGE_V2, b"body", a="p", b=topic, c="TBW102", d=1, e=0, f=0, g=1, h=0, i=properties,
+        j=0, k="false", m="false",
+    )  # fmt: skip
+    assert answer.code == 0, answer.remark
+    return answer
+
+
+async def pull(
+    connection: Connection, offset: int, *, expression: str = "*", kind: str = "TAG", flags: int = SUBSCRIPTION
+) -> RemotingCommand:
+    return await ask(
+        connection, Code.PULL_MESSAGE, consumerGroup="g", topic="T", queueId=0, queueOffset=offset, maxMsgNums=32,
+        sysFlag=flags, commitOffset=0, suspendTimeoutMillis=15_000, subVersion=1, subscription=expression,
+        expressionType=kind,
+    )  # fmt: skip
+
+
+async def until_held(broker: BrokerController, connection: Connection) -> None:
+    """Each turn is a request of its own behind the pull."""
+    while not broker.context.hold.count:
+        await ask(connection, Code.GET_BROKER_HA_STATUS)
+
+
+async def heartbeat(connection: Connection, sub_string: str = "*", kind: str = "TAG") -> None:
+    sub = {"topic": "T", "subString": sub_string, "expressionType": kind, "subVersion": 1}
+    consumer = {
+        "groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [sub],
+    }  # fmt: skip
+    body = json.dumps({"clientID": "c1", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": [consumer]})
+    answer = await ask(connection, Code.HEART_BEAT, body.encode())
+    assert answer.code == 0, answer.remark
+
+
+def test_sql_pulls_choose_by_properties_and_wait_for_what_they_want(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for n in range(6):
+            await send(connection, "T", f"n\x01{n}\x02")
+        answer = await pull(connection, 0, expression="n IN (2, 4)", kind="SQL92")
+        offsets = [record.queue_offset for record in iter_records(answer.body)]
+        assert (answer.code, offsets, answer.ext["nextBeginOffset"]) == (0, [2, 4], "6")
+        none = await pull(connection, 0, expression="n > 10", kind="SQL92")
+        assert (none.code, none.ext["nextBeginOffset"]) == (20, "6")
+        bad = await pull(connection, 0, expression="n >", kind="SQL92")
+        assert bad.code == 23
+        held = asyncio.create_task(pull(connection, 6, expression="n = 8", kind="SQL92", flags=SUBSCRIPTION | SUSPEND))
+        await until_held(broker, connection)
+        for n in (6, 7, 8):
+            await send(connection, "T", f"n\x01{n}\x02")
+        answer = await held
+        assert [record.queue_offset for record in iter_records(answer.body)] == [8]
+        check = json.dumps({"subscriptionData": {"topic": "T", "subString": "n >", "expressionType": "SQL92"}}).encode()
+        assert (await ask(connection, Code.CHECK_CLIENT_CONFIG, check)).code == 23
+        await heartbeat(connection, "n >", "SQL92")
+        assert (await pull(connection, 0, flags=0)).code == 27
+
+    with_broker(tmp_path, work, "enablePropertyFilter=true")
+
+
+def test_sql_is_refused_where_it_is_not_enabled(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        await send(connection, "T")
+        answer = await pull(connection, 0, expression="n = 1", kind="SQL92")
+        assert (answer.code, "SQL92" in (answer.remark or "")) == (1, True)
+
+    with_broker(tmp_path, work)
+
+
+def test_a_reset_is_heard_by_the_next_pull_and_stale_commits_are_ignored(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for _ in range(4):
+            await send(connection, "T")
+        assert (await pull(connection, 4)).code == 19
+        place = {"consumerGroup": "g", "topic": "T", "queueId": 0}
+        held = asyncio.create_task(pull(connection, 4, flags=SUBSCRIPTION | SUSPEND))
+        await until_held(broker, connection)
+        reset = await ask(
+            connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, group="g", topic="T", timestamp=0, isForce="true",
+            queueId=0, offset=1,
+        )  # fmt: skip
+        assert lenient_loads(reset.body) == {"offsetTable": {MessageQueue("T", "broker-a", 0): 1}}
+        answer = await held
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (21, "1")
+        every = await ask(
+            connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, group="g", topic="T", timestamp=-1, isForce="true"
+        )
+        assert set(lenient_loads(every.body)["offsetTable"].values()) == {4}
+        await ask(connection, Code.UPDATE_CONSUMER_OFFSET, commitOffset=2, **place)
+        assert (await ask(connection, Code.QUERY_CONSUMER_OFFSET, **place)).ext["offset"] == "4"
+        assert (await pull(connection, 0)).ext["nextBeginOffset"] == "4"
+        assert (await pull(connection, 0)).code == 0
+        await ask(connection, Code.UPDATE_CONSUMER_OFFSET, commitOffset=2, **place)
+        assert (await ask(connection, Code.QUERY_CONSUMER_OFFSET, **place)).ext["offset"] == "2"
+        wrong = {"timestamp": 0, "isForce": "true"}
+        for group, topic, queue, offset, code in (
+            ("g", "none", 0, 0, 17),
+            ("none", "T", 0, 0, 26),
+            ("g", "T", 0, 9, 1),
+        ):
+            told = await ask(
+                connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, group=group, topic=topic, queueId=queue, offset=offset,
+                **wrong,
+            )  # fmt: skip
+            assert told.code == code
+
+    with_broker(tmp_path, work)
+
+
+def test_groups_are_cloned_compared_and_forbidden(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for _ in range(4):
+            await send(connection, "T")
+        await pull(connection, 0)
+        await ask(connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="T", queueId=0, commitOffset=3)
+        await ask(connection, Code.CLONE_GROUP_OFFSET, srcGroup="g", destGroup="h", topic="T", offline="true")
+        assert broker.context.offsets.query("h", "T", 0) == 3
+        broker.context.offsets.commit("h", "T", 0, 1)
+        answer = await ask(connection, Code.QUERY_CORRECTION_OFFSET, filterGroups="", compareGroup="g", topic="T")
+        assert lenient_loads(answer.body) == {"correctionOffsets": {0: 1}}
+        span = lenient_loads((await ask(connection, Code.QUERY_CONSUME_TIME_SPAN, topic="T", group="g")).body)
+        (queue,) = span["consumeTimeSpanSet"]
+        assert 0 < queue["minTimeStamp"] <= queue["consumeTimeStamp"] <= queue["maxTimeStamp"]
+        told = await ask(connection, Code.UPDATE_AND_GET_GROUP_FORBIDDEN, group="g", topic="T", readable="false")
+        assert json.loads(told.body) == {"group": "g", "topic": "T", "readable": False}
+        assert (await pull(connection, 0)).code == 16
+        await ask(connection, Code.UPDATE_AND_GET_GROUP_FORBIDDEN, group="g", topic="T", readable="true")
+        assert (await pull(connection, 0)).code == 0
+
+    with_broker(tmp_path, work)
+
+
+def test_questions_for_a_consumer_are_relayed(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        asked: list[RemotingCommand] = []
+
+        def answer(_: Connection, command: RemotingCommand) -> RemotingCommand:
+            asked.append(command)
+            body = b'{"messageQueueTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:7}}'
+            return RemotingCommand.response(command, 0, "told", body=body)
+
+        sent = await send(connection, "T")
+        where = {"consumerGroup": "g", "clientId": "c1"}
+        assert (await ask(connection, Code.GET_CONSUMER_RUNNING_INFO, **where)).code == 1
+        consumer = await open_connection(*broker.context.address, handler=answer)
+        await heartbeat(consumer)
+        info = await ask(connection, Code.GET_CONSUMER_RUNNING_INFO, jstackEnable="false", **where)
+        assert (info.code, info.remark, info.body[:6]) == (0, "told", b'{"mess')
+        assert asked[-1].ext["jstackEnable"] == "false"
+        await ask(connection, Code.CONSUME_MESSAGE_DIRECTLY, msgId=sent.ext["msgId"], topic="T", **where)
+        assert [record.body for record in iter_records(asked[-1].body)] == [b"body"]
+        assert asked[-1].ext["brokerName"] == "broker-a"
+        lost = offset_msg_id(broker.context.address, 999_999)
+        assert (await ask(connection, Code.CONSUME_MESSAGE_DIRECTLY, msgId=lost, **where)).code == 1
+        status = await ask(connection, Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, topic="T", group="g")
+        assert lenient_loads(status.body) == {"consumerTable": {"c1": {MessageQueue("T", "broker-a", 0): 7}}}
+        none = await ask(connection, Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, topic="T", group="none")
+        assert none.code == 206
+        consumer.close()
+
+    with_broker(tmp_path, work)
+
+
+def test_queues_statistics_and_producers_are_shown(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        await heartbeat(connection)
+        for _ in range(3):
+            await send(connection, "T", "TAGS\x01A\x02KEYS\x01one two\x02")
+        await pull(connection, 0)
+        await ask(connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="T", queueId=0, commitOffset=1)
+        cq = json.loads((await ask(connection, Code.QUERY_CONSUME_QUEUE, topic="T", queueId=0, index=1, count=9)).body)
+        assert (cq["minQueueIndex"], cq["maxQueueIndex"], len(cq["queueData"])) == (0, 3, 2)
+        assert cq["queueData"][0]["tagsCode"] == ord("A")
+        assert (await ask(connection, Code.QUERY_CONSUME_QUEUE, topic="T", queueId=5, index=0, count=1)).code == 1
+
+        async def total(name: str, key: str) -> Any:
+            answer = await ask(connection, Code.VIEW_BROKER_STATS_DATA, statsName=name, statsKey=key)
+            return json.loads(answer.body)["statsMinute"]["sum"] if answer.code == 0 else answer.code
+
+        assert await total("TOPIC_PUT_NUMS", "T") == 3
+        assert await total("GROUP_GET_NUMS", "T@g") == 3
+        assert await total("BROKER_PUT_NUMS", "DefaultCluster") == 3
+        assert await total("TOPIC_PUT_NUMS", "none") == 1
+        lags = lenient_loads((await ask(connection, Code.GET_BROKER_CONSUME_STATS, isOrder="false")).body)
+        assert (lags["totalDiff"], lags["totalInflightDiff"]) == (2, 2)
+        found = await ask(
+            connection, Code.QUERY_MESSAGE, topic="T", key="two", maxNum=2, beginTimestamp=0, endTimestamp=1 << 60
+        )
+        assert [record.queue_offset for record in iter_records(found.body)] == [1, 2]
+        producers = json.loads((await ask(connection, Code.GET_ALL_PRODUCER_INFO)).body)
+        assert producers["data"]["p"][0]["clientId"] == "c1"
+        assert json.loads((await ask(connection, Code.GET_BROKER_HA_STATUS)).body)["master"] is True
+        assert (await ask(connection, Code.GET_BROKER_EPOCH_CACHE)).code == 1
+
+    with_broker(tmp_path, work)
+
+
+def test_statistics_have_windows_and_forget_what_is_idle() -> None:
+    clock = ManualClock()
+    stats = BrokerStats(clock)
+    stats.put("T", 100)
+    clock.advance(5_000)
+    minute = (stats.view("TOPIC_PUT_SIZE", "T") or {})["statsMinute"]
+    assert minute == {"sum": 100, "tps": 20.0, "avgpt": 100.0}
+    for _ in range(7):
+        clock.advance(10_000)
+        stats.sample()
+    found = stats.view("TOPIC_PUT_NUMS", "T") or {}
+    assert (found["statsMinute"]["sum"], found["statsHour"]["sum"]) == (0, 1)
+    stats.sent_back("T", "g")
+    assert (stats.view("SNDBCK_PUT_NUMS", "T@g") or {})["statsDay"]["sum"] == 1
+    for _ in range(26):
+        clock.advance(3_600_000)
+        stats.sample()
+    assert stats.view("TOPIC_PUT_NUMS", "T") is None
+    assert stats.view("BROKER_PUT_NUMS", "any") is not None
