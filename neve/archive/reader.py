@@ -1,7 +1,7 @@
 """Reading the archive from a program, with no broker: `neve.archive.open(source).topic("orders").read(queue=3)`."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.follow import catalogs
@@ -44,6 +44,7 @@ class TopicReader:
 
     def __init__(self, source: ObjectSource, catalog: Catalog, topic: str) -> None:
         self._source, self._catalog, self._topic = source, catalog, topic
+        self._footer: tuple[str, Any] = ("", None)  # of the object read last
 
     def queues(self) -> list[int]:
         return self._catalog.queues(self._topic)
@@ -86,8 +87,10 @@ class TopicReader:
 
     def _decode(self, name: CommittedName, index: int) -> DecodedRows:
         group = name.row_groups[index]
-        footer = parse_footer(self._source.get_range(name.key, name.size - name.footer, name.footer))
+        if self._footer[0] != name.key:
+            raw = self._source.get_range(name.key, name.size - name.footer, name.footer)
+            self._footer = (name.key, parse_footer(raw))
         data = self._source.get_range(name.key, group.offset, group.length)
         return decode_group(
-            footer, index, group.offset, data, size=name.size, topic=name.topic, wire_bytes=group.wire_bytes
+            self._footer[1], index, group.offset, data, size=name.size, topic=name.topic, wire_bytes=group.wire_bytes
         )

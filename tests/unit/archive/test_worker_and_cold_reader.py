@@ -179,3 +179,26 @@ def test_a_program_reads_with_no_broker(tmp_path: Path, url: str, worker: Worker
     assert [record.queue_offset for record in topic.read(1)] == [0, 1, 2, 3]
     with pytest.raises(NotFound):
         store.get("nothing")
+
+
+def test_a_row_group_costs_one_get_after_the_footer(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 30, 1: 20}, body=300_000)
+    name = upload(worker, url, made)
+    assert len(name.row_groups) > 3
+    store = open_store(url)
+    for seq, entry in enumerate((Intent(round=1, names=[made.name]), Commit(round=1, names=[name]))):
+        store.put(journal_key("", "b", seq), encode_entry(entry), if_absent=True)
+    asked: list[tuple[int, int]] = []
+
+    class Counting:
+        get = staticmethod(store.get)
+        list_prefixes = staticmethod(store.list_prefixes)
+
+        def get_range(self, key: str, start: int, length: int) -> bytes:
+            asked.append((start, length))
+            return store.get_range(key, start, length)
+
+    topic = neve.archive.open(Counting()).topic(TOPIC)
+    assert sum(1 for _ in topic.read_raw(0)) == 30
+    groups = [group for group in name.row_groups if any(queue == 0 for queue, _, _ in group.runs)]
+    assert asked == [(name.size - name.footer, name.footer), *((group.offset, group.length) for group in groups)]
