@@ -3,16 +3,21 @@
 The answer of a send is made from a template: its header differs in six places only.
 """
 
-import base64
 import functools
-import json
-import struct
 from dataclasses import dataclass
 
 from broker import validators
 from broker.broker_context import BrokerContext
 from broker.flusher import WaitingSend
-from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.processor.send_response import (
+    REGION,
+    Stored,
+    host_in_msg_id,
+    recall_handle,
+    render_send_response,
+    send_response,
+)
+from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult
 from broker.timer_message import OUT_MS, RECALL_KEY, TIMER_PROPERTIES
 from broker.topic_config_manager import TopicConfig
@@ -31,7 +36,7 @@ from neve.message import (
     properties_to_bytes,
     tags_code,
 )
-from neve.remoting.codes import VERSION, RequestCode, ResponseCode
+from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import SERIALIZE_JSON, RemotingCommand, encode_command
 from neve.remoting.headers import SendMessageHeader, optional_int, parse_send_header, require_int, require_str
 
@@ -39,27 +44,13 @@ from neve.remoting.headers import SendMessageHeader, optional_int, parse_send_he
 _VERSION_MAX_RECONSUME = 121
 _DLQ_QUEUES = 1
 _FIRST_DELAY_LEVEL = 3
-_REGION = "DefaultRegion"
 
 _cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
 
-# Formatted as bytes: a quarter of the time of a str that is encoded afterwards.
-_HEAD = (
-    '{"code":%d,"extFields":{"MSG_REGION":"' + _REGION + '","TRACE_ON":"true","msgId":"%b","queueId":"%d",'
-    '"queueOffset":"%d"%b},"flag":1,"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
-    + str(int(VERSION))
-    + "}"
-).encode()
-_LENGTHS = struct.Struct(">ii")
+_REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
 
 # Properties that make a send more than an append; one look tells that a message has none of them.
 _SPECIAL = frozenset(("TRAN_MSG", "DELAY", *TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
-
-
-@functools.lru_cache(maxsize=8)
-def _host_in_msg_id(address: tuple[str, int]) -> str:
-    """What all ids of one broker begin with: to parse its address for each message took longer than to store it."""
-    return offset_msg_id(address, 0)[:-16]
 
 
 @dataclass(slots=True)
@@ -81,40 +72,12 @@ class Outgoing:
     prepared_transaction_offset: int = 0
 
 
-@dataclass(slots=True)
-class Stored:
-    msg_id: str
-    queue_id: int
-    queue_offset: int
-    end_offset: int
-    # When a timer message is due.
-    deliver_ms: int | None = None
-
-
-def render_send_response(
-    request: RemotingCommand, code: int, stored: Stored, transaction_id: str, handle: str | None = None
-) -> bytes:
-    """The whole frame of an answer to a send."""
-    if not transaction_id:
-        extra = b""
-    elif transaction_id.isalnum() and transaction_id.isascii():  # nothing to escape, as in all that clients make
-        extra = b',"transactionId":"%b"' % transaction_id.encode()
-    else:
-        extra = b',"transactionId":%b' % json.dumps(transaction_id).encode()
-    msg_id = stored.msg_id.encode()
-    if handle:
-        extra += b',"recallHandle":"%b"' % handle.encode()
-    head = _HEAD % (code, msg_id, stored.queue_id, stored.queue_offset, extra, request.opaque)
-    size = len(head)
-    return _LENGTHS.pack(size + 4, size) + head
-
-
 class SendMessageProcessor:
     def __init__(self, context: BrokerContext, unique_ids: UniqueIdGenerator) -> None:
         self._context = context
         self._ids = unique_ids
         cluster = context.config.broker_cluster_name
-        self._suffix = f"MSG_REGION\x01{_REGION}\x02TRACE_ON\x01true\x02CLUSTER\x01{cluster}\x02"
+        self._suffix = f"MSG_REGION\x01{REGION}\x02TRACE_ON\x01true\x02CLUSTER\x01{cluster}\x02"
         self.messages = 0
         self.bytes = 0
 
@@ -143,24 +106,7 @@ class SendMessageProcessor:
             handle = recall_handle(topic, self._context.config.broker_name, stored.deliver_ms, unique)
         if request.serialize_type == SERIALIZE_JSON:
             return render_send_response(request, code, stored, unique, handle)
-        return b"".join(encode_command(self._command(request, code, stored, unique, handle)))
-
-    @staticmethod
-    def _command(
-        request: RemotingCommand, code: int, stored: Stored, unique: str, handle: str | None
-    ) -> RemotingCommand:
-        ext = {
-            "MSG_REGION": _REGION,
-            "TRACE_ON": "true",
-            "msgId": stored.msg_id,
-            "queueId": str(stored.queue_id),
-            "queueOffset": str(stored.queue_offset),
-        }
-        if unique:
-            ext["transactionId"] = unique
-        if handle:
-            ext["recallHandle"] = handle
-        return RemotingCommand.response(request, code, ext=ext)
+        return b"".join(encode_command(send_response(request, code, stored, unique, handle)))
 
     # ---- checks, in RocketMQ's order ----------------------------------------------------------------------
 
@@ -223,6 +169,8 @@ class SendMessageProcessor:
         properties = parse_properties(text)
         topic, queue_id = header.topic, header.queue_id
         special = not _SPECIAL.isdisjoint(properties)
+        if not special and not topic.startswith(RETRY_PREFIX):
+            return self._put_plain(connection, request, header, config, properties)
         is_half = special and self._is_half(properties, header)
         if topic.startswith(RETRY_PREFIX):
             topic, queue_id = self._retry_or_dead_letter(request, header, properties)
@@ -251,6 +199,40 @@ class SendMessageProcessor:
         else:
             stored = self.put(message, properties.get("DELAY"), properties if special else None)
         return stored, unique, properties.get("WAIT") != "false"
+
+    def _put_plain(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: SendMessageHeader,
+        config: TopicConfig,
+        properties: dict[str, str],
+    ) -> tuple[Stored, str, bool]:
+        """Nearly every send. The general way does the same with objects and calls that cost as much as the append."""
+        text, context = header.properties or "", self._context
+        unique, tags = properties.get("UNIQ_KEY"), properties.get("TAGS")
+        if unique is None:
+            unique = self._ids.next(context.clock.now_ms())
+            text = f"{_ended(text)}UNIQ_KEY\x01{unique}\x02"
+        try:
+            result = context.store.put(
+                header.topic,
+                header.queue_id,
+                request.body,
+                self._stored_properties(text, None),
+                flag=header.flag,
+                sys_flag=header.sys_flag | (MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0),
+                born_timestamp=header.born_timestamp,
+                born_host=connection.remote,
+                reconsume_times=header.reconsume_times or 0,
+                tags_code=_cached_tags_code(tags) if tags else 0,
+                keys=properties.get("KEYS"),
+                unique_key=unique,
+            )
+        except _REFUSALS as error:
+            raise _refusal(error) from error
+        self._count(header.topic, result.size)
+        return self._stored(result, header.queue_id), unique, properties.get("WAIT") != "false"
 
     def _is_half(self, properties: dict[str, str], header: SendMessageHeader) -> bool:
         """The property decides, not the system flag; an old client's retry carries it without meaning it."""
@@ -390,17 +372,18 @@ class SendMessageProcessor:
                 unique_key=message.unique_key,
                 prepared_transaction_offset=message.prepared_transaction_offset,
             )
-        except MessageIllegal as error:
-            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}") from error
-        except (StoreFull, StoreNotWritable) as error:
-            raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}") from error
-        self.messages += 1
-        self.bytes += result.size
-        self._context.stats.put(message.topic, result.size)
+        except _REFUSALS as error:
+            raise _refusal(error) from error
+        self._count(message.topic, result.size)
         return result
 
+    def _count(self, topic: str, size: int) -> None:
+        self.messages += 1
+        self.bytes += size
+        self._context.stats.put(topic, size)
+
     def _stored(self, result: PutResult, queue_id: int) -> Stored:
-        msg_id = f"{_host_in_msg_id(self._context.address)}{result.physical_offset:016X}"
+        msg_id = f"{host_in_msg_id(self._context.address)}{result.physical_offset:016X}"
         return Stored(msg_id, queue_id, result.queue_offset, result.physical_offset + result.size)
 
     # ---- send back (36) ------------------------------------------------------------------------------------------
@@ -478,6 +461,12 @@ class SendMessageProcessor:
         return found
 
 
+def _refusal(error: StoreError) -> BrokerError:
+    if isinstance(error, MessageIllegal):
+        return BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
+    return BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")
+
+
 def parse_properties(text: str) -> dict[str, str]:
     """The pairs of a header's property string, as RocketMQ's reader takes them."""
     if not text:
@@ -500,11 +489,6 @@ def _ended_bytes(raw: bytes) -> bytes:
 
 def _target(topic: str, queue_id: int) -> bytes:
     return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
-
-
-def recall_handle(topic: str, broker: str, deliver_ms: int, unique: str) -> str:
-    """What a producer gives back to recall a timer message; `recall_message` reads it."""
-    return base64.urlsafe_b64encode(f"v1 {topic} {broker} {deliver_ms + 1} {unique}".encode()).decode()
 
 
 def _level(delay: str | None, maximum: int) -> int:
