@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from infra.admin_http import AdminHttp, Request, Response, json_response
+from infra.loop_pause import LoopPause
 from neve.archive.journal import decode_entry
 from neve.archive.keys import journal_key
 
@@ -16,14 +18,32 @@ if TYPE_CHECKING:
     from broker.broker_controller import BrokerController
 
 _PAGE = 10_000
+_BACKLOG = {
+    "backlog_bytes": "bytes of the log that are not archived yet",
+    "backlog_age_ms": "age of the oldest message that is not archived yet",
+    "open_names": "objects that a round named and has not published",
+}
 
 
 class _Pages:
     def __init__(self, controller: BrokerController) -> None:
         self._controller = controller
         self._archive = controller.archive
+        self._backlog: dict[str, Any] = {}
+        pause = LoopPause()
+        pause.start()
+        gauge = controller.metrics.gauge
+        gauge("loop_pause_seconds", "longest pause of the event loop since the last scrape", pause.take)
+        if self._archive.journal is not None:
+            for name, text in _BACKLOG.items():
+                gauge(f"archive_{name}", text, functools.partial(self._backlog_of, name))
+
+    def _backlog_of(self, name: str) -> int:
+        return int(self._backlog.get(name, 0))
 
     async def metrics(self, request: Request) -> Response:
+        if self._archive.journal is not None:
+            self._backlog.update(await asyncio.to_thread(self._archive.status))
         return Response(body=self._controller.metrics.render(), content_type="text/plain; version=0.0.4")
 
     async def live(self, request: Request) -> Response:
@@ -115,9 +135,8 @@ class _Pages:
         lifecycle, journal = self._archive.lifecycle, self._archive.journal
         if lifecycle is None or journal is None:
             return Response(409, b"no archive: set storeUrl\n")
-        missing = await asyncio.to_thread(lifecycle.missing_objects)
-        findings = [f"{key}: in the journal, not in the store" for key in missing]
-        return json_response({"objects": len(journal.catalog.objects()), "findings": findings})
+        report = await asyncio.to_thread(lifecycle.verify, request.flag("deep"))
+        return json_response({"objects": report.objects, "rows": report.rows, "findings": report.problems})
 
     async def run_job(self, request: Request) -> Response:
         name = request.path.removeprefix("/jobs/").removesuffix("/run")

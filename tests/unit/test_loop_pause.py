@@ -1,0 +1,25 @@
+"""The loop's longest pause is seen, told once, and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from infra.loop_pause import PERIOD_S, LoopPause
+
+
+def test_a_blocked_loop_shows_as_a_pause_and_is_told_once() -> None:
+    async def run() -> tuple[float, float]:
+        pause = LoopPause()
+        pause.start()
+        block_until = time.monotonic() + 3 * PERIOD_S
+        while time.monotonic() < block_until:
+            pass
+        while (seen := pause.take()) == 0.0:
+            await asyncio.to_thread(int)  # let the loop's timer run
+        pause.stop()
+        return seen, pause.take()
+
+    seen, after = asyncio.run(asyncio.wait_for(run(), 10))
+    assert seen >= PERIOD_S
+    assert after == 0.0
