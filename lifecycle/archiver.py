@@ -311,9 +311,11 @@ class Lifecycle:
             "bytes": sum(name.size for name in names),
         }
 
-    def verify(self) -> VerifyReport:
-        """Journal against objects; one HEAD per object."""
-        return verify(self._journal.catalog, self._journal.store) if self._journal is not None else VerifyReport()
+    def verify(self, deep: bool = False) -> VerifyReport:
+        """Journal against objects: one HEAD per object; `deep` reads each of them as well."""
+        if self._journal is None:
+            return VerifyReport()
+        return verify(self._journal.catalog, self._journal.store, deep=deep)
 
     def missing_objects(self) -> list[str]:
         """Objects that the catalog has and the store does not: told, never taken for expired."""

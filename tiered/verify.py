@@ -1,15 +1,19 @@
 """Do the journal and the objects agree: each queue tiles without gap or overlap, each object is there, in its size.
 
-Reads headers only; a deep check decodes the objects and belongs to a reader.
+Reads headers only; a deep check reads every object, in parts, and compares its checksum. Decoding belongs to a reader.
 """
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from dataclasses import dataclass, field
 
 from infra.object_store import NotFound, ObjectStore
 from neve.archive.catalog import Catalog
 from neve.archive.journal import CommittedName
+
+_PART = 8 << 20
 
 
 @dataclass(slots=True)
@@ -26,25 +30,27 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(catalog: Catalog, store: ObjectStore) -> VerifyReport:
+def verify(catalog: Catalog, store: ObjectStore, *, deep: bool = False) -> VerifyReport:
     report = VerifyReport(gaps=len(catalog.gaps()), open_names=sum(map(len, catalog.open_intents().values())))
     for name in catalog.objects():
         report.objects += 1
         report.rows += name.rows
         report.bytes += name.size
-        _check_object(name, store, report)
+        if _check_object(name, store, report) and deep:
+            _check_bytes(name, store, report)
     for topic in catalog.topics():
         for queue in catalog.queues(topic):
             _check_tiles(catalog, topic, queue, report)
     return report
 
 
-def _check_object(name: CommittedName, store: ObjectStore, report: VerifyReport) -> None:
+def _check_object(name: CommittedName, store: ObjectStore, report: VerifyReport) -> bool:
+    """Whether there is an object of the right size."""
     try:
         info = store.head(name.key)
     except NotFound:
         report.problems.append(f"{name.key}: the object is missing")
-        return
+        return False
     if info.size != name.size:
         report.problems.append(f"{name.key}: {info.size} bytes, the journal says {name.size}")
     elif name.etag and info.etag and info.etag != name.etag:
@@ -53,6 +59,24 @@ def _check_object(name: CommittedName, store: ObjectStore, report: VerifyReport)
     grouped = sum(group.rows for group in name.row_groups)
     if not counted == grouped == name.rows:
         report.problems.append(f"{name.key}: {name.rows} rows, {counted} offsets, {grouped} rows in row groups")
+    return info.size == name.size
+
+
+def _check_bytes(name: CommittedName, store: ObjectStore, report: VerifyReport) -> None:
+    algorithm, expected = name.checksum
+    kind = algorithm.lower().replace("-", "")
+    digest = hashlib.new(kind) if kind in {"sha256", "sha1", "md5"} else None
+    crc, tail = 0, b""
+    for start in range(0, name.size, _PART):
+        part = store.get_range(name.key, start, min(_PART, name.size - start))
+        crc, tail = zlib.crc32(part, crc), (tail + part)[-4:]
+        if digest is not None:
+            digest.update(part)
+    found = digest.hexdigest() if digest is not None else f"{crc:08x}" if kind == "crc32" else expected
+    if found.lower() != expected.lower():
+        report.problems.append(f"{name.key}: {algorithm} {found}, the journal says {expected}")
+    if tail != b"PAR1":
+        report.problems.append(f"{name.key}: no Parquet file")
 
 
 def _check_tiles(catalog: Catalog, topic: str, queue: int, report: VerifyReport) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -337,3 +338,24 @@ def again(directory: Path, server: Minio) -> Iterator[None]:
     port = int(server.endpoint.rpartition(":")[2])
     with running(directory, port, (server.access_key, server.secret_key)):
         yield
+
+
+def test_a_deep_check_reads_the_objects(tmp_path: Path, neve_up: Up) -> None:
+    """One flipped byte keeps the size: only reading finds it, through the broker as from the store alone."""
+    store = tmp_path / "store"
+    with neve_up(tmp_path, "--store", f"dir:{store}", *SMALL) as neve:
+        send(neve, b"a" * 1000)
+        offload(neve)
+        (path,) = store.rglob("*.parquet")
+        status, content = path.stat(), bytearray(path.read_bytes())
+        content[len(content) // 4] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert get(neve, "/archive/verify") == {"objects": 1, "rows": 1, "findings": []}
+        (found,) = get(neve, "/archive/verify?deep=true")["findings"]
+        assert path.name in found
+        assert "the journal says" in found
+        neve_cli = [str(Path(sys.executable).with_name("neve")), "archive", "verify", "--deep"]
+        for where in (["--admin", neve.admin], ["--store", f"dir:{store}"]):
+            ended = subprocess.run([*neve_cli, *where], capture_output=True, text=True, timeout=60, check=False)
+            assert (ended.returncode, path.name in ended.stdout) == (1, True), ended.stderr
