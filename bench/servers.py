@@ -29,6 +29,7 @@ from bench import jvm
 NEVE = str(Path(sys.executable).with_name("neve"))
 _READY_S = 60.0
 _STOP_S = 30.0
+_ADMIN_S = 120.0
 _MODULE_FLAGS = [
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -263,13 +264,14 @@ class ApacheServer(_Processes):
 def mqadmin(namesrv: str, *args: str, home: Path, version: str = jvm.SERVER) -> str:
     """Output of the stock admin tool, errors included: it exits with 0 whatever happens."""
     (home / "conf").mkdir(parents=True, exist_ok=True)
+    (home / "conf" / "logback_tools.xml").write_text("<configuration/>")  # 4.x does nothing without it
     main = "org.apache.rocketmq.tools.command.MQAdminStartup"
     command = jvm.java(f"{jvm.jars(version)}/*", main, *args, "-n", namesrv, home=home)
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=_ADMIN_S,
         check=False,
         cwd=home,
         env={**os.environ, "ROCKETMQ_HOME": str(home)},

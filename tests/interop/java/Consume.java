@@ -1,3 +1,4 @@
+import java.io.PrintStream;
 import java.util.Base64;
 import java.util.List;
 import java.util.Set;
@@ -19,7 +20,11 @@ import org.apache.rocketmq.common.message.MessageExt;
  * One line for each message: GOT, queue, offset, retries, flag, tags, keys, colour, unique id, base64 of the body. Then DONE.
  */
 public class Consume {
+    /** The client's loggers may take System.out for their own; what the test reads has this one for itself. */
+    private static final PrintStream OUT = System.out;
+
     public static void main(String[] args) throws Exception {
+        System.setOut(System.err);
         String mode = args[4];
         CountDownLatch wanted = new CountDownLatch(Integer.parseInt(args[5]));
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[1]);
@@ -34,14 +39,14 @@ public class Consume {
         consumer.start();
         wanted.await(Integer.parseInt(args[6]), TimeUnit.SECONDS);
         consumer.shutdown();
-        System.out.println("DONE");
+        OUT.println("DONE");
         System.exit(0);
     }
 
     private static synchronized void take(List<MessageExt> messages, CountDownLatch wanted) {
         for (MessageExt message : messages) {
             String id = message.getProperty(MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX);
-            System.out.println("GOT\t" + message.getQueueId() + "\t" + message.getQueueOffset() + "\t" + message.getReconsumeTimes() + "\t" + message.getFlag()
+            OUT.println("GOT\t" + message.getQueueId() + "\t" + message.getQueueOffset() + "\t" + message.getReconsumeTimes() + "\t" + message.getFlag()
                 + "\t" + message.getTags() + "\t" + message.getKeys() + "\t" + message.getProperty("colour") + "\t" + id
                 + "\t" + Base64.getEncoder().encodeToString(message.getBody()));
             wanted.countDown();

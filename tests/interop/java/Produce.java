@@ -1,3 +1,4 @@
+import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Base64;
@@ -15,9 +16,12 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * One line for each acknowledged send: SENT, status, queue, offset, unique id, base64 of the body. The last line is DONE.
  */
 public class Produce {
+    /** The client's loggers may take System.out for their own; what the test reads has this one for itself. */
+    private static final PrintStream OUT = System.out;
     private static final int BATCH = 8;
 
     public static void main(String[] args) throws Exception {
+        System.setOut(System.err);
         String topic = args[1], mode = args[2], prefix = args[4];
         int count = Integer.parseInt(args[3]);
         DefaultMQProducer producer = new DefaultMQProducer("interop_" + mode);
@@ -50,7 +54,7 @@ public class Produce {
                 throw new IllegalArgumentException(mode);
         }
         producer.shutdown();
-        System.out.println("DONE");
+        OUT.println("DONE");
         System.exit(0);
     }
 
@@ -78,12 +82,12 @@ public class Produce {
                     answers.countDown();
                 }
                 @Override public void onException(Throwable error) {
-                    System.out.println("FAILED\t" + error);
+                    OUT.println("FAILED\t" + error);
                     answers.countDown();
                 }
             });
         }
-        if (!answers.await(30, TimeUnit.SECONDS)) System.out.println("FAILED\tno answer to " + answers.getCount());
+        if (!answers.await(30, TimeUnit.SECONDS)) OUT.println("FAILED\tno answer to " + answers.getCount());
     }
 
     private static void batch(DefaultMQProducer producer, String topic, String prefix, int count) throws Exception {
@@ -92,7 +96,7 @@ public class Produce {
             for (int k = i; k < Math.min(i + BATCH, count); k++) messages.add(message(topic, prefix, k));
             SendResult result = producer.send(messages);
             String[] ids = result.getMsgId().split(",");
-            if (ids.length != messages.size()) System.out.println("FAILED\t" + ids.length + " ids for " + messages.size() + " messages");
+            if (ids.length != messages.size()) OUT.println("FAILED\t" + ids.length + " ids for " + messages.size() + " messages");
             for (int k = 0; k < messages.size(); k++) line(result, ids[k % ids.length], result.getQueueOffset() + k, messages.get(k));
         }
     }
@@ -103,6 +107,6 @@ public class Produce {
 
     private static synchronized void line(SendResult result, String id, long offset, Message message) {
         String body = Base64.getEncoder().encodeToString(message.getBody());
-        System.out.println("SENT\t" + result.getSendStatus() + "\t" + result.getMessageQueue().getQueueId() + "\t" + offset + "\t" + id + "\t" + body);
+        OUT.println("SENT\t" + result.getSendStatus() + "\t" + result.getMessageQueue().getQueueId() + "\t" + offset + "\t" + id + "\t" + body);
     }
 }
