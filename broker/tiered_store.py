@@ -6,15 +6,18 @@ offset:  cold min ............ hot min ................ max
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from broker.store.message_store import MessageStore
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
+from tiered.cold_reader import ColdUnavailable
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FOUND = "FOUND"
 NO_MATCHED = "NO_MATCHED_MESSAGE"
@@ -44,6 +47,10 @@ class ColdTier(Protocol):
     ) -> Any: ...
 
     def min_offset(self, topic: str, queue_id: int) -> int | None: ...
+
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]: ...
+
+    def record_at(self, physical_offset: int) -> bytes | None: ...
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int | None: ...
 
@@ -116,6 +123,30 @@ class TieredStore:
                 if hot_min == high:
                     return high - 1 if upper else high
         return self.hot.offset_by_time(topic, queue_id, timestamp, upper)
+
+    async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
+        """Records with a key out of both tiers, newest first; without the archive while it can't be read."""
+        found = self.hot.query(topic, key, max_num, begin, end)
+        if self.cold is None or len(found) >= max_num:
+            return found
+        older = await self._ask_cold("query", self.cold.query, topic, key, max_num, begin, end)
+        known = set(found)
+        return (found + [raw for raw in older or () if raw not in known])[:max_num]
+
+    async def record_at(self, physical_offset: int) -> bytes | None:
+        found = self.hot.record_at(physical_offset)
+        if found is not None or self.cold is None or not 0 <= physical_offset < self.hot.min_physical_offset:
+            return found
+        return await self._ask_cold("record", self.cold.record_at, physical_offset)
+
+    async def _ask_cold(self, what: str, ask: Callable[..., T], *arguments: Any) -> T | None:
+        self.cold_reads += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
+        except ColdUnavailable as error:
+            self.cold_failures += 1
+            log.warning("cold %s %s: %r", what, arguments, error)
+            return None
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

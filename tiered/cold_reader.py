@@ -18,6 +18,7 @@ import numpy as np
 
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.journal import CommittedName
+from tiered.cold_query import ColdQuery
 from tiered.worker_client import DecodedGroup, WorkerFailed
 
 READ_AHEAD_MAX = 32 << 20
@@ -95,6 +96,7 @@ class ColdReader:
         self._catalog, self._worker, self._store_url = catalog, worker, store_url
         self._cache = GroupCache(cache_bytes)
         self._lock = threading.Lock()
+        self._query = ColdQuery(catalog, self._group_of)
         self._flights: dict[Key, Future[DecodedGroup]] = {}
         # (topic, queue, offset at which a reader is expected next) -> its read-ahead window in bytes
         self._streams: OrderedDict[tuple[str, int, int], int] = OrderedDict()
@@ -151,6 +153,14 @@ class ColdReader:
             return None if first is None else max(first, low)
         return max((high if first is None else first) - 1, low)
 
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
+        """Records with a key, stored in [begin, end], newest first, out of a bounded part. Raises ColdUnavailable."""
+        return self._query.by_key(topic, key, max_num, begin, end)
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """The record from a place in the log. Raises ColdUnavailable."""
+        return self._query.at(physical_offset)
+
     def close(self) -> None:
         self._ahead.shutdown(wait=False, cancel_futures=True)
 
@@ -185,6 +195,10 @@ class ColdReader:
         raise ColdUnavailable(f"{topic}/{queue_id}: offset {offset} lies in a round that is not committed yet")
 
     # ---- groups
+
+    def _group_of(self, name: CommittedName, index: int) -> DecodedGroup:
+        queue, first, last = name.row_groups[index].runs[0]
+        return self._group(Location(name, index, queue, first, last), 0)
 
     def _group(self, location: Location, row: int) -> DecodedGroup:
         key = (location.name.key, location.row_group)

@@ -34,7 +34,7 @@ class AdminRelayProcessor:
         ext["brokerName"] = self._context.config.broker_name
         body = bytes(request.body)
         if ext.get("msgId"):
-            body = self._record(ext["msgId"])
+            body = await self._record(ext["msgId"])
         topic = self._context.topics.select(ext.get("topic", ""))
         if topic is not None:
             ext["topicSysFlag"] = str(topic.topic_sys_flag)
@@ -43,12 +43,12 @@ class AdminRelayProcessor:
             ext["groupSysFlag"] = str(group.group_sys_flag)
         return await self._relay(request, ext, body)
 
-    def _record(self, msg_id: str) -> bytes:
+    async def _record(self, msg_id: str) -> bytes:
         try:
             offset = parse_offset_msg_id(msg_id)[2]
         except ValueError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is no offset message id") from error
-        record = self._context.store.record_at(offset)
+        record = await self._context.tiered.record_at(offset)
         if record is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return bytes(record)

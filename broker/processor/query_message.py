@@ -7,6 +7,7 @@ from neve.message import decode_record
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
+from tiered.cold_query import has_key
 
 _MAX_HITS = 64
 _UNIQUE_HITS = 32
@@ -16,11 +17,11 @@ class QueryMessageProcessor:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
 
-    def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext
         unique = optional_bool(ext, "_UNIQUE_KEY_QUERY")
         count = _UNIQUE_HITS if unique else min(max(require_int(ext, "maxNum"), 1), _MAX_HITS)
-        hits = self._context.store.query(
+        hits = await self._context.tiered.query(
             require_str(ext, "topic"),
             require_str(ext, "key"),
             count,
@@ -28,7 +29,7 @@ class QueryMessageProcessor:
             require_int(ext, "endTimestamp"),
         )
         # The index knows hashes only, and tells the newest first.
-        hits = [record for record in reversed(hits) if _has_key(record, ext["topic"], ext["key"])]
+        hits = [record for record in reversed(hits) if has_key(decode_record(record), ext["topic"], ext["key"])]
         if not hits:
             raise BrokerError(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
         answer = {
@@ -37,15 +38,9 @@ class QueryMessageProcessor:
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=answer, parts=list(hits))
 
-    def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         offset = require_int(request.ext, "offset")
-        record = self._context.store.record_at(offset)
+        record = await self._context.tiered.record_at(offset)
         if record is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=bytes(record))
-
-
-def _has_key(raw: bytes, topic: str, key: str) -> bool:
-    record = decode_record(raw)
-    properties = record.properties
-    return record.topic == topic and (properties.get("UNIQ_KEY") == key or key in properties.get("KEYS", "").split(" "))
