@@ -49,6 +49,8 @@ class _Buffers:
         self._log = log
         self._room = max_bytes
         self._start = self._end = -1
+        # The file of the last run: to look it up for each record took longer than all the rest of a read.
+        self._base, self._limit, self._view = 0, -1, memoryview(b"")
         self.buffers: list[memoryview] = []
         self.count = 0
 
@@ -66,19 +68,17 @@ class _Buffers:
 
     def close(self) -> None:
         """Slice the run so far; a run never crosses a file: an END record stands between."""
-        if self._start >= 0:
-            view = log_view(self._log, self._start, self._end)
-            if view is not None:
-                self.buffers.append(view)
-            self._start = -1
-
-
-def log_view(log: CommitLog, start: int, end: int) -> memoryview | None:
-    """The bytes of [start, end); None if the log does not have them. The view keeps an evicted file's map alive."""
-    file = log.at(start)
-    if file is None or end > file.end:
-        return None
-    return memoryview(file.map)[start - file.base : end - file.base]
+        start, end = self._start, self._end
+        if start < 0:
+            return
+        self._start = -1
+        if not self._base <= start < self._limit:
+            file = self._log.at(start)
+            if file is None:
+                return
+            self._base, self._limit, self._view = file.base, file.end, memoryview(file.map)
+        if end <= self._limit:  # the view keeps an evicted file's map alive
+            self.buffers.append(self._view[start - self._base : end - self._base])
 
 
 def read(  # noqa: PLR0917 - as `MessageStore.get`
