@@ -89,7 +89,7 @@ class LoopHotStore:
         return self._call(lambda: self._context.store.files(start, end))
 
     def pinned_from(self) -> int | None:
-        return self._call(self._context.schedule.oldest_pending_physical)
+        return self._call(self._context.pinned_from)
 
     def disk_ratio(self) -> float:
         disk, root = self._context.store.disk, self._context.root

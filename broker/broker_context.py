@@ -15,7 +15,9 @@ from broker.schedule_message import ScheduleMessage
 from broker.store.message_store import MessageStore
 from broker.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tiered_store import TieredStore
+from broker.timer_message import TimerMessages
 from broker.topic_config_manager import TopicConfig, TopicConfigManager
+from broker.transaction.half_messages import HalfMessages
 from infra.clock import Clock
 from infra.config import BrokerConfig
 from infra.metrics import Metrics
@@ -40,6 +42,8 @@ class BrokerContext:
     locks: RebalanceLock
     hold: PullRequestHold
     schedule: ScheduleMessage
+    timers: TimerMessages
+    transactions: HalfMessages
     stats: BrokerStats
     # The address that clients dial; port 0 in the configuration is known only after the bind.
     address: tuple[str, int] = ("127.0.0.1", 0)
@@ -63,6 +67,11 @@ class BrokerContext:
         if config is None:
             raise BrokerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
         return config
+
+    def pinned_from(self) -> int | None:
+        """The lowest log position that a message in waiting needs; nothing from it on may be evicted."""
+        parts = (self.schedule.oldest_pending_physical(), self.timers.pinned_from(), self.transactions.pinned_from())
+        return min((position for position in parts if position is not None), default=None)
 
     def any_queue(self, queue_nums: int) -> int:
         """A queue for who doesn't care: each in its turn."""

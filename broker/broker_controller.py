@@ -26,7 +26,10 @@ from broker.store.errors import StoreError, StoreFull, StoreLocked
 from broker.store.message_store import MessageStore
 from broker.subscription_group_manager import SubscriptionGroupManager
 from broker.tiered_store import TieredStore
+from broker.timer_message import TimerMessages
 from broker.topic_config_manager import TopicConfigManager
+from broker.transaction.check_back import CheckBack
+from broker.transaction.half_messages import HalfMessages
 from infra.admin_http import AdminHttp
 from infra.clock import Clock
 from infra.config import BrokerConfig
@@ -85,6 +88,7 @@ class BrokerController:
             clock,
         )
         tables = root / "config"
+        topics = TopicConfigManager(disk, tables / "topics.json", clock)
         context = BrokerContext(
             config=config,
             clock=clock,
@@ -95,7 +99,7 @@ class BrokerController:
             flusher=Flusher(
                 store, clock, interval_ms=lambda: config.flush_interval_commit_log, on_failure=self._flush_failed
             ),
-            topics=TopicConfigManager(disk, tables / "topics.json", clock),
+            topics=topics,
             groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock),
             offsets=ConsumerOffsetManager(disk, tables / "consumerOffset.json"),
             clients=ClientManager(clock, self._members_changed),
@@ -105,6 +109,8 @@ class BrokerController:
                 store, clock, parse_levels(config.message_delay_level), disk, tables / "delayOffset.json"
             ),
             stats=BrokerStats(clock),
+            timers=TimerMessages(store, clock, config, lambda topic: topics.select(topic) is not None),
+            transactions=HalfMessages(store, clock),
             address=(host, config.listen_port),
             boot_ms=clock.now_ms(),
         )
@@ -161,6 +167,8 @@ class BrokerController:
         try:
             for part in (context.topics, context.groups, context.offsets, context.schedule):
                 part.load()
+            context.timers.load()
+            context.transactions.load()
         except ValueError as error:
             context.store.shutdown()
             raise StartupError(str(error), EXIT_FAILED) from error
@@ -202,6 +210,7 @@ class BrokerController:
         self._supervisor.spawn("register", self._register_when_wanted())
         every("schedule", _SCHEDULE_PERIOD, self._deliver_due)
         every("tick", _TICK, self._tick)
+        every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context).run)
         every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
         every("clients", _CLIENT_SCAN, context.clients.expire)
         every("register-period", self.config.register_name_server_period / 1000, self._register)
@@ -218,6 +227,7 @@ class BrokerController:
     def _deliver_due(self) -> None:
         if self.context.accepting:
             self.context.schedule.deliver_due()
+            self.context.timers.deliver_due()
 
     def _tick(self) -> None:
         context = self.context

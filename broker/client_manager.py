@@ -1,6 +1,7 @@
 """Who is connected: producers and consumers by group, as their heartbeats say, gone with their connection."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,11 +77,24 @@ class ClientManager:
     def __init__(self, clock: Clock, on_change: Callable[[ConsumerGroup], None]) -> None:
         self._clock = clock
         self._on_change = on_change
+        self._turn = itertools.count()
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Connection, ClientChannel]] = {}
 
     def register_producer(self, group: str, channel: ClientChannel) -> None:
         self.producers.setdefault(group, {})[channel.connection] = channel
+
+    def find_producer(self, client_id: str) -> ClientChannel | None:
+        """The client's channel in any of its groups."""
+        channels = (channel for group in self.producers.values() for channel in group.values())
+        return next((channel for channel in channels if channel.client_id == client_id), None)
+
+    def next_producer(self, group: str) -> ClientChannel | None:
+        """A live channel of the group, each in its turn."""
+        channels = [
+            channel for connection, channel in self.producers.get(group, {}).items() if not connection.is_closed
+        ]
+        return channels[next(self._turn) % len(channels)] if channels else None
 
     def register_consumer(
         self, group: str, channel: ClientChannel, kinds: tuple[str, str, str], subs: Iterable[Subscription] | None

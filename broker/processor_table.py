@@ -11,8 +11,11 @@ from broker.processor.admin_relay import AdminRelayProcessor
 from broker.processor.admin_stats import AdminStatsProcessor, Totals
 from broker.processor.client_manage import ClientManageProcessor
 from broker.processor.consumer_manage import ConsumerManageProcessor
+from broker.processor.end_transaction import EndTransactionProcessor
 from broker.processor.pull_message import PullMessageProcessor
 from broker.processor.query_message import QueryMessageProcessor
+from broker.processor.recall_message import RecallMessageProcessor
+from broker.processor.reply_message import ReplyMessageProcessor
 from broker.processor.send_message import SendMessageProcessor
 from infra.remoting_server import Handler, RequestRouter
 from neve.message import UniqueIdGenerator
@@ -28,6 +31,9 @@ class Processors:
         self.totals = Totals(context, self.sender, self.puller)
         self._consumers = ConsumerManageProcessor(context)
         self._query = QueryMessageProcessor(context)
+        self._transactions = EndTransactionProcessor(context, self.sender)
+        self._recall = RecallMessageProcessor(context, self.sender)
+        self._replies = ReplyMessageProcessor(context, self.sender)
         self._admin = AdminProcessor(context, drop_topic)
         self._stats = AdminStatsProcessor(context, self.totals)
         self._offsets = AdminOffsetsProcessor(context)
@@ -45,6 +51,10 @@ class Processors:
             Code.SEND_MESSAGE_V2: self.sender.send,
             Code.SEND_BATCH_MESSAGE: self.sender.send,
             Code.CONSUMER_SEND_MSG_BACK: self.sender.send_back,
+            Code.END_TRANSACTION: self._transactions.end,
+            Code.RECALL_MESSAGE: self._recall.recall,
+            Code.SEND_REPLY_MESSAGE: self._replies.reply,
+            Code.SEND_REPLY_MESSAGE_V2: self._replies.reply,
             Code.PULL_MESSAGE: self.puller.pull,
             Code.LITE_PULL_MESSAGE: self.puller.pull,
             Code.QUERY_MESSAGE: self._query.query,

@@ -1,0 +1,87 @@
+"""END_TRANSACTION (37): a half message becomes an ordinary one, or never does."""
+
+from broker.broker_context import BrokerContext
+from broker.processor.send_message import Outgoing, SendMessageProcessor
+from broker.transaction.check_back import address
+from broker.transaction.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, immunity
+from broker.validators import HALF_TOPIC
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_bool, require_int, require_str
+
+
+class EndTransactionProcessor:
+    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
+        self._context, self._sender = context, sender
+
+    async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Everything up to the answer happens in one turn of the loop; the answer waits for the disk if sends do."""
+        outcome = require_int(request.ext, "commitOrRollback")
+        if outcome not in (COMMIT, ROLLBACK, UNKNOWN):
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"commitOrRollback={outcome}: allowed are 0, 8 and 12")
+        if outcome != UNKNOWN:
+            self._end(request, outcome)
+            if self._context.config.sync_flush and not request.is_oneway:
+                await self._context.flusher.flush_now()
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    def _end(self, request: RemotingCommand, outcome: int) -> None:
+        transactions = self._context.transactions
+        record = self._prepared(request)
+        half = transactions.find(record.queue_offset)
+        if half is None or half.physical_offset != record.physical_offset:
+            if transactions.outcome(record.queue_offset) == outcome:
+                return
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
+        self._check_time(request, record)
+        if outcome == COMMIT:
+            self._commit(record)
+        transactions.ended(half, outcome)
+
+    def _prepared(self, request: RemotingCommand) -> MessageRecord:
+        ext = request.ext
+        raw = self._context.store.record_at(require_int(ext, "commitLogOffset"))
+        record = decode_record(raw) if raw is not None else None
+        if record is None or record.topic != HALF_TOPIC:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        if record.properties.get("PGROUP") != require_str(ext, "producerGroup"):
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if record.queue_offset != require_int(ext, "tranStateTableOffset"):
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        return record
+
+    def _check_time(self, request: RemotingCommand, record: MessageRecord) -> None:
+        """Who asked for a quiet time and ends the transaction after it must wait to be asked."""
+        quiet = immunity(record.properties)
+        if quiet is None or optional_bool(request.ext, "fromTransactionCheck"):
+            return
+        if self._context.clock.now_ms() - record.born_timestamp > quiet:
+            raise BrokerError(
+                ResponseCode.ILLEGAL_OPERATION, "the time to end the transaction is over, wait for a check"
+            )
+
+    def _commit(self, record: MessageRecord) -> None:
+        properties = record.properties
+        topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
+        self._context.find_topic(topic)
+        if not queue.isdigit():
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the prepared message names no queue: {queue!r}")
+        message = Outgoing(
+            topic,
+            int(queue),
+            record.body,
+            record.properties_raw,
+            record.flag,
+            record.sys_flag & ~TRANSACTION_BITS | TRANSACTION_COMMIT,
+            record.born_timestamp,
+            address(record.born_host),
+            record.reconsume_times,
+            properties.get("TAGS"),
+            properties.get("KEYS"),
+            properties.get("UNIQ_KEY"),
+            record.physical_offset,
+        )
+        self._sender.put(message, properties.get("DELAY"), properties)

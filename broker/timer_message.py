@@ -1,0 +1,217 @@
+"""Messages for a moment: stored in rmq_sys_wheel_timer, appended again when that moment comes, never before.
+
+queue 0   messages and recalls; an entry's tags code is the time of delivery, negative for a recall, so that a start
+          reads entries only
+queue 1   marks, one after each batch of deliveries; body: `time,offset,position` - everything due up to (time, queue
+          offset) is delivered, nothing that waits lies below the log position
+
+Deliveries are in order of (time, queue offset) and a new message is always due after the last delivery, so one mark
+says all. A crash between a batch and its mark delivers that batch twice rather than not at all.
+"""
+
+import heapq
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.message_store import MessageStore, PutResult
+from broker.validators import WHEEL_TIMER_TOPIC
+from infra.clock import Clock
+from infra.config import BrokerConfig
+from neve.errors import BrokerError
+from neve.message import PROPERTIES_LENGTH_MAX, MessageRecord, decode_record, tags_code
+from neve.remoting.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+DELAY_SECONDS, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
+OUT_MS, DEQUEUE_MS, RECALL_KEY = "TIMER_OUT_MS", "TIMER_DEQUEUE_MS", "TIMER_DEL_UNIQKEY"
+TIMER_PROPERTIES = (DELAY_SECONDS, DELAY_MS, DELIVER_MS)
+
+_MESSAGES, _MARKS = 0, 1
+_BATCH = 64
+_BATCHES_AT_ONCE = 8
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_NOBODY = ("127.0.0.1", 0)
+
+
+class TimerMessages:
+    def __init__(
+        self, store: MessageStore, clock: Clock, config: BrokerConfig, topic_exists: Callable[[str], bool]
+    ) -> None:
+        self._store, self._clock, self._config, self._topic_exists = store, clock, config, topic_exists
+        # Entries are (time of delivery, queue offset, log position).
+        self._heap: list[tuple[int, int, int]] = []
+        self._stored_order: deque[tuple[int, int, int]] = deque()
+        self._waiting: set[int] = set()
+        self._recalls: dict[str, int] = {}
+        self._delivered = (0, -1)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    # ---- a message comes ---------------------------------------------------------------------------------------
+
+    def time_of(self, properties: Mapping[str, str]) -> int | None:
+        """When to deliver; None: at once. Raises BrokerError for a time that can't be had."""
+        name = next((name for name in TIMER_PROPERTIES if name in properties), None)
+        if name is None:
+            return None
+        if not self._config.timer_wheel_enable:
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+            )
+        text, now = properties[name], self._clock.now_ms()
+        if _NUMBER.fullmatch(text) is None:
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal: {name}={text} is no number")
+        value = int(text)
+        when = {DELAY_SECONDS: now + value * 1000, DELAY_MS: now + value, DELIVER_MS: value}[name]
+        limit = self._config.timer_max_delay_sec
+        if when > now + limit * 1000:
+            raise BrokerError(
+                ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal: {name}={text} is more than {limit} s away"
+            )
+        if when <= now:
+            if RECALL_KEY in properties:
+                raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "timer message illegal: a recall of the past")
+            return None
+        # Only after the wall clock went back does this change anything.
+        return max(when, self._delivered[0] + 1)
+
+    def added(self, when: int, stored: PutResult, recall_key: str | None) -> None:
+        self._add((when, stored.queue_offset, stored.physical_offset))
+        if recall_key:
+            self._recalls[recall_key] = stored.queue_offset
+
+    def _add(self, entry: tuple[int, int, int]) -> None:
+        heapq.heappush(self._heap, entry)
+        self._stored_order.append(entry)
+        self._waiting.add(entry[1])
+
+    # ---- its time comes ----------------------------------------------------------------------------------------
+
+    def deliver_due(self) -> int:
+        """Deliver what is due, a few batches at most; the number of entries done."""
+        done = 0
+        for _ in range(_BATCHES_AT_ONCE):
+            batch = self._deliver_batch()
+            done += batch
+            if batch < _BATCH:
+                break
+        return done
+
+    def _deliver_batch(self) -> int:
+        now, done, heap = self._clock.now_ms(), 0, self._heap
+        try:
+            while done < _BATCH and heap and heap[0][0] <= now and heap[0][2] < self._store.confirmed_offset:
+                when, offset, position = heap[0]
+                self._deliver(position, offset)
+                heapq.heappop(heap)
+                self._waiting.discard(offset)
+                self._delivered = (when, offset)
+                done += 1
+            if done:
+                self._mark()
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("timer messages can't be delivered now: %s", error)
+        return done
+
+    def _deliver(self, position: int, offset: int) -> None:
+        raw = self._store.record_at(position)
+        if raw is None:
+            log.error("the timer message at %d is no longer in the log: left out", position)
+            return
+        record = decode_record(raw)
+        properties = record.properties
+        recall = properties.get(RECALL_KEY)
+        if recall is not None:
+            if self._recalls.get(recall) == offset:
+                del self._recalls[recall]
+            return
+        topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
+        unique = properties.get("UNIQ_KEY", "")
+        if unique in self._recalls or f"{topic}+{unique}" in self._recalls:
+            return
+        if not queue.isdigit() or not self._topic_exists(topic):
+            log.warning("timer message at %d: its topic %r is gone", position, topic)
+            return
+        self._put(record, topic, int(queue), properties)
+
+    def _put(self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str]) -> None:
+        raw, host = record.properties_raw, record.born_host.rpartition(":")
+        stamp = f"{DEQUEUE_MS}\x01{self._clock.now_ms()}\x02".encode()
+        if len(raw) + len(stamp) <= PROPERTIES_LENGTH_MAX:
+            raw += stamp
+        try:
+            self._store.put(
+                topic,
+                queue,
+                record.body,
+                raw,
+                flag=record.flag,
+                sys_flag=record.sys_flag,
+                born_timestamp=record.born_timestamp,
+                born_host=(host[0].strip("[]"), int(host[2])),
+                reconsume_times=record.reconsume_times,
+                prepared_transaction_offset=record.prepared_transaction_offset,
+                tags_code=tags_code(properties.get("TAGS")),
+                keys=properties.get("KEYS"),
+                unique_key=properties.get("UNIQ_KEY"),
+            )
+        except MessageIllegal as error:
+            log.error("the timer message at %d is too large by now: %s", record.physical_offset, error)
+
+    def _mark(self) -> None:
+        pinned = self.pinned_from()
+        position = self._store.max_physical_offset if pinned is None else pinned
+        self._store.put(
+            WHEEL_TIMER_TOPIC,
+            _MARKS,
+            f"{self._delivered[0]},{self._delivered[1]},{position}".encode(),
+            b"",
+            flag=0,
+            sys_flag=0,
+            born_timestamp=self._clock.now_ms(),
+            born_host=_NOBODY,
+        )
+
+    def pinned_from(self) -> int | None:
+        """The lowest log position that a waiting message needs."""
+        order = self._stored_order
+        while order and order[0][1] not in self._waiting:
+            order.popleft()
+        return order[0][2] if order else None
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Find what waits: the entries that the last mark doesn't cover."""
+        store = self._store
+        start = self._read_mark()
+        runs = store.entries(WHEEL_TIMER_TOPIC, max(start, store.min_physical_offset), store.max_physical_offset)
+        run = runs.get(_MESSAGES)
+        if run is None:
+            return
+        columns = zip(run.physical.tolist(), run.tags.tolist(), strict=True)
+        for offset, (position, code) in enumerate(columns, run.first_offset):
+            if (abs(code), offset) > self._delivered:
+                self._add((abs(code), offset, position))
+                if code < 0:
+                    self._load_recall(position, offset)
+
+    def _load_recall(self, position: int, offset: int) -> None:
+        raw = self._store.record_at(position)
+        if raw is not None:
+            self._recalls[decode_record(raw).properties.get(RECALL_KEY, "")] = offset
+
+    def _read_mark(self) -> int:
+        end = self._store.max_offset(WHEEL_TIMER_TOPIC, _MARKS)
+        if not end:
+            return 0
+        for buffer in self._store.get(WHEEL_TIMER_TOPIC, _MARKS, end - 1, 1, 1 << 20).buffers:
+            time, offset, position = decode_record(buffer).body.decode("ascii").split(",")
+            self._delivered = (int(time), int(offset))
+            return int(position)
+        return 0

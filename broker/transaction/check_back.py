@@ -1,0 +1,123 @@
+"""The round that asks producers how their transactions ended, and gives up what nobody answers for."""
+
+import asyncio
+import logging
+
+from broker.broker_context import BrokerContext
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.transaction.half_messages import ROLLBACK, TRANSACTION_BITS, Half
+from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
+from neve.message import MessageRecord, decode_record, encode_record, offset_msg_id, properties_to_bytes, tags_code
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+# Half messages looked at before other requests get their turn.
+_SLICE = 64
+
+
+class CheckBack:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    async def run(self) -> None:
+        """One round over all that wait; each is asked about at most once."""
+        context = self._context
+        if not context.accepting:
+            return
+        context.transactions.write_marks()
+        asked: list[Half] = []
+        for number, half in enumerate(context.transactions.waiting(), 1):
+            # It may have ended while others had their turn.
+            if context.transactions.find(half.queue_offset) is half and self._is_due(half) and self._check(half):
+                asked.append(half)
+            if number % _SLICE == 0:
+                context.transactions.asked(asked)
+                asked = []
+                await asyncio.sleep(0)
+        context.transactions.asked(asked)
+
+    def _is_due(self, half: Half) -> bool:
+        wish = half.immunity_ms
+        quiet = self._context.config.transaction_time_out if wish is None else wish
+        return self._context.clock.now_ms() - half.store_ms >= quiet
+
+    def _check(self, half: Half) -> bool:
+        """True if it counts as asked: as in RocketMQ also when no producer of the group is there."""
+        raw = self._context.store.record_at(half.physical_offset)
+        if raw is None:
+            return False
+        record = decode_record(raw)
+        if half.checks >= self._context.config.transaction_check_max:
+            self._give_up(half, record)
+            return False
+        properties = record.properties
+        channel = self._context.clients.next_producer(properties.get("PGROUP", ""))
+        if channel is None:
+            log.warning("no producer of the group %s to ask about a transaction", properties.get("PGROUP"))
+        else:
+            channel.connection.send_oneway(self._question(half, record, properties))
+        return True
+
+    def _question(self, half: Half, record: MessageRecord, properties: dict[str, str]) -> RemotingCommand:
+        context, unique = self._context, properties.get("UNIQ_KEY", "")
+        properties["TRANSACTION_CHECK_TIMES"] = str(half.checks + 1)
+        body = encode_record(
+            topic=properties.get("REAL_TOPIC", "").encode(),
+            body=record.body,
+            properties=properties_to_bytes(properties),
+            queue_id=int(properties.get("REAL_QID", "0")),
+            flag=record.flag,
+            queue_offset=record.queue_offset,
+            physical_offset=record.physical_offset,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=address(record.born_host),
+            store_timestamp=record.store_timestamp,
+            store_host=address(record.store_host),
+            reconsume_times=record.reconsume_times,
+            body_crc=record.body_crc,
+        )
+        ext = {
+            "topic": HALF_TOPIC,
+            "tranStateTableOffset": str(half.queue_offset),
+            "commitLogOffset": str(half.physical_offset),
+            "msgId": unique,
+            "transactionId": unique,
+            "offsetMsgId": offset_msg_id(context.address, half.physical_offset),
+            "bname": context.config.broker_name,
+        }
+        return RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
+
+    def _give_up(self, half: Half, record: MessageRecord) -> None:
+        """Kept where an operator finds it."""
+        context, properties = self._context, record.properties
+        context.topics.create_plain(CHECK_MAX_TOPIC, 1)
+        try:
+            context.store.put(
+                CHECK_MAX_TOPIC,
+                0,
+                record.body,
+                record.properties_raw,
+                flag=record.flag,
+                sys_flag=record.sys_flag & ~TRANSACTION_BITS,
+                born_timestamp=record.born_timestamp,
+                born_host=address(record.born_host),
+                reconsume_times=record.reconsume_times,
+                tags_code=tags_code(properties.get("TAGS")),
+                keys=properties.get("KEYS"),
+                unique_key=properties.get("UNIQ_KEY"),
+            )
+        except (StoreFull, StoreNotWritable, MessageIllegal) as error:
+            log.warning("transaction %s can't be given up now: %s", properties.get("UNIQ_KEY"), error)
+            return
+        log.warning("transaction %s: given up after %d checks", properties.get("UNIQ_KEY"), half.checks)
+        context.transactions.ended(half, ROLLBACK)
+        context.register_soon()
+
+
+def address(text: str) -> tuple[str, int]:
+    """A record's `ip:port`."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,179 @@
+"""Which half messages still wait for their end. The state is the log's: nothing else is written.
+
+RMQ_SYS_TRANS_HALF_TOPIC, queue 0      the half messages, with the target in REAL_TOPIC and REAL_QID
+RMQ_SYS_TRANS_OP_HALF_TOPIC, queue 0   marks; body: queue offsets of half messages, each followed by ","
+    TAGS=d  ended (committed, rolled back or given up)      TAGS=c  asked about once more
+    HALF_FROM, OP_FROM: a start need read no half and no mark below these offsets
+
+A committed message is appended right before its mark. A crash between the two leaves it as the log's last record,
+with the half's position in it: that is seen at start, so a commit shows once.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from broker.store.errors import StoreFull, StoreNotWritable
+from broker.store.message_store import MessageStore, PutResult
+from broker.validators import HALF_TOPIC, OP_HALF_TOPIC
+from infra.clock import Clock
+from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record, iter_records, tags_code
+
+log = logging.getLogger(__name__)
+
+COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
+TRANSACTION_BITS = 0xC
+
+_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+_ENDED, _ASKED = "d", "c"
+_READ_COUNT, _READ_BYTES = 512, 4 << 20
+_OFFSETS_IN_MARK = 1000
+_OUTCOMES_KEPT = 10_000
+_NOBODY = ("127.0.0.1", 0)
+
+
+@dataclass(slots=True)
+class Half:
+    queue_offset: int
+    physical_offset: int
+    store_ms: int
+    # How long nobody is asked, as the producer wishes; None: the broker's transactionTimeOut.
+    immunity_ms: int | None
+    # No mark of this half message is below this offset of the op queue.
+    op_from: int
+    checks: int = 0
+
+
+class HalfMessages:
+    def __init__(self, store: MessageStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._pending: OrderedDict[int, Half] = OrderedDict()
+        self._outcomes: OrderedDict[int, int] = OrderedDict()
+        self._unmarked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def find(self, queue_offset: int) -> Half | None:
+        return self._pending.get(queue_offset)
+
+    def outcome(self, queue_offset: int) -> int | None:
+        """How a transaction ended a short while ago."""
+        return self._outcomes.get(queue_offset)
+
+    def waiting(self) -> list[Half]:
+        return list(self._pending.values())
+
+    def pinned_from(self) -> int | None:
+        """The lowest log position that a waiting half message needs."""
+        first = next(iter(self._pending.values()), None)
+        return None if first is None else first.physical_offset
+
+    # ---- changes -----------------------------------------------------------------------------------------------
+
+    def added(self, stored: PutResult, properties: dict[str, str]) -> None:
+        op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
+        self._pending[stored.queue_offset] = Half(
+            stored.queue_offset, stored.physical_offset, stored.store_timestamp, immunity(properties), op_from
+        )
+
+    def ended(self, half: Half, outcome: int) -> None:
+        """Nobody is asked about it again, nor can it be ended another way."""
+        del self._pending[half.queue_offset]
+        self._outcomes[half.queue_offset] = outcome
+        if len(self._outcomes) > _OUTCOMES_KEPT:
+            self._outcomes.popitem(last=False)
+        self._unmarked.append(half.queue_offset)
+        self.write_marks()
+
+    def asked(self, halves: list[Half]) -> None:
+        for half in halves:
+            half.checks += 1
+        for start in range(0, len(halves), _OFFSETS_IN_MARK):
+            self._mark(_ASKED, [half.queue_offset for half in halves[start : start + _OFFSETS_IN_MARK]])
+
+    def write_marks(self) -> None:
+        """Also those that found the disk full earlier."""
+        while self._unmarked and self._mark(_ENDED, self._unmarked[:_OFFSETS_IN_MARK]):
+            del self._unmarked[:_OFFSETS_IN_MARK]
+
+    def _mark(self, tag: str, offsets: list[int]) -> bool:
+        store, first = self._store, next(iter(self._pending.values()), None)
+        half_from = first.queue_offset if first is not None else store.max_offset(HALF_TOPIC, 0)
+        op_from = first.op_from if first is not None else store.max_offset(OP_HALF_TOPIC, 0)
+        properties = f"TAGS\x01{tag}\x02HALF_FROM\x01{half_from}\x02OP_FROM\x01{op_from}\x02".encode()
+        try:
+            store.put(
+                OP_HALF_TOPIC,
+                0,
+                "".join(f"{offset}," for offset in offsets).encode(),
+                properties,
+                flag=0,
+                sys_flag=0,
+                born_timestamp=self._clock.now_ms(),
+                born_host=_NOBODY,
+                tags_code=tags_code(tag),
+            )
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("a transaction's mark can't be written now: %s", error)
+            return False
+        return True
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Read the waiting half messages out of the log."""
+        store = self._store
+        half_from, op_from = self._floors()
+        ended: set[int] = set()
+        checks: dict[int, int] = {}
+        for mark in self._records(OP_HALF_TOPIC, op_from):
+            offsets = [int(part) for part in mark.body.decode("ascii").split(",") if part]
+            if mark.properties.get("TAGS") == _ENDED:
+                ended.update(offsets)
+            else:
+                for offset in offsets:
+                    checks[offset] = checks.get(offset, 0) + 1
+        for record in self._records(HALF_TOPIC, half_from):
+            offset = record.queue_offset
+            if offset not in ended:
+                wish = immunity(record.properties)
+                self._pending[offset] = Half(
+                    offset, record.physical_offset, record.store_timestamp, wish, op_from, checks.get(offset, 0)
+                )
+        last = max((tail.physical_offset for tail in store.tails.values()), default=-1)
+        raw = store.record_at(last) if last >= 0 else None
+        if raw is not None:
+            self._end_if_committed(decode_record(raw))
+
+    def _end_if_committed(self, record: MessageRecord) -> None:
+        if record.sys_flag & TRANSACTION_BITS != TRANSACTION_COMMIT:
+            return
+        for half in self.waiting():
+            if half.physical_offset == record.prepared_transaction_offset:
+                self.ended(half, COMMIT)
+
+    def _floors(self) -> tuple[int, int]:
+        end = self._store.max_offset(OP_HALF_TOPIC, 0)
+        for mark in self._records(OP_HALF_TOPIC, end - 1) if end else ():
+            properties = mark.properties
+            return int(properties.get("HALF_FROM", 0)), int(properties.get("OP_FROM", 0))
+        return 0, 0
+
+    def _records(self, topic: str, offset: int) -> Iterator[MessageRecord]:
+        store = self._store
+        offset, end = max(offset, store.min_offset(topic, 0)), store.max_offset(topic, 0)
+        while offset < end:
+            got = store.get(topic, 0, offset, _READ_COUNT, _READ_BYTES)
+            for buffer in got.buffers:
+                yield from iter_records(buffer)
+            if got.next_offset <= offset:
+                return
+            offset = got.next_offset
+
+
+def immunity(properties: dict[str, str]) -> int | None:
+    """Milliseconds in which a producer doesn't want to be asked; what is no number is no wish."""
+    text = properties.get(_IMMUNITY, "")
+    return int(text) * 1000 if text.isascii() and text.isdigit() else None
