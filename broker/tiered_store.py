@@ -48,6 +48,8 @@ class ColdTier(Protocol):
 
     def min_offset(self, topic: str, queue_id: int) -> int | None: ...
 
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int: ...
+
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]: ...
 
     def record_at(self, physical_offset: int) -> bytes | None: ...
@@ -123,6 +125,13 @@ class TieredStore:
                 if hot_min == high:
                     return high - 1 if upper else high
         return self.hot.offset_by_time(topic, queue_id, timestamp, upper)
+
+    async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """-1: no such message, or its time can't be read now."""
+        if self.cold is None or self.is_hot(topic, queue_id, offset):
+            return self.hot.store_time(topic, queue_id, offset)
+        found = await self._ask_cold("time", self.cold.store_time, topic, queue_id, offset)
+        return -1 if found is None else found
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
         """Records with a key out of both tiers, newest first; without the archive while it can't be read."""

@@ -96,26 +96,26 @@ class AdminOffsetsProcessor:
             request, ResponseCode.SUCCESS, body=dumps_object_keys({"correctionOffsets": lowest})
         )
 
-    def time_span(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def time_span(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """303."""
         topic, group = require_str(request.ext, "topic"), require_str(request.ext, "group")
         config = self._context.find_topic(topic)
-        spans = [self._span(topic, group, queue) for queue in range(config.write_queue_nums)]
+        spans = [await self._span(topic, group, queue) for queue in range(config.write_queue_nums)]
         return RemotingCommand.response(
             request, ResponseCode.SUCCESS, body=dumps_object_keys({"consumeTimeSpanSet": spans})
         )
 
-    def _span(self, topic: str, group: str, queue: int) -> dict[str, Any]:
-        context, store = self._context, self._context.store
+    async def _span(self, topic: str, group: str, queue: int) -> dict[str, Any]:
+        context, store = self._context, self._context.tiered
         low, high = store.min_offset(topic, queue), store.max_offset(topic, queue)
-        earliest = store.store_time(topic, queue, low)
+        earliest = await store.store_time(topic, queue, low)
         consumed = context.offsets.query(group, topic, queue)
-        last = store.store_time(topic, queue, consumed - 1) if consumed > low else earliest
-        waiting = store.store_time(topic, queue, max(consumed, low)) if consumed < high else -1
+        last = await store.store_time(topic, queue, consumed - 1) if consumed > low else earliest
+        waiting = await store.store_time(topic, queue, max(consumed, low)) if consumed < high else -1
         return {
             "messageQueue": MessageQueue(topic, context.config.broker_name, queue),
             "minTimeStamp": earliest,
-            "maxTimeStamp": store.store_time(topic, queue, high - 1) if high > low else -1,
+            "maxTimeStamp": await store.store_time(topic, queue, high - 1) if high > low else -1,
             "consumeTimeStamp": last if last >= 0 else earliest,
             "delayTime": max(context.clock.now_ms() - waiting, 0) if waiting >= 0 else 0,
         }

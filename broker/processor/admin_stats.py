@@ -12,13 +12,16 @@ from neve.remoting.codes import VERSION, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
 
+_DAY = 86_400_000
 # Queues looked at before other requests get their turn.
 _SLICE = 64
 _ZEROS = (
     "sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills",
     "pullThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind",
-    "timerCongestNum", "timerEnqueueTps", "timerDequeueTps", "msgPutTotalYesterdayMorning",
-    "msgPutTotalTodayMorning", "msgGetTotalYesterdayMorning", "msgGetTotalTodayMorning", "dispatchBehindBytes",
+    "timerCongestNum", "timerEnqueueTps", "timerDequeueTps", "dispatchBehindBytes", "dispatchMaxBuffer",
+    "putMessageFailedTimes", "putMessageEntireTimeMax", "getMessageEntireTimeMax", "putLatency99", "putLatency999",
+    "litePullThreadPoolQueueSize", "queryThreadPoolQueueSize", "ackThreadPoolQueueSize", "EndTransactionQueueSize",
+    "remainTransientStoreBufferNumbs", "remainHowManyDataToCommit",
 )  # fmt: skip
 
 
@@ -141,13 +144,14 @@ class AdminStatsProcessor:
             "getMissTps": "0.0 0.0 0.0",
             "getTotalTps": got,
             "getTransferredTps": got,
-            "msgGetTotalTodayNow": str(self._totals.got()),
-            "msgPutTotalTodayNow": str(self._totals.put()),
+            **self._totals.mornings(),
             "pid": str(os.getpid()),
             "putMessageAverageSize": str(self._totals.average_size()),
+            "putMessageSizeTotal": str(self._totals.size()),
             "putMessageTimesTotal": str(self._totals.put()),
             "putTps": put,
             "remainHowManyDataToFlush": f"{store.max_physical_offset - store.flushed_offset} B",
+            "startAcceptSendRequestTimeStamp": str(context.boot_ms),
             "runtime": f"[ {(now - context.boot_ms) // 1000} seconds ]",
         }
         for level in range(1, context.schedule.max_level + 1):
@@ -164,10 +168,25 @@ class Totals:
     def __init__(self, context: BrokerContext, sender: Any, puller: Any) -> None:
         self._context, self._sender, self._puller = context, sender, puller
         self._samples: list[tuple[float, int, int]] = []
+        self._day = context.clock.now_ms() // _DAY
+        # Messages in and out at the start (UTC) of yesterday and of today.
+        self._yesterday = self._today = (0, 0)
 
     def sample(self) -> None:
+        day = self._context.clock.now_ms() // _DAY
+        if day != self._day:
+            self._day, self._yesterday, self._today = day, self._today, (self.put(), self.got())
         self._samples.append((self._context.clock.monotonic(), self.put(), self.got()))
         del self._samples[: -(self._WINDOWS[-1] + 1)]
+
+    def mornings(self) -> dict[str, str]:
+        put, got = zip(self._yesterday, self._today, (self.put(), self.got()), strict=True)
+        whens = ("YesterdayMorning", "TodayMorning", "TodayNow")
+        rows = (("Put", put), ("Get", got))
+        return {f"msg{what}Total{when}": str(n) for what, row in rows for when, n in zip(whens, row, strict=True)}
+
+    def size(self) -> int:
+        return int(self._sender.bytes)
 
     def put(self) -> int:
         return int(self._sender.messages)

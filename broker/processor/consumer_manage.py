@@ -54,10 +54,10 @@ class ConsumerManageProcessor:
         timestamp = require_int(request.ext, "timestamp")
         return _offset(request, await self._context.tiered.offset_by_time(topic, queue, timestamp, upper))
 
-    def earliest_store_time(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def earliest_store_time(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         topic, queue = self._queue(request)
-        store = self._context.store
-        time = store.store_time(topic, queue, store.min_offset(topic, queue))
+        tiered = self._context.tiered
+        time = await tiered.store_time(topic, queue, tiered.min_offset(topic, queue))
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"timestamp": str(time)})
 
     def consumer_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -246,6 +246,14 @@ def test_queues_statistics_and_producers_are_shown(tmp_path: Path) -> None:
         assert [record.queue_offset for record in iter_records(found.body)] == [1, 2]
         producers = json.loads((await ask(connection, Code.GET_ALL_PRODUCER_INFO)).body)
         assert producers["data"]["p"][0]["clientId"] == "c1"
+        table = json.loads((await ask(connection, Code.GET_BROKER_RUNTIME_INFO)).body)["table"]
+        assert (table["msgPutTotalTodayNow"], table["msgGetTotalTodayNow"], table["msgGetTotalTodayMorning"]) == (
+            "3",
+            "3",
+            "0",
+        )
+        place = {"topic": "T", "queueId": 0}
+        assert int((await ask(connection, Code.GET_EARLIEST_MSG_STORETIME, **place)).ext["timestamp"]) > 0
         assert json.loads((await ask(connection, Code.GET_BROKER_HA_STATUS)).body)["master"] is True
         assert (await ask(connection, Code.GET_BROKER_EPOCH_CACHE)).code == 1
 
