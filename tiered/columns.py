@@ -36,7 +36,6 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _SYS_FLAG_AT = 36
-_NAMES_MAX = 62  # names of a row are held as bits of an i64; a group with more distinct ones goes row by row
 
 
 def table_of(entries: Entries, sealed: Records, topic: str) -> pa.Table:
@@ -222,16 +221,11 @@ class _Properties:
     def _distinct(self) -> Bools:
         """The rows in which no name comes twice."""
         first, encoded, _ = self.pairs
-        if len(encoded.dictionary) > _NAMES_MAX:
-            return np.zeros(len(self.tail), np.bool_)
-        bits = np.left_shift(np.int64(1), encoded.indices.to_numpy().astype(np.int64))
-        # The sum of bits is their union exactly when none comes twice.
-        sums = np.concatenate([[0], np.cumsum(bits)])
-        unions = np.zeros(len(self.tail), np.int64)
-        filled = first[1:] > first[:-1]
-        if filled.any():
-            unions[filled] = np.bitwise_or.reduceat(bits, first[:-1][filled])
-        distinct: Bools = sums[first[1:]] - sums[first[:-1]] == unions
+        names = max(len(encoded.dictionary), 1)
+        rows = np.repeat(np.arange(len(self.tail)), np.diff(first))
+        pairs = np.sort(rows * names + encoded.indices.to_numpy())
+        distinct = np.ones(len(self.tail), np.bool_)
+        distinct[pairs[1:][np.diff(pairs) == 0] // names] = False
         return distinct
 
 

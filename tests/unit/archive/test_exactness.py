@@ -150,6 +150,7 @@ def test_the_common_shape_is_not_parsed_row_by_row(monkeypatch: pytest.MonkeyPat
         record(4, store_host=("::2", 9), body=b""), record(5, properties="k\x01\xe4\x02".encode()),
     ])  # fmt: skip
     assert_exact([record(0, topic=b"t" * 200)], "t" * 200)
+    assert_exact([record(row, properties=b"name-%d\x01v\x02x\x01y" % row) for row in range(200)])
 
 
 def test_the_common_shape_needs_no_wire_and_fills_its_columns() -> None:
