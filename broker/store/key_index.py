@@ -14,10 +14,10 @@ A file is named by the physical offset of its first record. Key text is not stor
 from __future__ import annotations
 
 import mmap
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from struct import Struct
+from zlib import crc32
 
 import numpy as np
 
@@ -32,6 +32,9 @@ _HEADER = Struct(">IIIIIIqqq")
 _HEADER_SIZE = 64
 _SLOT = Struct(">I")
 _ENTRY = Struct(">IqII")
+# Looked up once: a message waits for each of these in the loop.
+_SLOT_SIZE, _ENTRY_SIZE = _SLOT.size, _ENTRY.size
+_slot_at, _put_slot, _put_entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack_into
 _COUNT_AT = 16
 _ENTRY_TYPE = np.dtype([("hash", ">u4"), ("physical", ">i8"), ("seconds", ">u4"), ("previous", ">u4")])
 
@@ -40,7 +43,7 @@ IndexItem = tuple[str, str, int, int]
 
 
 def _hash(topic: str, key: str) -> int:
-    return zlib.crc32(f"{topic}#{key}".encode())
+    return crc32(f"{topic}#{key}".encode())
 
 
 class IndexFile:
@@ -58,22 +61,24 @@ class IndexFile:
         self.newest_physical, self.oldest_time, self.newest_time = newest, oldest_time, newest_time
         self.entries_at = _HEADER_SIZE + self.slots * _SLOT.size
 
-    @property
-    def is_full(self) -> bool:
-        return bool(self.count >= self.capacity)
-
     def add(self, key_hash: int, physical_offset: int, store_time: int) -> None:
         """Add an entry in front of its chain."""
-        if self.count == 1:
+        count, target = self.count, self.map
+        if count == 1:
             self.oldest_time = store_time
-        slot_at = _HEADER_SIZE + key_hash % self.slots * _SLOT.size
-        (previous,) = _SLOT.unpack_from(self.map, slot_at)
-        seconds = max(store_time - self.oldest_time, 0) // 1000
-        _ENTRY.pack_into(
-            self.map, self.entries_at + self.count * _ENTRY.size, key_hash, physical_offset, seconds, previous
+        age = store_time - self.oldest_time
+        slot_at = _HEADER_SIZE + key_hash % self.slots * _SLOT_SIZE
+        (previous,) = _slot_at(target, slot_at)
+        _put_entry(
+            target,
+            self.entries_at + count * _ENTRY_SIZE,
+            key_hash,
+            physical_offset,
+            age // 1000 if age > 0 else 0,
+            previous,
         )
-        _SLOT.pack_into(self.map, slot_at, self.count)
-        self.count += 1
+        _put_slot(target, slot_at, count)
+        self.count = count + 1
         self.newest_physical, self.newest_time = physical_offset, store_time
 
     def write_header(self) -> None:
@@ -143,15 +148,20 @@ class KeyIndex:
     def add(self, items: Iterable[IndexItem]) -> None:
         """Index a batch of messages."""
         file = self.files[-1] if self.files else None
+        starts: dict[str, int] = {}  # the topic's part of the hash: a CRC goes on where it stopped
         for topic, keys, physical_offset, store_time in items:
-            for key in set(keys.split()):
-                if file is None or file.is_full:
+            start = starts.get(topic)
+            if start is None:
+                start = starts[topic] = _hash(topic, "")
+            words = keys.split()
+            for key in words if len(words) == 1 else set(words):
+                if file is None or file.count >= file.capacity:
                     file = self._create(file, physical_offset)
                     if file is None:
                         # a message can be found without its key: a full disk must not stop the store here
                         self.skipped += 1
                         continue
-                file.add(_hash(topic, key), physical_offset, store_time)
+                file.add(crc32(key.encode(), start), physical_offset, store_time)
         if file is not None:
             file.write_header()
             self._dirty.add(file.path)
