@@ -9,6 +9,9 @@ from broker.broker_stats import BrokerStats
 from broker.client_manager import ClientManager
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.flusher import Flusher
+from broker.pop.assignment import RequestModes
+from broker.pop.polling import PopPolling
+from broker.pop.pop_book import PopBook
 from broker.pull_request_hold import PullRequestHold
 from broker.rebalance_lock import RebalanceLock
 from broker.schedule_message import ScheduleMessage
@@ -23,6 +26,7 @@ from infra.config import BrokerConfig
 from infra.metrics import Metrics
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
+from neve.remoting.body import QueueData
 from neve.remoting.codes import ResponseCode
 
 
@@ -42,6 +46,9 @@ class BrokerContext:
     locks: RebalanceLock
     hold: PullRequestHold
     schedule: ScheduleMessage
+    pops: PopBook
+    polling: PopPolling
+    modes: RequestModes
     timers: TimerMessages
     transactions: HalfMessages
     stats: BrokerStats
@@ -54,6 +61,8 @@ class BrokerContext:
     # Publishes the topics to the name servers at once; set by the controller.
     register_now: Callable[[], Awaitable[None]] | None = None
     register_soon: Callable[[], None] = lambda: None
+    # A topic's queues in the whole cluster, as a name server says; None when none says anything.
+    route_of: Callable[[str], Awaitable[list[QueueData] | None]] | None = None
     turn: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def find_topic(self, topic: str) -> TopicConfig:
@@ -70,7 +79,12 @@ class BrokerContext:
 
     def pinned_from(self) -> int | None:
         """The lowest log position that a message in waiting needs; nothing from it on may be evicted."""
-        parts = (self.schedule.oldest_pending_physical(), self.timers.pinned_from(), self.transactions.pinned_from())
+        parts = (
+            self.schedule.oldest_pending_physical(),
+            self.timers.pinned_from(),
+            self.transactions.pinned_from(),
+            self.pops.oldest_needed_physical(),
+        )
         return min((position for position in parts if position is not None), default=None)
 
     def any_queue(self, queue_nums: int) -> int:

@@ -18,6 +18,11 @@ from broker.broker_stats import BrokerStats
 from broker.client_manager import ClientManager, ConsumerGroup
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.flusher import Flusher
+from broker.pop.assignment import RequestModes
+from broker.pop.extra_info import pop_retry_topic
+from broker.pop.polling import PopPolling
+from broker.pop.pop_book import PopBook, revive_log
+from broker.pop.revive import PopRevive
 from broker.pull_request_hold import PullRequestHold
 from broker.rebalance_lock import RebalanceLock
 from broker.schedule_message import ScheduleMessage, parse_levels
@@ -42,6 +47,7 @@ from infra.supervisor import Supervisor
 log = logging.getLogger(__name__)
 
 _TICK = 1.0
+_REVIVE_PERIOD = 0.5
 _SCHEDULE_PERIOD = 0.1
 _CLIENT_SCAN = 10.0
 _VIP_OFFSET = 2
@@ -69,6 +75,7 @@ class BrokerController:
         limits = RemotingLimits(max_connections=config.max_connections)
         self._server = RemotingServer(self.router, host=config.bind_address, port=config.listen_port, limits=limits)
         self.outer_api = BrokerOuterApi(config, lambda: self.context.address)
+        self.context.route_of = self.outer_api.route
         self.archive = ArchiveWiring(self.context, disk)
         self._admin = AdminHttp(port=max(config.admin_port, 0))
         self.admin_address: tuple[str, int] | None = None
@@ -88,6 +95,7 @@ class BrokerController:
             clock,
         )
         tables = root / "config"
+        offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json")
         topics = TopicConfigManager(disk, tables / "topics.json", clock)
         context = BrokerContext(
             config=config,
@@ -101,7 +109,10 @@ class BrokerController:
             ),
             topics=topics,
             groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock),
-            offsets=ConsumerOffsetManager(disk, tables / "consumerOffset.json"),
+            offsets=offsets,
+            pops=PopBook(store, offsets, clock, disk, tables / "popState.json", revive_log(config.broker_cluster_name)),
+            polling=PopPolling(),
+            modes=RequestModes(disk, tables / "messageRequestMode.json"),
             clients=ClientManager(clock, self._members_changed),
             locks=RebalanceLock(clock),
             hold=PullRequestHold(clock, config.max_held_pulls),
@@ -129,13 +140,14 @@ class BrokerController:
             await self.archive.attach()
             for line in self.context.offsets.clip(self.context.store.max_offset):
                 log.warning("group offset above the end of its queue: %s", line)
+            self._load_pops()
             await self._listen()
         except BaseException:
             await self._server.shutdown()
             await self.archive.shutdown()
             await asyncio.to_thread(self.context.store.shutdown)
             raise
-        self.context.store.on_append.append(self._appended)
+        self.context.store.on_append += [self._appended, self.context.polling.arrived]
         self._start_tasks()
         self.context.accepting = True
         await self._register()
@@ -165,7 +177,7 @@ class BrokerController:
             raise StartupError(f"{context.root}: {error}", EXIT_FAILED) from error
         log.info("log recovered: %s", report)
         try:
-            for part in (context.topics, context.groups, context.offsets, context.schedule):
+            for part in (context.topics, context.groups, context.offsets, context.schedule, context.modes):
                 part.load()
             context.timers.load()
             context.transactions.load()
@@ -184,6 +196,12 @@ class BrokerController:
         )
         context.topics.file.save_now()
         context.groups.file.save_now()
+
+    def _load_pops(self) -> None:
+        try:
+            self.context.pops.load()
+        except ValueError as error:
+            raise StartupError(str(error), EXIT_FAILED) from error
 
     async def _listen(self) -> None:
         try:
@@ -210,6 +228,7 @@ class BrokerController:
         self._supervisor.spawn("register", self._register_when_wanted())
         every("schedule", _SCHEDULE_PERIOD, self._deliver_due)
         every("tick", _TICK, self._tick)
+        every("pop-revive", _REVIVE_PERIOD, PopRevive(context).run_due)
         every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context).run)
         every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
         every("clients", _CLIENT_SCAN, context.clients.expire)
@@ -256,6 +275,10 @@ class BrokerController:
         for file in (context.topics.file, context.groups.file, context.offsets.file):
             if file.dirty:
                 await file.save()
+        if context.pops.dirty:
+            context.pops.capture()
+            await context.flusher.flush_now()
+            await context.pops.file.save()
 
     async def _register(self) -> None:
         if self.config.name_servers:
@@ -283,6 +306,9 @@ class BrokerController:
         context.offsets.delete_topic(topic)
         context.store.delete_topic(topic)
         await context.offsets.file.save()
+        context.pops.drop(topic=topic)
+        for retry in {pop_retry_topic(topic, group) for group in context.groups.groups} - {topic}:
+            await self._drop_topic(retry)
         await self._register()
 
     def _flush_failed(self, error: BaseException) -> None:
@@ -301,6 +327,7 @@ class BrokerController:
         context.accepting = False
         self._server.stop_accepting()
         context.hold.release_all()
+        context.polling.wake_all()
         if self.config.name_servers:
             await self.outer_api.unregister()
         await self.archive.shutdown()

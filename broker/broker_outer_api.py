@@ -9,13 +9,15 @@ from zlib import crc32
 from infra.config import BrokerConfig
 from infra.remoting_server import Connection, open_connection
 from neve.errors import NeveError
-from neve.remoting.body import dumps
+from neve.remoting.body import QueueData, TopicRouteData, dumps, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 6.0
+# A client waits 3 s for what this is asked for.
+_ROUTE_TIMEOUT = 2.0
 
 
 class BrokerOuterApi:
@@ -46,6 +48,19 @@ class BrokerOuterApi:
         await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
         for connection in self._connections.values():
             connection.close()
+
+    async def route(self, topic: str) -> list[QueueData] | None:
+        """The topic's queues on all brokers, from the first name server that answers; None if none does."""
+        for server in self._config.name_servers:
+            try:
+                connection = await self._connect(server)
+                request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": topic})
+                answer = await connection.invoke(request, _ROUTE_TIMEOUT)
+                if answer.code == ResponseCode.SUCCESS:
+                    return loads_as(answer.body, TopicRouteData).queue_datas
+            except (OSError, TimeoutError, NeveError, ValueError) as error:
+                self._failed(server, str(error) or type(error).__name__)
+        return None
 
     def _identity(self) -> dict[str, str]:
         host, port = self._address()

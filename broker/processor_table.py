@@ -12,7 +12,10 @@ from broker.processor.admin_stats import AdminStatsProcessor, Totals
 from broker.processor.client_manage import ClientManageProcessor
 from broker.processor.consumer_manage import ConsumerManageProcessor
 from broker.processor.end_transaction import EndTransactionProcessor
+from broker.processor.pop_ack import PopAckProcessor
+from broker.processor.pop_message import PopMessageProcessor
 from broker.processor.pull_message import PullMessageProcessor
+from broker.processor.query_assignment import QueryAssignmentProcessor
 from broker.processor.query_message import QueryMessageProcessor
 from broker.processor.recall_message import RecallMessageProcessor
 from broker.processor.reply_message import ReplyMessageProcessor
@@ -30,6 +33,9 @@ class Processors:
         self.clients = ClientManageProcessor(context)
         self.totals = Totals(context, self.sender, self.puller)
         self._consumers = ConsumerManageProcessor(context)
+        self.popper = PopMessageProcessor(context)
+        self._pop_acks = PopAckProcessor(context)
+        self._assignment = QueryAssignmentProcessor(context)
         self._query = QueryMessageProcessor(context)
         self._transactions = EndTransactionProcessor(context, self.sender)
         self._recall = RecallMessageProcessor(context, self.sender)
@@ -41,8 +47,9 @@ class Processors:
         self._inspect = AdminInspectProcessor(context)
 
     def register_on(self, router: RequestRouter) -> None:
-        for code, handler in {**self._messaging(), **self._administration(), **self._inspection()}.items():
-            router.register(code, handler)
+        for table in (self._messaging(), self._popping(), self._administration(), self._inspection()):
+            for code, handler in table.items():
+                router.register(code, handler)
 
     def _messaging(self) -> dict[Code, Handler]:
         consumers, clients = self._consumers, self.clients
@@ -71,6 +78,21 @@ class Processors:
             Code.HEART_BEAT: clients.heartbeat,
             Code.UNREGISTER_CLIENT: clients.unregister,
             Code.CHECK_CLIENT_CONFIG: clients.check_client,
+        }
+
+    def _popping(self) -> dict[Code, Handler]:
+        popper, acks, assignment = self.popper, self._pop_acks, self._assignment
+        return {
+            Code.QUERY_ASSIGNMENT: assignment.query,
+            Code.SET_MESSAGE_REQUEST_MODE: assignment.set_mode,
+            Code.GET_ALL_MESSAGE_REQUEST_MODE: assignment.all_modes,
+            Code.POP_MESSAGE: popper.pop,
+            Code.PEEK_MESSAGE: popper.peek,
+            Code.NOTIFICATION: popper.notification,
+            Code.POLLING_INFO: popper.polling_info,
+            Code.ACK_MESSAGE: acks.ack,
+            Code.BATCH_ACK_MESSAGE: acks.batch_ack,
+            Code.CHANGE_MESSAGE_INVISIBLETIME: acks.change_invisible,
         }
 
     def _administration(self) -> dict[Code, Handler]:

@@ -1,0 +1,1 @@
+"""Pop consumption: the broker hands out single messages and keeps who has which, until when."""

@@ -1,0 +1,52 @@
+"""What happens to a popped message, as records of the revive log: one compact JSON array for each event.
+
+["p", group, topic, queue, next, pop time, visible at, in order, [offset, …]]   handed out
+["a", group, topic, queue, pop time, [offset, …]]                               acknowledged, or put to the retry topic
+["c", group, topic, queue, offset, old pop time, pop time, visible at]          hidden for longer
+["r", group, topic, queue, next]                                                the group goes on elsewhere
+"""
+
+import msgspec
+
+
+class _Event(msgspec.Struct, array_like=True, frozen=True):
+    group: str
+    topic: str
+    queue_id: int
+
+
+class Popped(_Event, frozen=True, tag="p"):
+    next_offset: int
+    pop_time: int
+    visible_at: int
+    in_order: bool
+    offsets: list[int]
+
+
+class Acked(_Event, frozen=True, tag="a"):
+    pop_time: int
+    offsets: list[int]
+
+
+class Changed(_Event, frozen=True, tag="c"):
+    offset: int
+    old_pop_time: int
+    pop_time: int
+    visible_at: int
+
+
+class Reset(_Event, frozen=True, tag="r"):
+    next_offset: int
+
+
+Event = Popped | Acked | Changed | Reset
+_decoder: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
+
+
+def encode_event(event: Event) -> bytes:
+    return msgspec.json.encode(event)
+
+
+def decode_event(data: bytes) -> Event:
+    """Raises msgspec.DecodeError."""
+    return _decoder.decode(data)

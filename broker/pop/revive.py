@@ -1,0 +1,114 @@
+"""Messages that were popped and not acknowledged in time: back through the group's pop-retry topic.
+
+Put there first, then taken off the book: a crash between the two shows a message twice, never not at all.
+"""
+
+import asyncio
+import logging
+
+from broker.broker_context import BrokerContext
+from broker.pop.extra_info import pop_retry_topic
+from broker.pop.pop_book import Flight, PopQueue
+from broker.pop.pop_log import Acked, Reset
+from broker.store.errors import StoreError
+from neve.errors import BrokerError
+from neve.message import (
+    PROPERTY_KEYS,
+    PROPERTY_POP_CK,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQUE_KEY,
+    MessageRecord,
+    iter_records,
+    properties_to_bytes,
+    tags_code,
+)
+
+log = logging.getLogger(__name__)
+
+_FIRST_POP_TIME = "1ST_POP_TIME"
+_RETRY_LATER_MS = 10_000
+_MAX_BYTES = 1 << 20
+# After so many the loop serves others.
+_SLICE = 64
+
+
+class PopRevive:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self.revived = 0
+
+    async def run_due(self) -> int:
+        """How many messages came back."""
+        context, count = self._context, 0
+        if not context.accepting:
+            return 0
+        due = context.pops.take_due()
+        for number, (queue, offset, flight) in enumerate(due, 1):
+            try:
+                count += await self._revive(queue, offset, flight)
+            except (BrokerError, StoreError) as error:
+                log.warning("revive of %s offset %d: %s", queue.key, offset, error)
+                context.pops.put_off(queue, offset, flight, context.clock.now_ms() + _RETRY_LATER_MS)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        self.revived += count
+        return count
+
+    async def _revive(self, queue: PopQueue, offset: int, flight: Flight) -> int:
+        context = self._context
+        group, topic, queue_id = queue.key
+        if context.topics.select(topic) is None or group not in context.groups.groups:
+            context.pops.drop(topic=topic, group=group)
+            return 0
+        if context.pops.find(*queue.key) is not queue or queue.flights.get(offset) is not flight:
+            return 0
+        if flight.in_order:
+            return self._again_in_place(queue)
+        record = await self._read(topic, queue_id, offset)
+        if queue.flights.get(offset) is not flight:
+            return 0
+        if record is not None:
+            self._put_to_retry(pop_retry_topic(topic, group), record, flight)
+        context.pops.record(Acked(group, topic, queue_id, flight.pop_time, [offset]))
+        return int(record is not None)
+
+    def _again_in_place(self, queue: PopQueue) -> int:
+        """In order: the first message that was not acknowledged is the next again, and what follows it."""
+        back = sorted(queue.flights)
+        for offset in back:
+            queue.counts[offset] = queue.counts.get(offset, 0) + 1
+        self._context.pops.record(Reset(*queue.key, queue.low()))
+        self._context.polling.wake(queue.key[0], queue.key[1])
+        return len(back)
+
+    async def _read(self, topic: str, queue_id: int, offset: int) -> MessageRecord | None:
+        tiered = self._context.tiered
+        if tiered.is_hot(topic, queue_id, offset):
+            result = tiered.get_hot(topic, queue_id, offset, 1, _MAX_BYTES, None)
+        else:
+            result = await tiered.get_cold(topic, queue_id, offset, 1, _MAX_BYTES, None)
+        records = (record for buffer in result.buffers for record in iter_records(buffer))
+        return next((record for record in records if record.queue_offset == offset), None)
+
+    def _put_to_retry(self, retry: str, record: MessageRecord, flight: Flight) -> None:
+        context = self._context
+        if context.topics.select(retry) is None:
+            context.topics.create_plain(retry, 1)
+            context.register_soon()
+        properties = record.properties
+        properties.pop(PROPERTY_POP_CK, None)
+        properties.setdefault(_FIRST_POP_TIME, str(flight.pop_time))
+        context.store.put(
+            retry,
+            0,
+            record.body,
+            properties_to_bytes(properties),
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=context.store.config.store_host,
+            reconsume_times=record.reconsume_times + 1,
+            tags_code=tags_code(properties.get(PROPERTY_TAGS)),
+            keys=properties.get(PROPERTY_KEYS),
+            unique_key=properties.get(PROPERTY_UNIQUE_KEY),
+        )

@@ -1,0 +1,179 @@
+"""Pop without a socket: the book and its log, the strings, the waiters, the share-out."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.consumer_offset_manager import ConsumerOffsetManager
+from broker.pop import assignment
+from broker.pop.extra_info import ExtraInfo, pop_retry_topic, real_topic
+from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
+from broker.pop.pop_book import PopBook, is_out, revive_log
+from broker.pop.pop_log import Acked, Changed, Popped
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.disk import RealDisk
+from neve.errors import BrokerError
+from neve.remoting.body import MessageQueue
+
+
+class Broker:
+    """A store with ten messages and the book of one group; `restart` forgets all that is only in memory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.clock, self.disk = root, ManualClock(), RealDisk()
+        self.disk.make_dirs(root / "config")
+        self.open()
+        for _ in range(10):
+            self.store.put("t", 0, b"body", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+
+    def open(self) -> None:
+        self.store = MessageStore(StoreConfig(self.root, commit_log_file_size=1 << 20), self.disk, self.clock)
+        self.store.load()
+        self.offsets = ConsumerOffsetManager(self.disk, self.root / "config" / "consumerOffset.json")
+        path = self.root / "config" / "popState.json"
+        self.book = PopBook(self.store, self.offsets, self.clock, self.disk, path, revive_log("c"))
+        self.book.load()
+
+    def restart(self) -> None:
+        self.store.shutdown()
+        self.open()
+
+    def pop(self, count: int, *, visible_in: int = 1000) -> tuple[int, list[int]]:
+        queue = self.book.open("g", "t", 0, 0)
+        now, start = self.clock.now_ms(), queue.next_offset
+        offsets = list(range(start, start + count))
+        self.book.record(Popped("g", "t", 0, start + count, now, now + visible_in, False, offsets))
+        return now, offsets
+
+    def group_offset(self) -> int:
+        return self.offsets.query("g", "t", 0)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(tmp_path)
+    yield broker
+    broker.store.shutdown()
+
+
+def test_the_groups_offset_is_the_lowest_that_is_out(broker: Broker) -> None:
+    popped, _ = broker.pop(4)
+    broker.book.record(Acked("g", "t", 0, popped, [1, 2]))
+    assert broker.group_offset() == 0
+    broker.book.record(Acked("g", "t", 0, popped, [0]))
+    assert broker.group_offset() == 3
+    broker.book.record(Acked("g", "t", 0, popped, [3]))
+    assert broker.group_offset() == 4
+
+
+@pytest.mark.parametrize("with_image", [True, False])
+def test_a_restart_knows_what_was_acknowledged_and_what_is_out(broker: Broker, with_image: bool) -> None:
+    popped, _ = broker.pop(4)
+    if with_image:
+        broker.book.capture()
+        broker.book.file.save_now()
+    broker.book.record(Acked("g", "t", 0, popped, [0, 2]))
+    broker.restart()
+    queue = broker.book.find("g", "t", 0)
+    assert queue is not None
+    assert (sorted(queue.flights), queue.next_offset, broker.group_offset()) == ([1, 3], 4, 1)
+    broker.clock.advance(1001)
+    assert [offset for _, offset, _ in broker.book.take_due()] == [1, 3]
+
+
+def test_what_was_hidden_for_longer_is_due_later_and_the_old_acknowledgement_is_too_late(broker: Broker) -> None:
+    popped, _ = broker.pop(1)
+    broker.clock.advance(500)
+    now = broker.clock.now_ms()
+    broker.book.record(Changed("g", "t", 0, 0, popped, now, now + 5000))
+    broker.clock.advance(600)
+    assert not broker.book.take_due()
+    queue = broker.book.find("g", "t", 0)
+    assert queue is not None
+    assert is_out(queue, [0], popped) == []
+    assert is_out(queue, [0], now) == [0]
+    broker.clock.advance(4500)
+    assert len(broker.book.take_due()) == 1
+
+
+def test_a_group_that_was_set_elsewhere_goes_on_there(broker: Broker) -> None:
+    broker.pop(5)
+    broker.offsets.commit("g", "t", 0, 2)
+    queue = broker.book.find("g", "t", 0)
+    assert queue is not None
+    assert (queue.next_offset, queue.flights) == (2, {})
+    broker.restart()
+    assert broker.group_offset() == 2
+
+
+def test_a_queue_that_is_gone_stays_gone(broker: Broker) -> None:
+    broker.pop(5)
+    broker.book.drop(topic="t")
+    broker.offsets.delete_topic("t")
+    broker.restart()
+    assert broker.book.find("g", "t", 0) is None
+    assert broker.group_offset() == -1
+
+
+def test_only_the_log_behind_the_image_is_needed(broker: Broker) -> None:
+    broker.pop(1)
+    assert broker.book.oldest_needed_physical() is not None
+    broker.book.capture()
+    assert broker.book.oldest_needed_physical() is None
+
+
+def test_the_check_point_string_has_seven_or_eight_fields() -> None:
+    text = "3 1700000000000 60000 0 1 broker-a 2 5"
+    info = ExtraInfo.parse(text)
+    assert (info.to_text(), info.retry, info.offset) == (text, "1", 5)
+    assert ExtraInfo.parse("3 17 60 0 0 b 2").to_text() == "3 17 60 0 0 b 2"
+    for wrong in ("", "1 2 3", "x 17 60 0 0 b 2"):
+        with pytest.raises(BrokerError):
+            ExtraInfo.parse(wrong)
+
+
+def test_names_of_retry_topics() -> None:
+    assert pop_retry_topic("t", "g") == "%RETRY%g_t" == real_topic("t", "g", "1")
+    assert pop_retry_topic("%RETRY%g_t", "g") == "%RETRY%g_t"
+    assert real_topic("t", "g", "0") == "t"
+    assert real_topic("t", "g", "2") == "%RETRY%g+t"
+
+
+def test_a_message_wakes_one_waiter_of_each_group() -> None:
+    async def run() -> None:
+        polling = PopPolling()
+        waiters = [Waiter(group, "t", f"%RETRY%{group}_t", ANY_QUEUE) for group in ("g", "g", "h")]
+        for waiter in waiters:
+            polling.add(waiter)
+        polling.arrived("t", 3)
+        assert [waiter.future.done() for waiter in waiters] == [True, False, True]
+        polling.arrived("%RETRY%g_t", 0)
+        assert waiters[1].future.done()
+        for waiter in waiters:
+            polling.remove(waiter)
+        assert polling.count == 0
+
+    asyncio.run(run())
+
+
+def test_shares_are_disjoint_and_cover_all_queues() -> None:
+    queues = [MessageQueue("t", broker, queue) for broker in ("a", "b") for queue in range(5)]
+    for strategy in (assignment.AVERAGE, assignment.BY_CIRCLE):
+        shares = [assignment.share(strategy, client, queues, ["1", "2", "3"]) for client in "123"]
+        assert sorted(queue for part in shares for queue in part) == queues
+        assert [len(part) for part in shares] == [4, 3, 3]
+    assert assignment.share(assignment.AVERAGE, "4", queues, ["1", "2", "3"]) == []
+    with pytest.raises(ValueError, match="strategy"):
+        assignment.share("DICE", "1", queues, ["1"])
+
+
+def test_pop_clients_share_brokers_or_their_neighbours_queues() -> None:
+    queues = [MessageQueue("t", broker, queue) for broker in ("a", "b") for queue in range(2)]
+    everything = assignment.share_for_pop(assignment.AVERAGE, "1", queues, ["1", "2"], 8)
+    assert everything == [MessageQueue("t", "a", -1), MessageQueue("t", "b", -1)]
+    part = assignment.share_for_pop(assignment.AVERAGE, "4", queues, ["1", "2", "3", "4"], 1)
+    assert sorted(part) == [queues[0], queues[3]]
