@@ -1,0 +1,243 @@
+"""Half messages and timer messages over a real store and a clock in the test's hand; a crash is a second store on the
+first one's files."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.store.config import StoreConfig
+from broker.store.errors import StoreFull
+from broker.store.message_store import MessageStore, PutResult
+from broker.timer_message import TimerMessages
+from broker.transaction.half_messages import COMMIT, ROLLBACK, HalfMessages
+from broker.validators import HALF_TOPIC, WHEEL_TIMER_TOPIC
+from infra.clock import ManualClock
+from infra.config import BrokerConfig
+from infra.disk import RealDisk
+from neve.errors import BrokerError
+from neve.message import TRANSACTION_COMMIT, iter_records
+
+HOST = ("127.0.0.1", 1)
+
+
+class Machine:
+    """One broker's store, and what a crash at this moment would leave of it."""
+
+    def __init__(self, root: Path, clock: ManualClock) -> None:
+        self.root, self.clock = root, clock
+        self.store = MessageStore(StoreConfig(root, commit_log_file_size=1 << 20, store_host=HOST), RealDisk(), clock)
+        self.store.load()
+        self.timers = TimerMessages(self.store, clock, BrokerConfig(), lambda topic: topic != "gone")
+        self.timers.load()
+        self.halves = HalfMessages(self.store, clock)
+        self.halves.load()
+
+    def put(
+        self,
+        topic: str,
+        body: bytes,
+        properties: dict[str, str],
+        *,
+        tags_code: int = 0,
+        sys_flag: int = 0,
+        half: int = 0,
+    ) -> PutResult:
+        return self.store.put(
+            topic,
+            0,
+            body,
+            "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode(),
+            flag=0,
+            sys_flag=sys_flag,
+            born_timestamp=self.clock.now_ms(),
+            born_host=HOST,
+            tags_code=tags_code,
+            prepared_transaction_offset=half,
+        )
+
+    def half(self, body: bytes, **properties: str) -> PutResult:
+        stored = self.put(HALF_TOPIC, body, properties)
+        self.halves.added(stored, properties)
+        return stored
+
+    def timer(self, body: bytes, recall: str | None = None, topic: str = "orders", **properties: str) -> None:
+        when = self.timers.time_of(properties)
+        assert when is not None
+        names = {**properties, "REAL_TOPIC": topic, "REAL_QID": "0", "UNIQ_KEY": f"id-{body.decode()}"}
+        if recall:
+            names["TIMER_DEL_UNIQKEY"] = recall
+        stored = self.put(WHEEL_TIMER_TOPIC, body, names, tags_code=-when if recall else when)
+        self.timers.added(when, stored, recall)
+
+    def delivered(self, topic: str = "orders") -> list[bytes]:
+        got = self.store.get(topic, 0, 0, 2000, 1 << 20)
+        return [record.body for buffer in got.buffers for record in iter_records(buffer)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Callable[[], Machine]]:
+    """Each call after the first is a start on what a crash of the one before would have left."""
+    clock, running = ManualClock(), list[Machine]()
+
+    def start() -> Machine:
+        root = tmp_path / str(len(running))
+        if running:
+            shutil.copytree(running[-1].root, root)
+        running.append(Machine(root, clock))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.store.shutdown()
+
+
+def test_what_waits_and_how_often_it_was_asked_about_survives_a_crash(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    stored = [first.half(b"%d" % index) for index in range(4)]
+    for index, outcome in ((0, COMMIT), (2, ROLLBACK)):
+        half = first.halves.find(index)
+        assert half is not None
+        first.halves.ended(half, outcome)
+    first.halves.asked(first.halves.waiting())
+    first.halves.asked(first.halves.waiting())
+    second = machine()
+    assert [(half.queue_offset, half.checks) for half in second.halves.waiting()] == [(1, 2), (3, 2)]
+    assert second.halves.pinned_from() == stored[1].physical_offset
+    for half in second.halves.waiting():
+        second.halves.ended(half, COMMIT)
+    third = machine()
+    assert (len(third.halves), third.halves.pinned_from()) == (0, None)
+    third.half(b"later")
+    assert [half.queue_offset for half in machine().halves.waiting()] == [4]
+
+
+def test_a_crash_between_a_commit_and_its_mark_shows_the_message_once(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    stored = first.half(b"m")
+    first.put("orders", b"m", {}, sys_flag=TRANSACTION_COMMIT, half=stored.physical_offset)
+    second = machine()
+    assert len(second.halves) == 0
+    assert second.delivered() == [b"m"]
+
+
+def test_a_mark_that_found_the_disk_full_is_written_later(
+    machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine()
+    first.half(b"m")
+    (half,) = first.halves.waiting()
+
+    def full(*args: object, **kwargs: object) -> PutResult:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(first.store, "put", full)
+        first.halves.ended(half, COMMIT)
+    assert first.halves.outcome(half.queue_offset) == COMMIT
+    first.halves.write_marks()
+    assert len(machine().halves) == 0
+
+
+def test_timers_come_in_the_order_they_are_due_and_never_early(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    for text, ms in ((b"8", 8000), (b"2", 2000), (b"5", 5000)):
+        first.timer(text, TIMER_DELAY_MS=str(ms))
+    first.clock.advance(1999)
+    assert first.timers.deliver_due() == 0
+    first.clock.advance(1)
+    assert first.timers.deliver_due() == 1
+    first.clock.advance(6000)
+    first.timers.deliver_due()
+    assert first.delivered() == [b"2", b"5", b"8"]
+    assert first.timers.pinned_from() is None
+
+
+def test_timers_survive_a_crash_and_come_once(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    first.timer(b"1", TIMER_DELAY_SEC="1")
+    first.timer(b"late", TIMER_DELAY_SEC="259200")
+    first.timer(b"2", TIMER_DELIVER_MS=str(first.clock.now_ms() + 2000))
+    first.clock.advance(1000)
+    first.timers.deliver_due()
+    second = machine()
+    assert len(second.timers) == 2
+    assert second.timers.pinned_from() == first.timers.pinned_from()
+    second.clock.advance(259_200_000)
+    second.timers.deliver_due()
+    assert second.delivered() == [b"1", b"2", b"late"]
+    assert len(machine().timers) == 0
+
+
+def test_a_recall_holds_over_a_crash(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    first.timer(b"a", TIMER_DELAY_MS="6000")
+    first.timer(b"b", TIMER_DELAY_MS="6000")
+    first.timer(b"0", recall="orders+id-a", TIMER_DELAY_MS="6000")
+    second = machine()
+    second.clock.advance(6000)
+    second.timers.deliver_due()
+    assert second.delivered() == [b"b"]
+    second.timer(b"a", TIMER_DELAY_MS="1000")
+    second.clock.advance(1000)
+    second.timers.deliver_due()
+    assert second.delivered() == [b"b", b"a"]
+
+
+def test_many_timers_of_one_moment_come_over_several_rounds(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    bodies = [b"%d" % index for index in range(1200)]
+    for body in bodies:
+        first.timer(body, TIMER_DELAY_MS="1000")
+    first.clock.advance(1000)
+    assert first.timers.deliver_due() < 1200
+    second = machine()
+    while second.timers.deliver_due():
+        pass
+    assert second.delivered() == bodies
+
+
+def test_a_timer_of_a_deleted_topic_is_left_out(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    first.timer(b"m", topic="gone", TIMER_DELAY_MS="1000")
+    first.clock.advance(1000)
+    assert first.timers.deliver_due() == 1
+    assert "gone" not in first.store.queues()
+
+
+def test_a_clock_that_goes_back_hides_no_timer_from_the_next_start(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    first.timer(b"1", TIMER_DELAY_MS="60000")
+    first.clock.advance(60_000)
+    first.timers.deliver_due()
+    first.clock.set_wall(first.clock.now_ms() - 30_000)
+    first.timer(b"2", TIMER_DELAY_MS="1000")
+    second = machine()
+    second.clock.advance(31_000)
+    second.timers.deliver_due()
+    assert second.delivered() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "code"),
+    [
+        ({"TIMER_DELAY_SEC": "259201"}, 13),
+        ({"TIMER_DELAY_MS": "soon"}, 13),
+        ({"TIMER_DELIVER_MS": "9" * 18}, 13),
+        ({"TIMER_DELIVER_MS": "1", "TIMER_DEL_UNIQKEY": "orders+id"}, 13),
+    ],
+)
+def test_a_time_that_cant_be_had_is_refused(
+    machine: Callable[[], Machine], properties: dict[str, str], code: int
+) -> None:
+    with pytest.raises(BrokerError) as caught:
+        machine().timers.time_of(properties)
+    assert caught.value.code == code
+
+
+def test_a_time_in_the_past_is_now(machine: Callable[[], Machine]) -> None:
+    timers = machine().timers
+    assert timers.time_of({"TIMER_DELIVER_MS": "1"}) is None
+    assert timers.time_of({"TIMER_DELAY_SEC": "0"}) is None
+    assert timers.time_of({"KEYS": "k"}) is None
