@@ -36,6 +36,7 @@ from broker.topic_config_manager import TopicConfigManager
 from broker.transaction.check_back import CheckBack
 from broker.transaction.half_messages import HalfMessages
 from infra.admin_http import AdminHttp
+from infra.auth.wiring import guarded
 from infra.clock import Clock
 from infra.config import BrokerConfig
 from infra.disk import Disk
@@ -43,6 +44,7 @@ from infra.metrics import Metrics
 from infra.remoting_server import RemotingLimits, RemotingServer, RequestRouter
 from infra.startup import EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError, check_port, free_port, local_address
 from infra.supervisor import Supervisor
+from infra.tls import server_tls
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,14 @@ class BrokerController:
         self.router = RequestRouter()
         self.processors.register_on(self.router)
         limits = RemotingLimits(max_connections=config.max_connections)
-        self._server = RemotingServer(self.router, host=config.bind_address, port=config.listen_port, limits=limits)
+        auth = config.root / "config" / "auth" / "auth.json"
+        self._server = RemotingServer(
+            guarded(self.router, config, auth, disk, cluster=config.broker_cluster_name),
+            host=config.bind_address,
+            port=config.listen_port,
+            limits=limits,
+            tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
+        )
         self.outer_api = BrokerOuterApi(config, lambda: self.context.address)
         self.context.route_of = self.outer_api.route
         self.archive = ArchiveWiring(self.context, disk)

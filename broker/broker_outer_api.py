@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
+from infra.auth.guard import inner_credentials
 from infra.config import BrokerConfig
 from infra.remoting_server import Connection, open_connection
+from infra.tls import client_context
 from neve.errors import NeveError
 from neve.remoting.body import QueueData, TopicRouteData, dumps, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,8 @@ class BrokerOuterApi:
     def __init__(self, config: BrokerConfig, address: Callable[[], tuple[str, int]]) -> None:
         self._config, self._address = config, address
         self._connections: dict[str, Connection] = {}
+        self._credentials = inner_credentials(config)
+        self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
         self.registered: set[str] = set()
         self.failures = 0
 
@@ -74,6 +79,8 @@ class BrokerOuterApi:
     async def _ask(self, server: str, code: RequestCode, ext: dict[str, str], body: bytes) -> bool:
         try:
             connection = await self._connect(server)
+            if self._credentials is not None:
+                ext = signed(*self._credentials, ext, body)
             answer = await connection.invoke(RemotingCommand(code, ext=dict(ext), body=body), _TIMEOUT)
         except (OSError, TimeoutError, NeveError) as error:
             self._failed(server, str(error) or type(error).__name__)
@@ -102,6 +109,6 @@ class BrokerOuterApi:
         if not separator or not port.isdigit():
             raise NeveError(None, f"{server!r} is not host:port")
         async with asyncio.timeout(_TIMEOUT):
-            connection = await open_connection(host, int(port))
+            connection = await open_connection(host, int(port), tls=self._tls)
         self._connections[server] = connection
         return connection

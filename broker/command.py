@@ -1,10 +1,12 @@
 """`neve broker` and `neve up`."""
 
 import asyncio
+import dataclasses
 import importlib
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -13,7 +15,7 @@ from typing import Any
 
 import click
 
-from infra.config import BrokerConfig, ConfigError
+from infra.config import BrokerConfig, ConfigError, SecurityConfig
 from infra.startup import EXIT_CONFIG, EXIT_FAILED, EXIT_IN_USE, StartupError, check_installation, check_port
 
 log = logging.getLogger("neve")
@@ -111,8 +113,9 @@ async def _start_name_server(embedded: tuple[Path, int], config: BrokerConfig) -
 
     path, port = embedded
     check_port("127.0.0.1", port)
+    security = _shared_security(config)
     settings = importlib.import_module("namesrv.namesrv_config").NamesrvConfig(
-        listen_port=port, bind_address="127.0.0.1", kv_config_path=str(path)
+        listen_port=port, bind_address="127.0.0.1", kv_config_path=str(path), **security
     )
     disk = RealDisk()
     disk.make_dirs(path.parent)
@@ -123,6 +126,20 @@ async def _start_name_server(embedded: tuple[Path, int], config: BrokerConfig) -
         raise StartupError(f"name server port {port}: {error.strerror or error}", EXIT_IN_USE) from error
     config.namesrv_addr = f"127.0.0.1:{server.port}"
     return server
+
+
+def _shared_security(config: BrokerConfig) -> dict[str, Any]:
+    """One set of users, policies and certificates for both; the broker may always speak to its own name server."""
+    if config.authentication_enabled:
+        config.auth_config_path = config.auth_config_path or str(config.root / "config" / "auth" / "auth.json")
+        if not config.inner_client_authentication_credentials:
+            inner = {"accessKey": "neve.inner", "secretKey": secrets.token_urlsafe(32)}
+            config.inner_client_authentication_credentials = json.dumps(inner)
+    if config.tls_server_mode == "enforcing":
+        config.tls_enable = True
+        config.tls_trust_cert_path = config.tls_trust_cert_path or config.tls_cert_path
+    names = {item.name for item in dataclasses.fields(SecurityConfig)}
+    return {"cluster_name": config.broker_cluster_name, **{name: getattr(config, name) for name in names}}
 
 
 def _catch_signals(stop: Callable[[], None]) -> None:

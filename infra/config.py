@@ -23,14 +23,31 @@ class ConfigError(Exception):
 
 
 def key(default: Any, *, low: int | None = None, high: int | None = None, choices: tuple[str, ...] = (),
-        unit: str = "", live: bool = False, name: str = "") -> Any:  # fmt: skip
+        unit: str = "", live: bool = False, name: str = "", alias: str = "", secret: bool = False) -> Any:  # fmt: skip
     """A field of a configuration class; `live` keys may be changed on a running broker (request 25)."""
     metadata = {"low": low, "high": high, "choices": choices, "unit": unit, "live": live, "name": name}
+    metadata |= {"alias": alias, "secret": secret}
     return field(default=default, metadata=metadata)
 
 
 @dataclass
-class BrokerConfig:
+class SecurityConfig:
+    """TLS, users and policies: the same keys for brokers and name servers. Secrets are never shown (request 26)."""
+
+    tls_server_mode: str = key("permissive", choices=("disabled", "permissive", "enforcing"), alias="tls.server.mode")
+    tls_cert_path: str = key("", alias="tls.server.certPath")
+    tls_key_path: str = key("", alias="tls.server.keyPath")
+    tls_enable: bool = key(False, alias="tls.enable")  # of what this server asks another
+    tls_trust_cert_path: str = key("", alias="tls.client.trustCertPath")
+    authentication_enabled: bool = key(False)
+    authorization_enabled: bool = key(False)
+    auth_config_path: str = key("")
+    init_authentication_user: str = key("", secret=True)
+    inner_client_authentication_credentials: str = key("", secret=True)
+
+
+@dataclass
+class BrokerConfig(SecurityConfig):
     """One broker. Sizes take k, m, g; times are milliseconds or take ms, s, m, h, d."""
 
     broker_name: str = key("broker-a")
@@ -139,7 +156,8 @@ def update_live(config: object, changes: Mapping[str, str]) -> None:
     """Change a running configuration: all of the changes or, when one is not allowed, none."""
     values: dict[str, Any] = {}
     known = _fields(type(config))
-    for name, raw in changes.items():
+    for given, raw in changes.items():
+        name = _own_name(known, given)
         if name in known and not known[name].metadata.get("live", False):
             raise ConfigError(f"{name}: can't be changed on a running broker")
         values.update(_checked(type(config), name, raw, "update"))
@@ -155,6 +173,8 @@ def to_properties(config: object) -> str:
     """The text of request 26: every key with its value in force."""
     lines = []
     for name, item in sorted(_fields(type(config)).items()):
+        if item.metadata.get("secret", False):
+            continue
         value = getattr(config, item.name)
         lines.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
     return "\n".join(lines) + "\n"
@@ -169,8 +189,14 @@ def _fields(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
     return {item.metadata.get("name") or wire_name(item.name): item for item in dataclasses.fields(cls)}
 
 
+def _own_name(known: Mapping[str, "dataclasses.Field[Any]"], name: str) -> str:
+    """RocketMQ sets some of these keys under dotted names, as system properties."""
+    return next((own for own, item in known.items() if name and item.metadata.get("alias") == name), name)
+
+
 def _checked(cls: type[Any], name: str, raw: str, where: str) -> dict[str, Any]:
     known = _fields(cls)
+    name = _own_name(known, name)
     if name not in known:
         near = [candidate for candidate in known if candidate.lower() == name.lower()]
         hint = f"; did you mean {near[0]}?" if near else ""

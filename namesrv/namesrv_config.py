@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.config import SECOND, key
+from infra.config import SECOND, SecurityConfig, key
 
 
 @dataclass
-class NamesrvConfig:
+class NamesrvConfig(SecurityConfig):
     """One name server, under RocketMQ's key names."""
 
     listen_port: int = key(9876, low=0, high=65535)
@@ -20,6 +20,7 @@ class NamesrvConfig:
     return_order_topic_config_to_broker: bool = key(True, live=True)
     delete_topic_with_broker_registration: bool = key(False, live=True)
     enable_all_topic_list: bool = key(True, live=True)
+    cluster_name: str = key("DefaultCluster")  # what `Cluster:` in policies means here
     max_connections: int = key(10_000, low=1, high=1_000_000)
     log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 

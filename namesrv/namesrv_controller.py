@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from infra.auth.wiring import guarded
 from infra.clock import Clock
 from infra.disk import Disk
 from infra.remoting_server import Connection, RemotingLimits, RemotingServer, RequestRouter
 from infra.supervisor import Supervisor
+from infra.tls import server_tls
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.request_processor import RequestProcessor
@@ -31,8 +33,14 @@ class NamesrvController:
         router = RequestRouter()
         RequestProcessor(config, self.routes, self.kv).register_on(router)
         limits = RemotingLimits(max_connections=config.max_connections)
+        auth = config.kv_path.parent / "auth" / "auth.json"
         self._server = RemotingServer(
-            router, host=config.bind_address, port=config.listen_port, limits=limits, closed=self._closed
+            guarded(router, config, auth, disk, cluster=config.cluster_name),
+            host=config.bind_address,
+            port=config.listen_port,
+            limits=limits,
+            closed=self._closed,
+            tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
         )
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +18,7 @@ from neve.errors import ClientError, NeveError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
+from neve.remoting.signature import signed
 
 if TYPE_CHECKING:
     from typing_extensions import override  # in `typing` from Python 3.12 on
@@ -45,8 +47,11 @@ class ConnectionFailed(NeveError):
 class Connection(asyncio.Protocol):
     """One TCP connection; requests of all callers are interleaved and matched by opaque."""
 
-    def __init__(self, address: str, on_request: ServerRequestHandler) -> None:
+    def __init__(
+        self, address: str, on_request: ServerRequestHandler, credentials: tuple[str, str] | None = None
+    ) -> None:
         self.address = address
+        self._credentials = credentials
         self._on_request = on_request
         self._decoder = FrameDecoder(FRAME_LIMIT)
         self._transport: asyncio.Transport | None = None
@@ -114,7 +119,7 @@ class Connection(asyncio.Protocol):
         self._waiting[opaque] = future
         received = self._received
         timer = self._loop.call_later(timeout, self._expire, opaque, received, timeout)
-        self._write(RemotingCommand(code=code, opaque=opaque, ext=dict(ext), body=body))
+        self._write(RemotingCommand(code=code, opaque=opaque, ext=self._fields(ext, body), body=body))
         try:
             return await future
         finally:
@@ -123,7 +128,8 @@ class Connection(asyncio.Protocol):
 
     async def send_oneway(self, code: int, ext: Mapping[str, str], body: bytes, timeout: float) -> None:
         await self._wait_writable(timeout)
-        self._write(RemotingCommand(code=code, opaque=self._next_opaque(), flag=_ONEWAY, ext=dict(ext), body=body))
+        fields = self._fields(ext, body)
+        self._write(RemotingCommand(code=code, opaque=self._next_opaque(), flag=_ONEWAY, ext=fields, body=body))
 
     def answer(self, request: RemotingCommand, code: int, remark: str | None = None, body: bytes = b"") -> None:
         if not request.is_oneway and not self.is_closed:
@@ -136,6 +142,9 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     # ---- inside
+
+    def _fields(self, ext: Mapping[str, str], body: bytes) -> dict[str, str]:
+        return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
 
     async def _wait_writable(self, timeout: float) -> None:
         if not self._writable.is_set():
@@ -186,7 +195,12 @@ class ConnectionPool:
         connect_timeout: float,
         on_request: ServerRequestHandler,
         on_connect: Callable[[str], None],
+        *,
+        credentials: tuple[str, str] | None = None,
+        tls: ssl.SSLContext | bool = False,
     ) -> None:
+        self._credentials = credentials
+        self._tls = tls or None
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._on_connect = on_connect
@@ -266,7 +280,7 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(address, self._on_request), host, port
+                    lambda: Connection(address, self._on_request, self._credentials), host, port, ssl=self._tls
                 )
         except (OSError, TimeoutError) as error:
             raise ConnectionFailed(f"{address} cannot be reached: {str(error) or 'timed out'}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,3 +35,7 @@ class ClientOptions:
     rebalance_interval: float = 20.0
     commit_interval: float = 5.0
     now_ms: Callable[[], int] = system_now_ms
+    credentials: tuple[str, str] | None = field(
+        default=None, repr=False
+    )  # access key and secret key: requests are signed
+    tls: ssl.SSLContext | bool = False  # True: a context with the system's trusted certificates

@@ -55,7 +55,13 @@ class Session:
         self._namesrvs = [address for address in _SEPARATORS.split(namesrv) if address]
         if not self._namesrvs:
             raise ClientError("no name server given")
-        self.pool = ConnectionPool(options.connect_timeout, self._serve, self._connected)
+        self.pool = ConnectionPool(
+            options.connect_timeout,
+            self._serve,
+            self._connected,
+            credentials=options.credentials,
+            tls=options.tls,
+        )
         self.client_id = ""
         self._ids: UniqueIdGenerator | None = None
         self._routes: dict[str, tuple[float, TopicRoute]] = {}

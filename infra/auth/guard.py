@@ -1,0 +1,127 @@
+"""The check in front of a server's handlers: who signed, and may they. A server without authentication has none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from pathlib import Path
+
+import msgspec
+
+from infra.auth.model import ENABLED, SUPER, User, check_name, check_user, is_allowed
+from infra.auth.permissions import NEEDS
+from infra.auth.store import AuthStore, Tables
+from infra.config import SecurityConfig
+from infra.disk import Disk
+from infra.remoting_server import Answer, Connection, Handler
+from infra.startup import StartupError
+from neve.errors import NeveError
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import ACCESS_KEY, verify
+
+log = logging.getLogger(__name__)
+
+# Compared against for unknown users, so that their refusal takes as long as that of a wrong signature.
+_NOBODY = User("no such user")
+# Only a super user may touch these, whatever policies say: they could grant themselves anything.
+_SUPER_ONLY = range(3001, 3011)
+
+
+class _Credentials(msgspec.Struct, rename="camel"):
+    """Either spelling: RocketMQ's initAuthenticationUser has the first, its client credentials the second."""
+
+    username: str = ""
+    password: str = ""
+    access_key: str = ""
+    secret_key: str = ""
+
+
+def read_credentials(text: str, key: str) -> tuple[str, str]:
+    """(user, secret) out of a configuration value. StartupError tells the key, never the value."""
+    try:
+        found = msgspec.json.decode(text, type=_Credentials)
+        name, secret = found.username or found.access_key, found.password or found.secret_key
+        check_name(name)
+        check_user(User(secret))
+    except (ValueError, msgspec.MsgspecError):
+        raise StartupError(f'{key}: expected {{"username":"…","password":"…"}}') from None
+    return name, secret
+
+
+def inner_credentials(config: SecurityConfig) -> tuple[str, str] | None:
+    """What this server signs with when it asks another one."""
+    text = config.inner_client_authentication_credentials
+    return read_credentials(text, "innerClientAuthenticationCredentials") if text else None
+
+
+class Guard:
+    """A handler that lets through what is signed and allowed."""
+
+    def __init__(self, handler: Handler, store: AuthStore, *, authorize: bool, cluster: str) -> None:
+        self._handler, self._store = handler, store
+        self._authorize, self._cluster = authorize, cluster
+
+    def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
+        refusal = self._refusal(connection, command)
+        if refusal is None:
+            return self._handler(connection, command)
+        log.warning("request %d of %s:%d refused: %s", command.code, *connection.remote, refusal)
+        return RemotingCommand.response(command, ResponseCode.NO_PERMISSION, refusal)
+
+    def _refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
+        try:
+            tables = self._store.tables
+        except (StartupError, OSError) as error:
+            log.error("users and policies: %s", error)
+            return "users and policies cannot be read"
+        name = command.ext.get(ACCESS_KEY, "")
+        user = tables.users.get(name)
+        is_right = verify((user or _NOBODY).password, command.ext, command.body)
+        if user is None or not is_right or user.user_status != ENABLED:
+            return "check signature failed"
+        if user.user_type == SUPER:
+            return None
+        if command.code in _SUPER_ONLY:
+            return f"user {name!r} is not a super user"
+        return self._denied(tables, name, connection, command) if self._authorize else None
+
+    def _denied(self, tables: Tables, name: str, connection: Connection, command: RemotingCommand) -> str | None:
+        needs = NEEDS.get(command.code)
+        if needs is None:
+            return f"request {command.code} has no permission that could allow it"
+        policies = tables.policies.get(f"User:{name}", ())
+        try:
+            for need in needs(command, self._cluster):
+                if not is_allowed(policies, need.kind, need.name, need.actions, connection.remote[0]):
+                    actions = "/".join(sorted(need.actions))
+                    return f"User:{name} has no permission to access {need.kind}:{need.name} ({actions})"
+        except NeveError:
+            return "the request's body does not parse"
+        return None
+
+
+def open_store(config: SecurityConfig, path: Path, disk: Disk) -> AuthStore | None:
+    """The users and policies of a server, or None when it asks for no signatures.
+
+    Raises StartupError for what would leave a server open, or closed to everybody.
+    """
+    if config.authorization_enabled and not config.authentication_enabled:
+        raise StartupError("authorizationEnabled needs authenticationEnabled: names would be believed unproven")
+    if not config.authentication_enabled:
+        return None
+    store = AuthStore(Path(config.auth_config_path).expanduser() if config.auth_config_path else path, disk)
+    store.open()
+
+    def add_configured(tables: Tables) -> None:
+        if config.init_authentication_user:
+            name, secret = read_credentials(config.init_authentication_user, "initAuthenticationUser")
+            tables.users.setdefault(name, User(secret, SUPER))
+        inner = inner_credentials(config)
+        if inner is not None:
+            tables.users[inner[0]] = User(inner[1], SUPER)
+
+    store.change_now(add_configured)
+    if not store.tables.users:
+        raise StartupError('authenticationEnabled without any user: set initAuthenticationUser={"username":…}')
+    return store

@@ -1,0 +1,246 @@
+"""What each request code asks for: the resources it touches and what it does to them. An unknown code is denied.
+
+`P`, `S`, `G`: Pub, Sub, Get; a need with several actions is met by any of them. Names come from the same fields that
+the handlers read; a field that is missing makes a name that no pattern but `*` fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from neve.remoting.body import lenient_loads
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+
+RETRY, DLQ = "%RETRY%", "%DLQ%"
+AUTO_CREATE_TOPIC = "TBW102"
+
+
+class Need(NamedTuple):
+    """One of `actions` on one resource."""
+
+    kind: str
+    name: str
+    actions: frozenset[str]
+
+
+Needs = Callable[[RemotingCommand, str], Iterator[Need]]
+
+P, S, G = frozenset({"Pub"}), frozenset({"Sub"}), frozenset({"Get"})
+SG, PSG = S | G, P | S | G
+SU = frozenset({"Sub", "Update"})
+CREATE, UPDATE, DELETE, LIST = (frozenset({name}) for name in ("Create", "Update", "Delete", "List"))
+
+
+def topic_need(name: str, actions: frozenset[str]) -> Need:
+    """A retry or dead-letter topic is its group's: who may consume as the group may use it."""
+    for prefix in (RETRY, DLQ):
+        if name.startswith(prefix):
+            return Need("Group", name.removeprefix(prefix), actions - P | S if actions & P else actions)
+    return Need("Topic", name, actions)
+
+
+def _topic(actions: frozenset[str], field: str = "topic") -> Needs:
+    def needs(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+        yield topic_need(command.ext.get(field, ""), actions)
+
+    return needs
+
+
+def _group(actions: frozenset[str], field: str = "consumerGroup") -> Needs:
+    def needs(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+        yield Need("Group", command.ext.get(field, ""), actions)
+
+    return needs
+
+
+def _cluster(actions: frozenset[str]) -> Needs:
+    def needs(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+        yield Need("Cluster", cluster, actions)
+
+    return needs
+
+
+def _all(*parts: Needs) -> Needs:
+    def needs(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+        for part in parts:
+            yield from part(command, cluster)
+
+    return needs
+
+
+def _both(actions: frozenset[str], group: str = "consumerGroup") -> Needs:
+    return _all(_topic(actions), _group(actions, group))
+
+
+# ---- requests that name their resources in the body
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; a list of anything else asks for a resource that nobody has."""
+    rows = value if isinstance(value, list) else []
+    return [row if isinstance(row, dict) else {} for row in rows]
+
+
+def _body(command: RemotingCommand) -> dict[str, Any]:
+    value = lenient_loads(command.body)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _heartbeat(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    for consumer in _rows(_body(command).get("consumerDataSet")):
+        yield Need("Group", _text(consumer.get("groupName")), S)
+        for subscription in _rows(consumer.get("subscriptionDataSet")):
+            yield topic_need(_text(subscription.get("topic")), S)
+
+
+def _unregister(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    if command.ext.get("consumerGroup"):
+        yield Need("Group", command.ext["consumerGroup"], S)
+
+
+def _check_client(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    body = _body(command)
+    yield Need("Group", _text(body.get("group")), S)
+    subscription = body.get("subscriptionData")
+    yield topic_need(_text(subscription.get("topic")) if isinstance(subscription, dict) else "", S)
+
+
+def _locks(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    body = _body(command)
+    yield Need("Group", _text(body.get("consumerGroup")), S)
+    for queue in _rows(body.get("mqSet")):
+        yield topic_need(_text(queue.get("topic")), S)
+
+
+def _body_pair(actions: frozenset[str]) -> Needs:
+    def needs(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+        body = _body(command)
+        yield topic_need(_text(body.get("topic")), actions)
+        yield Need("Group", _text(body.get("consumerGroup")), actions)
+
+    return needs
+
+
+def _batch_ack(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    for ack in _rows(_body(command).get("acks")):
+        yield Need("Group", _text(ack.get("c")), S)
+        yield topic_need(_text(ack.get("t")), S)
+
+
+def _create_topics(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    for row in _rows(_body(command).get("topicConfigList")):
+        yield topic_need(_text(row.get("topicName")), CREATE)
+
+
+def _create_group(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    yield Need("Group", _text(_body(command).get("groupName")), CREATE)
+
+
+def _create_groups(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    for row in _rows(_body(command).get("groupConfigList")):
+        yield Need("Group", _text(row.get("groupName")), CREATE)
+
+
+def _route(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    """The route of the template for new topics says no more than where the brokers are."""
+    name = command.ext.get("topic", "")
+    if name != AUTO_CREATE_TOPIC:
+        yield topic_need(name, PSG)
+
+
+_MESSAGING: dict[int, Needs] = {
+    Code.SEND_MESSAGE: _topic(P),
+    Code.SEND_MESSAGE_V2: _topic(P, "b"),
+    Code.SEND_BATCH_MESSAGE: _topic(P, "b"),
+    Code.SEND_REPLY_MESSAGE: _topic(P),
+    Code.SEND_REPLY_MESSAGE_V2: _topic(P, "b"),
+    Code.RECALL_MESSAGE: _topic(P),
+    Code.END_TRANSACTION: _topic(P),
+    Code.CONSUMER_SEND_MSG_BACK: _group(S, "group"),
+    Code.PULL_MESSAGE: _both(S),
+    Code.LITE_PULL_MESSAGE: _both(S),
+    Code.POP_MESSAGE: _both(S),
+    Code.PEEK_MESSAGE: _both(S),
+    Code.ACK_MESSAGE: _both(S),
+    Code.BATCH_ACK_MESSAGE: _batch_ack,
+    Code.CHANGE_MESSAGE_INVISIBLETIME: _both(S),
+    Code.NOTIFICATION: _both(S),
+    Code.POLLING_INFO: _both(SG),
+    Code.QUERY_ASSIGNMENT: _body_pair(S),
+    Code.QUERY_MESSAGE: _topic(SG),
+    Code.VIEW_MESSAGE_BY_ID: _cluster(G),  # an offset may be any topic's record
+    Code.QUERY_CONSUMER_OFFSET: _both(SG),
+    Code.UPDATE_CONSUMER_OFFSET: _both(SU),
+    Code.GET_MAX_OFFSET: _topic(PSG),
+    Code.GET_MIN_OFFSET: _topic(PSG),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: _topic(PSG),
+    Code.GET_EARLIEST_MSG_STORETIME: _topic(PSG),
+    Code.GET_CONSUMER_LIST_BY_GROUP: _group(SG),
+    Code.LOCK_BATCH_MQ: _locks,
+    Code.UNLOCK_BATCH_MQ: _locks,
+    Code.HEART_BEAT: _heartbeat,
+    Code.UNREGISTER_CLIENT: _unregister,
+    Code.CHECK_CLIENT_CONFIG: _check_client,
+}
+
+_ADMINISTRATION: dict[int, Needs] = {
+    Code.UPDATE_AND_CREATE_TOPIC: _topic(CREATE),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: _create_topics,
+    Code.DELETE_TOPIC_IN_BROKER: _topic(DELETE),
+    Code.GET_TOPIC_CONFIG: _topic(G),
+    Code.GET_TOPIC_STATS_INFO: _topic(G),
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: _topic(G),
+    Code.QUERY_CONSUME_QUEUE: _topic(G),
+    Code.RESUME_CHECK_HALF_MESSAGE: _cluster(UPDATE),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _create_group,
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _create_groups,
+    Code.DELETE_SUBSCRIPTIONGROUP: _group(DELETE, "groupName"),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: _group(G, "group"),
+    Code.GET_CONSUME_STATS: _group(G),
+    Code.GET_CONSUMER_CONNECTION_LIST: _group(G),
+    Code.GET_PRODUCER_CONNECTION_LIST: _group(G, "producerGroup"),
+    Code.QUERY_TOPICS_BY_CONSUMER: _group(G, "group"),
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: _both(G, "group"),
+    Code.QUERY_CONSUME_TIME_SPAN: _both(G, "group"),
+    Code.QUERY_CORRECTION_OFFSET: _both(G, "compareGroup"),
+    Code.CLONE_GROUP_OFFSET: _all(_group(G, "srcGroup"), _group(UPDATE, "destGroup")),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: _both(UPDATE, "group"),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: _both(UPDATE, "group"),
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _both(G, "group"),
+    Code.GET_CONSUMER_RUNNING_INFO: _group(G),
+    Code.CONSUME_MESSAGE_DIRECTLY: _all(_group(UPDATE), _cluster(G)),
+    Code.SET_MESSAGE_REQUEST_MODE: _body_pair(UPDATE),
+}
+
+_CLUSTER: dict[int, frozenset[str]] = {
+    **dict.fromkeys((Code.GET_BROKER_CONFIG, Code.GET_BROKER_RUNTIME_INFO, Code.VIEW_BROKER_STATS_DATA), G),
+    **dict.fromkeys((Code.GET_BROKER_CONSUME_STATS, Code.GET_ALL_PRODUCER_INFO, Code.GET_BROKER_HA_STATUS), G),
+    **dict.fromkeys((Code.GET_BROKER_EPOCH_CACHE, Code.GET_ALL_CONSUMER_OFFSET, Code.GET_ALL_DELAY_OFFSET), G),
+    **dict.fromkeys((Code.GET_ALL_MESSAGE_REQUEST_MODE, Code.GET_BROKER_CLUSTER_INFO, Code.GET_KV_CONFIG), G),
+    **dict.fromkeys((Code.GET_KVLIST_BY_NAMESPACE, Code.GET_NAMESRV_CONFIG, Code.GET_BROKER_MEMBER_GROUP), G),
+    **dict.fromkeys((Code.GET_ALL_TOPIC_CONFIG, Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG), LIST),
+    **dict.fromkeys((Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, Code.GET_SYSTEM_TOPIC_LIST_FROM_NS), LIST),
+    **dict.fromkeys((Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, Code.GET_TOPICS_BY_CLUSTER), LIST),
+    **dict.fromkeys((Code.GET_UNIT_TOPIC_LIST, Code.GET_HAS_UNIT_SUB_TOPIC_LIST), LIST),
+    Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: LIST,
+    **dict.fromkeys((Code.UPDATE_BROKER_CONFIG, Code.UPDATE_NAMESRV_CONFIG, Code.DELETE_EXPIRED_COMMITLOG), UPDATE),
+    **dict.fromkeys((Code.CLEAN_EXPIRED_CONSUMEQUEUE, Code.CLEAN_UNUSED_TOPIC, Code.PUT_KV_CONFIG), UPDATE),
+    **dict.fromkeys((Code.DELETE_KV_CONFIG, Code.WIPE_WRITE_PERM_OF_BROKER), UPDATE),
+    **dict.fromkeys((Code.ADD_WRITE_PERM_OF_BROKER, Code.REGISTER_TOPIC_IN_NAMESRV), UPDATE),
+    **dict.fromkeys((Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION), UPDATE),
+    Code.BROKER_HEARTBEAT: UPDATE,
+}
+
+NEEDS: dict[int, Needs] = {
+    **_MESSAGING,
+    **_ADMINISTRATION,
+    **{code: _cluster(actions) for code, actions in _CLUSTER.items()},
+    Code.GET_ROUTEINFO_BY_TOPIC: _route,
+    Code.DELETE_TOPIC_IN_NAMESRV: _topic(DELETE),
+}

@@ -1,0 +1,20 @@
+"""What a controller needs: its router with or without the check in front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.auth.admin import AuthAdmin
+from infra.auth.guard import Guard, open_store
+from infra.config import SecurityConfig
+from infra.disk import Disk
+from infra.remoting_server import Handler, RequestRouter
+
+
+def guarded(router: RequestRouter, config: SecurityConfig, path: Path, disk: Disk, *, cluster: str) -> Handler:
+    """The router itself when authentication is off; else behind the check, with 3001 to 3010 served as well."""
+    store = open_store(config, path, disk)
+    if store is None:
+        return router
+    AuthAdmin(store).register_on(router)
+    return Guard(router, store, authorize=config.authorization_enabled, cluster=cluster)

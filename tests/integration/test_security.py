@@ -1,0 +1,164 @@
+"""`neve up` with TLS, users and policies, spoken to by neve's client and by bare sockets."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.remoting_server import open_connection
+from neve.client import connect
+from neve.errors import NeveError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
+
+Up = Callable[..., AbstractContextManager[Any]]
+ROOT = '{"username":"root","password":"root-secret"}'
+
+
+def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
+    certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
+def tls_settings(mode: str, pair: tuple[Path, Path]) -> list[str]:
+    keys = (f"tlsServerMode={mode}", f"tlsCertPath={pair[0]}", f"tlsKeyPath={pair[1]}")
+    return [part for key in keys for part in ("--set", key)]
+
+
+def trusting(certificate: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificate))
+
+
+async def round_trip(namesrv: str, topic: str, **options: Any) -> bytes:
+    async with connect(namesrv, **options) as client:
+        await client.create_topic(topic, queues=1)
+        sent = await client.send(topic, b"over the wire")
+        async with client.consumer("readers", {topic: "*"}) as consumer:
+            async with asyncio.timeout(20):
+                async for message in consumer:
+                    assert message.queue_offset == sent.queue_offset
+                    return message.body
+    raise AssertionError("nothing arrived")
+
+
+def subject_of(address: str, context: ssl.SSLContext) -> str:
+    host, port = address.rsplit(":", 1)
+    plain = socket.create_connection((host, int(port)), 10)
+    with context.wrap_socket(plain, server_hostname=host) as encrypted:
+        found: Any = encrypted.getpeercert()
+    return str(found["subject"][0][0][1])
+
+
+def test_one_port_takes_tls_and_plain_text(neve_up: Up, tmp_path: Path) -> None:
+    pair = make_certificate(tmp_path, "first")
+    with neve_up(tmp_path / "neve", "--store", "", *tls_settings("permissive", pair)) as neve:
+        assert asyncio.run(round_trip(neve.namesrv, "Encrypted", tls=trusting(pair[0]))) == b"over the wire"
+        assert asyncio.run(round_trip(neve.namesrv, "Plain")) == b"over the wire"
+        with pytest.raises(NeveError):  # the system does not trust it
+            asyncio.run(round_trip(neve.namesrv, "Untrusted", tls=True))
+
+        second = make_certificate(tmp_path, "second")
+        assert subject_of(neve.broker, trusting(pair[0])) == "first"
+        second[1].replace(pair[1])  # between the two the pair does not match: the old one serves on
+        assert subject_of(neve.broker, trusting(pair[0])) == "first"
+        trust = trusting(second[0])
+        second[0].replace(pair[0])
+        assert subject_of(neve.broker, trust) == "second"
+        assert subject_of(neve.namesrv, trust) == "second"
+
+
+def test_enforcing_hangs_up_on_plain_text(neve_up: Up, tmp_path: Path) -> None:
+    pair = make_certificate(tmp_path, "only")
+    with neve_up(tmp_path / "neve", "--store", "", *tls_settings("enforcing", pair)) as neve:
+        assert asyncio.run(round_trip(neve.namesrv, "Encrypted", tls=trusting(pair[0]))) == b"over the wire"
+        for address in (neve.namesrv, neve.broker):
+            host, port = address.rsplit(":", 1)
+            with socket.create_connection((host, int(port)), 10) as plain:
+                plain.sendall(b"\0\0\0\x10")
+                with contextlib.suppress(ConnectionResetError):  # the byte was never read: the kernel says so
+                    assert plain.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (["tlsServerMode=enforcing"], "tlsCertPath"),
+        (["tlsCertPath=/nowhere.pem", "tlsKeyPath=/nowhere.key"], "/nowhere.pem"),
+        (["authorizationEnabled=true"], "authenticationEnabled"),
+        (["authenticationEnabled=true", 'initAuthenticationUser={"username":"root"}'], "initAuthenticationUser"),
+    ],
+)
+def test_a_start_that_cannot_be_safe_is_refused(neve_up: Up, tmp_path: Path, settings: list[str], text: str) -> None:
+    options = [part for key in settings for part in ("--set", key)]
+    with pytest.raises(AssertionError, match=text), neve_up(tmp_path / "neve", "--store", "", *options):
+        pass
+
+
+async def ask(address: str, code: int, ext: dict[str, str], body: object = None, user: str = "root") -> RemotingCommand:
+    host, port = address.rsplit(":", 1)
+    data = json.dumps(body).encode() if body is not None else b""
+    connection = await open_connection(host, int(port))
+    try:
+        return await connection.invoke(
+            RemotingCommand(code, ext=signed(user, f"{user}-secret", ext, data), body=data), 10
+        )
+    finally:
+        connection.close()
+
+
+async def denied(work: Any) -> None:
+    with pytest.raises(NeveError) as refusal:
+        await work
+    assert refusal.value.code == 16, refusal.value
+
+
+async def users_and_policies(namesrv: str, broker: str) -> None:
+    root, alice = ("root", "root-secret"), ("alice", "alice-secret")
+    assert await round_trip(namesrv, "Orders", credentials=root) == b"over the wire"
+    async with connect(namesrv, credentials=root) as client:
+        await client.create_topic("Other", queues=1)
+    assert (await ask(broker, 3001, {"username": "alice"}, {"username": "alice", "password": "alice-secret"})).code == 0
+    rules = [{"resource": "Topic:Orders", "actions": ["Pub"], "sourceIps": [], "decision": "Allow"}]
+    acl = {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": rules}]}
+    assert (await ask(broker, 3006, {"subject": "User:alice"}, acl)).code == 0
+    # the name server of the same process knows her as well
+    assert (await ask(namesrv, Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "Orders"}, user="alice")).code == 0
+    assert (await ask(namesrv, Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "Other"}, user="alice")).code == 16
+    async with connect(namesrv, credentials=alice) as client:
+        await client.send("Orders", b"allowed")
+        await denied(client.send("Other", b"denied"))
+        await denied(client.create_topic("Mine", queues=1))
+    assert (await ask(broker, Code.SEND_MESSAGE, {"topic": "Other"}, user="alice")).code == 16
+    assert (await ask(broker, Code.PULL_MESSAGE, {"topic": "Orders", "consumerGroup": "g"}, user="alice")).code == 16
+    assert (await ask(broker, Code.GET_BROKER_CONFIG, {}, user="alice")).code == 16
+    shown = await ask(broker, Code.GET_BROKER_CONFIG, {})
+    assert shown.code == 0
+    assert b"secret" not in shown.body.lower()
+    for credentials in (None, ("root", "guess"), ("nobody", "x")):
+        async with connect(namesrv, credentials=credentials) as client:
+            await denied(client.send("Orders", b"unsigned or badly signed"))
+
+
+def test_users_and_policies(neve_up: Up, tmp_path: Path) -> None:
+    keys = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}")
+    options = [part for key in keys for part in ("--set", key)]
+    with neve_up(tmp_path / "neve", "--store", "", *options) as neve:
+        asyncio.run(users_and_policies(neve.namesrv, neve.broker))
+    log = neve.log.read_text()
+    assert "root-secret" not in log
+    assert "alice-secret" not in log

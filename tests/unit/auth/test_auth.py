@@ -1,0 +1,206 @@
+"""Decisions of policies, the permissions of requests, and what a server with authentication refuses."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.auth.guard import open_store
+from infra.auth.model import AuthError, Entry, Policy, check_policy, is_allowed
+from infra.auth.permissions import NEEDS
+from infra.auth.wiring import guarded
+from infra.config import BrokerConfig, ConfigError, load, to_properties, update_live
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, RemotingServer, RequestRouter, open_connection
+from infra.startup import StartupError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
+
+ROOT = '{"username":"root","password":"root-secret"}'
+
+
+def entry(resource: str, *actions: str, decision: str = "Allow", ips: tuple[str, ...] = ()) -> Entry:
+    return Entry(resource, actions, ips, decision)
+
+
+def allowed(rules: list[Entry], kind: str, name: str, *actions: str, source: str = "10.1.2.3") -> bool:
+    return is_allowed([Policy("Custom", tuple(rules))], kind, name, frozenset(actions), source)
+
+
+def test_nothing_is_allowed_that_no_rule_allows() -> None:
+    rules = [entry("Topic:orders", "Pub")]
+    assert allowed(rules, "Topic", "orders", "Pub")
+    assert not allowed(rules, "Topic", "orders", "Sub")
+    assert not allowed(rules, "Topic", "orders2", "Pub")
+    assert not allowed(rules, "Group", "orders", "Pub")
+    assert not allowed([], "Topic", "orders", "Pub")
+
+
+def test_the_most_specific_pattern_decides_and_a_denial_wins_a_tie() -> None:
+    rules = [entry("Topic:*", "All"), entry("Topic:pay*", "All", decision="Deny"), entry("Topic:pay-in", "Pub")]
+    assert allowed(rules, "Topic", "orders", "Pub")
+    assert not allowed(rules, "Topic", "pay-out", "Pub")
+    assert allowed(rules, "Topic", "pay-in", "Pub")
+    assert not allowed(rules, "Topic", "pay-in", "Sub")
+    tie = [entry("Topic:a", "Pub"), entry("Topic:a", "Pub", decision="Deny")]
+    assert not allowed(tie, "Topic", "a", "Pub")
+    assert not allowed(tie[::-1], "Topic", "a", "Pub")
+
+
+def test_a_rule_may_ask_for_the_callers_network() -> None:
+    rules = [entry("*", "All", ips=("10.0.0.0/8", "::1"))]
+    assert allowed(rules, "Topic", "a", "Pub")
+    assert allowed(rules, "Topic", "a", "Pub", source="::1")
+    assert not allowed(rules, "Topic", "a", "Pub", source="192.168.0.1")
+    assert not allowed(rules, "Topic", "a", "Pub", source="")
+
+
+def test_default_rules_decide_where_custom_ones_say_nothing() -> None:
+    policies = [
+        Policy("Default", (entry("Topic:*", "Pub"),)),
+        Policy("Custom", (entry("Topic:a", "Pub", decision="Deny"),)),
+    ]
+    assert not is_allowed(policies, "Topic", "a", frozenset({"Pub"}), "")
+    assert is_allowed(policies, "Topic", "b", frozenset({"Pub"}), "")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        entry("Topic:a*b", "Pub"),
+        entry("Queue:a", "Pub"),
+        entry("Topic:a", "Publish"),
+        entry("Topic:a", "Pub", ips=("x",)),
+    ],
+)
+def test_rules_that_mean_nothing_are_refused(wrong: Entry) -> None:
+    with pytest.raises(AuthError):
+        check_policy(Policy("Custom", (wrong,)))
+
+
+def test_every_code_that_clients_send_is_mapped() -> None:
+    to_clients = {
+        Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.RESET_CONSUMER_CLIENT_OFFSET,
+        Code.GET_CONSUMER_STATUS_FROM_CLIENT, Code.PUSH_REPLY_MESSAGE_TO_CLIENT, Code.NOTIFY_MIN_BROKER_ID_CHANGE,
+    }  # fmt: skip
+    unmapped = {code for code in Code if code not in NEEDS and not 3001 <= code <= 3010} - to_clients
+    assert unmapped == {Code.POP_ROLLBACK}  # served by nobody
+
+
+def test_a_retry_topic_is_its_groups() -> None:
+    needs = list(NEEDS[Code.PULL_MESSAGE](RemotingCommand(11, ext={"topic": "%RETRY%g", "consumerGroup": "g"}), "c"))
+    assert {(need.kind, need.name, need.actions) for need in needs} == {("Group", "g", frozenset({"Sub"}))}
+
+
+def test_a_start_that_would_leave_the_broker_open_or_locked_is_refused(tmp_path: Path) -> None:
+    for settings in (
+        ["authorizationEnabled=true"],
+        ["authenticationEnabled=true"],
+        ["authenticationEnabled=true", "initAuthenticationUser=root:root-secret"],
+    ):
+        with pytest.raises(StartupError) as refused:
+            open_store(load(BrokerConfig, None, settings), tmp_path / "auth" / "auth.json", RealDisk())
+        assert "root-secret" not in str(refused.value)
+
+
+def test_secrets_are_not_in_the_configuration_that_is_shown() -> None:
+    config = load(BrokerConfig, None, [f"initAuthenticationUser={ROOT}", "tls.server.mode=enforcing"])
+    assert "root-secret" not in to_properties(config)
+    assert "tlsServerMode=enforcing" in to_properties(config)
+    with pytest.raises(ConfigError):
+        update_live(config, {"tls.server.mode": "disabled"})
+
+
+class Server:
+    """A server with one handler for sends, and users."""
+
+    def __init__(self, path: Path) -> None:
+        settings = ["authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}"]
+        router = RequestRouter()
+        router.register(Code.SEND_MESSAGE, lambda _, request: RemotingCommand.response(request, 0))
+        router.register(9999, lambda _, request: RemotingCommand.response(request, 0))
+        config = load(BrokerConfig, None, settings)
+        handler = guarded(router, config, path / "auth" / "auth.json", RealDisk(), cluster="c")
+        self.server = RemotingServer(handler, host="127.0.0.1")
+
+    async def __aenter__(self) -> Connection:
+        await self.server.start()
+        self.connection = await open_connection("127.0.0.1", self.server.port)
+        return self.connection
+
+    async def __aexit__(self, *_: object) -> None:
+        self.connection.close()
+        await self.server.shutdown()
+
+
+async def ask(
+    connection: Connection, code: int, ext: dict[str, str] | None = None, body: object = None, user: str = "root"
+) -> RemotingCommand:
+    data = json.dumps(body).encode() if body is not None else b""
+    fields = signed(user, f"{user}-secret", ext or {}, data)
+    return await connection.invoke(RemotingCommand(code, ext=fields, body=data), 5)
+
+
+async def make_alice(connection: Connection) -> None:
+    user = {"username": "alice", "password": "alice-secret", "userType": "Normal"}
+    assert (await ask(connection, 3001, {"username": "alice"}, user)).code == 0
+    rules = [{"resource": "Topic:orders*", "actions": ["Pub"], "sourceIps": None, "decision": "Allow"}]
+    acl = {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": rules}]}
+    assert (await ask(connection, 3006, {"subject": "User:alice"}, acl)).code == 0
+
+
+def test_what_is_not_signed_or_not_allowed_is_answered_16(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Server(tmp_path) as connection:
+            await make_alice(connection)
+            unsigned = await connection.invoke(RemotingCommand(Code.SEND_MESSAGE, ext={"topic": "orders"}), 5)
+            assert unsigned.code == 16
+            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="mallory")).code == 16
+            forged = RemotingCommand(Code.SEND_MESSAGE, ext=signed("root", "guess", {"topic": "orders"}))
+            assert (await connection.invoke(forged, 5)).code == 16
+            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders-1"}, user="alice")).code == 0
+            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "other"}, user="alice")).code == 16
+            assert (await ask(connection, Code.SEND_MESSAGE, {}, user="alice")).code == 16
+            assert (await ask(connection, 9999, {}, user="alice")).code == 16
+            assert (await ask(connection, 9999, {})).code == 0
+
+    asyncio.run(main())
+
+
+def test_users_and_policies_outlive_the_server_and_secrets_stay_inside(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Server(tmp_path) as connection:
+            await make_alice(connection)
+        async with Server(tmp_path) as connection:
+            for code, ext in ((3004, {"username": "alice"}), (3005, {}), (3009, {"subject": "User:alice"}), (3010, {})):
+                answer = await ask(connection, code, ext)
+                assert answer.code == 0
+                assert b"alice" in answer.body
+                assert b"secret" not in answer.body
+            assert (await ask(connection, 3002, {"username": "alice"}, {"userStatus": "disable"})).code == 0
+            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="alice")).code == 16
+            assert (await ask(connection, 3002, {"username": "alice"}, {"userStatus": "enable"})).code == 0
+            assert (await ask(connection, 3008, {"subject": "User:alice", "resource": "Topic:orders*"})).code == 0
+            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="alice")).code == 16
+            assert (await ask(connection, 3009, {"subject": "User:alice"})).code == 3002
+            assert (await ask(connection, 3003, {"username": "alice"})).code == 0
+            assert (await ask(connection, 3004, {"username": "alice"})).code == 3001
+
+    asyncio.run(main())
+    assert (tmp_path / "auth").stat().st_mode & 0o077 == 0
+
+
+def test_only_a_super_user_may_touch_users(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Server(tmp_path) as connection:
+            await make_alice(connection)
+            everything = [{"resource": "*", "actions": ["All"], "decision": "Allow"}]
+            acl = {"policies": [{"policyType": "Custom", "entries": everything}]}
+            assert (await ask(connection, 3007, {"subject": "User:alice"}, acl)).code == 0
+            for code in range(3001, 3011):
+                answer = await ask(connection, code, {"username": "bob"}, {"password": "p"}, user="alice")
+                assert answer.code == 16
+
+    asyncio.run(main())
