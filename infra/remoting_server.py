@@ -22,9 +22,6 @@ from neve.remoting.frame import MAX_FRAME, FrameDecoder
 
 log = logging.getLogger(__name__)
 
-# To copy small answers into one buffer takes less than to hand the kernel a list of them; large ones aren't copied.
-_JOIN_BELOW = 64 * 1024
-
 Answer = RemotingCommand | None
 Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
 
@@ -207,10 +204,7 @@ class Connection:
         if self._transport is None or self.is_closed or self._transport.is_closing():
             return
         self.last_active = self._loop.time()
-        if len(out) > 1 and sum(map(len, out)) <= _JOIN_BELOW:
-            self._transport.write(b"".join(out))
-        else:
-            self._transport.writelines(out)
+        self._transport.writelines(out)
         if self._pauses and self._transport.get_write_buffer_size() > self._limits.max_unwritten:
             log.warning("dropping %s:%d: it does not read", *self.remote)
             self._transport.abort()
