@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from neve.archive.rebuild import Records, rebuild
 from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
@@ -73,11 +74,16 @@ def with_wire(table: pa.Table, sealed: Records, topic: str) -> pa.Table:
         rebuilt.positions, sealed.positions
     ):
         return table
-    kept = table.column("wire").to_pylist()
-    column = [
-        old if rebuilt.record(row) == sealed.record(row) else bytes(sealed.record(row)) for row, old in enumerate(kept)
-    ]
-    return table.set_column(table.schema.get_field_index("wire"), "wire", pa.array(column, pa.binary()))
+    differs = pc.not_equal(_array(rebuilt), _array(sealed))
+    records = _array(sealed).filter(differs)
+    kept = table.column("wire").combine_chunks()
+    column = pc.replace_with_mask(kept, differs, records)
+    return table.set_column(table.schema.get_field_index("wire"), "wire", column)
+
+
+def _array(records: Records) -> pa.Array:
+    offsets, wire = records.positions.astype(np.int32), pa.py_buffer(records.wire)
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), wire])
 
 
 def _row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any]:
