@@ -59,13 +59,17 @@ class BrokerOuterApi:
         for server in self._config.name_servers:
             try:
                 connection = await self._connect(server)
-                request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": topic})
+                ext = self._signed({"topic": topic}, b"")
+                request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=ext)
                 answer = await connection.invoke(request, _ROUTE_TIMEOUT)
                 if answer.code == ResponseCode.SUCCESS:
                     return loads_as(answer.body, TopicRouteData).queue_datas
             except (OSError, TimeoutError, NeveError, ValueError) as error:
                 self._failed(server, str(error) or type(error).__name__)
         return None
+
+    def _signed(self, ext: dict[str, str], body: bytes) -> dict[str, str]:
+        return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
 
     def _identity(self) -> dict[str, str]:
         host, port = self._address()
@@ -79,9 +83,8 @@ class BrokerOuterApi:
     async def _ask(self, server: str, code: RequestCode, ext: dict[str, str], body: bytes) -> bool:
         try:
             connection = await self._connect(server)
-            if self._credentials is not None:
-                ext = signed(*self._credentials, ext, body)
-            answer = await connection.invoke(RemotingCommand(code, ext=dict(ext), body=body), _TIMEOUT)
+            request = RemotingCommand(code, ext=self._signed(ext, body), body=body)
+            answer = await connection.invoke(request, _TIMEOUT)
         except (OSError, TimeoutError, NeveError) as error:
             self._failed(server, str(error) or type(error).__name__)
             return False
