@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from infra.remoting_server import Connection, open_connection
-from neve.message import decode_record, iter_records, tags_code
+from neve.message import decode_record, iter_records, parse_offset_msg_id, tags_code
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 
@@ -163,8 +163,8 @@ def test_a_waiting_pull_is_answered_by_the_next_fitting_message(up: Up) -> None:
         ("orders", b"", "", 4, 29),
         ("orders", b"x" * ((4 << 20) + 1), "", 0, 13),
         ("orders", b"", "K\x01" + "v" * 32_768 + "\x02", 0, 13),
-        ("orders", b"", "TRAN_MSG\x01true\x02", 0, 16),
-        ("orders", b"", "TIMER_DELAY_SEC\x015\x02", 0, 1),
+        ("orders", b"", "TIMER_DELAY_SEC\x01259201\x02", 0, 13),
+        ("orders", b"", "TIMER_DELAY_SEC\x01soon\x02", 0, 13),
     ],
 )
 def test_a_send_that_breaks_a_rule_is_refused(
@@ -221,6 +221,67 @@ def test_offsets_and_messages_outlive_a_clean_stop_and_a_kill(tmp_path: Path) ->
 
     run(server, check)
     assert server.stop() == 0
+
+
+def end_ext(stored: RemotingCommand, outcome: int, group: str = "p") -> dict[str, str]:
+    return {
+        "producerGroup": group,
+        "tranStateTableOffset": stored.ext["queueOffset"],
+        "commitLogOffset": str(parse_offset_msg_id(stored.ext["msgId"])[2]),
+        "commitOrRollback": str(outcome),
+        "msgId": stored.ext["transactionId"],
+    }
+
+
+def test_transactions_end_once_and_outlive_a_kill(tmp_path: Path) -> None:
+    async def begin(connection: Connection) -> list[RemotingCommand]:
+        half = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
+        stored = [await send(connection, "orders", b"%d" % number, half) for number in range(3)]
+        assert (await pull(connection, "orders", 0)).code != 0
+        assert (await ask(connection, Code.END_TRANSACTION, end_ext(stored[0], 8))).code == 0
+        assert (await ask(connection, Code.END_TRANSACTION, end_ext(stored[1], 12))).code == 0
+        return stored
+
+    async def end(connection: Connection) -> None:
+        assert bodies(await pull(connection, "orders", 0)) == [b"0"]
+        for wrong in (end_ext(stored[0], 12), end_ext(stored[1], 8), end_ext(stored[2], 8, "another")):
+            assert (await ask(connection, Code.END_TRANSACTION, wrong)).code == 1
+        for _ in range(2):
+            assert (await ask(connection, Code.END_TRANSACTION, end_ext(stored[2], 8))).code == 0
+        assert bodies(await pull(connection, "orders", 0)) == [b"0", b"2"]
+
+    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
+    stored = run(server, begin)
+    server.stop(signal.SIGKILL)
+    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
+    try:
+        run(server, end)
+    finally:
+        server.stop()
+
+
+def test_a_timed_message_outlives_a_kill_and_is_never_early(tmp_path: Path) -> None:
+    async def begin(connection: Connection) -> int:
+        due = int(time.time() * 1000) + 2500
+        assert (await send(connection, "orders", b"timed", f"TIMER_DELIVER_MS\x01{due}\x02")).ext["recallHandle"]
+        return due
+
+    async def wait(connection: Connection) -> None:
+        answer = await pull(connection, "orders", 0, hold_ms=10_000)
+        while answer.code != 0:
+            answer = await pull(connection, "orders", 0, hold_ms=10_000)
+        record = decode_record(answer.body)
+        assert record.body == b"timed"
+        assert due <= record.store_timestamp
+
+    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
+    due = run(server, begin)
+    server.stop(signal.SIGKILL)
+    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
+    try:
+        run(server, wait)
+    finally:
+        server.stop()
 
 
 def test_cold_messages_are_byte_for_byte_the_hot_ones(up: Up) -> None:
