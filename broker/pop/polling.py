@@ -64,4 +64,6 @@ class PopPolling:
                     waiter.future.set_result(None)
 
     def waiting_for(self, group: str, topic: str, queue_id: int) -> int:
-        return sum(1 for w in self._waiting.get(topic, ()) if w.group == group and queue_id in (ANY_QUEUE, w.queue_id))
+        """Who would take a message of that queue."""
+        waiting = [waiter for waiter in self._waiting.get(topic, ()) if waiter.group == group]
+        return sum(1 for waiter in waiting if queue_id == ANY_QUEUE or waiter.queue_id in (ANY_QUEUE, queue_id))

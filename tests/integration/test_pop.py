@@ -1,0 +1,124 @@
+"""Pop over the wire: acknowledged stays so and unacknowledged comes again, over a kill as well."""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from infra.remoting_server import Connection, open_connection
+from neve.message import MessageRecord, iter_records
+from neve.remoting.body import dumps
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+
+NeveUp = Callable[..., AbstractContextManager[Any]]
+
+
+def run(address: str, work: Callable[[Connection], Any]) -> Any:
+    async def main() -> Any:
+        host, _, port = address.rpartition(":")
+        connection = await open_connection(host, int(port))
+        try:
+            return await work(connection)
+        finally:
+            connection.close()
+
+    return asyncio.run(main())
+
+
+async def ask(connection: Connection, code: int, ext: dict[str, str], body: bytes = b"") -> RemotingCommand:
+    return await connection.invoke(RemotingCommand(code, ext=ext, body=body), 30)
+
+
+async def send(connection: Connection, body: bytes) -> None:
+    ext = {
+        "a": "p", "b": "jobs", "c": "TBW102", "d": "1", "e": "0", "f": "0",
+        "g": "1700000000000", "h": "0", "i": "", "j": "0", "k": "false", "m": "false",
+    }  # fmt: skip
+    answer = await ask(connection, Code.SEND_MESSAGE_V2, ext, body)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+async def pop(connection: Connection, *, invisible: int, poll: int = 0, count: int = 32) -> RemotingCommand:
+    ext = {
+        "consumerGroup": "workers", "topic": "jobs", "queueId": "-1", "maxMsgNums": str(count),
+        "invisibleTime": str(invisible), "pollTime": str(poll), "bornTime": "0", "initMode": "0",
+    }  # fmt: skip
+    return await ask(connection, Code.POP_MESSAGE, ext)
+
+
+def records(answer: RemotingCommand) -> list[MessageRecord]:
+    return list(iter_records(answer.body))
+
+
+async def ack(connection: Connection, answer: RemotingCommand, record: MessageRecord) -> None:
+    start = answer.ext["startOffsetInfo"].split(";")[0].split(" ")[2]
+    info = f"{start} {answer.ext['popTime']} {answer.ext['invisibleTime']} {answer.ext['reviveQid']} 0 broker-a 0"
+    ext = {
+        "consumerGroup": "workers", "topic": "jobs", "queueId": "0", "offset": str(record.queue_offset),
+        "extraInfo": f"{info} {record.queue_offset}",
+    }  # fmt: skip
+    done = await ask(connection, Code.ACK_MESSAGE, ext)
+    assert done.code == ResponseCode.SUCCESS, done.remark
+
+
+async def pop_until(connection: Connection, number: int) -> list[MessageRecord]:
+    found: list[MessageRecord] = []
+    while len(found) < number:
+        answer = await pop(connection, invisible=60_000, poll=10_000)
+        assert answer.code == ResponseCode.SUCCESS, answer.code
+        found += records(answer)
+    return found
+
+
+def test_what_is_not_acknowledged_comes_again_after_a_kill(neve_up: NeveUp, tmp_path: Path) -> None:
+    async def first(connection: Connection) -> None:
+        for number in range(6):
+            await send(connection, b"job %d" % number)
+        answer = await pop(connection, invisible=3000)
+        got = records(answer)
+        assert answer.ext["msgOffsetInfo"] == "0 0 0,1,2,3,4,5"
+        for record in (got[0], got[2], got[5]):
+            await ack(connection, answer, record)
+        assert (await pop(connection, invisible=3000)).code == ResponseCode.POLLING_TIMEOUT
+
+    async def second(connection: Connection) -> list[MessageRecord]:
+        return await pop_until(connection, 3)
+
+    with neve_up(tmp_path) as neve:
+        run(neve.broker, first)
+        neve.kill()
+    with neve_up(tmp_path) as neve:
+        again = run(neve.broker, second)
+    assert sorted(record.body for record in again) == [b"job 1", b"job 3", b"job 4"]
+    assert {(record.topic, record.reconsume_times) for record in again} == {("jobs", 1)}
+    fields = again[0].properties["POP_CK"].split(" ")
+    assert (len(fields), fields[4:7]) == (8, ["1", "broker-a", "0"])
+
+
+def test_a_batch_acknowledgement_frees_the_group_and_a_waiting_pop_gets_what_comes(
+    neve_up: NeveUp, tmp_path: Path
+) -> None:
+    async def work(connection: Connection) -> None:
+        for number in range(3):
+            await send(connection, b"job %d" % number)
+        answer = await pop(connection, invisible=60_000)
+        item = {
+            "c": "workers", "t": "jobs", "r": "0", "so": 0, "q": 0, "rq": 0,
+            "pt": int(answer.ext["popTime"]), "it": 60_000, "b": base64.b64encode(b"\x07").decode(),
+        }  # fmt: skip
+        done = await ask(connection, Code.BATCH_ACK_MESSAGE, {}, dumps({"brokerName": "broker-a", "acks": [item]}))
+        assert done.code == ResponseCode.SUCCESS
+        ext = {"consumerGroup": "workers", "topic": "jobs", "queueId": "0"}
+        assert (await ask(connection, Code.QUERY_CONSUMER_OFFSET, ext)).ext["offset"] == "3"
+        waiting = asyncio.create_task(pop(connection, invisible=60_000, poll=15_000))
+        while (await ask(connection, Code.POLLING_INFO, ext)).ext["pollingNum"] != "1":
+            assert not waiting.done()
+        await send(connection, b"late")
+        assert [record.body for record in records(await waiting)] == [b"late"]
+
+    with neve_up(tmp_path) as neve:
+        run(neve.broker, work)
