@@ -168,10 +168,11 @@ def probe(store: ObjectStore) -> None:
             raise ProbeFailed(f"{store.url}: PUT with If-None-Match: * replaced an existing object")
     finally:
         _remove_quietly(store, key)
+    # Without the right to list, S3 answers 403 where there is no object, and a journal's end can't be found.
+    with _granted(store, "LIST", "s3:ListBucket on the bucket"):
+        list(store.list(f"{key}/"))
     try:
-        # Without the right to list, S3 answers 403 where there is no object, and a journal's end can't be found.
-        with _granted(store, "HEAD of a deleted object", "s3:ListBucket on the bucket"):
-            store.head(key)
+        store.head(key)
     except NotFound:
         return
     raise ProbeFailed(f"{store.url}: DELETE left the object; grant the right to delete (in S3: s3:DeleteObject)")

@@ -197,6 +197,7 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
         return PreconditionFailed(text)
     if isinstance(error, FileNotFoundError | errors.NotFoundError):
         return NotFound(text)
-    if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
+    refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
+    if refused or "status code: 403" in text:  # a refused listing has no class of its own in the library
         return AccessDenied(text)
     return UnknownOutcome(text) if writing else StoreUnavailable(text)

@@ -1,0 +1,214 @@
+"""What is wrong is said in one line that names it, what is allowed and what to do; nothing half-started is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from broker.broker_controller import BrokerController
+from infra.clock import SystemClock
+from infra.config import BrokerConfig
+from infra.disk import RealDisk
+from infra.minio import Minio, create_bucket, running
+from infra.remoting_server import open_connection
+from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, StartupError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+
+Up = Callable[..., AbstractContextManager[Any]]
+NEVE = str(Path(sys.executable).with_name("neve"))
+
+
+def start(*arguments: str) -> tuple[int, str]:
+    """Exit code and what was said, of a broker that must not come up."""
+    ended = subprocess.run([NEVE, "broker", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert ended.stdout == ""
+    return ended.returncode, ended.stderr.strip().splitlines()[-1]
+
+
+def start_with_store(root: Path, url: str) -> tuple[int, str]:
+    settings = (f"storePathRootDir={root}", f"storeUrl={url}", "listenPort=0", "adminPort=-1")
+    sizes = ("--set", "mappedFileSizeCommitLog=64k")
+    return start(*sizes, *(part for setting in settings for part in ("--set", setting)))
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("listenPrt=10911", ("broker.conf:3", "unknown key listenPrt")),
+        ("listenport=10911", ("broker.conf:3", "unknown key listenport", "did you mean listenPort?")),
+        ("listenPort=70000", ("broker.conf:3", "listenPort=70000", "from 0 to 65535")),
+        ("listenPort=high", ("broker.conf:3", "listenPort=high", "from 0 to 65535")),
+        ("flushDiskType=MAYBE", ("broker.conf:3", "flushDiskType=MAYBE", "ASYNC_FLUSH, SYNC_FLUSH")),
+        ("autoCreateTopicEnable=1", ("broker.conf:3", "autoCreateTopicEnable=1", "allowed: true, false")),
+        ("mappedFileSizeCommitLog=2g", ("broker.conf:3", "mappedFileSizeCommitLog=2g", "from 65536 to 1073741824")),
+        ("just words", ("broker.conf:3", "'just words' is not key=value")),
+    ],
+)
+def test_a_wrong_line_of_the_configuration(tmp_path: Path, line: str, parts: tuple[str, ...]) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(f"# mine\nbrokerName=b\n{line}\n")
+    code, said = start("-c", str(path), "--set", f"storePathRootDir={tmp_path / 'data'}")
+    assert code == EXIT_CONFIG
+    assert [part for part in parts if part not in said] == [], said
+    assert not (tmp_path / "data").exists()
+
+
+def test_too_little_room_for_a_segment(tmp_path: Path) -> None:
+    class Crowded(RealDisk):
+        def free_bytes(self, path: Path) -> int:
+            return 100 << 20
+
+    settings = (f"storePathRootDir={tmp_path}", "mappedFileSizeCommitLog=64m", "listenPort=0", "brokerIP1=127.0.0.1")
+    controller = BrokerController(BrokerConfig.load(None, settings), SystemClock(), Crowded())
+    with pytest.raises(StartupError, match="100 MiB free, 128 MiB needed; set mappedFileSizeCommitLog smaller") as told:
+        asyncio.run(controller.start())
+    assert told.value.exit_code == EXIT_DISK
+    assert not (tmp_path / "commitlog").exists()
+
+
+# ---- the archive's store
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://x", "storeUrl must be dir:PATH or s3://BUCKET/PREFIX"),
+        ("s3://key:secret@bucket", "credentials don't belong in storeUrl"),
+        ("s3://bucket?secret=x", "storeUrl knows only endpoint and region, not secret"),
+    ],
+)
+def test_a_store_that_is_none(tmp_path: Path, url: str, said: str) -> None:
+    code, text = start_with_store(tmp_path, url)
+    assert (code, said in text) == (EXIT_ARCHIVE, True), text
+
+
+def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    code, text = start_with_store(tmp_path, "s3://bucket?endpoint=http://127.0.0.1:9&region=x")
+    assert (code, "http://127.0.0.1:9" in text, "PUT" in text) == (EXIT_ARCHIVE, True, True), text
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
+    with running(tmp_path_factory.mktemp("minio")) as instance:
+        create_bucket(instance, "archive")
+        yield instance
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    ("lacking", "call"),
+    [
+        ("s3:PutObject", "PUT was refused"),
+        ("s3:GetObject", "GET was refused"),
+        ("s3:DeleteObject", "DELETE left the object"),
+        ("s3:ListBucket", "LIST was refused"),
+    ],
+)
+def test_a_right_that_is_lacking(
+    tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch, lacking: str, call: str
+) -> None:
+    policy = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["arn:aws:s3:::*"]},
+            {"Effect": "Deny", "Action": [lacking], "Resource": ["arn:aws:s3:::*"]},
+        ],
+    }
+    client = boto3.client(
+        "sts",
+        endpoint_url=server.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+    )
+    lent = client.assume_role(RoleArn="arn:x:ignored:by:minio", RoleSessionName="lent", Policy=json.dumps(policy))
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", lent["Credentials"]["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", lent["Credentials"]["SecretAccessKey"])
+    monkeypatch.setenv("AWS_SESSION_TOKEN", lent["Credentials"]["SessionToken"])
+    code, text = start_with_store(tmp_path, server.url("archive", lacking.partition(":")[2]))
+    assert (code, call in text, lacking in text) == (EXIT_ARCHIVE, True, True), text
+
+
+# ---- over the wire
+
+
+def ask(neve: Any, *requests: tuple[int, dict[str, str], bytes]) -> list[RemotingCommand]:
+    host, _, port = neve.broker.rpartition(":")
+
+    async def main() -> list[RemotingCommand]:
+        connection = await open_connection(host, int(port))
+        try:
+            return [
+                await connection.invoke(RemotingCommand(code, ext=ext, body=body), 30) for code, ext, body in requests
+            ]
+        finally:
+            connection.close()
+
+    return asyncio.run(main())
+
+
+def topic(name: str, attributes: str = "") -> tuple[int, dict[str, str], bytes]:
+    ext = {
+        "topic": name, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false", "attributes": attributes,
+    }  # fmt: skip
+    return Code.UPDATE_AND_CREATE_TOPIC, ext, b""
+
+
+def group(name: str) -> tuple[int, dict[str, str], bytes]:
+    return Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, json.dumps({"groupName": name}).encode()
+
+
+def test_names_and_lifetimes_over_the_wire(tmp_path: Path, neve_up: Up) -> None:
+    with neve_up(tmp_path, "--set", "mappedFileSizeCommitLog=64k") as neve:
+        wrong = {
+            "a b": "illegal characters",
+            "a/b": "illegal characters",
+            "ä": "illegal characters",
+            "t" * 128: "longer than topic max length 127",
+            " ": "blank",
+        }
+        for name, said in wrong.items():
+            (answer,) = ask(neve, topic(name))
+            assert (answer.code != 0, said in (answer.remark or "")) == (True, True), (name, answer.remark)
+        for name, said in {"a b": "illegal characters", "g" * 121: "longer than group max length 120"}.items():
+            (answer,) = ask(neve, group(name))
+            assert (answer.code != 0, said in (answer.remark or "")) == (True, True), (name, answer.remark)
+        for hours, said in {
+            "1.5": "whole hours",
+            "90m": "whole hours",
+            "0": "whole hours from 1",
+            "-2": "whole hours from 1",
+        }.items():
+            (answer,) = ask(neve, topic("orders", f"+reserve.time={hours}"))
+            assert answer.code != ResponseCode.SUCCESS, hours
+            assert f"reserve.time={hours}" in (answer.remark or ""), answer.remark
+            assert said in (answer.remark or ""), answer.remark
+        ok = ask(neve, topic("t" * 127), group("g" * 120), topic("orders", "+reserve.time=720"))
+        assert [answer.code for answer in ok] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("ttl", "said"), [("90m", "not a whole number of hours: the nearest are 1h and 2h"), ("0", "0"), ("soon", "soon")]
+)
+def test_a_lifetime_on_the_command_line(ttl: str, said: str) -> None:
+    command = [NEVE, "topic", "ttl", "set", "orders", ttl, "--namesrv", "127.0.0.1:9"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,67 @@
+"""What a broker with nothing to do costs. The bounds are loose, the figures are printed (`pytest -s`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+MEMORY_KIB = 150 * 1024
+START_SECONDS = 10
+CPU_SHARE = 0.05
+WATCHED_SECONDS = 10
+
+
+def family(pid: int) -> list[int]:
+    """The process and its descendants."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    return [pid, *(one for path in children for child in path.read_text().split() for one in family(int(child)))]
+
+
+def anonymous_kib(pid: int) -> int:
+    found = re.search(r"^Anonymous:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_an_idle_broker_is_small_and_quiet(tmp_path: Path) -> None:
+    settings = (
+        f"storePathRootDir={tmp_path / 'data'}", f"storeUrl=dir:{tmp_path / 'store'}", "listenPort=0", "adminPort=0",
+        "brokerIP1=127.0.0.1", "mappedFileSizeCommitLog=64m",
+    )  # fmt: skip
+    command = [str(Path(sys.executable).with_name("neve")), "broker"]
+    began = time.monotonic()
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *(part for setting in settings for part in ("--set", setting))],
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline(), (tmp_path / "log").read_text()
+        started = time.monotonic() - began
+        before, began = sum(map(cpu_seconds, family(process.pid))), time.monotonic()
+        threading.Event().wait(WATCHED_SECONDS)  # the measure itself, not a wait for something
+        members = family(process.pid)
+        share = (sum(map(cpu_seconds, members)) - before) / (time.monotonic() - began)
+        memory = sum(map(anonymous_kib, members))
+    finally:
+        process.terminate()
+        code = process.wait(30)
+        if process.stdout is not None:
+            process.stdout.close()
+    print(f"start {started:.2f} s, {len(members)} processes, {memory / 1024:.1f} MiB anonymous, {share:.2%} of a core")
+    assert code == 0
+    assert started < START_SECONDS
+    assert memory <= MEMORY_KIB
+    assert share < CPU_SHARE
