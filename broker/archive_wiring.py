@@ -212,7 +212,9 @@ class ArchiveWiring:
         self.jobs.start()
 
     async def shutdown(self) -> None:
-        """The running job ends first; the loop stays free for what it asks of the store."""
+        """The running round ends first; the loop stays free for what it asks of the store."""
+        if self.lifecycle is not None:
+            self.lifecycle.stop()
         await asyncio.to_thread(self.jobs.shutdown)
         if self._reader is not None:
             self._reader.close()

@@ -65,6 +65,11 @@ class Lifecycle:
         self._last_round: dict[str, Any] = {}
         self._evicted = 0
         self._deleted = 0
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Begin no further round: a backlog of many segments must not hold up the end of the process."""
+        self._stopping = True
 
     # --- offload -------------------------------------------------------------------------------------------
 
@@ -80,7 +85,7 @@ class Lifecycle:
             reports = self._rounds.resume(progress)
             if roll:
                 self._hot.roll()
-            while ranges := self._ranges(everything=roll):
+            while not self._stopping and (ranges := self._ranges(everything=roll)):
                 report = self._rounds.run(ranges, progress)
                 if report is None:
                     break

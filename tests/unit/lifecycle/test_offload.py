@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,17 @@ def test_intents_are_appended_before_any_object(rig: Rig) -> None:
     rig.lifecycle.run_offload(roll=True)
     first_data = next(index for index, key in enumerate(seen) if key.startswith("topic="))
     assert any("journal" in key for key in seen[:first_data])
+
+
+def test_a_stop_ends_the_work_after_the_round_that_runs(rig: Rig) -> None:
+    for _ in range(3):
+        rig.hot.put("a", count=2)
+        rig.hot.roll()
+
+    def stop_at_commit(event: Mapping[str, object]) -> None:
+        if event["event"] == "commit":
+            rig.lifecycle.stop()
+
+    assert len(rig.lifecycle.run_offload(roll=True, progress=stop_at_commit)) == 1
+    assert rig.lifecycle.status()["backlog_bytes"] > 0
+    assert rig.check_tiles("a") < 6
