@@ -31,6 +31,8 @@ public class Consume {
         consumer.setNamesrvAddr(args[0]);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(args[2], args[3]);
+        // Without it the client stores its offsets while the listener still returns: the last messages would come again.
+        consumer.setAwaitTerminationMillisWhenShutdown(10_000);
         if (mode.equals("orderly")) consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
             take(messages, wanted);
             return ConsumeOrderlyStatus.SUCCESS;
