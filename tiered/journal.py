@@ -167,7 +167,7 @@ class JournalWriter:
     def _refusal(self, high: int) -> str:
         return (
             f"archive of broker {self.broker} reaches {high} and belongs to another data directory: "
-            "use --restore-from, or another brokerName"
+            "bring that data directory back, or use another brokerName"
         )
 
     def _check_format(self) -> None:
