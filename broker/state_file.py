@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ class StateFile:
     def __init__(self, disk: Disk, path: Path, snapshot: Callable[[], Mapping[str, Any]]) -> None:
         self._disk, self._path, self._snapshot = disk, path, snapshot
         self._lock = asyncio.Lock()
+        self._writing = threading.Lock()
         self._changes = 0
         self._saved = 0
 
@@ -44,13 +46,17 @@ class StateFile:
             if self._saved >= wanted:
                 return
             saved, data = self._changes, self._encode()
-            await asyncio.to_thread(self._disk.write_atomic, self._path, data)
-            self._saved = saved
+            await asyncio.to_thread(self._write, saved, data)
 
     def save_now(self) -> None:
-        """At start and shutdown, when nothing else runs."""
-        self._disk.write_atomic(self._path, self._encode())
-        self._saved = self._changes
+        """Before an answer that rests on the table, where nothing may come between; waits for a write under way."""
+        self._write(self._changes, self._encode())
+
+    def _write(self, changes: int, data: bytes) -> None:
+        with self._writing:
+            if changes >= self._saved:  # an older image never replaces a newer one
+                self._disk.write_atomic(self._path, data)
+                self._saved = changes
 
     def _encode(self) -> bytes:
         return json.dumps({"neveFormat": FORMAT, **self._snapshot()}, indent=1, sort_keys=True).encode()

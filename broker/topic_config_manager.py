@@ -93,6 +93,7 @@ class TopicConfigManager:
             topic_sys_flag=default.topic_sys_flag,
         )
         self.update(config)
+        self.file.save_now()  # a message is acknowledged next: after a crash its topic must be there
         return config
 
     def create_plain(self, topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
@@ -104,6 +105,7 @@ class TopicConfigManager:
             topic_name=topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums, topic_sys_flag=sys_flag
         )
         self.update(config)
+        self.file.save_now()
         return config
 
     def to_wire(self) -> dict[str, Any]:
