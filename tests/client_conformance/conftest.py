@@ -1,0 +1,122 @@
+"""The client's promises, held alike against neve and Apache RocketMQ 5.3.3: a test that takes `server` runs on both.
+
+Each broker is one process tree for the whole session; pytest groups the tests by broker. So every test uses topics and
+groups of its own (`topic`, `unique`) and leaves the brokers running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from bench.servers import ApacheServer, NeveServer
+from neve import BrokerError, connect
+from neve.client import AsyncClient
+
+DEADLINE_S = 60
+
+#: What both brokers know under the same name, set so that no test has to wait for a default of half a minute.
+SETTINGS = {
+    "transactionCheckInterval": "500",
+    "transactionTimeOut": "1000",
+    "recallMessageEnable": "true",
+    "enablePropertyFilter": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running cluster of one broker. `kind` is "neve" or "apache", for the rare promise where the two differ."""
+
+    kind: str
+    namesrv: str
+    broker: str
+
+
+@pytest.fixture(scope="session", params=["neve", pytest.param("apache", marks=pytest.mark.servers)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    kind: str = request.param
+    directory = tmp_path_factory.mktemp(kind)
+    if kind == "neve":
+        with NeveServer(directory, settings=SETTINGS) as neve:
+            yield Server(kind, neve.namesrv, neve.broker)
+        return
+    with ApacheServer(directory, heap="512m", settings=SETTINGS) as apache:
+        yield Server(kind, apache.namesrv, apache.broker)
+
+
+@pytest.fixture
+def unique() -> str:
+    """A name that nobody else uses, for groups and keys."""
+    return f"c{uuid.uuid4().hex[:10]}"
+
+
+Until = Callable[..., Awaitable[None]]
+Work = Callable[[AsyncClient, str], Awaitable[None]]
+
+
+@pytest.fixture
+def run(server: Server) -> Callable[..., None]:
+    """`run(work, queues=4)`: `work(client, topic)` with a connected client and a fresh topic, within a deadline."""
+
+    async def inside(work: Work, queues: int, options: dict[str, object]) -> None:
+        topic = f"t{uuid.uuid4().hex[:10]}"
+        async with asyncio.timeout(DEADLINE_S), connect(server.namesrv, **options) as client:
+            await create_topic(client, topic, queues)
+            await work(client, topic)
+
+    def start(work: Work, *, queues: int = 4, **options: object) -> None:
+        asyncio.run(inside(work, queues, options))
+
+    return start
+
+
+@pytest.fixture
+def topic(server: Server) -> str:
+    """The name of a fresh topic of four queues, for tests of the synchronous face and of the command line."""
+    name = f"t{uuid.uuid4().hex[:10]}"
+
+    async def make() -> None:
+        async with asyncio.timeout(DEADLINE_S), connect(server.namesrv) as client:
+            await create_topic(client, name, 4)
+
+    asyncio.run(make())
+    return name
+
+
+@pytest.fixture
+def until() -> Until:
+    """`await until(condition, "what")`: a test cannot import this file, so it asks for the function."""
+    return wait_until
+
+
+async def create_topic(client: AsyncClient, topic: str, queues: int) -> None:
+    """Returns once the name server would send a client to the topic."""
+    await client.create_topic(topic, queues)
+
+    async def is_routed() -> bool:
+        try:
+            return len((await client.topic_route(topic)).write_queues) == queues
+        except BrokerError:
+            return False
+
+    await wait_until(is_routed, f"the route of {topic}")
+
+
+async def wait_until(condition: Callable[[], Awaitable[bool]], what: str, timeout: float = DEADLINE_S) -> None:
+    """Returns once `condition` holds; a deadline instead of a guess how long something takes."""
+    never = asyncio.Event()
+    try:
+        async with asyncio.timeout(timeout):
+            while not await condition():
+                try:
+                    async with asyncio.timeout(0.05):
+                        await never.wait()
+                except TimeoutError:
+                    continue
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {timeout:g} s") from None
