@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from neve.client.allocation import ALLOCATIONS
+from neve.client.connection import Connection
 from neve.client.model import RETRY_PREFIX, Message, MessageQueue, PullStatus
 from neve.client.process_queue import ProcessQueue
 from neve.client.pull import Puller, Subscription
@@ -307,14 +308,16 @@ class Consumer:
             "topic": topic,
         }
 
-    def _serve(self, request: RemotingCommand) -> bool:
+    def _serve(self, connection: Connection, request: RemotingCommand) -> bool:
         """Requests of brokers; whether this was one that we know."""
         if request.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self._wanted.set()
+            connection.answer(request, ResponseCode.SUCCESS)
             return True
         if request.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
             table = lenient_loads(request.body).get("offsetTable") or {}
             self._session.spawn(self._reset(table), f"reset {self.group}")
+            connection.answer(request, ResponseCode.SUCCESS)
             return True
         return False
 

@@ -68,7 +68,8 @@ class Session:
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
         self._known_addresses: dict[str, bool] = {}  # of brokers; whether it is a master
         self.consumers: dict[str, Callable[[], ConsumerData]] = {}
-        self.request_handlers: dict[str, Callable[[RemotingCommand], bool]] = {}
+        # By group; a handler answers what it knows, and says whether it did.
+        self.request_handlers: dict[str, Callable[[Connection, RemotingCommand], bool]] = {}
         self._has_produced = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
@@ -270,8 +271,6 @@ class Session:
     def _serve(self, connection: Connection, request: RemotingCommand) -> None:
         group = (request.ext or {}).get("consumerGroup") or (request.ext or {}).get("group") or ""
         handler = self.request_handlers.get(group)
-        if handler is not None and handler(request):
-            connection.answer(request, ResponseCode.SUCCESS)
-        else:
+        if handler is None or not handler(connection, request):
             remark = f"request type {request.code} not supported"
             connection.answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
