@@ -103,7 +103,7 @@ class ArchiveWiring:
         self.store: ObjectStore | None = None
         self.journal: JournalWriter | None = None
         self.lifecycle: Lifecycle | None = None
-        self.jobs = JobScheduler()
+        self.jobs = JobScheduler(context.clock)
         self._uploader: WorkerClient | None = None
         self._reader_worker: WorkerClient | None = None
         self._reader: ColdReader | None = None

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from infra import failpoint
 from infra.object_store import (
     AccessDenied,
     BadStoreUrl,
@@ -159,6 +160,7 @@ class DirectoryStore:
                 if isinstance(data, Path):
                     with data.open("rb") as source:
                         shutil.copyfileobj(source, file, 1 << 20)
+                    failpoint.hit("object_store.mid_put")
                 else:
                     file.write(data)
                 file.flush()

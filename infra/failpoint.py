@@ -1,7 +1,8 @@
 """Named places where a test makes the process die or an operation fail.
 
-A place costs one truth test while nothing is armed. `NEVE_FAILPOINT=name[:nth]=crash|error` arms places in a
-child process, several separated by commas; `nth` counts from 1.
+A place costs one truth test while nothing is armed. `NEVE_FAILPOINT=name[:nth]=ACTION` arms places in a child process
+and in what that starts, several separated by commas; `nth` counts from 1, in each process anew. Actions: `crash`
+(SIGKILL), `error`, and for a worker `crash_parent` (who started it dies, it goes on) and `crash_both`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,25 @@ def _crash(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _crash_parent(name: str) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+def _crash_both(name: str) -> None:
+    _crash_parent(name)
+    _crash(name)
+
+
 def _error(name: str) -> None:
     raise FailpointError(f"failpoint {name}")
 
 
-_ACTIONS: dict[str, Callable[[str], None]] = {"crash": _crash, "error": _error}
+_ACTIONS: dict[str, Callable[[str], None]] = {
+    "crash": _crash,
+    "crash_parent": _crash_parent,
+    "crash_both": _crash_both,
+    "error": _error,
+}
 
 
 def hit(name: str) -> None:
@@ -55,7 +70,7 @@ def _fire(name: str) -> None:
 
 
 def arm(name: str, action: str | Callable[[str], None] = "error", nth: int = 1) -> None:
-    """Let the nth visit of a place run an action: `crash`, `error`, or a callable that gets the name."""
+    """Let the nth visit of a place run an action: one of the names above, or a callable that gets the name."""
     _armed[name] = _Armed(_ACTIONS[action] if isinstance(action, str) else action, nth)
 
 
@@ -83,7 +98,7 @@ def arm_from(specification: str) -> None:
         place, separator, action = item.partition("=")
         name, _, nth = place.partition(":")
         if not separator or action not in _ACTIONS or not name:
-            raise ValueError(f"{ENVIRONMENT}: not name[:nth]=crash|error: {item!r}")
+            raise ValueError(f"{ENVIRONMENT}: not name[:nth]={'|'.join(_ACTIONS)}: {item!r}")
         arm(name, action, int(nth) if nth else 1)
 
 

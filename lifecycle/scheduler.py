@@ -16,11 +16,14 @@ from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MI
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
+from infra.clock import Clock
+
 _log = logging.getLogger(__name__)
 
 
 class JobScheduler:
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.runs: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_error: dict[str, str] = {}
@@ -40,7 +43,7 @@ class JobScheduler:
         """Bring a job's next time forward; raises KeyError for an unknown name."""
         if name not in self._jobs:
             raise KeyError(name)
-        self._scheduler.modify_job(name, next_run_time=datetime.now(UTC))
+        self._scheduler.modify_job(name, next_run_time=datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC))
 
     def names(self) -> list[str]:
         return sorted(self._jobs)

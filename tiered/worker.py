@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra import failpoint
 from infra.object_store import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome, open_store
 from neve.archive.groups import decode_group
 from neve.archive.journal import CommittedName, NewerFormat
@@ -105,6 +106,7 @@ class Worker:
         with TemporaryDirectory(prefix="neve-offload-", dir=request.work_dir) as directory:
             runs = _runs(request.runs, descriptor)
             written = encode(runs, request.files, Path(directory) / "object.parquet", facts=facts, key=name.key)
+            failpoint.hit("offload.after_encode")
             return self._upload(self._store(request.store_url), written.path, written.name)
 
     def _upload(self, store: ObjectStore, path: Path, name: CommittedName) -> CommittedName:

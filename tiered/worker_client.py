@@ -1,5 +1,6 @@
 """The broker's side of a tier worker: starts it on first use, starts it again when it dies, ends it when idle."""
 
+import logging
 import mmap
 import os
 import select
@@ -20,6 +21,8 @@ from infra import object_store
 from neve.archive.journal import CommittedName, IntentName
 from tiered import frames
 from tiered.offload import ContentConflict, EncodeFailed
+
+_log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
@@ -186,6 +189,7 @@ class WorkerClient:
                 if self._socket is sock:
                     self._socket = self._process = None
                 sock.close()
+            unanswered = len(pending)
             for future in pending.values():
                 future.set_exception(ConnectionError("the tier worker ended"))
             try:
@@ -193,6 +197,8 @@ class WorkerClient:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if unanswered and not self._closed:
+                _log.warning("the tier worker ended with %d; it owed %d answers", process.returncode, unanswered)
 
     def _wait(self, sock: socket.socket, pending: dict[int, Future[Answer]]) -> bool:
         """False: idle for so long that the worker may go."""

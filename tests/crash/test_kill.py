@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pyarrow.dataset import dataset
 
+import neve.archive
 from bench.servers import NeveServer, wait_until
 from bench.wire import OPAQUE_FIRST, SEND_V2, SUCCESS, Client, request, send_ext
 from infra.object_store import open_store
@@ -189,12 +191,17 @@ MESSAGES = 400
 STEPS = [
     "offload.before_intent",
     "offload.after_intent",
+    "offload.after_encode=crash_parent",  # in the worker, which goes on and uploads what nobody waits for
+    "offload.after_encode=crash_both",
+    "object_store.mid_put=crash_both",
     "offload.after_upload",
-    "offload.before_commit",
     "offload.after_commit",
     "store.roll:2",  # the first is the first segment of an empty log
-    "store.evict",
+    "offload.before_evict",
+    "store.evict",  # between the segment's rename and its removal
 ]
+#: Places in the worker: the broker lives on. Where the second visit kills, the next worker has one left.
+WORKER_STEPS = ["offload.after_encode:2", "object_store.mid_put"]
 
 
 def post_offload(server: NeveServer) -> list[dict[str, object]]:
@@ -251,11 +258,25 @@ def assert_tiles(store_url: str) -> int:
     return rows
 
 
+def assert_archive_holds(store_url: str, sent: dict[tuple[int, int], bytes]) -> None:
+    """By the journal, by the reader that needs no broker, and by an engine that only lists Parquet files."""
+    assert assert_tiles(store_url) == len(sent)
+    topic = neve.archive.open(open_store(store_url)).topic("tiles")
+    read = {(queue, record.queue_offset): bytes(record.body) for queue in range(QUEUES) for record in topic.read(queue)}
+    assert read == sent
+    rows = dataset(f"{store_url.removeprefix('dir:')}/topic=tiles", format="parquet", partitioning=None).to_table(
+        columns=["queue_id", "queue_offset", "body"]
+    )
+    assert rows.num_rows == len(sent), "a row is listed twice, or not at all"
+    listed = zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True)
+    assert {(queue, offset): body for queue, offset, body in listed} == sent
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_kill_inside_an_offload_round(tmp_path: Path, step: str) -> None:
     server = NeveServer(tmp_path, settings={"archiveMinBytes": "1"})
     try:
-        server.start(env={"NEVE_FAILPOINT": f"{step}=crash"})
+        server.start(env={"NEVE_FAILPOINT": step if "=" in step else f"{step}=crash"})
         with Client(server.broker) as client:
             client.create_topic("tiles", QUEUES)
         sent = produce(server, 0, MESSAGES)
@@ -268,7 +289,34 @@ def test_kill_inside_an_offload_round(tmp_path: Path, step: str) -> None:
         sent |= produce(server, MESSAGES, 40)
         assert post_offload(server), "the next round said nothing"
         assert stored(server) == sent
-        assert assert_tiles(server.store) == len(sent)
+        assert_archive_holds(server.store, sent)
+        assert server.stop() == 0
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("step", WORKER_STEPS)
+def test_kill_of_the_worker_inside_an_offload_round(tmp_path: Path, step: str) -> None:
+    """A worker that died is followed by another, which repeats its object; only one that dies twice fails the round."""
+    server = NeveServer(tmp_path, settings={"archiveMinBytes": "1", "archivePeriod": "1h"})
+    try:
+        server.start(env={"NEVE_FAILPOINT": f"{step}=crash"})
+        with Client(server.broker) as client:
+            for topic in ("tiles", "more", "last"):
+                client.create_topic(topic, QUEUES)
+            for topic in ("more", "last"):
+                client.send(topic, 0, b"x")
+        sent = produce(server, 0, MESSAGES)
+        events = [event["event"] for event in post_offload(server) if "event" in event]
+        dies_each_time = ":" not in step
+        wait_until(lambda: server.log().count("the tier worker ended with -9") >= 2, "two deaths of a worker")
+        assert ("commit" in events) is not dies_each_time, events
+        if dies_each_time:
+            server.kill()
+            server.start()
+            assert post_offload(server), "the next round said nothing"
+        assert stored(server) == sent
+        assert_archive_holds(server.store, sent)
         assert server.stop() == 0
     finally:
         server.kill()

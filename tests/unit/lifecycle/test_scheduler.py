@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from infra.clock import SystemClock
 from lifecycle.scheduler import JobScheduler
 
 
@@ -18,7 +19,7 @@ def test_a_failed_job_is_counted_logged_and_runs_again(caplog: pytest.LogCapture
             raise RuntimeError("first time")
         again.set()
 
-    scheduler = JobScheduler()
+    scheduler = JobScheduler(SystemClock())
     scheduler.every("ttl", 0.05, job)
     with caplog.at_level(logging.ERROR, "lifecycle.scheduler"):
         scheduler.start()
@@ -33,7 +34,7 @@ def test_a_failed_job_is_counted_logged_and_runs_again(caplog: pytest.LogCapture
 
 def test_run_now() -> None:
     ran = threading.Event()
-    scheduler = JobScheduler()
+    scheduler = JobScheduler(SystemClock())
     scheduler.every("sweep", 3600, ran.set)
     scheduler.start()
     try:
