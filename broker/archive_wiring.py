@@ -100,6 +100,7 @@ class LoopHotStore:
 class ArchiveWiring:
     def __init__(self, context: BrokerContext, disk: Disk) -> None:
         self._context, self._disk = context, disk
+        self._local = context.root / "archive"
         self.store: ObjectStore | None = None
         self.journal: JournalWriter | None = None
         self.lifecycle: Lifecycle | None = None
@@ -140,7 +141,7 @@ class ArchiveWiring:
                     "",
                     config.broker_name,
                     context.store.log_uuid,
-                    local=context.root / "archive",
+                    local=self._local,
                     disk=self._disk,
                     clock=context.clock,
                     cluster=config.broker_cluster_name,
@@ -222,7 +223,17 @@ class ArchiveWiring:
             if worker is not None:
                 await asyncio.to_thread(worker.close)
 
-    async def drop_topic(self, topic: str) -> None:
+    def has_named(self, topic: str) -> bool:
+        """Whether the archive knows offsets of a topic. One that is switched off may: nobody can ask it."""
+        if self.journal is not None:
+            return self.journal.has_named(topic)
+        return self._disk.exists(self._local)
+
+    def begin_again(self, topic: str) -> bool:
+        """Whether a topic that comes again may give its offsets again; the caller deletes it in the same step."""
+        return self.journal.begin_again(topic) if self.journal is not None else not self.has_named(topic)
+
+    async def bury(self, topic: str) -> None:
         """The archive hides a deleted topic's messages too, before anything local goes: they must not come back."""
         if self.journal is None:
             return

@@ -304,16 +304,25 @@ class BrokerController:
         self.processors.clients.notify_consumers(group)
 
     async def _drop_topic(self, topic: str) -> None:
-        """Gone for clients at once; the archive expires its objects by their own rules."""
+        """Gone for clients at once; the archive expires its objects by their own rules.
+
+        A topic that was never archived begins at offset 0 again, as in RocketMQ; any other goes on above what it had.
+        """
         context = self.context
         if context.topics.select(topic) is None:
             return
-        await self.archive.drop_topic(topic)
+        named = self.archive.has_named(topic)
+        if named:
+            await self.archive.bury(topic)
+        begins_again = not named and self.archive.begin_again(topic)
+        if not named and not begins_again:  # a round has named it meanwhile
+            await self.archive.bury(topic)
+        # no await from begin_again to here: no message may come in between
+        context.store.delete_topic(topic, begin_again=begins_again)
         context.topics.delete(topic)
         await context.topics.file.save()
         context.hold.release_topic(topic)
         context.offsets.delete_topic(topic)
-        context.store.delete_topic(topic)
         await context.offsets.file.save()
         context.pops.drop(topic=topic)
         for retry in {pop_retry_topic(topic, group) for group in context.groups.groups} - {topic}:

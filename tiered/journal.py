@@ -49,6 +49,10 @@ class ArchiveRefused(Exception):
     """The archive in this place is not this broker's; the message says what to do."""
 
 
+class StalePlan(Exception):
+    """A topic of the plan was deleted after the plan was made, and may begin at offset 0 again: plan anew."""
+
+
 class NotAttached(StoreUnavailable):
     """The store has not answered since the start, so this process has no EPOCH yet."""
 
@@ -103,6 +107,10 @@ class JournalWriter:
         self._attempt = 0
         self._high = 0
         self._named: dict[str, dict[int, int]] = {}
+        self._marks = 0
+        self._begun_again: dict[str, int] = {}  # topic -> the mark from which on plans know of it
+        # for `_named` and `_begun_again`: never held over a request, the broker's loop takes it
+        self._names_lock = threading.Lock()
         self._mirror_end: bytes | None = None
         self._lock = threading.RLock()
 
@@ -209,18 +217,49 @@ class JournalWriter:
 
     # --- append --------------------------------------------------------------------------------------------
 
-    def append(self, entry: AnyEntry) -> int:
-        """Append at the next number; returns it. Raises Fenced, UnknownOutcome or the store's error."""
+    def append(self, entry: AnyEntry, *, plan: int | None = None) -> int:
+        """Append at the next number; returns it. Raises Fenced, UnknownOutcome or the store's error.
+
+        `plan` is the mark (`plan_mark`) at which an INTENT was planned. Raises StalePlan.
+        """
         with self._lock:
             if self.fenced:
                 raise Fenced(self._fence_text())
             if not self.online:
                 raise NotAttached(f"archive of {self.broker}: no EPOCH yet")
             if isinstance(entry, Intent):
-                self._remember_intent(entry)
+                self._remember_intent(entry, plan)
             if not self._put_next(entry):
                 self._fence()
             return self.catalog.next_seq - 1
+
+    # --- topics that begin again ---------------------------------------------------------------------------
+
+    def plan_mark(self) -> int:
+        """Taken before a round is planned; see `append`."""
+        with self._names_lock:
+            return self._marks
+
+    def has_named(self, topic: str) -> bool:
+        """Whether the archive knows of offsets of the topic, or may soon."""
+        with self._names_lock:
+            return self._has_named(topic)
+
+    def begin_again(self, topic: str) -> bool:
+        """Let a deleted topic begin at offset 0 again; False if the archive may know one of its offsets.
+
+        The caller removes the topic's queues before it does anything else: a plan that was made with them is refused.
+        """
+        with self._names_lock:
+            if self.fenced or self._has_named(topic):
+                return False
+            self._marks += 1
+            self._begun_again[topic] = self._marks
+            return True
+
+    def _has_named(self, topic: str) -> bool:
+        known = self.catalog.topic_entry(topic) is not None or self.catalog.through(topic) is not None
+        return known or topic in self._named or bool(self.catalog.named_offsets(topic))
 
     def follow(self) -> None:
         """Read what stands in the journal beyond our knowledge: the late success of an unknown outcome, or a fence."""
@@ -332,13 +371,16 @@ class JournalWriter:
                 queues[queue] = max(queues.get(queue, -1), last)
         return named
 
-    def _remember_intent(self, entry: Intent) -> None:
+    def _remember_intent(self, entry: Intent, plan: int | None) -> None:
         """A is durable here before the INTENT can stand: no start can miss what was named."""
-        for name in entry.names:
-            self._high = max(self._high, name.end)
-            queues = self._named.setdefault(name.topic, {})
-            for queue, (_, last) in name.queues.items():
-                queues[queue] = max(queues.get(queue, -1), last)
+        with self._names_lock:
+            if plan is not None and any(self._begun_again.get(name.topic, 0) > plan for name in entry.names):
+                raise StalePlan("a topic of the round was deleted while the round was planned")
+            for name in entry.names:
+                self._high = max(self._high, name.end)
+                queues = self._named.setdefault(name.topic, {})
+                for queue, (_, last) in name.queues.items():
+                    queues[queue] = max(queues.get(queue, -1), last)
         self._save_identity()
         failpoint.hit("journal.after_identity")
 

@@ -16,7 +16,7 @@ import numpy as np
 from infra import failpoint
 from infra.object_store import ObjectStoreError
 from neve.archive.journal import Abort, Commit, CommittedName, Gap, Intent, IntentName
-from tiered.journal import JournalWriter
+from tiered.journal import JournalWriter, StalePlan
 from tiered.offload_plan import EntryRun, HotLog, Place, TopicRange, plan_topic
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class OffloadRound:
 
     def run(self, topics: Iterable[TopicRange], progress: Progress | None = None) -> RoundReport | None:
         """One round for the given ranges; None where they hold no entry."""
+        plan = self._journal.plan_mark()
         place = Place(self._journal.prefix, self._journal.broker, self._journal.epoch)
         names: list[IntentName] = []
         gaps: list[Gap] = []
@@ -98,7 +99,10 @@ class OffloadRound:
             self._journal.append(gap)
         number = self._journal.catalog.last_round + 1
         failpoint.hit("offload.before_intent")
-        self._journal.append(Intent(round=number, names=names))
+        try:
+            self._journal.append(Intent(round=number, names=names), plan=plan)
+        except StalePlan:
+            return self.run(topics, progress)
         failpoint.hit("offload.after_intent")
         _tell(progress, event="intent", round=number, objects=len(names))
         report = self._complete(number, names, progress)

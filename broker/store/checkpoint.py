@@ -42,7 +42,7 @@ class QueueState(msgspec.Struct):
     floors: dict[str, dict[str, int]] = {}
     # topic -> physical offset: its older records belong to a topic that is gone
     deleted: dict[str, int] = {}
-    # topic -> queue -> the offset at which a deleted queue goes on, should it come again: no offset is given twice
+    # topic -> queue -> where a deleted queue goes on, should it come again: none that is archived is given twice
     ended: dict[str, dict[str, int]] = {}
     version: int = _VERSION
 

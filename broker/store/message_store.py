@@ -112,8 +112,12 @@ class MessageStore(Appender):
         self._mark_dirty(queue)
         self._checkpoint_now()
 
-    def delete_topic(self, topic: str) -> None:
-        """Remove a topic's queues. Its records stay in the log until their files go, but no longer belong to it."""
+    def delete_topic(self, topic: str, *, begin_again: bool = False) -> None:
+        """Remove a topic's queues. Its records stay in the log until their files go, but no longer belong to it.
+
+        Should the topic come again, its queues go on where they ended; with `begin_again` at 0, which only the caller
+        can allow: nothing outside this store may know the offsets that would be given a second time.
+        """
         doomed = [queue for (name, _), queue in self.table.items() if name == topic]
         if not doomed:
             return
@@ -121,8 +125,11 @@ class MessageStore(Appender):
             self.after_flush(self.flush())
         self.state.deleted[topic] = self.max_physical_offset
         self.state.floors.pop(topic, None)
-        ended = self.state.ended.setdefault(topic, {})
-        ended.update({str(queue.queue_id): queue.end for queue in doomed})
+        if begin_again:
+            self.state.ended.pop(topic, None)
+        else:
+            ended = self.state.ended.setdefault(topic, {})
+            ended.update({str(queue.queue_id): queue.end for queue in doomed})
         self.directory.write_queue_state(self.state)
         for queue in doomed:
             del self.table[topic, queue.queue_id]

@@ -39,6 +39,7 @@ class World:
         self.flushed: dict[tuple[str, int], dict[int, bytes]] = {}
         self.unflushed: list[tuple[str, int, int, bytes, int]] = []
         self.number = 0
+        self.deleted_at = dict.fromkeys(TOPICS, 0)  # the newest message at the topic's last deletion
         self.store = self.start()
 
     def start(self) -> MessageStore:
@@ -53,8 +54,10 @@ class World:
             self.put()
         elif choice < 0.98:
             self.flush()
-        elif choice < 0.99:
+        elif choice < 0.988:
             self.store.roll()
+        elif choice < 0.991:
+            self.delete()
         else:
             self.store.prepare_next()
 
@@ -78,6 +81,15 @@ class World:
             self.flushed.setdefault((topic, queue_id), {})[queue_offset] = body
         self.unflushed.clear()
 
+    def delete(self) -> None:
+        """The topic comes again with its next message, at offset 0."""
+        topic = self.random.choice(TOPICS)
+        self.deleted_at[topic] = self.number
+        self.unflushed = [message for message in self.unflushed if message[0] != topic]
+        for queue_id in range(QUEUES):
+            self.flushed.pop((topic, queue_id), None)
+        self.store.delete_topic(topic, begin_again=True)
+
     def power_cut(self) -> None:
         self.disk = self.disk.power_cut()
         self.unflushed.clear()
@@ -99,6 +111,7 @@ class World:
                 for record in iter_records(buffer):
                     assert (record.topic, record.queue_id) == (topic, queue_id)
                     assert record.queue_offset == len(found)
+                    assert int(record.body.partition(b":")[0]) > self.deleted_at[topic], "a deleted message is back"
                     found[record.queue_offset] = record.body
 
     def check(self) -> None:

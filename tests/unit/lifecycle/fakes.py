@@ -63,6 +63,11 @@ class FakeHot:
             self.next[topic, queue] = offset + 1
             self.tail += RECORD
 
+    def delete_topic(self, topic: str) -> None:
+        """It comes again at offset 0."""
+        self.records = [record for record in self.records if record[1] != topic]
+        self.next = {place: offset for place, offset in self.next.items() if place[0] != topic}
+
     def lose_above(self, physical: int) -> None:
         """What a power cut does under ASYNC_FLUSH."""
         self.records = [record for record in self.records if record[0] < physical]

@@ -212,3 +212,42 @@ def test_a_stop_ends_the_work_after_the_round_that_runs(rig: Rig) -> None:
     assert len(rig.lifecycle.run_offload(roll=True, progress=stop_at_commit)) == 1
     assert rig.lifecycle.status()["backlog_bytes"] > 0
     assert rig.check_tiles("a") < 6
+
+
+def test_a_topic_begins_again_only_while_nothing_of_it_was_named(rig: Rig) -> None:
+    rig.hot.put("a", count=3)
+    rig.hot.put("b", count=3)
+    assert not rig.journal.has_named("a")
+    assert rig.journal.begin_again("a")
+    rig.hot.delete_topic("a")
+    rig.hot.put("a", count=2)
+    rig.offload()
+    assert (rig.check_tiles("a"), rig.check_tiles("b")) == (2, 3)
+    assert rig.journal.has_named("a")
+    assert not rig.journal.begin_again("a")
+    rig.restart()
+    assert not rig.journal.begin_again("b")
+
+
+def test_a_topic_whose_intent_may_have_arrived_does_not_begin_again(rig: Rig) -> None:
+    rig.hot.put("a", count=3)
+    with failpoint.armed("journal.after_identity"), pytest.raises(FailpointError):
+        rig.offload()
+    assert not rig.journal.begin_again("a")
+    rig.restart()
+    assert not rig.journal.begin_again("a")
+
+
+def test_a_round_planned_before_a_topic_began_again_names_none_of_its_old_offsets(rig: Rig) -> None:
+    rig.hot.put("a", count=5)
+    rig.hot.put("b", count=2)
+
+    def delete(name: str) -> None:
+        assert rig.journal.begin_again("a")
+        rig.hot.delete_topic("a")
+        rig.hot.put("a", count=1)
+
+    with failpoint.armed("offload.before_intent", action=delete):
+        rig.offload()
+    rig.offload()
+    assert (rig.check_tiles("a"), rig.check_tiles("b")) == (1, 2)

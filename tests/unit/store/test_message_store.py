@@ -312,6 +312,20 @@ def test_a_topic_that_comes_again_goes_on_above(open_store: Open, put: Put) -> N
     assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (5, 6)
 
 
+def test_a_topic_may_begin_again_and_none_of_its_old_messages_comes_back(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for _ in range(5):
+        put(store, keys="k", body=b"old")
+    store.delete_topic("t", begin_again=True)
+    assert put(store, keys="k", body=b"new").queue_offset == 0
+    assert (bodies(store), len(store.query("t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
+    assert [len(run.physical) for run in store.entries("t", 0, 1 << 60).values()] == [1]
+    store.shutdown()
+    again = open_store()
+    assert (bodies(again), len(again.query("t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
+    assert put(again).queue_offset == 1
+
+
 def test_prepared_files_are_used(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store)

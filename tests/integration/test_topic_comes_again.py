@@ -1,0 +1,50 @@
+"""A topic that is deleted and made again: empty for its readers, and no archived offset is given a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from neve.remoting.codes import RequestCode as Code
+from tests.integration.test_identity import SMALL, TOPIC, ask, get, offload, read_all, send
+
+Up = Callable[..., AbstractContextManager[Any]]
+
+
+def delete(neve: Any) -> None:
+    (answer,) = ask(neve, (Code.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC}, b""))
+    assert answer.code == 0, answer.remark
+
+
+def test_never_archived_it_begins_at_0(tmp_path: Path, neve_up: Up) -> None:
+    arguments = ("--store", f"dir:{tmp_path / 'store'}", *SMALL)
+    with neve_up(tmp_path, *arguments) as neve:
+        assert send(neve, b"old-0", b"old-1") == [0, 1]
+        delete(neve)
+        assert send(neve, b"0", b"1", b"2") == [0, 1, 2]
+        neve.kill()
+    everything = {0: b"0", 1: b"1", 2: b"2", 3: b"3"}
+    with neve_up(tmp_path, *arguments) as neve:
+        assert send(neve, b"3") == [3]
+        assert read_all(neve) == everything
+        assert offload(neve, "?roll=1&evict=1")["objects"] == 1
+        assert read_all(neve) == everything
+        assert get(neve, "/archive/verify?deep=true")["findings"] == []
+
+
+def test_once_archived_it_goes_on_above_and_shows_nothing_old(tmp_path: Path, neve_up: Up) -> None:
+    arguments = ("--store", f"dir:{tmp_path / 'store'}", *SMALL)
+    with neve_up(tmp_path, *arguments) as neve:
+        assert send(neve, b"old-0", b"old-1") == [0, 1]
+        assert offload(neve)["objects"] == 1
+        assert send(neve, b"old-2") == [2]
+        delete(neve)
+        assert send(neve, b"3") == [3]
+        assert read_all(neve) == {3: b"3"}
+        neve.kill()
+    with neve_up(tmp_path, *arguments) as neve:
+        assert send(neve, b"4") == [4]
+        offload(neve, "?roll=1&evict=1")
+        assert read_all(neve) == {3: b"3", 4: b"4"}
