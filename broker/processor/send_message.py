@@ -388,7 +388,7 @@ class SendMessageProcessor:
 
     # ---- send back (36) ------------------------------------------------------------------------------------------
 
-    def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """A consumer failed on a message: again later through its retry topic, or a dead letter."""
         ext, context = request.ext, self._context
         group = require_str(ext, "group")
@@ -400,7 +400,7 @@ class SendMessageProcessor:
         if not retry.perm & PERM_WRITE:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"the topic[{RETRY_PREFIX}{group}] is forbidden to write")
         physical_offset = require_int(ext, "offset")
-        raw = context.store.record_at(physical_offset)
+        raw = await context.tiered.record_at(physical_offset)
         if raw is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {physical_offset}")
         record = decode_record(raw)

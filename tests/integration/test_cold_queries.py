@@ -46,6 +46,14 @@ async def by_sql(connection: Connection, expression: str) -> list[int]:
     return [record.queue_offset for record in iter_records(answer.body)]
 
 
+async def dead_letters(connection: Connection) -> list[str]:
+    answer = await ask(
+        connection, Code.PULL_MESSAGE, consumerGroup="g", topic="%DLQ%g", queueId=0, queueOffset=0, maxMsgNums=32,
+        sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*", expressionType="TAG",
+    )  # fmt: skip
+    return [record.properties["UNIQ_KEY"] for record in iter_records(answer.body)]
+
+
 async def check(broker: BrokerController, connection: Connection) -> None:
     ids = [await send(connection, n) for n in range(COUNT)]
     assert broker.admin_address is not None
@@ -59,6 +67,10 @@ async def check(broker: BrokerController, connection: Connection) -> None:
     found = await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)
     assert [record.queue_offset for record in iter_records(found.body)] == [7]
     assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place + 1)).code == 1
+    # A consumer that failed on it gives back its place in the log, which is local no longer.
+    back = await ask(connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=place, delayLevel=-1, originTopic="T")
+    assert back.code == 0, back.remark
+    assert await dead_letters(connection) == ["U7"]
     # Both tiers, the newest ones, in the order of the queue; a body with the word is no hit.
     assert await by_key(connection, "key0", 3) == [30, 40, 50]
     assert await by_key(connection, "key7", 32) == [7, 17, 27, 37, 47]
