@@ -112,7 +112,7 @@ class BrokerController:
             metrics=self.metrics,
             root=root,
             store=store,
-            tiered=TieredStore(store),
+            tiered=TieredStore(store, config),
             flusher=Flusher(
                 store, clock, interval_ms=lambda: config.flush_interval_commit_log, on_failure=self._flush_failed
             ),

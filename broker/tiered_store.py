@@ -2,6 +2,12 @@
 
 offset:  cold min ............ hot min ................ max
          └── ColdReader ──────┘└── MessageStore ───────┘
+
+Which tier answers what both have is `tieredStorageLevel`, as in RocketMQ:
+DISABLE      the local log alone; what only the archive has is not there
+NOT_IN_DISK  the archive answers what the local log no longer has
+NOT_IN_MEM   and what has left the segment that is being written
+FORCE        the archive answers all that it has; the local log what is not archived yet, or can't be read there now
 """
 
 import asyncio
@@ -12,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from broker.store.message_store import MessageStore
+from infra.config import BrokerConfig
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from tiered.cold_reader import ColdUnavailable
@@ -27,6 +34,8 @@ OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
 NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
 FOUND_NULL = "OFFSET_FOUND_NULL"
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+
+DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"
 
 
 @dataclass(slots=True)
@@ -48,6 +57,8 @@ class ColdTier(Protocol):
 
     def min_offset(self, topic: str, queue_id: int) -> int | None: ...
 
+    def has(self, topic: str, queue_id: int, offset: int) -> bool: ...
+
     def store_time(self, topic: str, queue_id: int, offset: int) -> int: ...
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]: ...
@@ -58,8 +69,9 @@ class ColdTier(Protocol):
 
 
 class TieredStore:
-    def __init__(self, store: MessageStore, cold_threads: int = 8) -> None:
+    def __init__(self, store: MessageStore, config: BrokerConfig, cold_threads: int = 8) -> None:
         self.hot = store
+        self._config = config
         self.cold: ColdTier | None = None
         self._pool = ThreadPoolExecutor(cold_threads, "cold-read")
         self.cold_reads = 0
@@ -67,7 +79,22 @@ class TieredStore:
 
     def is_hot(self, topic: str, queue_id: int, offset: int) -> bool:
         """True when the local log answers: at once, on the loop."""
-        return self.cold is None or offset >= self.hot.min_offset(topic, queue_id)
+        cold, level = self._archive(), self._config.tiered_storage_level
+        if cold is None:
+            return True
+        if offset < self.hot.min_offset(topic, queue_id):
+            return False
+        if level == NOT_IN_DISK or (level == NOT_IN_MEM and self._in_newest_segment(topic, queue_id, offset)):
+            return True
+        return not cold.has(topic, queue_id, offset)
+
+    def _archive(self) -> ColdTier | None:
+        return None if self._config.tiered_storage_level == DISABLE else self.cold
+
+    def _in_newest_segment(self, topic: str, queue_id: int, offset: int) -> bool:
+        """RocketMQ asks the kernel which pages are loaded; what is being written is, without asking."""
+        entry = self.hot.entry(topic, queue_id, offset)
+        return entry is None or entry[0] >= self.hot.newest_segment_base
 
     def get_hot(  # noqa: PLR0917
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
@@ -91,6 +118,8 @@ class TieredStore:
         except Exception as error:
             self.cold_failures += 1
             log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
+            if offset >= self.hot.min_offset(topic, queue_id):
+                return self.get_hot(topic, queue_id, offset, max_count, max_bytes, codes)
             raise BrokerError(ResponseCode.SYSTEM_BUSY, "the archive can't be read now, try again later") from error
         low, high = self.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
         hot_min = self.hot.min_offset(topic, queue_id)
@@ -113,7 +142,7 @@ class TieredStore:
     async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
         """Over both tiers. Store times never run backwards, so the oldest hot message decides which one is asked."""
         hot_min, high = self.hot.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
-        cold = self.cold
+        cold = self._archive()
         if cold is not None and self.min_offset(topic, queue_id) < hot_min:
             oldest_hot = self.hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
             if oldest_hot < 0 or timestamp < oldest_hot or (timestamp == oldest_hot and not upper):
@@ -128,25 +157,28 @@ class TieredStore:
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """-1: no such message, or its time can't be read now."""
-        if self.cold is None or self.is_hot(topic, queue_id, offset):
+        cold = self._archive()
+        if cold is None or self.is_hot(topic, queue_id, offset):
             return self.hot.store_time(topic, queue_id, offset)
-        found = await self._ask_cold("time", self.cold.store_time, topic, queue_id, offset)
+        found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
         return -1 if found is None else found
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
         """Records with a key out of both tiers, newest first; without the archive while it can't be read."""
         found = self.hot.query(topic, key, max_num, begin, end)
-        if self.cold is None or len(found) >= max_num:
+        cold = self._archive()
+        if cold is None or len(found) >= max_num:
             return found
-        older = await self._ask_cold("query", self.cold.query, topic, key, max_num, begin, end)
+        older = await self._ask_cold("query", cold.query, topic, key, max_num, begin, end)
         known = set(found)
         return (found + [raw for raw in older or () if raw not in known])[:max_num]
 
     async def record_at(self, physical_offset: int) -> bytes | None:
         found = self.hot.record_at(physical_offset)
-        if found is not None or self.cold is None or not 0 <= physical_offset < self.hot.min_physical_offset:
+        cold = self._archive()
+        if found is not None or cold is None or not 0 <= physical_offset < self.hot.min_physical_offset:
             return found
-        return await self._ask_cold("record", self.cold.record_at, physical_offset)
+        return await self._ask_cold("record", cold.record_at, physical_offset)
 
     async def _ask_cold(self, what: str, ask: Callable[..., T], *arguments: Any) -> T | None:
         self.cold_reads += 1
@@ -161,7 +193,8 @@ class TieredStore:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _min(self, hot_min: int, topic: str, queue_id: int) -> int:
-        if self.cold is None:
+        cold = self._archive()
+        if cold is None:
             return hot_min
-        cold_min = self.cold.min_offset(topic, queue_id)
+        cold_min = cold.min_offset(topic, queue_id)
         return hot_min if cold_min is None or cold_min < 0 else min(cold_min, hot_min)

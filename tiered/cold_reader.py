@@ -132,6 +132,10 @@ class ColdReader:
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return self._catalog.min_offset(topic, queue_id)
 
+    def has(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Out of memory: no fetch."""
+        return isinstance(self._catalog.find(topic, queue_id, offset), Location)
+
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """-1 where the archive has no such message or its time is unknown. Raises ColdUnavailable."""
         found = self._catalog.find(topic, queue_id, offset)

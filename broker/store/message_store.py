@@ -216,6 +216,11 @@ class MessageStore(Appender):
         """Where the next record goes."""
         return self._appended
 
+    @property
+    def newest_segment_base(self) -> int:
+        """Where the file that is being written begins."""
+        return self.log.files[-1].base if self.log.files else 0
+
     def segments(self) -> list[Segment]:
         """The files of the log, oldest first; only the last is not sealed."""
         return [self._segment(file) for file in self.log.files]

@@ -1,0 +1,110 @@
+"""`tieredStorageLevel`: which tier answers what both of them have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from broker.tiered_store import FOUND, TieredStore
+from infra.clock import SystemClock
+from infra.config import BrokerConfig, ConfigError, load
+from infra.disk import RealDisk
+from tiered.cold_reader import ColdResult, ColdUnavailable
+
+ARCHIVED, ROLLED_AT, COUNT = 30, 20, 40
+
+
+class Archive:
+    """Holds offsets 0 to 29 of each queue; what it gives is recognisable."""
+
+    def __init__(self) -> None:
+        self.down = False
+
+    def has(self, topic: str, queue_id: int, offset: int) -> bool:
+        return 0 <= offset < ARCHIVED
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        return 0
+
+    def get(self, topic: str, queue_id: int, offset: int, *limits: object) -> ColdResult:
+        if self.down:
+            raise ColdUnavailable("no answer")
+        return ColdResult(FOUND, offset + 1, [memoryview(b"cold")], 1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    store = MessageStore(StoreConfig(tmp_path / "s", commit_log_file_size=1 << 16), RealDisk(), SystemClock())
+    store.load()
+    for number in range(COUNT):
+        if number == ROLLED_AT:
+            store.roll()
+        store.put("T", 0, b"hot", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("127.0.0.1", 1))
+    store.after_flush(store.flush())
+    yield store
+    store.shutdown()
+
+
+def tiered(store: MessageStore, level: str | None) -> TieredStore:
+    found = TieredStore(store, load(BrokerConfig, None, [] if level is None else [f"tieredStorageLevel={level}"]))
+    archive: Any = Archive()
+    found.cold = archive
+    return found
+
+
+def answered_hot(both: TieredStore) -> list[int]:
+    return [offset for offset in range(COUNT + 1) if both.is_hot("T", 0, offset)]
+
+
+@pytest.mark.parametrize(
+    ("level", "hot_from", "hot_from_once_evicted"),
+    [
+        ("DISABLE", 0, 0),
+        ("NOT_IN_DISK", 0, ROLLED_AT),
+        (None, 0, ROLLED_AT),
+        ("NOT_IN_MEM", ROLLED_AT, ROLLED_AT),
+        ("FORCE", ARCHIVED, ARCHIVED),
+    ],
+)
+def test_level_decides_who_answers(
+    store: MessageStore, level: str | None, hot_from: int, hot_from_once_evicted: int
+) -> None:
+    both = tiered(store, level)
+    assert answered_hot(both) == list(range(hot_from, COUNT + 1))
+    store.evict(0)
+    assert store.min_offset("T", 0) == ROLLED_AT
+    assert answered_hot(both) == list(range(hot_from_once_evicted, COUNT + 1))
+    assert both.min_offset("T", 0) == (ROLLED_AT if level == "DISABLE" else 0)
+
+
+def test_level_changes_on_a_running_broker(store: MessageStore) -> None:
+    config = load(BrokerConfig, None, ["tieredStorageLevel=FORCE"])
+    both = TieredStore(store, config)
+    archive: Any = Archive()
+    both.cold = archive
+    assert not both.is_hot("T", 0, 0)
+    config.tiered_storage_level = "NOT_IN_DISK"
+    assert both.is_hot("T", 0, 0)
+
+
+def test_forced_read_falls_back_to_the_local_log_when_the_archive_is_down(store: MessageStore) -> None:
+    both = tiered(store, "FORCE")
+    archive: Any = both.cold
+    first = asyncio.run(both.get_cold("T", 0, 3, 1, 1000, None))
+    assert bytes(first.buffers[0]) == b"cold"
+    archive.down = True
+    second = asyncio.run(both.get_cold("T", 0, 3, 1, 1000, None))
+    assert (second.status, second.next_offset) == (FOUND, 4)
+    assert b"hot" in bytes(second.buffers[0])
+    both.close()
+
+
+def test_unknown_level_is_refused() -> None:
+    with pytest.raises(ConfigError, match="NOT_IN_DISK"):
+        load(BrokerConfig, None, ["tieredStorageLevel=ALWAYS"])
