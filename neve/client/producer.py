@@ -102,7 +102,7 @@ class Producer:
         flag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        self._session.produces()
+        self._session.produces(self._session.options.producer_group)
         draft = self._draft(
             message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag), 0, None
         )
@@ -176,7 +176,7 @@ class Producer:
             UnknownOutcome: no attempt succeeded and at least one may have been carried out.
         """
         options = self._session.options
-        self._session.produces()
+        self._session.produces(self._session.options.producer_group)
         now = asyncio.get_running_loop().time
         deadline = now() + (timeout or options.timeout)
         tried: list[str] = []

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from neve.client.connection import Connection, ConnectionFailed, ConnectionPool
@@ -70,7 +70,11 @@ class Session:
         self.consumers: dict[str, Callable[[], ConsumerData]] = {}
         # By group; a handler answers what it knows, and says whether it did.
         self.request_handlers: dict[str, Callable[[Connection, RemotingCommand], bool]] = {}
-        self._has_produced = False
+        # By request code, for what names no consumer group: check-backs and replies.
+        self.code_handlers: dict[int, Callable[[Connection, RemotingCommand], bool]] = {}
+        self._producer_groups: set[str] = set()
+        # Address -> the producer groups that it has acknowledged over its present connection.
+        self._introduced: dict[str, frozenset[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -102,8 +106,8 @@ class Session:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._has_produced:
-            await self.unregister({"producerGroup": self.options.producer_group})
+        for group in list(self._producer_groups):
+            await self.leave_producer_group(group)
         await self.pool.close()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -217,11 +221,25 @@ class Session:
 
     # ---- heartbeat
 
-    def produces(self) -> None:
-        """From now on heartbeats carry the producer group."""
-        if not self._has_produced:
-            self._has_produced = True
+    def produces(self, group: str) -> None:
+        """From now on heartbeats carry this producer group."""
+        if group not in self._producer_groups:
+            self._producer_groups.add(group)
             self.spawn(self.heartbeat(), "first heartbeat")
+
+    async def introduce(self, group: str, addresses: Iterable[str]) -> None:
+        """Returns when these brokers know this client as a producer of `group`: they may have to ask it something.
+
+        Best effort, as every heartbeat: a broker that is away learns it when it is back.
+        """
+        self._producer_groups.add(group)
+        strangers = [address for address in addresses if group not in self._introduced.get(address, ())]
+        await asyncio.gather(*(self._heartbeat_to(address) for address in strangers))
+
+    async def leave_producer_group(self, group: str) -> None:
+        """Brokers send nothing more for this group; none has to find out by silence."""
+        self._producer_groups.discard(group)
+        await self.unregister({"producerGroup": group})
 
     async def heartbeat(self) -> None:
         """Tells all known brokers which groups this client is in; one that fails is tried again next time."""
@@ -240,7 +258,8 @@ class Session:
         await asyncio.gather(*(leave(address) for address in list(self._known_addresses)))
 
     async def _heartbeat_to(self, address: str) -> None:
-        producers = [{"groupName": self.options.producer_group}] if self._has_produced else []
+        groups = frozenset(self._producer_groups)
+        producers = [{"groupName": group} for group in sorted(groups)]
         consumers = [describe() for describe in self.consumers.values()]
         if not consumers and not (producers and self._known_addresses.get(address)):
             return
@@ -255,6 +274,8 @@ class Session:
             await self.ask(address, RequestCode.HEART_BEAT, {}, body=dumps(data))
         except NeveError as error:
             log.info("heartbeat to %s: %s", address, error)
+        else:
+            self._introduced[address] = groups
 
     async def _heartbeat_forever(self) -> None:
         while True:
@@ -263,6 +284,7 @@ class Session:
 
     def _connected(self, address: str) -> None:
         """A broker drops what came over a connection with the connection, so it is told again over the new one."""
+        self._introduced.pop(address, None)
         if address in self._known_addresses and not self._is_closing:
             self.spawn(self._heartbeat_to(address), f"heartbeat to {address}")
 
@@ -270,7 +292,7 @@ class Session:
 
     def _serve(self, connection: Connection, request: RemotingCommand) -> None:
         group = (request.ext or {}).get("consumerGroup") or (request.ext or {}).get("group") or ""
-        handler = self.request_handlers.get(group)
+        handler = self.code_handlers.get(request.code) or self.request_handlers.get(group)
         if handler is None or not handler(connection, request):
             remark = f"request type {request.code} not supported"
             connection.answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
