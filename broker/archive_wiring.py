@@ -31,6 +31,7 @@ T = TypeVar("T")
 _CALL_TIMEOUT = 120.0
 _TTL_SECONDS = 60.0
 _RETENTION_SECONDS = 10.0
+_CHECKPOINT_SECONDS = 60.0
 _SWEEP_SECONDS = 6 * 3600.0
 
 
@@ -145,6 +146,7 @@ class ArchiveWiring:
                     disk=self._disk,
                     clock=context.clock,
                     cluster=config.broker_cluster_name,
+                    checkpoint_entries=config.journal_checkpoint_entries,
                 )
                 attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
             except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
@@ -207,6 +209,7 @@ class ArchiveWiring:
         assert lifecycle is not None
         if self.journal is not None:
             self.jobs.every("offload", self._context.config.archive_period / 1000, lifecycle.run_offload)
+            self.jobs.every("checkpoint", _CHECKPOINT_SECONDS, lifecycle.run_checkpoint)
             self.jobs.every("sweep", _SWEEP_SECONDS, lifecycle.run_sweep)
         self.jobs.every("retention", _RETENTION_SECONDS, lifecycle.run_retention)
         self.jobs.every("ttl", _TTL_SECONDS, lifecycle.run_ttl)

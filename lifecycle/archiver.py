@@ -265,6 +265,15 @@ class Lifecycle:
             self._deleted += len(batch)
         return len(due)
 
+    def run_checkpoint(self) -> bool:
+        """Write the catalog down when the journal has grown, so that the next reader need not read all of it."""
+        if self._journal is None:
+            return False
+        with self._busy:
+            self._journal.ensure_online()
+            self._journal.follow()
+            return self._journal.checkpoint_if_due()
+
     # --- sweep ---------------------------------------------------------------------------------------------
 
     def run_sweep(self, repair: bool = False) -> list[str]:

@@ -1,20 +1,17 @@
-"""The writing side of a broker's journal: fence, identity, and the local mirror.
+"""The writing side of a broker's journal: fence, identity, checkpoints.
 
-    <state>/identity.msgpack   {version, log_uuid, epoch, high, named}: synced before each INTENT is put
-    <state>/journal.mirror     [u32 length][u32 crc32 of seq and entry][u64 seq][entry] …, big endian
-
-The mirror lets a broker start while the store is down: it knows its archive's end, serves hot traffic, and takes its
-EPOCH when the store answers. A store whose journal disagrees with the mirror is another store, and refused.
+Its local copy (`local_journal`) lets a broker start while the store is down: it knows its archive's end, serves hot
+traffic, and takes its EPOCH when the store answers. A store whose journal disagrees with the copy is another store, and
+refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
-import struct
 import threading
 import uuid
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +31,26 @@ from infra.object_store import (
 )
 from neve.archive import keys
 from neve.archive.catalog import Catalog
-from neve.archive.journal import FORMAT_VERSION, Abort, AnyEntry, Epoch, Intent, NewerFormat, decode_entry, encode_entry
+from neve.archive.checkpoint import encode_checkpoint
+from neve.archive.follow import checkpoint_before, journal_end, newest_checkpoint, stands
+from neve.archive.journal import (
+    FORMAT_VERSION,
+    NO_CHECKPOINT,
+    Abort,
+    AnyEntry,
+    Checkpoint,
+    Epoch,
+    Intent,
+    NewerFormat,
+    decode_entry,
+    encode_entry,
+)
+from tiered.local_journal import Identity, LocalJournal
 
 _log = logging.getLogger(__name__)
-_FRAME = struct.Struct(">IIQ")
 _TRIES = 8
+CHECKPOINT_ENTRIES = 256
+CHECKPOINTS_KEPT = 3  # the newest, and those that serve when it is damaged
 
 
 class Fenced(Exception):
@@ -64,14 +76,6 @@ class StoreFormat(msgspec.Struct, frozen=True):
     cluster: str
 
 
-class Identity(msgspec.Struct):
-    version: int
-    log_uuid: str
-    epoch: int
-    high: int
-    named: dict[str, dict[int, int]]
-
-
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """What the broker does before its first send: nothing, or go on above what the archive has named."""
@@ -94,6 +98,7 @@ class JournalWriter:
         disk: Disk,
         clock: Clock,
         cluster: str = "DefaultCluster",
+        checkpoint_entries: int = CHECKPOINT_ENTRIES,
     ) -> None:
         self.store, self.prefix, self.broker = store, prefix, broker
         self.writer = uuid.uuid4().hex
@@ -103,9 +108,11 @@ class JournalWriter:
         self.fenced = False
         self.online = False
         self._log_uuid, self._cluster = log_uuid, cluster
-        self._local, self._disk, self._clock = local, disk, clock
+        self._local, self._clock = LocalJournal(local, disk), clock
+        self._checkpoint_entries = checkpoint_entries
         self._attempt = 0
         self._high = 0
+        self._known_epoch = 0  # by the local identity: a store that has not heard of the one before is another store
         self._named: dict[str, dict[int, int]] = {}
         self._marks = 0
         self._begun_again: dict[str, int] = {}  # topic -> the mark from which on plans know of it
@@ -119,9 +126,8 @@ class JournalWriter:
     def attach(self, log_end: int) -> Attachment:
         """Before the first send: settle whose archive this is, and from where the local log may go on."""
         with self._lock:
-            self._disk.make_dirs(self._local)
             identity = self._load_identity()
-            self._load_mirror()
+            self._mirror_end = self._local.replay(self.catalog, self.broker, self._apply)
             if identity is None:
                 probe(self.store)
                 self._take_over()
@@ -156,6 +162,7 @@ class JournalWriter:
     def _take_over(self) -> None:
         for _ in range(_TRIES):
             self._check_mirror()
+            self._catch_up()
             self._follow()
             self._check_owner()
             self.epoch = self.catalog.epoch + 1
@@ -169,6 +176,8 @@ class JournalWriter:
 
     def _check_owner(self) -> None:
         self._check_format()
+        if self.catalog.epoch < self._known_epoch - 1:
+            raise ArchiveRefused(self._other_store(f"epoch {self._known_epoch - 1}"))
         if self.catalog.log_uuid and self.catalog.log_uuid != self._log_uuid:
             raise ArchiveRefused(self._refusal(self.catalog.intent_end))
 
@@ -276,6 +285,7 @@ class JournalWriter:
             writer=self.writer,
             attempt=self._attempt,
             epoch=self.epoch,
+            checkpoint=self.catalog.checkpoint,
             time_ms=self._clock.now_ms(),
         )
         data = encode_entry(entry)
@@ -320,10 +330,52 @@ class JournalWriter:
 
     def _accept(self, seq: int, entry: AnyEntry, data: bytes) -> None:
         self._apply(seq, entry)
-        body = seq.to_bytes(8, "big") + data
-        path = self._mirror_path
-        self._disk.append(path, _FRAME.pack(len(data), zlib.crc32(body), seq) + data)
-        self._disk.fdatasync(path)
+        self._local.append(seq, data)
+
+    def _catch_up(self) -> None:
+        """Far behind, from the newest checkpoint on and not entry by entry."""
+        end = journal_end(stands(self.store, self.broker, self.prefix), self.catalog.next_seq)
+        if end - self.catalog.next_seq < self._checkpoint_entries // 2:
+            return
+        found = newest_checkpoint(self.store, self.broker, self.prefix, end)
+        if found is None or found[0].through_seq < self.catalog.next_seq:
+            return
+        state, content = found
+        last = self.store.get(keys.journal_key(self.prefix, self.broker, state.through_seq))
+        self.catalog.restore(state)
+        self._local.begin_at(content, state.through_seq, last)
+
+    # --- checkpoints ---------------------------------------------------------------------------------------
+
+    def checkpoint_if_due(self) -> bool:
+        """Write the catalog down when enough entries have come since the last time; True if it was."""
+        with self._lock:
+            through = self.catalog.next_seq - 1
+            if self.fenced or not self.online or through - self.catalog.checkpoint < self._checkpoint_entries:
+                return False
+            content = encode_checkpoint(self.catalog.state(self.broker))
+            key = keys.checkpoint_key(self.prefix, self.broker, through)
+            try:
+                self.store.put(key, content, if_absent=True)
+            except (PreconditionFailed, UnknownOutcome):
+                if self._read_back(key) != content:
+                    _log.warning("%s is not there, or is another's; a later entry gets a checkpoint", key)
+                    return False
+            failpoint.hit("journal.after_checkpoint")
+            last = self.store.get(keys.journal_key(self.prefix, self.broker, through))
+            self.append(Checkpoint(key=key, through_seq=through, sha256=hashlib.sha256(content).hexdigest()))
+            self._local.begin_at(content, through, last)
+            self._drop_old_checkpoint(through)
+            return True
+
+    def _drop_old_checkpoint(self, newest: int) -> None:
+        """Entries stay for ever, checkpoints need not: one that few would fall back to goes."""
+        seq = newest
+        for _ in range(CHECKPOINTS_KEPT):
+            seq = checkpoint_before(self.store, self.broker, self.prefix, seq)
+            if seq <= NO_CHECKPOINT:
+                return
+        self.store.delete(keys.checkpoint_key(self.prefix, self.broker, seq))
 
     def _apply(self, seq: int, entry: AnyEntry) -> None:
         if isinstance(entry, Abort):
@@ -344,22 +396,11 @@ class JournalWriter:
 
     # --- local files ---------------------------------------------------------------------------------------
 
-    @property
-    def _identity_path(self) -> Path:
-        return self._local / "identity.msgpack"
-
-    @property
-    def _mirror_path(self) -> Path:
-        return self._local / "journal.mirror"
-
     def _load_identity(self) -> Identity | None:
-        if not self._disk.exists(self._identity_path):
-            return None
-        identity = msgspec.msgpack.decode(self._disk.read(self._identity_path), type=Identity)
-        if identity.version > FORMAT_VERSION:
-            raise NewerFormat(f"{self._identity_path} is of format {identity.version}")
-        self.epoch = identity.epoch
-        self._high, self._named = identity.high, identity.named
+        identity = self._local.read_identity()
+        if identity is not None:
+            self.epoch = self._known_epoch = identity.epoch
+            self._high, self._named = identity.high, identity.named
         return identity
 
     @property
@@ -388,25 +429,7 @@ class JournalWriter:
         identity = Identity(
             FORMAT_VERSION, self._log_uuid, self.epoch, max(self._high, self.catalog.intent_end), self._all_named
         )
-        self._disk.write_atomic(self._identity_path, msgspec.msgpack.encode(identity))
-
-    def _load_mirror(self) -> None:
-        if not self._disk.exists(self._mirror_path):
-            return
-        data = self._disk.read(self._mirror_path)
-        position = 0
-        while position + _FRAME.size <= len(data):
-            length, crc, seq = _FRAME.unpack_from(data, position)
-            entry = data[position + _FRAME.size : position + _FRAME.size + length]
-            if len(entry) < length or zlib.crc32(seq.to_bytes(8, "big") + entry) != crc or seq != self.catalog.next_seq:
-                break
-            decoded = decode_entry(entry)
-            self._apply(seq, decoded)
-            position += _FRAME.size + length
-            self._mirror_end = entry
-        if position < len(data):
-            _log.warning("%s: %d torn bytes at the end dropped", self._mirror_path, len(data) - position)
-            self._disk.write_atomic(self._mirror_path, data[:position])
+        self._local.write_identity(identity)
 
     def _check_mirror(self) -> None:
         """The last mirrored entry must stand in the store; otherwise this is another store."""
@@ -417,8 +440,11 @@ class JournalWriter:
         except NotFound:
             found = b""
         if found != self._mirror_end:
-            raise ArchiveRefused(
-                f"{self.store.url} does not hold the journal that broker {self.broker} knows up to entry "
-                f"{self.catalog.next_seq - 1}: has storeUrl changed, or was the bucket emptied?"
-            )
+            raise ArchiveRefused(self._other_store(f"entry {self.catalog.next_seq - 1}"))
         self._mirror_end = None  # only now: a job that comes again must meet the same refusal
+
+    def _other_store(self, known: str) -> str:
+        return (
+            f"{self.store.url} does not hold the journal that broker {self.broker} knows up to {known}: "
+            "has storeUrl changed, or was the bucket emptied?"
+        )

@@ -5,6 +5,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from neve.archive.checkpoint import CatalogState
 from neve.archive.journal import (
     NO_CHECKPOINT,
     Abort,
@@ -91,6 +92,51 @@ class Catalog:
                 raise OutOfOrder(f"entry {seq} does not follow {self.next_seq - 1}")
             self.next_seq = seq + 1
             self._dispatch(entry)
+
+    def state(self, broker: str) -> CatalogState:
+        """All of it, for a checkpoint after the last entry that was applied."""
+        with self._lock:
+            return CatalogState(
+                broker=broker,
+                through_seq=self.next_seq - 1,
+                epoch=self.epoch,
+                owner=self.owner,
+                log_uuid=self.log_uuid,
+                last_round=self.last_round,
+                checkpoint=self.checkpoint,
+                names=list(self._names.values()),
+                expiring=list(self._expiring.values()),
+                deleted=sorted(self._deleted),
+                queues=[(topic, queue, held.minimum) for (topic, queue), held in sorted(self._queues.items())],
+                through=dict(self._through),
+                open={number: list(names.values()) for number, names in self._open.items()},
+                intent_end=self._intent_end,
+                named={topic: dict(queues) for topic, queues in self._named.items()},
+                topics=list(self._topics.values()),
+                gaps=list(self._gaps),
+            )
+
+    def restore(self, state: CatalogState) -> None:
+        """Become what a checkpoint says; whoever holds this catalog sees it in one step."""
+        with self._lock:
+            if state.through_seq < self.next_seq - 1:
+                raise OutOfOrder(f"checkpoint {state.through_seq} is older than entry {self.next_seq - 1}")
+            self.next_seq = state.through_seq + 1
+            self.epoch, self.owner, self.log_uuid = state.epoch, state.owner, state.log_uuid
+            self.last_round, self.checkpoint = state.last_round, state.checkpoint
+            self._expiring = {name.key: (name, after) for name, after in state.expiring}
+            self._deleted, self._gaps = set(state.deleted), list(state.gaps)
+            self._through, self._intent_end = dict(state.through), state.intent_end
+            self._open = {number: {name.key: name for name in names} for number, names in state.open.items()}
+            self._named = {topic: dict(queues) for topic, queues in state.named.items()}
+            self._topics = {entry.topic: entry for entry in state.topics}
+            self._names, self._by_topic, self._queues = {}, {}, {}
+            for topic, queue, minimum in state.queues:
+                self._queue(topic, queue).minimum = minimum
+            for gap in state.gaps:
+                insort(self._queue(gap.topic, gap.queue).gaps, (gap.first, gap.last))
+            for name in state.names:
+                self._enter(name)
 
     def _dispatch(self, entry: AnyEntry) -> None:
         match entry:

@@ -1,19 +1,30 @@
-"""Catalogs from the journals of a store, with nothing but GET and one listing; no pyarrow."""
+"""Catalogs from the journals of a store, with nothing but GET, HEAD and one listing; no pyarrow.
+
+The end of a journal is searched (entries are dense and permanent), its last entry names the newest checkpoint, and only
+what follows that is read. Where a checkpoint is missing or damaged the one before it serves, in the end entry 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from neve.archive.catalog import Catalog
-from neve.archive.journal import AnyEntry, decode_entry
-from neve.archive.keys import broker_of, brokers_prefix, journal_key
+from neve.archive.checkpoint import CatalogState, decode_checkpoint
+from neve.archive.journal import NO_CHECKPOINT, AnyEntry, Checkpoint, decode_entry
+from neve.archive.keys import broker_of, brokers_prefix, checkpoint_key, journal_key
+from neve.archive.sealed import Damaged
+
+_log = logging.getLogger(__name__)
 
 
 class JournalSource(Protocol):
-    """What following a journal asks of a store; `get` raises FileNotFoundError where there is no object."""
+    """What following a journal asks of a store; `get` and `head` raise FileNotFoundError where there is no object."""
 
     def get(self, key: str) -> bytes: ...
+
+    def head(self, key: str) -> object: ...
 
     def list_prefixes(self, prefix: str) -> Sequence[str]: ...
 
@@ -37,6 +48,75 @@ def entries(source: JournalSource, broker: str, prefix: str = "", first: int = 0
         seq += 1
 
 
+def journal_end(stands: Callable[[int], bool], known: int = 0) -> int:
+    """How many entries there are, by asking of single ones whether they stand; the first `known` do.
+
+    Gallops up and then halves: about 2 log2(n) questions, one when nothing is new. Correct because entries are dense
+    and never deleted; an entry that comes meanwhile may or may not be counted.
+    """
+    low, step = known, 1  # all below `low` stand
+    while stands(low + step - 1):
+        low += step
+        step *= 2
+    high = low + step - 1  # does not stand
+    while low < high:
+        middle = (low + high) // 2
+        if stands(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def stands(source: JournalSource, broker: str, prefix: str = "") -> Callable[[int], bool]:
+    """Whether an entry is there, by HEAD."""
+
+    def ask(seq: int) -> bool:
+        try:
+            source.head(journal_key(prefix, broker, seq))
+        except FileNotFoundError:
+            return False
+        return True
+
+    return ask
+
+
+def newest_checkpoint(source: JournalSource, broker: str, prefix: str, end: int) -> tuple[CatalogState, bytes] | None:
+    """The newest checkpoint that can be read, with its bytes; None: the journal is to be read from its first entry.
+
+    Raises:
+        NewerFormat: a newer program wrote it.
+    """
+    last = decode_entry(source.get(journal_key(prefix, broker, end - 1))) if end else None
+    seq = NO_CHECKPOINT
+    if last is not None:
+        seq = last.through_seq if isinstance(last, Checkpoint) else last.checkpoint
+    while seq > NO_CHECKPOINT:
+        try:
+            data = source.get(checkpoint_key(prefix, broker, seq))
+            return decode_checkpoint(data, broker, seq), data
+        except (FileNotFoundError, Damaged) as error:
+            _log.warning("checkpoint %d of %s can't be used, the one before it serves: %s", seq, broker, error)
+        seq = checkpoint_before(source, broker, prefix, seq)
+    return None
+
+
+def checkpoint_before(source: JournalSource, broker: str, prefix: str, seq: int) -> int:
+    """The checkpoint before the one after entry `seq`: that entry names it."""
+    return min(decode_entry(source.get(journal_key(prefix, broker, seq))).checkpoint, seq - 1)
+
+
+def read_catalog(source: JournalSource, broker: str, prefix: str = "") -> Catalog:
+    """What a broker's journal adds up to now."""
+    catalog = Catalog()
+    found = newest_checkpoint(source, broker, prefix, journal_end(stands(source, broker, prefix)))
+    if found is not None:
+        catalog.restore(found[0])
+    for seq, entry in entries(source, broker, prefix, catalog.next_seq):
+        catalog.apply(seq, entry)
+    return catalog
+
+
 def catalogs(source: JournalSource, broker: str | None = None, prefix: str = "") -> dict[str, Catalog]:
     """broker -> what its journal adds up to now.
 
@@ -48,10 +128,4 @@ def catalogs(source: JournalSource, broker: str | None = None, prefix: str = "")
         raise FileNotFoundError(f"no archive of broker {broker} here; there are: {', '.join(known) or 'none'}")
     if not known:
         raise FileNotFoundError("no archive here: nothing below _neve/")
-    found: dict[str, Catalog] = {}
-    for name in known if broker is None else [broker]:
-        catalog = Catalog()
-        for seq, entry in entries(source, name, prefix):
-            catalog.apply(seq, entry)
-        found[name] = catalog
-    return found
+    return {name: read_catalog(source, name, prefix) for name in (known if broker is None else [broker])}

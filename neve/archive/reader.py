@@ -12,9 +12,11 @@ from neve.message import MessageRecord, decode_record
 
 
 class ObjectSource(Protocol):
-    """What reading asks of a store. `get` and `get_range` raise FileNotFoundError where there is no object."""
+    """What reading asks of a store. All but the listing raise FileNotFoundError where there is no object."""
 
     def get(self, key: str) -> bytes: ...
+
+    def head(self, key: str) -> object: ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes: ...
 

@@ -18,6 +18,8 @@ class Source(Protocol):
 
     def get_range(self, key: str, start: int, length: int) -> bytes: ...
 
+    def head(self, key: str) -> object: ...
+
     def size(self, key: str) -> int: ...
 
     def list_prefixes(self, prefix: str) -> list[str]: ...
@@ -48,6 +50,9 @@ class DirectorySource:
         with (self._root / key).open("rb") as file:
             file.seek(start)
             return file.read(length)
+
+    def head(self, key: str) -> object:
+        return self.size(key)
 
     def size(self, key: str) -> int:
         return (self._root / key).stat().st_size
@@ -82,6 +87,9 @@ class S3Source:
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._read(Key=self.name(key), Range=f"bytes={start}-{start + length - 1}")
+
+    def head(self, key: str) -> object:
+        return self.size(key)
 
     def size(self, key: str) -> int:
         from botocore.exceptions import ClientError

@@ -29,6 +29,14 @@ class HadoopSource:
         except Py4JJavaError as error:
             raise _translated(error, key) from error
 
+    def head(self, key: str) -> object:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return self._fs.getFileStatus(self._path(self._store.path(key)))
+        except Py4JJavaError as error:
+            raise _translated(error, key) from error
+
     def list_prefixes(self, prefix: str) -> list[str]:
         from py4j.protocol import Py4JJavaError
 

@@ -192,6 +192,7 @@ def test_a_row_group_costs_one_get_after_the_footer(tmp_path: Path, url: str, wo
 
     class Counting:
         get = staticmethod(store.get)
+        head = staticmethod(store.head)
         list_prefixes = staticmethod(store.list_prefixes)
 
         def get_range(self, key: str, start: int, length: int) -> bytes:

@@ -1,0 +1,52 @@
+"""A checkpoint: the whole catalog after an entry, so that nobody need read a journal from its first entry.
+
+Content of `<prefix>/_neve/<B>/checkpoint/<seq>.catalog` (in the envelope of `sealed`, kind CATALOG): `CatalogState` as
+a msgpack map. Msgpack and not Parquet, because brokers, clients and the command line read it without pyarrow, and
+because it nests like the journal. It is never the only truth: what it says follows from entries 0 … seq, which stay.
+"""
+
+import msgspec
+
+from neve.archive.journal import NO_CHECKPOINT, CommittedName, Gap, IntentName, Topic
+from neve.archive.sealed import Damaged, seal, unseal
+
+CHECKPOINT_VERSION = 1
+KIND = "CATALOG"
+CONTENT_MAX = 4 << 30
+
+
+class CatalogState(msgspec.Struct, kw_only=True):
+    """Everything that a catalog knows; `through_seq` is the last entry in it."""
+
+    broker: str
+    through_seq: int
+    epoch: int = 0
+    owner: str = ""
+    log_uuid: str = ""
+    last_round: int = 0
+    checkpoint: int = NO_CHECKPOINT  # the one before
+    names: list[CommittedName] = []
+    expiring: list[tuple[CommittedName, int]] = []
+    deleted: list[str] = []
+    queues: list[tuple[str, int, int]] = []  # topic, queue, recorded minimum
+    through: dict[str, int] = {}
+    open: dict[int, list[IntentName]] = {}
+    intent_end: int = 0
+    named: dict[str, dict[int, int]] = {}
+    topics: list[Topic] = []
+    gaps: list[Gap] = []
+
+
+def encode_checkpoint(state: CatalogState) -> bytes:
+    return seal(KIND, CHECKPOINT_VERSION, msgspec.msgpack.encode(state))
+
+
+def decode_checkpoint(data: bytes, broker: str, seq: int | None = None) -> CatalogState:
+    """Raises NewerFormat, or Damaged where it is not the checkpoint of this broker (after this entry)."""
+    try:
+        state = msgspec.msgpack.decode(unseal(KIND, CHECKPOINT_VERSION, data, CONTENT_MAX), type=CatalogState)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"not a checkpoint: {error}") from error
+    if state.broker != broker or seq not in {None, state.through_seq}:
+        raise Damaged(f"it is the checkpoint {state.through_seq} of broker {state.broker}")
+    return state

@@ -1,0 +1,168 @@
+"""A journal's end is searched, not walked to, and a checkpoint gives what the entries give."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+
+from infra.object_store import MemoryStore
+from neve.archive.catalog import Catalog, OutOfOrder
+from neve.archive.checkpoint import KIND, decode_checkpoint, encode_checkpoint
+from neve.archive.follow import journal_end, read_catalog
+from neve.archive.journal import (
+    Abort,
+    AnyEntry,
+    Checkpoint,
+    Commit,
+    Deleted,
+    Epoch,
+    Expire,
+    Gap,
+    NewerFormat,
+    Replace,
+    Topic,
+    encode_entry,
+)
+from neve.archive.keys import checkpoint_key, journal_key
+from neve.archive.sealed import Damaged, seal, unseal
+from tests.unit.archive.test_keys_journal_catalog import committed, intent
+
+A, B, C, D = (
+    committed(key, [(0, n * 10, n * 10 + 9), (1, n * 5, n * 5 + 4)], start=n * 100, end=n * 100 + 100, newest=n)
+    for n, key in enumerate("abcd")
+)
+ENTRIES: list[AnyEntry] = [
+    Epoch(epoch=1, owner="o", log_uuid="u"),
+    intent(1, A),
+    Commit(round=1, names=[A]),
+    intent(2, B, C),
+    Commit(round=2, names=[B], through={"t": 200}),
+    Topic(topic="gone", deleted=True, minimums={0: 7}),
+    Commit(round=2, names=[C]),
+    Expire(keys=["a"], delete_after_ms=9, minimums={"t": {0: 10, 1: 5}}),
+    Gap(topic="t", queue=0, first=30, last=39, reason="lost", through=350),
+    Deleted(keys=["a"]),
+    intent(3, D),
+    Epoch(epoch=2, owner="p", log_uuid="u"),
+    Abort(round=3, keys=["d"]),
+    Replace(old=["b"], new=[committed("m", [(0, 10, 19), (1, 5, 9)])], delete_after_ms=5),
+    intent(4, D),
+]
+
+
+def after(count: int) -> Catalog:
+    catalog = Catalog()
+    for seq, entry in enumerate(ENTRIES[:count]):
+        catalog.apply(seq, entry)
+    return catalog
+
+
+def test_a_catalog_from_a_checkpoint_is_the_catalog_from_all_entries() -> None:
+    whole = after(len(ENTRIES))
+    for cut in range(1, len(ENTRIES) + 1):
+        data = encode_checkpoint(after(cut).state("b"))
+        catalog = Catalog()
+        catalog.restore(decode_checkpoint(data, "b", cut - 1))
+        for seq in range(cut, len(ENTRIES)):
+            catalog.apply(seq, ENTRIES[seq])
+        assert catalog.state("b") == whole.state("b"), cut
+        for topic, queue in (("t", 0), ("t", 1), ("gone", 0), ("none", 0)):
+            for offset in range(45):
+                assert catalog.find(topic, queue, offset) == whole.find(topic, queue, offset), (cut, queue, offset)
+            assert list(catalog.runs(topic, queue)) == list(whole.runs(topic, queue))
+            assert catalog.recorded_minimum(topic, queue) == whole.recorded_minimum(topic, queue)
+        assert (catalog.topics(), catalog.queues("t")) == (whole.topics(), whole.queues("t"))
+
+
+def test_a_catalog_never_goes_back_to_an_older_checkpoint() -> None:
+    catalog = after(5)
+    with pytest.raises(OutOfOrder):
+        catalog.restore(after(4).state("b"))
+
+
+@pytest.mark.parametrize("end", [0, 1, 2, 3, 7, 8, 9, 1000, 1_000_003])
+def test_the_end_is_found_in_logarithmic_questions(end: int) -> None:
+    for known in {0, 1, end // 2, end - 1, end} & set(range(end + 1)):
+        asked: list[int] = []
+
+        def stands(seq: int, asked: list[int] = asked) -> bool:
+            asked.append(seq)
+            return seq < end
+
+        assert journal_end(stands, known) == end
+        assert len(asked) <= 2 * max(end - known, 1).bit_length() + 1
+        assert all(seq >= known for seq in asked)
+
+
+def journal_in(store: MemoryStore, *checkpoints: int) -> None:
+    """The entries above, with a CHECKPOINT entry and its object after each of the given counts of entries."""
+    catalog, newest = Catalog(), -1
+    pending: list[AnyEntry] = list(ENTRIES)
+    while pending:
+        seq = catalog.next_seq
+        entry: AnyEntry = pending.pop(0)
+        entry = msgspec.structs.replace(entry, checkpoint=newest)
+        store.put(journal_key("", "b", seq), encode_entry(entry), if_absent=True)
+        catalog.apply(seq, entry)
+        if isinstance(entry, Checkpoint):
+            newest = entry.through_seq
+        elif len(ENTRIES) - len(pending) in checkpoints:
+            content = encode_checkpoint(catalog.state("b"))
+            key = checkpoint_key("", "b", seq)
+            store.put(key, content)
+            pending.insert(0, Checkpoint(key=key, through_seq=seq, sha256=hashlib.sha256(content).hexdigest()))
+
+
+def test_only_what_follows_the_checkpoint_is_read() -> None:
+    store = MemoryStore()
+    journal_in(store, 5, 13)
+    full = after(len(ENTRIES)).state("b")
+    read: list[str] = []
+    store.on_call = lambda verb, key: read.append(key) if verb == "get" else None
+    assert read_catalog(store, "b").state("b").names == full.names
+    entries = [key for key in read if "/journal/" in key]
+    assert len(set(entries)) == 4, "the CHECKPOINT, the two entries behind it, and the first that is not there"
+    assert [key for key in read if "/checkpoint/" in key] == [checkpoint_key("", "b", 13)]
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "flipped", "empty", "of another broker"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_in_the_end_to_the_journal(harm: str) -> None:
+    store = MemoryStore()
+    journal_in(store, 5, 13)
+    full = read_catalog(store, "b").state("b")
+    for number in (13, 4):
+        key = checkpoint_key("", "b", number)
+        data = store.objects.pop(key)[0]
+        harmed = {
+            "cut": data[:-9],
+            "flipped": data[:-20] + bytes([data[-20] ^ 1]) + data[-19:],
+            "empty": b"",
+            "of another broker": encode_checkpoint(after(5).state("c")),
+        }
+        if harm in harmed:
+            store.put(key, harmed[harm])
+        assert read_catalog(store, "b").state("b") == full
+    store.objects.pop(journal_key("", "b", 0))
+    assert read_catalog(store, "b").next_seq == 0, "with no checkpoint, all of the journal is read"
+
+
+def test_a_newer_checkpoint_is_refused_not_passed_over() -> None:
+    store = MemoryStore()
+    journal_in(store, 13)
+    store.put(checkpoint_key("", "b", 12), seal(KIND, 99, b"{}"))
+    with pytest.raises(NewerFormat, match="99"):
+        read_catalog(store, "b")
+
+
+def test_the_envelope_bounds_what_it_unpacks() -> None:
+    data = seal("X", 1, b"a" * 1000)
+    assert unseal("X", 1, data, 1000) == b"a" * 1000
+    with pytest.raises(Damaged):
+        unseal("X", 1, data, 999)
+    with pytest.raises(Damaged):
+        unseal("Y", 1, data, 1000)
+    lying = msgspec.msgpack.decode(data)
+    with pytest.raises(Damaged):
+        unseal("X", 1, msgspec.msgpack.encode({**lying, "size": 10}), 1000)
