@@ -20,8 +20,9 @@ from neve.client.model import (
     TopicConfig,
 )
 from neve.client.options import ClientOptions
-from neve.client.producer import Producer
+from neve.client.producer import Producer, Queue
 from neve.client.pull import TOOLS_GROUP, Puller, Subscription
+from neve.client.queue_selector import OrderKey
 from neve.client.route import TopicRoute
 from neve.client.session import Session
 
@@ -85,8 +86,10 @@ class AsyncClient:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
-        queue: int | MessageQueue | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
         delay_level: int = 0,
+        delay: float | None = None,
         deliver_at_ms: int | None = None,
         flag: int = 0,
         timeout: float | None = None,
@@ -95,13 +98,19 @@ class AsyncClient:
 
         Args:
             keys: words to find the message by.
-            queue: to which queue; a number means the queue of that number on any of the topic's brokers.
+            queue: to which queue; a number means the queue of that number on any of the topic's brokers, a function
+                picks one of the topic's queues for the message.
+            order_key: messages with the same key go to the same queue, the one that RocketMQ's
+                SelectMessageQueueByHash takes; await one before the next is sent to keep their order.
             delay_level: deliver after 1 s, 5 s, 10 s, 30 s, 1 m … (1..18).
-            deliver_at_ms: deliver at that time.
+            delay: deliver after so many seconds.
+            deliver_at_ms: deliver at that time, in ms since 1970. With this or `delay` the result has a `recall_handle`
+                that takes the message back.
 
         Raises:
             BrokerError: refused.
             UnknownOutcome: no broker confirmed it, and at least one may have stored it.
+            ClientError: what no broker would take: a name, a property, an empty body, one over `max_message_size`.
         """
         return await self._producer.send(
             topic,
@@ -110,15 +119,20 @@ class AsyncClient:
             keys=keys,
             properties=properties,
             queue=queue,
+            order_key=order_key,
             delay_level=delay_level,
+            delay=delay,
             deliver_at_ms=deliver_at_ms,
             flag=flag,
             timeout=timeout,
         )
 
     def send_async(self, topic: str, body: bytes | str, **arguments: Any) -> asyncio.Task[SendResult]:
-        """As `send`, at once and beside the caller; await the task for the result."""
-        return asyncio.create_task(self._producer.send(topic, body, **arguments))
+        """As `send`, at once and beside the caller; await the task for the result.
+
+        Another broker is tried after silence and broken connections; a broker's refusal is final, as in Java's client.
+        """
+        return asyncio.create_task(self._producer.send(topic, body, **{"retry_on": (), **arguments}))
 
     async def send_oneway(
         self,
@@ -128,13 +142,22 @@ class AsyncClient:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
-        queue: int | MessageQueue | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
         flag: int = 0,
         timeout: float | None = None,
     ) -> None:
         """Sends and asks for no answer: it may be lost without a trace."""
         await self._producer.send_oneway(
-            topic, body, tags=tags, keys=keys, properties=properties, queue=queue, flag=flag, timeout=timeout
+            topic,
+            body,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            queue=queue,
+            order_key=order_key,
+            flag=flag,
+            timeout=timeout,
         )
 
     async def send_batch(
@@ -142,11 +165,23 @@ class AsyncClient:
         topic: str,
         messages: Iterable[bytes | str | Message],
         *,
-        queue: int | MessageQueue | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """Sends several messages of one topic to one queue, with neighbouring offsets, in one request."""
-        return await self._producer.send_batch(topic, messages, queue=queue, timeout=timeout)
+        return await self._producer.send_batch(topic, messages, queue=queue, order_key=order_key, timeout=timeout)
+
+    async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
+        """Takes back a message that was sent with `delay` or `deliver_at_ms` and is not delivered yet; its id.
+
+        `handle` is the `recall_handle` of its SendResult. A recall in the second of the delivery may come too late.
+
+        Raises:
+            BrokerError: NO_PERMISSION (Apache's broker needs `recallMessageEnable=true`), TOPIC_NOT_EXIST, or
+                ILLEGAL_OPERATION when the time is past or the handle is not this broker's.
+        """
+        return await self._producer.recall(topic, handle, timeout=timeout)
 
     # ---- consuming in a group
 

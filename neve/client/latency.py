@@ -1,12 +1,25 @@
-"""Which brokers a producer keeps away from for a while: the slower the last answer, the longer."""
+"""Which brokers a producer keeps away from for a while: the slower the last answer, the longer.
+
+RocketMQ's MQFaultStrategy has two tables, read together: after an answer that took at least `_LATENCY_MS[i]` its broker
+is left alone for `_NOT_AVAILABLE_MS[i]`. A broker that refused or could not be asked counts as one that took 10 s. One
+that refused is, until its next success, also "unreachable": among those left alone it is the last choice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-# (answered within ms, then left alone for ms); the Java client's table.
-_BACK_OFF = ((550, 0), (1_800, 5_000), (3_000, 6_000), (5_000, 10_000), (15_000, 30_000))
-_FAILED_FOR_MS = 10_000
+_LATENCY_MS = (50, 100, 550, 1_800, 3_000, 5_000, 15_000)
+_NOT_AVAILABLE_MS = (0, 0, 2_000, 5_000, 6_000, 10_000, 30_000)
+_ISOLATED_AS_MS = 10_000
+assert len(_LATENCY_MS) == len(_NOT_AVAILABLE_MS)
+
+
+@dataclass(slots=True)
+class _Fault:
+    until_ms: int = 0
+    is_reachable: bool = True
 
 
 class FaultTable:
@@ -14,18 +27,40 @@ class FaultTable:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._until: dict[str, int] = {}
+        self._faults: dict[str, _Fault] = {}
 
     def answered(self, broker_name: str, latency_ms: float) -> None:
-        pause = next((pause for limit, pause in _BACK_OFF if latency_ms < limit), _BACK_OFF[-1][1])
-        if pause:
-            self._until[broker_name] = self._now_ms() + pause
-        else:
-            self._until.pop(broker_name, None)
+        """A success: it may have been slow."""
+        self._update(broker_name, latency_ms, is_reachable=True)
 
     def failed(self, broker_name: str) -> None:
-        self._until[broker_name] = self._now_ms() + _FAILED_FOR_MS
+        """No answer came, or it could not be asked."""
+        self._update(broker_name, _ISOLATED_AS_MS, is_reachable=True)
+
+    def refused(self, broker_name: str) -> None:
+        """It answered with an error."""
+        self._update(broker_name, _ISOLATED_AS_MS, is_reachable=False)
 
     def is_available(self, broker_name: str) -> bool:
-        until = self._until.get(broker_name)
-        return until is None or until <= self._now_ms()
+        fault = self._faults.get(broker_name)
+        return fault is None or fault.until_ms <= self._now_ms()
+
+    def is_reachable(self, broker_name: str) -> bool:
+        fault = self._faults.get(broker_name)
+        return fault is None or fault.is_reachable
+
+    def _update(self, broker_name: str, latency_ms: float, *, is_reachable: bool) -> None:
+        pause = _pause_ms(latency_ms)
+        fault = self._faults.get(broker_name)
+        if fault is None:
+            if not pause and is_reachable:
+                return  # nothing to remember about a broker that is well
+            fault = self._faults[broker_name] = _Fault()
+        fault.is_reachable = is_reachable
+        if pause:  # a quick answer does not shorten a pause that is running
+            fault.until_ms = max(fault.until_ms, self._now_ms() + pause)
+
+
+def _pause_ms(latency_ms: float) -> int:
+    reached = [pause for limit, pause in zip(_LATENCY_MS, _NOT_AVAILABLE_MS, strict=True) if latency_ms >= limit]
+    return reached[-1] if reached else 0

@@ -25,7 +25,9 @@ class ClientOptions:
     attempt_timeout: float = 3.0  # of one request inside a call
     connect_timeout: float = 3.0
     send_retries: int = 2  # on other brokers, after the first attempt
+    retry_when_not_stored_ok: bool = False  # also after FLUSH_DISK_TIMEOUT and the like
     compress_over: int = 4096  # bodies of this many bytes and more are deflated
+    compress_type: str = "zlib"  # or lz4, zstd: they need the packages `lz4`, `zstandard` on both sides
     compress_level: int = 5
     max_message_size: int = 4 << 20
     producer_group: str = "NEVE_PRODUCER"

@@ -1,54 +1,33 @@
-"""Sending: choose a queue, ask its master, on failure another broker."""
+"""Sending: choose a queue, ask its master, on failure another broker. Conditions are those of DefaultMQProducerImpl."""
 
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import base64
+import binascii
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from neve.client.connection import ConnectionFailed
+from neve.client.draft import Draft, Drafts, message_to_send, timing
 from neve.client.latency import FaultTable
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
+from neve.client.queue_selector import OrderKey, QueueSelector, select_by_hash
 from neve.client.route import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, TopicRoute
 from neve.client.session import Session, ext_int
+from neve.client.validators import check_topic
 from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
-from neve.message import (
-    COMPRESSED,
-    COMPRESSION_ZLIB,
-    PROPERTIES_LENGTH_MAX,
-    PROPERTY_DELAY,
-    PROPERTY_KEYS,
-    PROPERTY_TAGS,
-    PROPERTY_UNIQUE_KEY,
-    PROPERTY_WAIT,
-    encode_batch,
-    properties_to_bytes,
-)
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
-PROPERTY_DELIVER_AT = "TIMER_DELIVER_MS"
+#: Refusals after which another broker may take the message. `send_async` gives up at any refusal, as Java's does.
 RETRYABLE = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
+Queue = int | MessageQueue | QueueSelector
 _STATUS = {
     0: SendStatus.SEND_OK,
     10: SendStatus.FLUSH_DISK_TIMEOUT,
     11: SendStatus.SLAVE_NOT_AVAILABLE,
     12: SendStatus.FLUSH_SLAVE_TIMEOUT,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A message, or batch, as it goes on the wire."""
-
-    topic: str
-    body: bytes
-    properties: str
-    sys_flag: int
-    flag: int
-    msg_id: str
-    is_batch: bool
 
 
 class Producer:
@@ -58,6 +37,7 @@ class Producer:
         self._session = session
         self._faults = FaultTable(lambda: int(asyncio.get_running_loop().time() * 1000))
         self._turn: dict[str, int] = {}
+        self.drafts = Drafts(session.options, session.next_unique_key)
 
     async def send(
         self,
@@ -67,28 +47,29 @@ class Producer:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
-        queue: int | MessageQueue | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
         delay_level: int = 0,
+        delay: float | None = None,
         deliver_at_ms: int | None = None,
         flag: int = 0,
         timeout: float | None = None,
+        retry_on: Collection[int] = RETRYABLE,
     ) -> SendResult:
-        draft = self._draft(
-            message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag),
-            delay_level,
-            deliver_at_ms,
-        )
-        return await self._deliver(draft, queue, timeout)
+        message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
+        draft = self.drafts.single(message, timing(delay_level, delay, deliver_at_ms))
+        return await self.deliver(draft, _target(queue, order_key), timeout, retry_on=retry_on)
 
     async def send_batch(
         self,
         topic: str,
         messages: Iterable[bytes | str | Message],
         *,
-        queue: int | MessageQueue | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        return await self._deliver(self._batch_draft(topic, messages), queue, timeout)
+        return await self.deliver(self.drafts.batch(topic, messages), _target(queue, order_key), timeout)
 
     async def send_oneway(
         self,
@@ -98,77 +79,50 @@ class Producer:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
-        queue: int | MessageQueue | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
         flag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        self._session.produces(self._session.options.producer_group)
-        draft = self._draft(
-            message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag), 0, None
-        )
+        group = self._session.options.producer_group
+        self._session.produces(group)
+        draft = self.drafts.single(message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag))
         route = await self._session.publish_route(topic)
-        target = self._choose(topic, route, queue, ())
-        address = _master(route, target)
+        target = self._choose(draft, route, _target(queue, order_key), ())
         await self._session.pool.send_oneway(
-            address,
+            _master(route, target),
             RequestCode.SEND_MESSAGE_V2,
-            self._header(draft, target),
+            self._header(draft, target, group),
             body=draft.body,
             timeout=timeout or self._session.options.timeout,
         )
 
-    # ---- drafts
-
-    def _draft(self, message: Message, delay_level: int, deliver_at_ms: int | None) -> _Draft:
-        options = self._session.options
-        self._check_size(len(message.body))
-        properties, key = self._properties(message)
-        if delay_level:
-            properties[PROPERTY_DELAY] = str(delay_level)
-        if deliver_at_ms is not None:
-            properties[PROPERTY_DELIVER_AT] = str(deliver_at_ms)
-        body, sys_flag = message.body, 0
-        if len(body) >= options.compress_over:
-            body, sys_flag = zlib.compress(body, options.compress_level), COMPRESSED | COMPRESSION_ZLIB
-        return _Draft(message.topic, body, _packed(properties).decode(), sys_flag, message.flag, key, is_batch=False)
-
-    def _batch_draft(self, topic: str, messages: Iterable[bytes | str | Message]) -> _Draft:
-        ids: list[str] = []
-        parts: list[tuple[bytes, int, bytes]] = []
-        for item in messages:
-            message = item if isinstance(item, Message) else message_to_send(topic, item)
-            if message.topic != topic:
-                raise ClientError(f"a batch is for one topic: {message.topic} among {topic}")
-            if {PROPERTY_DELAY, PROPERTY_DELIVER_AT} & message.properties.keys():
-                raise ClientError("a delayed message cannot be part of a batch")
-            properties, key = self._properties(message)
-            ids.append(key)
-            parts.append((message.body, message.flag, _packed(properties)))
-        if not parts:
-            raise ClientError("an empty batch")
-        blob = encode_batch(parts)
-        self._check_size(len(blob))
-        header = properties_to_bytes({PROPERTY_WAIT: "true"}).decode()
-        return _Draft(topic, blob, header, 0, 0, ",".join(ids), is_batch=True)
-
-    def _properties(self, message: Message) -> tuple[dict[str, str], str]:
-        properties = dict(message.properties)
-        if message.tags:
-            properties[PROPERTY_TAGS] = message.tags
-        if message.keys:
-            properties[PROPERTY_KEYS] = " ".join(message.keys)
-        key = properties.setdefault(PROPERTY_UNIQUE_KEY, self._session.next_unique_key())
-        properties.setdefault(PROPERTY_WAIT, "true")
-        return properties, key
-
-    def _check_size(self, size: int) -> None:
-        if size > self._session.options.max_message_size:
-            limit = self._session.options.max_message_size
-            raise ClientError(f"{size} bytes are more than {limit}", ResponseCode.MESSAGE_ILLEGAL)
+    async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
+        """See `AsyncClient.recall`."""
+        check_topic(topic)
+        broker_name = _broker_of(handle)
+        route = await self._session.publish_route(topic)
+        ext = {
+            "producerGroup": self._session.options.producer_group,
+            "topic": topic,
+            "recallHandle": handle,
+            "bname": broker_name,
+        }
+        address = _master(route, MessageQueue(topic, broker_name, 0))
+        answer = await self._session.ask(address, RequestCode.RECALL_MESSAGE, ext, timeout=timeout)
+        return (answer.ext or {}).get("msgId", "")
 
     # ---- delivery
 
-    async def _deliver(self, draft: _Draft, queue: int | MessageQueue | None, timeout: float | None) -> SendResult:
+    async def deliver(
+        self,
+        draft: Draft,
+        queue: Queue | None,
+        timeout: float | None,
+        *,
+        group: str | None = None,
+        retry_on: Collection[int] = RETRYABLE,
+    ) -> SendResult:
         """Up to 1 + `send_retries` attempts within `timeout`.
 
         Raises:
@@ -176,10 +130,12 @@ class Producer:
             UnknownOutcome: no attempt succeeded and at least one may have been carried out.
         """
         options = self._session.options
-        self._session.produces(self._session.options.producer_group)
+        group = group or options.producer_group
+        self._session.produces(group)
         now = asyncio.get_running_loop().time
         deadline = now() + (timeout or options.timeout)
         tried: list[str] = []
+        reserved: SendResult | None = None
         unknown: UnknownOutcome | None = None
         problem: NeveError | None = None
         for attempt in range(1 + options.send_retries):
@@ -189,16 +145,14 @@ class Producer:
             try:
                 async with asyncio.timeout(remaining):
                     route = await self._session.publish_route(draft.topic)
-                target = self._choose(draft.topic, route, queue, tried)
+                target = self._choose(draft, route, queue, tried)
             except TimeoutError:
                 break
             tried.append(target.broker_name)
-            began = now()
             try:
-                limit = min(options.attempt_timeout, deadline - began)
-                result = await self._attempt(draft, target, route, max(limit, 0.001))
+                result = await self._attempt(draft, target, route, deadline, group)
             except BrokerError as error:
-                if error.code not in RETRYABLE:
+                if error.code not in retry_on:
                     raise
                 problem = error
             except UnknownOutcome as error:
@@ -206,32 +160,50 @@ class Producer:
             except ConnectionFailed as error:
                 problem = error
             else:
-                self._faults.answered(target.broker_name, (now() - began) * 1000)
-                return result
-            self._faults.failed(target.broker_name)
+                if result.status is SendStatus.SEND_OK or not options.retry_when_not_stored_ok:
+                    return result
+                reserved = result  # stored, but with a reservation: another broker may do better
+                continue
             self._session.forget_route(draft.topic)
             if attempt < options.send_retries and len(set(tried)) < len(tried):  # the same broker again: not at once
                 await asyncio.sleep(min(0.05 * 2**attempt, max(deadline - now(), 0)))
+        if reserved is not None:
+            return reserved
         raise unknown or problem or UnknownOutcome(f"no route to {draft.topic} in time")
 
-    async def _attempt(self, draft: _Draft, target: MessageQueue, route: TopicRoute, timeout: float) -> SendResult:
+    async def _attempt(
+        self, draft: Draft, target: MessageQueue, route: TopicRoute, deadline: float, group: str
+    ) -> SendResult:
+        """One request; what came of it is remembered about the broker."""
+        now = asyncio.get_running_loop().time
+        began = now()
         code = RequestCode.SEND_BATCH_MESSAGE if draft.is_batch else RequestCode.SEND_MESSAGE_V2
-        header = self._header(draft, target)
-        address = _master(route, target)
-        answer = await self._session.pool.invoke(address, code, header, body=draft.body, timeout=timeout)
-        return _result(answer, draft, target)
+        code = RequestCode.SEND_REPLY_MESSAGE_V2 if draft.is_reply else code
+        limit = max(min(self._session.options.attempt_timeout, deadline - began), 0.001)
+        header = self._header(draft, target, group)
+        try:
+            address = _master(route, target)
+            answer = await self._session.pool.invoke(address, code, header, body=draft.body, timeout=limit)
+            result = _result(answer, draft, target)
+        except BrokerError:
+            self._faults.refused(target.broker_name)
+            raise
+        except (UnknownOutcome, ConnectionFailed):
+            self._faults.failed(target.broker_name)
+            raise
+        self._faults.answered(target.broker_name, (now() - began) * 1000)
+        return result
 
-    def _header(self, draft: _Draft, target: MessageQueue) -> dict[str, str]:
+    def _header(self, draft: Draft, target: MessageQueue, group: str) -> dict[str, str]:
         """SEND_MESSAGE_V2's short keys."""
-        options = self._session.options
         return {
-            "a": options.producer_group,
+            "a": group,
             "b": draft.topic,
             "c": DEFAULT_TOPIC,
             "d": str(DEFAULT_TOPIC_QUEUES),
             "e": str(target.queue_id),
             "f": str(draft.sys_flag),
-            "g": str(options.now_ms()),
+            "g": str(self._session.options.now_ms()),
             "h": str(draft.flag),
             "i": draft.properties,
             "j": "0",
@@ -240,54 +212,46 @@ class Producer:
             "n": target.broker_name,
         }
 
-    def _choose(
-        self, topic: str, route: TopicRoute, queue: int | MessageQueue | None, tried: Sequence[str]
-    ) -> MessageQueue:
-        """The asked-for queue, else the next in turn whose broker is well and was not tried, else any other."""
+    def _choose(self, draft: Draft, route: TopicRoute, queue: Queue | None, tried: Sequence[str]) -> MessageQueue:
+        """The asked-for queue; else the next in turn whose broker is available, else reachable, and was not tried."""
         if isinstance(queue, MessageQueue):
             return queue
-        candidates = [q for q in route.write_queues if queue is None or q.queue_id == queue]
+        topic = draft.topic
+        candidates = [q for q in route.write_queues if not isinstance(queue, int) or q.queue_id == queue]
         if not candidates:
             which = "queue" if queue is None else f"queue {queue}"
             raise ClientError(f"{topic} has no {which} to write to", ResponseCode.TOPIC_NOT_EXIST)
+        if queue is not None and not isinstance(queue, int):
+            return queue(candidates, draft.message)
         turn = self._turn.get(topic, -1) + 1
         self._turn[topic] = turn
         count = len(candidates)
         in_turn = candidates if count == 1 else [candidates[(turn + i) % count] for i in range(count)]
-        for candidate in in_turn:
-            if candidate.broker_name not in tried and self._faults.is_available(candidate.broker_name):
-                return candidate
-        return next((c for c in in_turn if c.broker_name not in tried), in_turn[0])
+        fresh = [candidate for candidate in in_turn if candidate.broker_name not in tried]
+        for is_well in (self._faults.is_available, self._faults.is_reachable):
+            for candidate in fresh:
+                if is_well(candidate.broker_name):
+                    return candidate
+        return fresh[0] if fresh else in_turn[0]
 
 
-def message_to_send(
-    topic: str,
-    body: bytes | str,
-    *,
-    tags: str | None = None,
-    keys: str | Iterable[str] = (),
-    properties: Mapping[str, str] | None = None,
-    flag: int = 0,
-) -> Message:
-    """A message from a caller's arguments.
-
-    Raises:
-        ClientError: there is no topic, or a property cannot be written.
-    """
-    if not topic:
-        raise ClientError("no topic")
-    for name, value in (properties or {}).items():
-        if not name or not value or {"\x01", "\x02"} & {*name, *value}:
-            raise ClientError(f"property {name!r} is empty or holds a separator")
-    raw = body.encode() if isinstance(body, str) else bytes(body)
-    return Message(topic, raw, tags, tuple(keys.split() if isinstance(keys, str) else keys), properties or {}, flag)
+def _target(queue: Queue | None, order_key: OrderKey | None) -> Queue | None:
+    if order_key is None:
+        return queue
+    if queue is not None:
+        raise ClientError("queue and order_key exclude each other")
+    return select_by_hash(order_key)
 
 
-def _packed(properties: Mapping[str, str]) -> bytes:
-    packed = properties_to_bytes(properties)
-    if len(packed) > PROPERTIES_LENGTH_MAX:
-        raise ClientError(f"properties of {len(packed)} bytes are too long", ResponseCode.MESSAGE_ILLEGAL)
-    return packed
+def _broker_of(handle: str) -> str:
+    """The broker in a recall handle: base64 of `v1 topic broker deliver-ms key`."""
+    try:
+        parts = base64.urlsafe_b64decode(handle).decode().split(" ")
+    except (binascii.Error, ValueError) as error:
+        raise ClientError("the recall handle is invalid") from error
+    if len(parts) < 5 or parts[0] != "v1":
+        raise ClientError("the recall handle is invalid")
+    return parts[2]
 
 
 def _master(route: TopicRoute, target: MessageQueue) -> str:
@@ -297,7 +261,7 @@ def _master(route: TopicRoute, target: MessageQueue) -> str:
     return address
 
 
-def _result(answer: RemotingCommand, draft: _Draft, target: MessageQueue) -> SendResult:
+def _result(answer: RemotingCommand, draft: Draft, target: MessageQueue) -> SendResult:
     status = _STATUS.get(answer.code)
     if status is None:
         raise BrokerError(answer.code, answer.remark or "")

@@ -35,6 +35,7 @@ class Client(Face):
     send = waiting(AsyncClient.send)
     send_oneway = waiting(AsyncClient.send_oneway)
     send_batch = waiting(AsyncClient.send_batch)
+    recall = waiting(AsyncClient.recall)
     queues = waiting(AsyncClient.queues)
     pull = waiting(AsyncClient.pull)
     min_offset = waiting(AsyncClient.min_offset)
@@ -73,8 +74,12 @@ class Client(Face):
         return self._inner.client_id
 
     def send_async(self, topic: str, body: bytes | str, **arguments: Any) -> concurrent.futures.Future[SendResult]:
-        """As `send`, but at once with a future."""
-        return self._loop.submit(self._inner.send(topic, body, **arguments))
+        """As `AsyncClient.send_async`, with a future."""
+
+        async def begin() -> SendResult:
+            return await self._inner.send_async(topic, body, **arguments)
+
+        return self._loop.submit(begin())
 
     def consumer(self, group: str, topics: Topics, **arguments: Any) -> Consumer:
         """A member of a group; enter it to join. Arguments as of `AsyncClient.consumer`."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
-from neve.client import AsyncClient
+import pytest
+
+from neve.client import AsyncClient, Message
+from neve.client.queue_selector import select_by_hash
+from neve.errors import BrokerError, ClientError
 
 
 def test_what_was_sent_is_read_back(run: Callable[..., None]) -> None:
@@ -15,3 +20,84 @@ def test_what_was_sent_is_read_back(run: Callable[..., None]) -> None:
         assert (got.msg_id, got.queue, got.queue_offset) == (sent.msg_id, sent.queue, sent.queue_offset)
 
     run(work)
+
+
+def test_equal_keys_share_a_queue_and_keep_their_order(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        queues = await client.queues(topic)
+        for number in range(12):
+            sent = await client.send(topic, f"{number}", order_key=f"order-{number % 3}")
+            assert sent.queue == select_by_hash(f"order-{number % 3}")(queues, Message(topic, b""))
+        last = await client.send(topic, b"last", queue=lambda queues, message: queues[len(message.body) - 1])
+        assert last.queue == queues[3]
+        await client.send_oneway(topic, b"oneway", order_key=2)
+        found: dict[int, list[int]] = {}
+        for queue in queues:
+            bodies = [m.body.decode() for m in (await client.pull(topic, queue, 0, wait=2)).messages]
+            for number in (int(body) for body in bodies if body.isdigit()):
+                found.setdefault(number % 3, []).append(number)
+        assert found == {key: list(range(key, 12, 3)) for key in range(3)}
+
+    run(work)
+
+
+def test_what_the_client_refuses_never_leaves(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for wrong in ({"body": b""}, {"body": b"x" * 1001}, {"body": b"x", "properties": {"KEYS": "k"}}):
+            with pytest.raises(ClientError):
+                await client.send(topic, **wrong)
+        with pytest.raises(ClientError):
+            await client.send(f"{topic} ", b"x")
+        assert [await client.max_offset(topic, queue) for queue in await client.queues(topic)] == [0]
+
+    run(work, queues=1, max_message_size=1000)
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+def test_a_large_body_travels_compressed_and_arrives_as_it_was(run: Callable[..., None], kind: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        body = bytes(range(256)) * 400
+        await client.send(topic, body)
+        (got,) = (await client.pull(topic, 0, 0, wait=10)).messages
+        assert got.body == body
+
+    run(work, queues=1, compress_type=kind)
+
+
+def test_a_message_is_delivered_when_it_was_told_to(run: Callable[..., None]) -> None:
+    """Each of the three ways to say it; a timer may be late by its second, and is never early by more than one."""
+
+    async def work(client: AsyncClient, topic: str) -> None:
+        began_ms = time.time_ns() // 1_000_000
+        by_level = await client.send(topic, b"level", delay_level=1)
+        by_delay = await client.send(topic, b"delay", delay=2)
+        by_time = await client.send(topic, b"time", deliver_at_ms=began_ms + 2500)
+        assert not by_level.recall_handle and by_delay.recall_handle and by_time.recall_handle
+        came: dict[bytes, int] = {}
+        at = 0
+        while len(came) < 3:
+            result = await client.pull(topic, 0, at, wait=10)
+            came |= {message.body: message.store_timestamp - began_ms for message in result.messages}
+            at = result.next_offset
+        assert came[b"level"] >= 1000
+        assert came[b"delay"] >= 1000
+        assert came[b"time"] >= 1500
+
+    run(work, queues=1)
+
+
+def test_a_recalled_message_does_not_come(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        recalled = await client.send(topic, b"never", delay=4)
+        kept = await client.send(topic, b"kept", delay=4)
+        assert recalled.recall_handle is not None
+        assert await client.recall(topic, recalled.recall_handle) == recalled.msg_id
+        result = await client.pull(topic, 0, 0, wait=20, timeout=30)
+        assert [message.msg_id for message in result.messages] == [kept.msg_id]
+        assert (await client.max_offset(topic, 0)) == 1
+        with pytest.raises(BrokerError):
+            await client.recall(topic, recalled.recall_handle)  # its time is past
+        with pytest.raises(ClientError):
+            await client.recall(topic, "no handle")
+
+    run(work, queues=1)

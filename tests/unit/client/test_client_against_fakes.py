@@ -265,3 +265,41 @@ def test_the_synchronous_face_says_the_same(fake_cluster: Any) -> None:
             await asyncio.to_thread(use, cluster.namesrv.address)
 
     run(work)
+
+
+def test_an_async_send_takes_a_refusal_as_final_and_silence_not(fake_cluster: Any) -> None:
+    """As DefaultMQProducerImpl: a broker that answered has decided, one that did not may be replaced."""
+
+    async def work() -> None:
+        async with fake_cluster(refuse(14), store) as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(BrokerError):
+                await client.send_async("t", b"x", queue=lambda queues, _: queues[0])
+        async with (
+            fake_cluster(silent, store) as cluster,
+            connect(cluster.namesrv.address, attempt_timeout=0.1) as client,
+        ):
+            results = await asyncio.gather(*(client.send_async("t", b"x") for _ in range(4)))
+            assert {result.queue.broker_name for result in results} == {"b1"}
+
+    run(work)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_message_stored_with_a_reservation_goes_elsewhere_only_when_asked(fake_cluster: Any, wanted: bool) -> None:
+    async def work() -> None:
+        def reserved(request: RemotingCommand) -> tuple[int, dict[str, str], bytes]:
+            return 12 if request.code == 310 else 0, store(request)[1], b""
+
+        async with (
+            fake_cluster(reserved, store) as cluster,
+            connect(cluster.namesrv.address, retry_when_not_stored_ok=wanted) as client,
+        ):
+            statuses = {(await client.send("t", b"x")).status for _ in range(2)}
+            assert statuses == ({"SEND_OK"} if wanted else {"FLUSH_SLAVE_TIMEOUT", "SEND_OK"})
+        async with (
+            fake_cluster(reserved) as cluster,
+            connect(cluster.namesrv.address, retry_when_not_stored_ok=wanted) as client,
+        ):
+            assert (await client.send("t", b"x")).status == "FLUSH_SLAVE_TIMEOUT"
+
+    run(work)

@@ -81,14 +81,35 @@ def test_a_slow_or_failing_broker_is_left_alone_for_a_while() -> None:
     table.answered("slow", 2_500)
     table.answered("slowest", 60_000)
     table.failed("dead")
-    assert [table.is_available(b) for b in ("new", "quick", "slow", "slowest", "dead")] == [True, True] + [False] * 3
-    now = 6_000
+    table.refused("full")
+    names = ("new", "quick", "slow", "slowest", "dead", "full")
+    assert [table.is_available(name) for name in names] == [True, True] + [False] * 4
+    assert [table.is_reachable(name) for name in names] == [True] * 5 + [False]
+    now = 5_000
     assert table.is_available("slow")
     assert not table.is_available("dead")
     now = 10_000
     assert table.is_available("dead")
     table.answered("slowest", 5)
+    table.answered("full", 5)
+    assert (table.is_available("slowest"), table.is_reachable("full")) == (False, True)
+    now = 30_000
     assert table.is_available("slowest")
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "pause_ms"),
+    [(0, 0), (549, 0), (550, 2_000), (1_799, 2_000), (1_800, 5_000), (3_000, 6_000), (5_000, 10_000), (15_000, 30_000)],
+)
+def test_how_long_a_broker_is_left_alone_is_the_java_clients_table(latency_ms: int, pause_ms: int) -> None:
+    now = 0
+    table = FaultTable(lambda: now)
+    table.answered("b", latency_ms)
+    assert table.is_available("b") == (pause_ms == 0)
+    now = pause_ms
+    assert table.is_available("b")
+    now -= 1
+    assert table.is_available("b") == (pause_ms == 0)
 
 
 ROUTE = {

@@ -1,0 +1,133 @@
+"""What may be sent, told before it leaves: the rules of RocketMQ's Validators, TopicValidator and MessageConst."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from neve.errors import ClientError
+from neve.message import PROPERTIES_LENGTH_MAX, properties_to_bytes
+from neve.remoting.codes import ResponseCode
+
+TOPIC_LENGTH_MAX = 127
+GROUP_LENGTH_MAX = 255
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+# Topics that only brokers write to.
+NOT_FOR_SENDING = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+
+# Names that clients and brokers give a meaning to: an application's own property must not look like one of them.
+RESERVED_PROPERTIES = frozenset(
+    {
+        "1ST_POP_TIME",
+        "ARRIVE_TIME",
+        "BORN_TIMESTAMP",
+        "BUYER_ID",
+        "CLUSTER",
+        "CONSUME_START_TIME",
+        "CORRECTION_FLAG",
+        "CORRELATION_ID",
+        "DELAY",
+        "DLQ_ORIGIN_MESSAGE_ID",
+        "DLQ_ORIGIN_TOPIC",
+        "DUP_INFO",
+        "EXTEND_UNIQ_INFO",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "INSTANCE_ID",
+        "KEYS",
+        "MAX_OFFSET",
+        "MAX_RECONSUME_TIMES",
+        "MIN_OFFSET",
+        "MQ2_FLAG",
+        "MSG_REGION",
+        "MSG_TYPE",
+        "ORIGIN_MESSAGE_ID",
+        "PGROUP",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "PUSH_REPLY_TIME",
+        "REAL_QID",
+        "REAL_TOPIC",
+        "RECONSUME_TIME",
+        "REPLY_TO_CLIENT",
+        "RETRY_TOPIC",
+        "TAGS",
+        "TIMER_DELAY_LEVEL",
+        "TIMER_DELAY_MS",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELIVER_MS",
+        "TIMER_DEL_UNIQKEY",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_OUT_MS",
+        "TIMER_ROLL_TIMES",
+        "TRACE_ON",
+        "TRANSFER_FLAG",
+        "TRAN_MSG",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "TTL",
+        "UNIQ_KEY",
+        "WAIT",
+        "__BORNHOST",
+        "__CRC32#",
+    }
+)
+
+
+def check_topic(topic: str) -> None:
+    """Raises ClientError unless `topic` is a name that messages may be sent to."""
+    _check_name("topic", topic, TOPIC_LENGTH_MAX)
+    if topic in NOT_FOR_SENDING:
+        raise ClientError(f"sending to topic {topic} is forbidden: only brokers write to it")
+
+
+def check_group(group: str) -> None:
+    """Raises ClientError unless `group` is the name of a producer or consumer group."""
+    _check_name("group", group, GROUP_LENGTH_MAX)
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Raises ClientError for a property of an application that cannot be carried, or that the system would misread."""
+    for name, value in properties.items():
+        if not name.strip() or not value.strip() or {"\x01", "\x02"} & {*name, *value}:
+            raise ClientError(f"property {name!r} is empty or holds a separator")
+        if name in RESERVED_PROPERTIES:
+            raise ClientError(f"property {name} is used by the system: it has an argument of its own, or is not yours")
+
+
+def check_body(size: int, limit: int) -> None:
+    """Raises ClientError for a body that no broker takes."""
+    if size == 0:
+        raise ClientError("the message body is empty", ResponseCode.MESSAGE_ILLEGAL)
+    if size > limit:
+        raise ClientError(f"{size} bytes are more than {limit}", ResponseCode.MESSAGE_ILLEGAL)
+
+
+def packed_properties(properties: Mapping[str, str]) -> bytes:
+    """The properties as a record holds them.
+
+    Raises:
+        ClientError: they are longer than a record's length field can say.
+    """
+    packed = properties_to_bytes(properties)
+    if len(packed) > PROPERTIES_LENGTH_MAX:
+        raise ClientError(f"properties of {len(packed)} bytes are too long", ResponseCode.MESSAGE_ILLEGAL)
+    return packed
+
+
+def _check_name(what: str, name: str, length_max: int) -> None:
+    if not name.strip():
+        raise ClientError(f"no {what}")
+    if len(name) > length_max:
+        raise ClientError(f"the {what} is longer than {length_max} characters")
+    if _NAME.fullmatch(name) is None:
+        raise ClientError(f"the {what} {name!r} has other characters than %|a-zA-Z0-9_-")
