@@ -180,6 +180,16 @@ def _register_metrics(controller: BrokerController) -> None:
     gauge("name_servers", "name servers that know this broker", lambda: len(controller.outer_api.registered))
     gauge("cold_reads", "pulls answered from the archive", lambda: context.tiered.cold_reads)
     gauge("cold_read_failures", "pulls the archive could not answer", lambda: context.tiered.cold_failures)
+    gauge("cold_parked", "pulls that wait for the archive", lambda: context.tiered.cold_parked)
+    controller.metrics.histogram("cold_read_seconds", "from a cold pull to its answer", context.tiered.cold_latency)
+    reader = controller.archive.reader
+    if reader is not None:
+        gauge("cold_queue", "row groups in line to be fetched", lambda: reader.waiting)
+        gauge("cold_fetches", "row groups fetched", lambda: reader.counts.fetches)
+        gauge("cold_fetched_bytes", "bytes of row groups fetched", lambda: reader.counts.fetched_bytes)
+        gauge("cold_fetch_failures", "fetches of row groups that failed", lambda: reader.counts.failures)
+        gauge("cold_memory_hits", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
+        gauge("cold_memory_bytes", "decoded row groups in memory", lambda: reader.cached_bytes)
     journal = controller.archive.journal
     if journal is not None:
         gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)

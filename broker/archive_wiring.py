@@ -108,7 +108,7 @@ class ArchiveWiring:
         self.jobs = JobScheduler(context.clock)
         self._uploader: WorkerClient | None = None
         self._reader_worker: WorkerClient | None = None
-        self._reader: ColdReader | None = None
+        self.reader: ColdReader | None = None
 
     def policy(self) -> Policy:
         config, topics = self._context.config, self._context.topics
@@ -152,10 +152,16 @@ class ArchiveWiring:
             except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
                 raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
             self._uploader, self._reader_worker = WorkerClient(), WorkerClient()
-            self._reader = ColdReader(
-                self.journal.catalog, self._reader_worker, config.store_url, config.cold_cache_bytes
+            journal = self.journal
+            self.reader = ColdReader(
+                journal.catalog,
+                self._reader_worker,
+                config.store_url,
+                config.cold_cache_bytes,
+                fetch_budget=config.cold_fetch_bytes,
+                is_current=lambda: journal.online,
             )
-            context.tiered.cold = self._reader
+            context.tiered.cold = self.reader
         loop = asyncio.get_running_loop()
         if attachment is not None:
             await self._go_on_above(attachment, self._lifecycle(LoopHotStore(context, loop, starting=True)))
@@ -220,8 +226,8 @@ class ArchiveWiring:
         if self.lifecycle is not None:
             self.lifecycle.stop()
         await asyncio.to_thread(self.jobs.shutdown)
-        if self._reader is not None:
-            self._reader.close()
+        if self.reader is not None:
+            self.reader.close()
         for worker in (self._uploader, self._reader_worker):
             if worker is not None:
                 await asyncio.to_thread(worker.close)

@@ -1,4 +1,4 @@
-"""Reads over both tiers: hot from the local log, cold from the archive in a thread, with the same answer.
+"""Reads over both tiers: hot from the local log, cold from the archive while the request is parked.
 
 offset:  cold min ............ hot min ................ max
          └── ColdReader ──────┘└── MessageStore ───────┘
@@ -19,9 +19,10 @@ from typing import Any, Protocol, TypeVar
 
 from broker.store.message_store import MessageStore
 from infra.config import BrokerConfig
+from infra.metrics import Histogram
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
-from tiered.cold_reader import ColdUnavailable
+from tiered.cold_reader import ColdResult, ColdUnavailable, Located
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,7 +34,14 @@ OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
 OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
 NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
 FOUND_NULL = "OFFSET_FOUND_NULL"
-STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+
+_LATER = "the archive can't be read now, try again later"
+# Below the 30 s that a stock push consumer waits for its pull: it hears why, and comes back.
+_COLD_SECONDS = 20.0
+# Questions that need several row groups run in threads of their own; beyond these in line, the next is refused.
+_QUERY_THREADS = 4
+_QUERIES_MAX = 64
+_LATENCY_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"
 
@@ -49,11 +57,15 @@ class ReadResult:
 
 
 class ColdTier(Protocol):
-    """What `tiered.cold_reader.ColdReader` offers; its methods block and are called in a thread."""
+    """What `tiered.cold_reader.ColdReader` offers. The questions that answer with bytes or times block: in a thread."""
 
-    def get(  # noqa: PLR0917 - the protocol's own order
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
-    ) -> Any: ...
+    def locate(self, group: str, topic: str, queue_id: int, offset: int) -> Located | ColdResult: ...
+
+    def take(
+        self, located: Located, decoded: Any, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
+    ) -> ColdResult: ...
+
+    def has_moved(self, located: Located) -> bool: ...
 
     def min_offset(self, topic: str, queue_id: int) -> int | None: ...
 
@@ -69,13 +81,17 @@ class ColdTier(Protocol):
 
 
 class TieredStore:
-    def __init__(self, store: MessageStore, config: BrokerConfig, cold_threads: int = 8) -> None:
+    def __init__(self, store: MessageStore, config: BrokerConfig, cold_seconds: float = _COLD_SECONDS) -> None:
         self.hot = store
         self._config = config
         self.cold: ColdTier | None = None
-        self._pool = ThreadPoolExecutor(cold_threads, "cold-read")
+        self._cold_seconds = cold_seconds
+        self._pool = ThreadPoolExecutor(_QUERY_THREADS, "cold-query")
+        self._queries = 0
         self.cold_reads = 0
         self.cold_failures = 0
+        self.cold_parked = 0
+        self.cold_latency = Histogram(_LATENCY_BOUNDS)
 
     def is_hot(self, topic: str, queue_id: int, offset: int) -> bool:
         """True when the local log answers: at once, on the loop."""
@@ -106,32 +122,64 @@ class TieredStore:
         )  # fmt: skip
 
     async def get_cold(  # noqa: PLR0917
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+        *,
+        group: str,
     ) -> ReadResult:
-        """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive can't answer now."""
-        cold = self.cold
-        assert cold is not None
+        """Parked like a long poll; `group` is who reads. Raises BrokerError SYSTEM_BUSY when the archive is silent."""
         self.cold_reads += 1
+        self.cold_parked += 1
         loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            got = await loop.run_in_executor(self._pool, cold.get, topic, queue_id, offset, max_count, max_bytes, codes)
-        except Exception as error:
+            async with asyncio.timeout(self._cold_seconds):
+                got = await self._read_cold(group, topic, queue_id, offset, max_count, max_bytes, codes)
+        except (ColdUnavailable, TimeoutError) as error:
             self.cold_failures += 1
             log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
             if offset >= self.hot.min_offset(topic, queue_id):
                 return self.get_hot(topic, queue_id, offset, max_count, max_bytes, codes)
-            raise BrokerError(ResponseCode.SYSTEM_BUSY, "the archive can't be read now, try again later") from error
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
+        finally:
+            self.cold_parked -= 1
+            self.cold_latency.observe(loop.time() - began)
         low, high = self.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
-        hot_min = self.hot.min_offset(topic, queue_id)
-        status, following = str(got.status), int(got.next_offset)
-        if status == STORE_UNAVAILABLE:
-            self.cold_failures += 1
-            raise BrokerError(ResponseCode.SYSTEM_BUSY, "the archive can't be read now, try again later")
+        status, following = got.status, got.next_offset
         if status not in (FOUND, NO_MATCHED):
             # A gap, or below the first message that is kept: the consumer goes on at the next one that is there.
-            following = following if following > offset else max(hot_min, low)
+            following = following if following > offset else max(self.hot.min_offset(topic, queue_id), low)
             status = TOO_SMALL if following > offset else OVERFLOW_ONE
-        return ReadResult(status, following, low, high, list(got.buffers), int(getattr(got, "count", 0)))
+        return ReadResult(status, following, low, high, list(got.buffers), got.count)
+
+    async def _read_cold(  # noqa: PLR0917
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+    ) -> ColdResult:
+        """No thread waits; whoever is cancelled here, by the clock or by its connection's end, leaves the line."""
+        cold = self.cold
+        assert cold is not None
+        while isinstance(located := cold.locate(group, topic, queue_id, offset), Located):
+            decoding = located.decoded
+            try:
+                decoded = decoding.result() if decoding.done() else await asyncio.wrap_future(decoding)
+            except ColdUnavailable:
+                if not cold.has_moved(located):
+                    raise
+            else:
+                return cold.take(located, decoded, max_count, max_bytes, codes)
+        return located
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         return self._min(self.hot.min_offset(topic, queue_id), topic, queue_id)
@@ -146,9 +194,11 @@ class TieredStore:
         if cold is not None and self.min_offset(topic, queue_id) < hot_min:
             oldest_hot = self.hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
             if oldest_hot < 0 or timestamp < oldest_hot or (timestamp == oldest_hot and not upper):
-                found = await asyncio.get_running_loop().run_in_executor(
-                    self._pool, cold.offset_by_time, topic, queue_id, timestamp, upper
-                )
+                try:
+                    found = await self._in_thread(cold.offset_by_time, topic, queue_id, timestamp, upper)
+                except ColdUnavailable as error:
+                    self.cold_failures += 1
+                    raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
                 if found is not None and 0 <= found < hot_min:
                     return found
                 if hot_min == high:
@@ -183,11 +233,20 @@ class TieredStore:
     async def _ask_cold(self, what: str, ask: Callable[..., T], *arguments: Any) -> T | None:
         self.cold_reads += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
+            return await self._in_thread(ask, *arguments)
         except ColdUnavailable as error:
             self.cold_failures += 1
             log.warning("cold %s %s: %r", what, arguments, error)
             return None
+
+    async def _in_thread(self, ask: Callable[..., T], *arguments: Any) -> T:
+        if self._queries >= _QUERIES_MAX:
+            raise ColdUnavailable(f"{self._queries} questions to the archive wait already")
+        self._queries += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
+        finally:
+            self._queries -= 1
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -98,6 +98,7 @@ class BrokerConfig(SecurityConfig):
     tiered_storage_level: str = key("NOT_IN_DISK", choices=("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"), live=True)
     journal_checkpoint_entries: int = key(256, low=2, high=1_000_000)
     cold_cache_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size")
+    cold_fetch_bytes: int = key(64 * MIB, low=MIB, high=16 * GIB, unit="size")
     expire_grace: int = key(DAY, low=0, high=365 * DAY, unit="time")
     default_ttl_hours: int = key(-1, low=-1, high=1_000_000_000)
 

@@ -1,12 +1,32 @@
 """Numbers for `/metrics`. The hot path counts in plain integers; Prometheus' objects are made when somebody scrapes."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 Number = int | float
+
+
+class Histogram:
+    """Counts of values by upper bound; one thread observes."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it), as Prometheus wants them."""
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
 class Metrics:
@@ -15,6 +35,7 @@ class Metrics:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._gauges: dict[str, tuple[str, Callable[[], Number]]] = {}
+        self._histograms: dict[str, tuple[str, Histogram]] = {}
         self._help: dict[str, str] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -27,11 +48,16 @@ class Metrics:
     def gauge(self, name: str, text: str, value: Callable[[], Number]) -> None:
         self._gauges[name] = (text, value)
 
+    def histogram(self, name: str, text: str, histogram: Histogram) -> None:
+        self._histograms[name] = (text, histogram)
+
     def collect(self) -> Iterator[Metric]:
         for name, value in list(self.counts.items()):
             yield CounterMetricFamily(f"neve_{name}", self._help.get(name, name), value=value)
         for name, (text, read) in self._gauges.items():
             yield GaugeMetricFamily(f"neve_{name}", text, value=read())
+        for name, (text, histogram) in self._histograms.items():
+            yield HistogramMetricFamily(f"neve_{name}", text, buckets=histogram.buckets(), sum_value=histogram.sum)
 
     def render(self) -> bytes:
         return bytes(generate_latest(self._registry))

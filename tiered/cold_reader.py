@@ -1,16 +1,17 @@
 """Reads out of the archive for the broker: catalog -> row group -> one range GET in the worker -> slices of its memfd.
 
-    get ── catalog.find ──▶ cache ──hit──▶ slice by count, bytes, tags
-                              └─miss─▶ one fetch for all who ask ──▶ cache, and read-ahead behind a sequential reader
+    locate ── catalog.find ──▶ cache ──hit──▶ take: slice by count, bytes, tags
+                                 └─miss─▶ one fetch for all who ask, in turns between groups ──▶ cache
+                                          read-ahead behind a sequential reader
 
-Synchronous and thread-safe; the caller's thread waits, the loop never does. What can't be read raises ColdUnavailable,
-and no offset passes a range that was not read.
+Thread-safe; `locate` and `take` don't block, so the broker's loop calls them and awaits what lies between. What can't
+be read raises ColdUnavailable, and no offset passes a range that was not read.
 """
 
+import functools
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,14 +19,15 @@ import numpy as np
 
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.journal import CommittedName
+from tiered.cold_cache import GroupCache, Key
 from tiered.cold_query import ColdQuery
+from tiered.fetch_queue import Fetch, FetchQueue, QueueFull
+from tiered.read_ahead import WINDOW_MAX, ReadAhead, Reader
 from tiered.worker_client import DecodedGroup, WorkerFailed
 
-READ_AHEAD_MAX = 32 << 20
-_STREAMS = 4096
-_AHEAD_THREADS = 2
-
-Key = tuple[str, int]
+_FETCH_THREADS = 8
+_FETCH_BUDGET = 64 << 20
+_QUERIES = ""  # the line of who asks without a consumer group
 
 
 class ColdUnavailable(Exception):
@@ -42,72 +44,109 @@ class ColdResult:
     count: int = 0
 
 
+@dataclass(slots=True)
+class Located:
+    """A read on its way: `decoded` ends with the row group or with ColdUnavailable; who gives up cancels it."""
+
+    reader: Reader
+    location: Location
+    offset: int
+    decoded: "Future[DecodedGroup]"
+
+
+@dataclass(slots=True)
+class ColdCounts:
+    """Since the start, for metrics."""
+
+    fetches: int = 0
+    fetched_bytes: int = 0
+    failures: int = 0
+    memory_hits: int = 0
+
+
 class GroupSource(Protocol):
     """The worker's reading half."""
 
     def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup: ...
 
 
-@dataclass(slots=True)
-class _Cached:
-    group: DecodedGroup
-    highest: int = -1  # the highest row read: reading below it again is reuse, reading on is a scan
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """One fetch and all who wait for it."""
 
-
-class GroupCache:
-    """Decoded groups, bounded in bytes. What is read once, front to back, never drives out what is read again."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.nbytes = 0
-        self._once: OrderedDict[Key, _Cached] = OrderedDict()
-        self._reused: OrderedDict[Key, _Cached] = OrderedDict()
-
-    def get(self, key: Key, row: int) -> DecodedGroup | None:
-        cached = self._reused.get(key)
-        if cached is not None:
-            self._reused.move_to_end(key)
-            return cached.group
-        cached = self._once.get(key)
-        if cached is None:
-            return None
-        if row < cached.highest:
-            self._reused[key] = self._once.pop(key)
-        else:
-            self._once.move_to_end(key)
-            cached.highest = row
-        return cached.group
-
-    def put(self, key: Key, group: DecodedGroup) -> None:
-        if key in self or group.nbytes > self.capacity:
-            return
-        self._once[key] = _Cached(group)
-        self.nbytes += group.nbytes
-        while self.nbytes > self.capacity:
-            _, evicted = (self._once if len(self._once) > 1 or not self._reused else self._reused).popitem(last=False)
-            self.nbytes -= evicted.group.nbytes
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._once or key in self._reused
+    key: Key
+    location: Location
+    fetch: Fetch = field(init=False)
+    waiters: dict["Future[DecodedGroup]", None] = field(default_factory=dict)
+    ahead: bool = False
 
 
 class ColdReader:
-    def __init__(self, catalog: Catalog, worker: GroupSource, store_url: str, cache_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        worker: GroupSource,
+        store_url: str,
+        cache_bytes: int = 256 << 20,
+        *,
+        fetch_budget: int = _FETCH_BUDGET,
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_current`: whether the catalog is known to reach the journal's end; what it lacks is lost only then."""
+        self._is_current = is_current
         self._catalog, self._worker, self._store_url = catalog, worker, store_url
         self._cache = GroupCache(cache_bytes)
-        self._lock = threading.Lock()
         self._query = ColdQuery(catalog, self._group_of)
-        self._flights: dict[Key, Future[DecodedGroup]] = {}
-        # (topic, queue, offset at which a reader is expected next) -> its read-ahead window in bytes
-        self._streams: OrderedDict[tuple[str, int, int], int] = OrderedDict()
-        self._window_max = min(READ_AHEAD_MAX, cache_bytes // 4)
-        self._ahead = ThreadPoolExecutor(_AHEAD_THREADS, "read-ahead")
-        self.fetches = 0
-        self.failures = 0
+        self._queue = FetchQueue(_FETCH_THREADS, fetch_budget)
+        # Together, what is fetched ahead of all readers stays within the part of the cache that scans may use.
+        self._ahead_max = cache_bytes // 4
+        self._ahead = ReadAhead(min(WINDOW_MAX, self._ahead_max))
+        self._ahead_coming = 0
+        self._lock = threading.Lock()
+        self._flights: dict[Key, _Flight] = {}
+        self.counts = ColdCounts()
 
     @property
     def cached_bytes(self) -> int:
         return self._cache.nbytes
+
+    @property
+    def waiting(self) -> int:
+        """Fetches in line."""
+        return self._queue.waiting
+
+    # ---- one read in three steps: locate, await `decoded`, take
+
+    def locate(self, group: str, topic: str, queue_id: int, offset: int) -> Located | ColdResult:
+        """Where a consumer group's read begins, its row group on the way. Raises ColdUnavailable."""
+        found = self._catalog.find(topic, queue_id, offset)
+        if found is None:
+            return self._outside(topic, queue_id, offset)
+        if isinstance(found, GapHit):
+            return ColdResult("GAP", found.next_offset)
+        reader = (group, topic, queue_id)
+        decoded = self._want(found, group, offset)
+        with self._lock:
+            window = self._ahead.note(reader, found, offset)
+        for ahead in self._coming(found, window):
+            if not self._fetch_ahead(ahead, group):
+                break
+        return Located(reader, found, offset, decoded)
+
+    def take(
+        self, located: Located, decoded: DecodedGroup, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
+    ) -> ColdResult:
+        location, offset = located.location, located.offset
+        row = _first_row(location) + offset - location.first
+        result = _slice(decoded, location, row, max_count=max_count, max_bytes=max_bytes, tag_codes=tag_codes)
+        with self._lock:
+            self._ahead.answered(located.reader, offset, result.next_offset)
+        return result
+
+    def has_moved(self, located: Located) -> bool:
+        """Whether the offset is elsewhere now: a failed read of an object that expired meanwhile is asked again."""
+        found = self._catalog.find(located.location.name.topic, located.location.queue, located.offset)
+        return found != located.location
 
     def get(  # noqa: PLR0917 - the hot store takes the same arguments in the same order
         self,
@@ -117,17 +156,29 @@ class ColdReader:
         max_count: int,
         max_bytes: int,
         tag_codes: frozenset[int] | None = None,
+        group: str = _QUERIES,
     ) -> ColdResult:
-        """Raises ColdUnavailable."""
-        found = self._catalog.find(topic, queue_id, offset)
-        if found is None:
-            return self._outside(topic, queue_id, offset)
-        if isinstance(found, GapHit):
-            return ColdResult("GAP", found.next_offset)
-        row = _first_row(found) + offset - found.first
-        group = self._group(found, row)
-        self._note_reader(found, offset)
-        return _slice(group, found, row, max_count=max_count, max_bytes=max_bytes, tag_codes=tag_codes)
+        """All three steps; the caller's thread waits. Raises ColdUnavailable."""
+        located = self.locate(group, topic, queue_id, offset)
+        if isinstance(located, ColdResult):
+            return located
+        try:
+            decoded = located.decoded.result()
+        except ColdUnavailable:
+            if not self.has_moved(located):
+                raise
+            return self.get(topic, queue_id, offset, max_count, max_bytes, tag_codes, group)
+        return self.take(located, decoded, max_count, max_bytes, tag_codes)
+
+    def close(self) -> None:
+        self._queue.close()
+        with self._lock:
+            flights = list(self._flights.values())
+        for flight in flights:
+            if not flight.fetch.started:
+                self._land(flight, None, ColdUnavailable("the broker stops"))
+
+    # ---- other questions; the caller's thread waits
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return self._catalog.min_offset(topic, queue_id)
@@ -142,7 +193,7 @@ class ColdReader:
         if not isinstance(found, Location):
             return -1
         row = _first_row(found) + offset - found.first
-        return int(self._group(found, row).times[row])
+        return int(self._want(found, _QUERIES, offset).result().times[row])
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool = False) -> int | None:
         """The first offset stored at or after a time, or (upper) the last at or before it; None: not in the archive.
@@ -165,16 +216,14 @@ class ColdReader:
         """The record from a place in the log. Raises ColdUnavailable."""
         return self._query.at(physical_offset)
 
-    def close(self) -> None:
-        self._ahead.shutdown(wait=False, cancel_futures=True)
-
     def _first_at(self, topic: str, queue_id: int, timestamp: int) -> int | None:
         location = self._catalog.by_time(topic, queue_id, timestamp)
         while location is not None:
             begin = _first_row(location)
             end = begin + location.last - location.first + 1
             # A damaged record has no time; it counts as stored with the one before it.
-            times = np.maximum.accumulate(self._group(location, begin).times[begin:end])
+            decoded = self._want(location, _QUERIES, location.first).result()
+            times = np.maximum.accumulate(decoded.times[begin:end])
             index = int(np.searchsorted(times, timestamp))
             if index < len(times):
                 return location.first + index
@@ -190,92 +239,121 @@ class ColdReader:
 
     def _outside(self, topic: str, queue_id: int, offset: int) -> ColdResult:
         low, high = self._catalog.min_offset(topic, queue_id), self._catalog.max_offset(topic, queue_id)
-        if low is None or high is None:
-            return ColdResult("OFFSET_TOO_SMALL", max(offset, self._catalog.recorded_minimum(topic, queue_id)))
-        if offset < low:
-            return ColdResult("OFFSET_TOO_SMALL", low)
+        minimum = low if low is not None else self._catalog.recorded_minimum(topic, queue_id)
+        if offset < minimum:
+            return ColdResult("OFFSET_TOO_SMALL", minimum)
+        if not self._is_current():
+            raise ColdUnavailable(f"{topic}/{queue_id}: whether offset {offset} is archived is not known now")
+        if high is None:
+            return ColdResult("OFFSET_TOO_SMALL", offset)
         if offset >= high:
             return ColdResult("OFFSET_OVERFLOW_ONE", offset)
         raise ColdUnavailable(f"{topic}/{queue_id}: offset {offset} lies in a round that is not committed yet")
 
-    # ---- groups
-
     def _group_of(self, name: CommittedName, index: int) -> DecodedGroup:
         queue, first, last = name.row_groups[index].runs[0]
-        return self._group(Location(name, index, queue, first, last), 0)
+        return self._want(Location(name, index, queue, first, last), _QUERIES, first).result()
 
-    def _group(self, location: Location, row: int) -> DecodedGroup:
+    # ---- row groups
+
+    def _want(self, location: Location, group: str, offset: int) -> "Future[DecodedGroup]":
+        """The row group from the cache, or from the one fetch that is on its way. Raises ColdUnavailable."""
         key = (location.name.key, location.row_group)
+        waiter: Future[DecodedGroup] = Future()
         with self._lock:
-            cached = self._cache.get(key, row)
+            cached = self._cache.get(key, location.queue, offset)
             if cached is not None:
-                return cached
-            flight = self._flights.get(key)
-            mine = flight is None
-            if flight is None:
-                flight = self._flights[key] = Future()
-        if mine:
-            self._fetch(key, location, flight)
+                self.counts.memory_hits += 1
+                waiter.set_result(cached)
+                return waiter
+            flight = self._flight(key, location)
+            flight.waiters[waiter] = None
+        waiter.add_done_callback(functools.partial(self._left, flight))
         try:
-            return flight.result()
-        except WorkerFailed as error:
-            raise ColdUnavailable(f"{location.name.key}, row group {location.row_group}: {error}") from error
+            self._queue.put(flight.fetch, group)
+        except QueueFull as error:
+            waiter.cancel()
+            raise ColdUnavailable(str(error)) from error
+        return waiter
 
-    def _fetch(self, key: Key, location: Location, flight: "Future[DecodedGroup]") -> None:
-        try:
-            try:
-                group = self._worker.read_group(self._store_url, location.name, location.row_group)
-            except WorkerFailed:
-                with self._lock:
-                    self.failures += 1
-                group = self._worker.read_group(self._store_url, location.name, location.row_group)
-        except BaseException as error:
-            with self._lock:
-                self.failures += 1
-                del self._flights[key]
-            flight.set_exception(error)
-            if not isinstance(error, WorkerFailed):
-                raise
-            return
-        with self._lock:
-            self.fetches += 1
-            self._cache.put(key, group)
-            del self._flights[key]
-        flight.set_result(group)
-
-    # ---- read-ahead
-
-    def _note_reader(self, location: Location, offset: int) -> None:
-        """A reader that comes to a group's first offset from the group before it is sequential: its window doubles."""
-        topic, queue = location.name.topic, location.queue
-        expected = (topic, queue, location.last + 1)
-        with self._lock:
-            window = self._streams.pop((topic, queue, offset), None) if offset == location.first else None
-            if window is None:
-                self._streams.setdefault(expected, 0)
-            else:
-                window = min(max(2 * window, location.group.wire_bytes), self._window_max)
-                self._streams[expected] = window
-            if len(self._streams) > _STREAMS:
-                self._streams.popitem(last=False)
-        if window:
-            for ahead in self._coming(location, window):
-                self._ahead.submit(self._prefetch, ahead)
-
-    def _coming(self, location: Location, window: int) -> Iterator[Location]:
-        following = self._catalog.next_location(location)
-        while following is not None and window > 0:
-            yield following
-            window -= following.group.wire_bytes
-            following = self._catalog.next_location(following)
-
-    def _prefetch(self, location: Location) -> None:
-        key = (location.name.key, location.row_group)
+    def _fetch_ahead(self, location: Location, group: str) -> bool:
+        """False: there is no room for more in front of the readers."""
+        key, size = (location.name.key, location.row_group), location.group.wire_bytes
         with self._lock:
             if key in self._cache or key in self._flights:
-                return
-            flight = self._flights[key] = Future()
-        self._fetch(key, location, flight)
+                return True
+            if self._cache.ahead_bytes + self._ahead_coming + size > self._ahead_max:
+                return False
+            flight = self._flight(key, location)
+            flight.ahead = True
+            self._ahead_coming += size
+        try:
+            self._queue.put(flight.fetch, group, ahead=True)
+        except QueueFull:
+            self._land(flight, None, ColdUnavailable("no read-ahead now"))
+            return False
+        return True
+
+    def _coming(self, location: Location, window: int) -> Iterator[Location]:
+        while window > 0 and (following := self._catalog.next_location(location)) is not None:
+            yield following
+            window -= following.group.wire_bytes
+            location = following
+
+    def _flight(self, key: Key, location: Location) -> _Flight:
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(key, location)
+            flight.fetch = Fetch(location.group.wire_bytes, functools.partial(self._fetch, flight))
+        return flight
+
+    def _left(self, flight: _Flight, waiter: "Future[DecodedGroup]") -> None:
+        """A waiter that gave up; the last one takes a fetch that has not begun out of the line."""
+        with self._lock:
+            flight.waiters.pop(waiter, None)
+            abandoned = not flight.waiters and not flight.ahead and self._flights.get(flight.key) is flight
+            if abandoned and self._queue.withdraw(flight.fetch):
+                del self._flights[flight.key]
+
+    def _fetch(self, flight: _Flight) -> None:
+        group: DecodedGroup | None = None
+        error: Exception = ColdUnavailable(f"{flight.key[0]}: the read broke off")
+        try:
+            group = self._read_twice(flight.location)
+        except (WorkerFailed, OSError) as failure:
+            error = ColdUnavailable(f"{flight.key[0]}, row group {flight.key[1]}: {failure}")
+            error.__cause__ = failure
+        finally:
+            self._land(flight, group, error)
+
+    def _read_twice(self, location: Location) -> DecodedGroup:
+        try:
+            return self._worker.read_group(self._store_url, location.name, location.row_group)
+        except WorkerFailed:
+            with self._lock:
+                self.counts.failures += 1
+            return self._worker.read_group(self._store_url, location.name, location.row_group)
+
+    def _land(self, flight: _Flight, group: DecodedGroup | None, error: Exception) -> None:
+        """The fetch is over: into the cache, and everybody is told."""
+        with self._lock:
+            if self._flights.get(flight.key) is flight:
+                del self._flights[flight.key]
+            waiters, flight.waiters = list(flight.waiters), {}
+            if flight.ahead:
+                self._ahead_coming -= flight.location.group.wire_bytes
+            if group is not None:
+                self.counts.fetches += 1
+                self.counts.fetched_bytes += flight.location.group.length
+                self._cache.put(flight.key, group, ahead=flight.ahead and not waiters)
+            else:
+                self.counts.failures += 1
+        for waiter in waiters:
+            if waiter.set_running_or_notify_cancel():
+                if group is not None:
+                    waiter.set_result(group)
+                else:
+                    waiter.set_exception(error)
 
 
 def _first_row(location: Location) -> int:

@@ -64,7 +64,7 @@ class PopRevive:
             return 0
         if flight.in_order:
             return self._again_in_place(queue)
-        record = await self._read(topic, queue_id, offset)
+        record = await self._read(group, topic, queue_id, offset)
         if queue.flights.get(offset) is not flight:
             return 0
         if record is not None:
@@ -81,12 +81,12 @@ class PopRevive:
         self._context.polling.wake(queue.key[0], queue.key[1])
         return len(back)
 
-    async def _read(self, topic: str, queue_id: int, offset: int) -> MessageRecord | None:
+    async def _read(self, group: str, topic: str, queue_id: int, offset: int) -> MessageRecord | None:
         tiered = self._context.tiered
         if tiered.is_hot(topic, queue_id, offset):
             result = tiered.get_hot(topic, queue_id, offset, 1, _MAX_BYTES, None)
         else:
-            result = await tiered.get_cold(topic, queue_id, offset, 1, _MAX_BYTES, None)
+            result = await tiered.get_cold(topic, queue_id, offset, 1, _MAX_BYTES, None, group=group)
         records = (record for buffer in result.buffers for record in iter_records(buffer))
         return next((record for record in records if record.queue_offset == offset), None)
 

@@ -287,7 +287,9 @@ class PopMessageProcessor:
             if tiered.is_hot(topic, queue_id, offset):
                 result = tiered.get_hot(topic, queue_id, offset, count, _MAX_BYTES, wanted.codes)
             else:
-                result = await tiered.get_cold(topic, queue_id, offset, count, _MAX_BYTES, wanted.codes)
+                result = await tiered.get_cold(
+                    topic, queue_id, offset, count, _MAX_BYTES, wanted.codes, group=taking.header.consumer_group
+                )
             if predicate is not None:
                 result = select(result, predicate, taking.room, _MAX_BYTES)
             if result.status not in (NO_MATCHED, FOUND_NULL, TOO_SMALL) or result.next_offset <= offset:

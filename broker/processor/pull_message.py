@@ -176,7 +176,7 @@ class PullMessageProcessor:
         if wanted.predicate is not None:
             count, room = _FILTER_COUNT, _FILTER_BYTES
         result = await self._context.tiered.get_cold(
-            header.topic, header.queue_id, pull.start, count, room, wanted.codes
+            header.topic, header.queue_id, pull.start, count, room, wanted.codes, group=header.consumer_group
         )
         if wanted.predicate is not None:
             result = select(result, wanted.predicate, pull.max_count, pull.max_bytes)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, CommittedName, RowGroup
-from tiered.cold_reader import ColdReader, ColdUnavailable, GroupCache
+from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
+from tiered.cold_cache import GroupCache
+from tiered.cold_reader import ColdReader, ColdUnavailable, Located
+from tiered.fetch_queue import LINE_MAX
 from tiered.worker_client import DecodedGroup, WorkerFailed
 
 ROWS = 10
@@ -23,7 +25,7 @@ def group_of(index: int) -> DecodedGroup:
         np.int64
     )
     mapped = mmap.mmap(-1, numbers.nbytes + ROWS * SIZE)
-    mapped.write(numbers.tobytes() + bytes([index]) * ROWS * SIZE)
+    mapped.write(numbers.tobytes() + bytes([index % 256]) * ROWS * SIZE)
     return DecodedGroup(mapped, ROWS, ROWS * SIZE)
 
 
@@ -35,8 +37,8 @@ class Source:
         self.gate.set()
 
     def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
-        assert self.gate.wait(20)
         self.reads.append(index)
+        assert self.gate.wait(20)
         if self.failures:
             self.failures -= 1
             raise WorkerFailed("StoreUnavailable", "down")
@@ -99,13 +101,102 @@ def test_a_sequential_reader_is_read_ahead_of_and_a_random_one_not(wait_until: C
 def test_the_cache_is_bounded_and_a_scan_does_not_drive_out_what_is_read_again() -> None:
     one = group_of(0)
     cache = GroupCache(4 * one.nbytes)
-    cache.put(("hot", 0), one)
-    for row in (9, 0):
-        assert cache.get(("hot", 0), row) is one
+    cache.put(("hot", 0), one, ahead=False)
+    for offset in (9, 0):
+        assert cache.get(("hot", 0), 0, offset) is one
     for index in range(50):
-        cache.put(("scan", index), group_of(0))
+        cache.put(("scan", index), group_of(0), ahead=False)
+        for queue in (0, 1, 2, 0, 1, 2):
+            assert cache.get(("scan", index), queue, queue) is not None
         assert cache.nbytes <= cache.capacity
     assert ("hot", 0) in cache and ("scan", 0) not in cache
+
+
+def test_read_ahead_stops_before_it_evicts_its_own_work(wait_until: Callable[..., None]) -> None:
+    source = Source()
+    reader = ColdReader(catalog_of(400), source, "", 64 * group_of(0).nbytes)
+    for offset in range(0, 160, 5):
+        reader.get("t", 0, offset, 5, 1 << 20, group="a")
+    wait_until(lambda: len(source.reads) >= 16 + 8)
+    assert len(source.reads) == len(set(source.reads))
+    assert max(source.reads) <= 16 + 64 // 4
+    reader.close()
+
+
+def test_two_groups_that_read_one_queue_do_not_disturb_each_others_read_ahead(
+    wait_until: Callable[..., None],
+) -> None:
+    source = Source()
+    reader = ColdReader(catalog_of(40), source, "")
+    for step in range(2):
+        reader.get("t", 0, 5 + step, 1, 1 << 20, group="a")
+        reader.get("t", 0, 300 - 50 * step, 1, 1 << 20, group="b")
+    wait_until(lambda: 1 in source.reads)
+    assert sorted(source.reads) == [0, 1, 25, 30]
+    reader.close()
+
+
+def test_one_group_that_replays_does_not_hold_up_anothers_single_read() -> None:
+    source = Source()
+    source.gate.clear()
+    reader = ColdReader(catalog_of(400), source, "")
+    flood = [reader.locate("replay", "t", 0, index * ROWS) for index in range(300)]
+    single = reader.locate("other", "t", 0, 350 * ROWS)
+    assert isinstance(single, Located)
+    source.gate.set()
+    single.decoded.result(20)
+    assert source.reads.index(350) <= 8
+    for located in flood:
+        assert isinstance(located, Located)
+        located.decoded.result(20)
+    reader.close()
+
+
+def test_who_gives_up_leaves_the_line_and_the_line_is_bounded() -> None:
+    source = Source()
+    source.gate.clear()
+    reader = ColdReader(catalog_of(LINE_MAX + 50), source, "")
+    located = []
+    with pytest.raises(ColdUnavailable, match="wait already"):
+        for index in range(LINE_MAX + 50):
+            located.append(reader.locate("a", "t", 0, index * ROWS))
+    assert LINE_MAX <= reader.waiting < LINE_MAX + 10
+    twice = reader.locate("b", "t", 0, 500 * ROWS)
+    for one in located:
+        assert isinstance(one, Located)
+        one.decoded.cancel()
+    assert reader.waiting <= 1
+    assert isinstance(twice, Located)
+    source.gate.set()
+    assert int(twice.decoded.result(20).offsets[0]) == 500 * ROWS
+    assert set(source.reads) <= {*range(10), 500}
+    reader.close()
+
+
+def test_an_object_that_expired_while_it_was_read_is_no_failure() -> None:
+    class Vanishing(Source):
+        def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+            if catalog.next_seq == 1:
+                catalog.apply(1, Expire(keys=["k"], delete_after_ms=0, minimums={"t": {0: 10}}))
+            raise WorkerFailed("NotFound", name.key)
+
+    catalog = catalog_of(1)
+    reader = ColdReader(catalog, Vanishing(), "")
+    got = reader.get("t", 0, 3, 4, 1 << 20)
+    assert (got.status, got.next_offset) == ("OFFSET_TOO_SMALL", 10)
+    reader.close()
+
+
+def test_what_a_catalog_without_its_store_does_not_name_is_never_called_lost() -> None:
+    current = [False]
+    reader = ColdReader(catalog_of(1), Source(), "", is_current=lambda: current[0])
+    for queue in (0, 1):
+        with pytest.raises(ColdUnavailable, match="not known now"):
+            reader.get("t", queue, 50, 4, 1 << 20)
+    assert reader.get("t", 0, 3, 4, 1 << 20).status == "FOUND"
+    current[0] = True
+    assert reader.get("t", 0, 50, 4, 1 << 20).status == "OFFSET_OVERFLOW_ONE"
+    reader.close()
 
 
 def test_tags_and_time_find_rows_over_groups() -> None:

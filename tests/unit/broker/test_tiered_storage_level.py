@@ -32,7 +32,7 @@ class Archive:
     def min_offset(self, topic: str, queue_id: int) -> int:
         return 0
 
-    def get(self, topic: str, queue_id: int, offset: int, *limits: object) -> ColdResult:
+    def locate(self, group: str, topic: str, queue_id: int, offset: int) -> ColdResult:
         if self.down:
             raise ColdUnavailable("no answer")
         return ColdResult(FOUND, offset + 1, [memoryview(b"cold")], 1)
@@ -96,10 +96,10 @@ def test_level_changes_on_a_running_broker(store: MessageStore) -> None:
 def test_forced_read_falls_back_to_the_local_log_when_the_archive_is_down(store: MessageStore) -> None:
     both = tiered(store, "FORCE")
     archive: Any = both.cold
-    first = asyncio.run(both.get_cold("T", 0, 3, 1, 1000, None))
+    first = asyncio.run(both.get_cold("T", 0, 3, 1, 1000, None, group="g"))
     assert bytes(first.buffers[0]) == b"cold"
     archive.down = True
-    second = asyncio.run(both.get_cold("T", 0, 3, 1, 1000, None))
+    second = asyncio.run(both.get_cold("T", 0, 3, 1, 1000, None, group="g"))
     assert (second.status, second.next_offset) == (FOUND, 4)
     assert b"hot" in bytes(second.buffers[0])
     both.close()

@@ -1,0 +1,155 @@
+"""Both tiers as the processors see them, over a source of row groups that hangs and fails on demand."""
+
+import asyncio
+import mmap
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker.tiered_store import OVERFLOW_ONE, TOO_SMALL, TieredStore
+from infra.config import BrokerConfig
+from neve.archive.catalog import Catalog
+from neve.archive.journal import Commit, CommittedName, Gap, RowGroup
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from tiered.cold_reader import ColdReader
+from tiered.worker_client import DecodedGroup, WorkerFailed
+
+ROWS, SIZE, GROUPS = 10, 100, 8
+ARCHIVED = ROWS * GROUPS
+HOT = range(200, 300)
+
+
+class Hot:
+    """A local log that begins far above the archive's end."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        return HOT.start
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        return HOT.stop
+
+
+class Source:
+    def __init__(self) -> None:
+        self.fails = False
+        self.reads = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+        self.reads += 1
+        assert self.gate.wait(20)
+        if self.fails:
+            raise WorkerFailed("StoreUnavailable", "down")
+        rows = np.arange(ROWS, dtype=np.int64)
+        numbers = np.concatenate([np.arange(ROWS + 1) * SIZE, rows + index * ROWS, rows, rows]).astype(np.int64)
+        mapped = mmap.mmap(-1, numbers.nbytes + ROWS * SIZE)
+        mapped.write(numbers.tobytes() + bytes([index]) * ROWS * SIZE)
+        return DecodedGroup(mapped, ROWS, ROWS * SIZE)
+
+
+def catalog() -> Catalog:
+    groups = [
+        RowGroup(i * ROWS, ROWS, 0, 1, i, i, ROWS * SIZE, [(0, i * ROWS, i * ROWS + ROWS - 1)]) for i in range(GROUPS)
+    ]
+    name = CommittedName(
+        key="k", topic="t", day="", start=0, end=1, size=1, footer=1, etag="", checksum=("", ""), sha256="",
+        rows=ARCHIVED, wire_bytes=1, min_time=0, max_time=1, queues={0: (0, ARCHIVED - 1, 0)}, row_groups=groups,
+    )  # fmt: skip
+    made = Catalog()
+    made.apply(0, Commit(round=1, names=[name]))
+    made.apply(1, Gap(topic="t", queue=0, first=ARCHIVED, last=HOT.start - 1, reason="test"))
+    return made
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+def tiered_over(source: Source, cold_seconds: float = 20) -> TieredStore:
+    hot: Any = Hot()
+    tiered = TieredStore(hot, BrokerConfig(), cold_seconds)
+    tiered.cold = ColdReader(catalog(), source, "")
+    return tiered
+
+
+def read(tiered: TieredStore, offset: int, group: str = "g") -> Any:
+    return tiered.get_cold("t", 0, offset, 4, 1 << 20, None, group=group)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> None:
+    async def main() -> None:
+        tiered = tiered_over(source)
+        got = await read(tiered, 3)
+        assert (got.status, got.next_offset, got.count, got.min_offset, got.max_offset) == ("FOUND", 7, 4, 0, HOT.stop)
+        for offset in (ARCHIVED, ARCHIVED + 50):
+            moved = await read(tiered, offset)
+            assert (moved.status, moved.next_offset, moved.count) == (TOO_SMALL, HOT.start, 0)
+        end = await read(tiered, HOT.start)
+        assert (end.status, end.next_offset) == (OVERFLOW_ONE, HOT.start)
+        tiered.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_that_is_down_is_asked_twice_and_the_client_told_to_come_back(source: Source) -> None:
+    async def main() -> None:
+        tiered = tiered_over(source)
+        source.fails = True
+        with pytest.raises(BrokerError) as caught:
+            await read(tiered, 3)
+        assert (caught.value.code, source.reads, tiered.cold_failures) == (ResponseCode.SYSTEM_BUSY, 2, 1)
+        source.fails = False
+        assert (await read(tiered, 3)).count == 4
+        tiered.close()
+
+    asyncio.run(main())
+
+
+def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_in_time(source: Source) -> None:
+    async def main() -> None:
+        tiered = tiered_over(source, cold_seconds=0.2)
+        source.gate.clear()
+        before = threading.active_count()
+        reads = [asyncio.create_task(read(tiered, n % ARCHIVED, f"g{n % 5}")) for n in range(500)]
+        await until(lambda: tiered.cold_parked == 500)
+        assert threading.active_count() - before <= 8
+        assert not tiered.is_hot("t", 0, HOT.start - 1) and tiered.is_hot("t", 0, HOT.start)
+        answers = await asyncio.gather(*reads, return_exceptions=True)
+        assert all(isinstance(answer, BrokerError) and answer.code == ResponseCode.SYSTEM_BUSY for answer in answers)
+        assert tiered.cold_parked == 0
+        assert sum(tiered.cold_latency.counts) == 500
+        source.gate.set()
+        assert (await read(tiered, 70)).count == 4
+        tiered.close()
+
+    asyncio.run(main())
+
+
+def test_a_read_whose_connection_closed_leaves_the_line(source: Source) -> None:
+    async def main() -> None:
+        tiered = tiered_over(source)
+        cold = tiered.cold
+        assert isinstance(cold, ColdReader)
+        source.gate.clear()
+        reads = [asyncio.create_task(read(tiered, n * ROWS)) for n in range(GROUPS)]
+        await until(lambda: tiered.cold_parked == GROUPS and cold.waiting == 1)
+        for task in reads:
+            task.cancel()
+        await asyncio.wait(reads)
+        assert (tiered.cold_parked, cold.waiting) == (0, 0)
+        source.gate.set()
+        tiered.close()
+
+    asyncio.run(main())
