@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from neve.client.admin import Admin
+from neve.client.allocation import Allocation
 from neve.client.consumer import Consumer, ConsumerSettings
 from neve.client.model import (
     BrokerInfo,
@@ -192,7 +193,7 @@ class AsyncClient:
         *,
         start: str | int = "last",
         auto_ack: bool = True,
-        allocation: str = "average",
+        allocation: str | Allocation = "average",
         pull_batch: int = 32,
         max_buffered: int = 1000,
         long_poll: float = 15.0,
@@ -205,7 +206,8 @@ class AsyncClient:
             start: where a group without a stored offset begins: `first`, `last`, or ms since 1970.
             auto_ack: asking for the next message, or leaving the `with` block unharmed, acks the one before;
                 else call `await message.ack()`.
-            allocation: `average` or `circular`; the same for all members.
+            allocation: `average`, `circular`, `consistent_hash`, or one made with `neve.client.allocation`; the same
+                for all members.
             max_buffered: no more is pulled while so many messages wait for the application.
             max_redeliveries: after so many nacks a message goes to %DLQ%group.
         """

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from neve.client.allocation import ALLOCATIONS
+from neve.client.allocation import Allocation, chosen
 from neve.client.connection import Connection
 from neve.client.model import RETRY_PREFIX, Message, MessageQueue, PullStatus
 from neve.client.process_queue import ProcessQueue
@@ -40,7 +40,7 @@ class ConsumerSettings:
 
     start: str | int = "last"
     auto_ack: bool = True
-    allocation: str = "average"
+    allocation: str | Allocation = "average"
     pull_batch: int = 32
     max_buffered: int = 1000
     max_buffered_bytes: int = 64 << 20
@@ -83,8 +83,7 @@ class Consumer:
         topics: Mapping[str, Subscription],
         settings: ConsumerSettings,
     ) -> None:
-        if settings.allocation not in ALLOCATIONS:
-            raise ClientError(f"no allocation {settings.allocation!r}: there are {', '.join(ALLOCATIONS)}")
+        self._allocate = chosen(settings.allocation)
         if isinstance(settings.start, str) and settings.start not in _FROM_WHERE:
             raise ClientError(f"start is 'first', 'last' or ms since 1970, not {settings.start!r}")
         if not topics or not group:
@@ -359,7 +358,7 @@ class Consumer:
     async def _rebalance_topic(self, topic: str) -> None:
         route = await self._session.route(topic)
         members = await self._members(topic)
-        mine = set(ALLOCATIONS[self._settings.allocation](self._session.client_id, members, route.read_queues))
+        mine = set(self._allocate(self._session.client_id, members, route.read_queues))
         for queue in [q for q in self._assigned if q.topic == topic and q not in mine]:
             await self._drop(queue, commit=True)
         for queue in sorted(mine - self._assigned.keys()):
