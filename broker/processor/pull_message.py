@@ -113,11 +113,6 @@ class PullMessageProcessor:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
             )
-        if context.groups.is_forbidden(header.consumer_group, header.topic):
-            raise BrokerError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]",
-            )
         if header.sys_flag & CLASS_FILTER:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "class filters are not supported")
         if header.sys_flag & SUBSCRIPTION:
@@ -135,6 +130,11 @@ class PullMessageProcessor:
             raise BrokerError(
                 ResponseCode.NO_PERMISSION,
                 f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
+            )
+        if self._context.groups.is_forbidden(header.consumer_group, header.topic):
+            raise BrokerError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]",
             )
         subscription = info.subscriptions.get(header.topic)
         if subscription is None:
@@ -236,6 +236,15 @@ class PullMessageProcessor:
         if not pull.connection.is_closed:
             pull.connection.send(answer)
 
+    def _unit_flags(self, header: PullMessageHeader) -> dict[str, str]:
+        """What RocketMQ tells of units; a topic or group that was deleted meanwhile has none."""
+        topic = self._context.topics.topics.get(header.topic)
+        group = self._context.groups.groups.get(header.consumer_group)
+        return {
+            "topicSysFlag": str(topic.topic_sys_flag) if topic else "0",
+            "groupSysFlag": str(group.group_sys_flag) if group else "0",
+        }
+
     def _response(self, pull: Pull, result: ReadResult) -> RemotingCommand:
         header = pull.header
         ext = {
@@ -243,6 +252,7 @@ class PullMessageProcessor:
             "nextBeginOffset": str(result.next_offset),
             "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset),
+            **self._unit_flags(header),
         }
         code = response_code(result, pull.start)
         buffers = result.buffers if code == ResponseCode.SUCCESS else []

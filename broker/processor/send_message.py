@@ -36,7 +36,7 @@ from neve.message import (
     properties_to_bytes,
     tags_code,
 )
-from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.codes import ResponseCode
 from neve.remoting.command import SERIALIZE_JSON, RemotingCommand, encode_command
 from neve.remoting.headers import SendMessageHeader, optional_int, parse_send_header, require_int, require_str
 
@@ -46,9 +46,7 @@ _DLQ_QUEUES = 1
 _FIRST_DELAY_LEVEL = 3
 
 _cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
-
 _REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
-
 # Properties that make a send more than an append; one look tells that a message has none of them.
 _SPECIAL = frozenset(("TRAN_MSG", "DELAY", *TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
 
@@ -86,7 +84,7 @@ class SendMessageProcessor:
         header = parse_send_header(request.code, request.ext)
         self.check_writable()
         config = self.check_topic(header, request)
-        if header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
+        if header.batch:  # the flag decides, whatever the code
             stored, unique, wait = self._put_batch(connection, request, header, config)
         else:
             stored, unique, wait = self._put_single(connection, request, header, config)
@@ -285,25 +283,29 @@ class SendMessageProcessor:
             parts = decode_batch(request.body)
         except ValueError as error:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is malformed: {error}") from error
-        if not parts:
-            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-        messages = [self._batch_message(connection, header, *part) for part in parts]
-        stored = [self.put(message, None) for message in messages]
-        first, last = stored[0], stored[-1]
-        ids = ",".join(item.msg_id for item in stored)
         outer = parse_properties(header.properties or "")
-        whole = Stored(ids, first.queue_id, first.queue_offset, last.end_offset)
-        return whole, outer.get("UNIQ_KEY", ""), outer.get("WAIT") != "false"
+        if not parts or header.sys_flag & TRANSACTION_BITS or "DELAY" in outer:
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch is not empty, delayed or part of a transaction")
+        common = outer.get("UNIQ_KEY")
+        messages = [self._batch_message(connection, header, common, part) for part in parts]
+        stored = [self.put(message, None) for message in messages]
+        ids = ",".join(item.msg_id for item in stored)
+        whole = Stored(ids, stored[0].queue_id, stored[0].queue_offset, stored[-1].end_offset)
+        return whole, common or "", outer.get("WAIT") != "false"
 
     def _batch_message(
-        self, connection: Connection, header: SendMessageHeader, flag: int, body: bytes, raw: bytes
+        self, connection: Connection, header: SendMessageHeader, common: str | None, part: tuple[int, bytes, bytes]
     ) -> Outgoing:
-        # A batch's properties are copied unchanged: RocketMQ adds nothing to them (MessageExtEncoder).
+        """A message keeps its own unique id; one without gets the batch's (MessageExtEncoder appends that to all)."""
+        flag, body, raw = part
+        properties = parse_properties(raw.decode("utf-8", "replace"))
+        if not properties.keys().isdisjoint(("DELAY", *TIMER_PROPERTIES)):
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch can't hold delayed messages")
+        unique = properties.get("UNIQ_KEY")
+        adopted = f"UNIQ_KEY\x01{common}\x02" if common and unique is None else ""
+        raw = _ended_bytes(raw) + (adopted + self._suffix).encode("utf-8", "surrogatepass")
         if len(raw) > PROPERTIES_LENGTH_MAX:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "the properties of a message in the batch are too long")
-        properties = parse_properties(raw.decode("utf-8", "replace"))
-        if "DELAY" in properties or any(name in properties for name in TIMER_PROPERTIES):
-            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch can't hold delayed messages")
         return Outgoing(
             header.topic,
             header.queue_id,
@@ -316,7 +318,7 @@ class SendMessageProcessor:
             header.reconsume_times or 0,
             properties.get("TAGS"),
             properties.get("KEYS"),
-            properties.get("UNIQ_KEY"),
+            unique or common,
         )
 
     # ---- append ------------------------------------------------------------------------------------------------

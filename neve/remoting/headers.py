@@ -112,9 +112,9 @@ class PullMessageHeader(msgspec.Struct, rename="camel"):
     queue_offset: Int64
     max_msg_nums: Int32
     sys_flag: Int32
-    commit_offset: Int64
-    suspend_timeout_millis: Int64
-    sub_version: Int64
+    commit_offset: Int64 = 0
+    suspend_timeout_millis: Int64 = 0
+    sub_version: Int64 = 0
     subscription: str | None = None
     expression_type: str | None = None
     max_msg_bytes: Int32 | None = None

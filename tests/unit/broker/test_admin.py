@@ -180,9 +180,10 @@ def test_groups_are_cloned_compared_and_forbidden(tmp_path: Path) -> None:
         assert 0 < queue["minTimeStamp"] <= queue["consumeTimeStamp"] <= queue["maxTimeStamp"]
         told = await ask(connection, Code.UPDATE_AND_GET_GROUP_FORBIDDEN, group="g", topic="T", readable="false")
         assert json.loads(told.body) == {"group": "g", "topic": "T", "readable": False}
-        assert (await pull(connection, 0)).code == 16
+        await heartbeat(connection)
+        assert (await pull(connection, 0, flags=0)).code == 16
         await ask(connection, Code.UPDATE_AND_GET_GROUP_FORBIDDEN, group="g", topic="T", readable="true")
-        assert (await pull(connection, 0)).code == 0
+        assert (await pull(connection, 0, flags=0)).code == 0
 
     with_broker(tmp_path, work)
 

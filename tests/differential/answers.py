@@ -1,0 +1,181 @@
+"""What a server answered, made comparable: what must differ is replaced by its kind, by named rules.
+
+rule           what it replaces                                                     by
+address        the server's own and its client's addresses, its broker's name       <broker>, <client>, ...
+time           ms since 1970 within a day of the run                                <time>
+id             offsetMsgIds and unique ids that the server made, or a JVM client's  <id>; what the step sent stays
+position       where a record lies in the CommitLog, and how large it is there      <position>
+data version   {"counter","stateVersion","timestamp"}                               <data version>
+null           a null field                                                         nothing: fastjson leaves it out
+order          lists of JSON: sets on the Java side                                 the list, sorted
+remark         prose: <text> of a refusal, nothing of a success                     <text>; a word in capitals stays
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neve.errors import ProtocolError
+from neve.message import MalformedRecord, MessageRecord, iter_records
+from neve.remoting.body import MessageQueue, lenient_loads
+from neve.remoting.command import RemotingCommand
+
+_DAY_MS = 86_400_000
+_ID = re.compile(r"(?<![0-9A-F])[0-9A-F]{32}(?![0-9A-F])")
+_EPOCH_MS = re.compile(r"\b1[0-9]{12}\b")
+_WORD = re.compile(r"[A-Z_]*")
+_DATA_VERSION = {"counter", "stateVersion", "timestamp"}
+_POSITIONS = ("physical_offset", "size", "prepared_transaction_offset")
+_RECORD_MAGICS = (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab")
+#: The answer of a connection that the server closed instead.
+CLOSED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer. `body` is parsed where it is JSON or records, else text."""
+
+    code: int
+    remark: str | None
+    ext: Mapping[str, str]
+    body: Any
+
+    def tree(self) -> dict[str, Any]:
+        return {"code": self.code, "remark": self.remark, "ext": dict(self.ext), "body": self.body}
+
+
+def read_answer(command: RemotingCommand) -> Answer:
+    return Answer(command.code, command.remark, command.ext, parse_body(bytes(command.body)))
+
+
+def parse_body(raw: bytes) -> Any:
+    """Records, JSON, Java properties or text: none begins like another."""
+    if raw[4:8] in _RECORD_MAGICS:
+        try:
+            return [record_tree(record) for record in iter_records(raw)]
+        except MalformedRecord as error:
+            return f"malformed records: {error}"
+    if raw[:1] in (b"{", b"["):
+        try:
+            return _named(lenient_loads(raw))
+        except ProtocolError:
+            pass  # text that begins like JSON is compared as text
+    text = raw.decode("utf-8", "replace")
+    lines = [line.partition("=") for line in text.splitlines() if line and not line.startswith("#")]
+    if lines and all(separator for _, separator, _ in lines):
+        return {key: value for key, _, value in lines}
+    return text
+
+
+def record_tree(record: MessageRecord) -> dict[str, Any]:
+    """A record's fields by name, its properties as a map."""
+    tree = {name: getattr(record, name) for name in MessageRecord.__slots__ if name != "properties_raw"}
+    return tree | {"body": record.body.decode("utf-8", "backslashreplace"), "properties": record.properties}
+
+
+def _named(value: Any) -> Any:
+    """The same JSON with text for keys, as paths need it."""
+    if isinstance(value, dict):
+        return {_key(key): _named(item) for key, item in value.items()}
+    return [_named(item) for item in value] if isinstance(value, list) else value
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, MessageQueue):
+        return f"{key.topic}:{key.broker_name}:{key.queue_id}"
+    return key if isinstance(key, str) else json.dumps(key)
+
+
+def at_path(tree: Any, path: str) -> Any:
+    """The value at `ext.msgId`, `body.0.properties.UNIQ_KEY`; None where there is nothing."""
+    for step in path.split("."):
+        if isinstance(tree, list):
+            tree = tree[int(step)] if step.isdigit() and int(step) < len(tree) else None
+        elif isinstance(tree, dict):
+            tree = tree.get(step)
+        else:
+            return None
+    return tree
+
+
+@dataclass(frozen=True, slots=True)
+class Normaliser:
+    """The rules, for one server: `names` maps its own addresses and names to what stands for them."""
+
+    names: Mapping[str, str]
+    now_ms: int
+    sent: str
+
+    def apply(self, answer: Answer) -> dict[str, Any]:
+        tree = answer.tree()
+        remark = tree.pop("remark")
+        if not remark:
+            remark = None
+        elif not _WORD.fullmatch(remark):
+            remark = "<text>" if answer.code else None
+        tree["remark"] = remark
+        return {name: self._value(value) for name, value in tree.items() if value is not None}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            return self._object(value)
+        if isinstance(value, list):
+            items = [self._value(item) for item in value]
+            is_records = bool(value) and isinstance(value[0], dict) and "physical_offset" in value[0]
+            return items if is_records else sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+        if type(value) is int and abs(value - self.now_ms) < _DAY_MS:
+            return "<time>"
+        return value
+
+    def _object(self, value: dict[str, Any]) -> Any:
+        if value.keys() == _DATA_VERSION:
+            return "<data version>"
+        if "physical_offset" in value:
+            value = value | dict.fromkeys(_POSITIONS, "<position>")
+        return {self._text(key): self._value(item) for key, item in value.items() if item is not None}
+
+    def _text(self, text: str) -> str:
+        for own, name in self.names.items():
+            text = text.replace(own, name)
+        text = _ID.sub(lambda match: match.group() if match.group() in self.sent else "<id>", text)
+        return _EPOCH_MS.sub(self._time, text)
+
+    def _time(self, match: re.Match[str]) -> str:
+        return "<time>" if abs(int(match.group()) - self.now_ms) < _DAY_MS else match.group()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field of one answer that is not the same."""
+
+    answer: str
+    field: str
+    apache: Any
+    neve: Any
+
+
+_ABSENT = "(absent)"
+
+
+def differences(name: str, apache: Mapping[str, Any], neve: Mapping[str, Any]) -> list[Difference]:
+    """Field by field; what only one of the two has is a difference too. Under different codes the rest says nothing."""
+    if apache["code"] != neve["code"]:
+        return [Difference(name, "code", apache["code"], neve["code"])]
+    return [Difference(name, *found) for found in _walk("", apache, neve)]
+
+
+def _walk(path: str, left: Any, right: Any) -> list[tuple[str, Any, Any]]:
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        keys = [*left, *(key for key in right if key not in left)]
+        pairs = [(f"{path}.{key}", left.get(key, _ABSENT), right.get(key, _ABSENT)) for key in keys]
+    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        pairs = [(f"{path}.{i}", a, b) for i, (a, b) in enumerate(zip(left, right, strict=True))]
+    else:
+        return [] if left == right else [(path.removeprefix("."), left, right)]
+    return [found for pair in pairs for found in _walk(*pair)]

@@ -1,0 +1,124 @@
+"""Plays scenarios against one pair of servers, name server and broker, and keeps what they answered."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from neve.remoting.command import FLAG_ONEWAY, RemotingCommand, decode_command, encode_command
+from neve.remoting.frame import FrameDecoder
+from tests.differential.answers import CLOSED, Answer, Normaliser, at_path, read_answer
+from tests.differential.steps import BROKER, NAMESRV, Body, Scenario, Step
+
+_PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
+_ANSWER_S = 20.0
+_UNTIL_S = 10.0
+
+
+class Line:
+    """One connection. Requests of the server on it are dropped, as by a client that does not know them."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), _ANSWER_S)
+        name = self.socket.getsockname()
+        self.own = f"{name[0]}:{name[1]}"
+        self._decoder = FrameDecoder()
+        self._opaque = 0
+
+    def ask(self, code: int, ext: dict[str, str], body: bytes, oneway: bool) -> Answer:
+        self._opaque += 1
+        flag = FLAG_ONEWAY if oneway else 0
+        request = RemotingCommand(code, self._opaque, flag, language="JAVA", ext=ext, body=body)
+        self.socket.sendall(b"".join(encode_command(request)))
+        if oneway:
+            return Answer(0, None, {}, "")
+        while True:
+            while (frame := self._decoder.next_frame()) is None:
+                data = self.socket.recv(1 << 18)
+                if not data:
+                    return Answer(CLOSED, "the connection was closed", {}, "")
+                self._decoder.receive_data(data)
+            answer = decode_command(frame)
+            if answer.is_response and answer.opaque == self._opaque:
+                return read_answer(answer)
+
+
+@dataclass(slots=True)
+class Player:
+    """One pair of servers. `answers` has every step's answer, normalised, under `scenario/step`."""
+
+    namesrv: str
+    broker: str
+    broker_name: str
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    asked: set[tuple[str, int]] = field(default_factory=set)
+    _sent: list[str] = field(default_factory=list)
+    _saved: dict[str, str] = field(default_factory=dict)
+    _lines: dict[tuple[str, str], Line] = field(default_factory=dict)
+
+    def play(self, scenario: Scenario) -> None:
+        self._sent = [f"{step.ext} {step.body!r}" for step in scenario.steps]
+        self._saved = {"broker": self.broker, "namesrv": self.namesrv, "broker_name": self.broker_name}
+        try:
+            for step in scenario.steps:
+                name = f"{scenario.name}/{step.name}"
+                assert name not in self.answers, f"two steps named {name}"
+                self.answers[name] = self._step(step)
+                self.asked.add((step.to, step.code))
+        finally:
+            for line in self._lines.values():
+                line.socket.close()
+            self._lines.clear()
+
+    def _step(self, step: Step) -> dict[str, Any]:
+        deadline = time.monotonic() + _UNTIL_S
+        answer = self._ask(step)
+        while not self._holds(step, answer) and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+            answer = self._ask(step)
+        for name, path in step.save.items():
+            self._saved[name] = str(at_path(answer.tree(), path))
+        return self._normaliser().apply(answer)
+
+    def _holds(self, step: Step, answer: Answer) -> bool:
+        return all(at_path(answer.tree(), path) == value for path, value in step.until.items())
+
+    def _ask(self, step: Step) -> Answer:
+        key = (step.to, step.line)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(self.broker if step.to == BROKER else self.namesrv)
+            assert step.to in (BROKER, NAMESRV)
+        ext = {name: self._fill(value) for name, value in step.ext.items()}
+        try:
+            answer = line.ask(step.code, ext, self._body(step.body), step.oneway)
+        except ConnectionError:
+            answer = Answer(CLOSED, "the connection was closed", {}, "")
+        if answer.code == CLOSED:
+            self._lines.pop(key).socket.close()
+        return answer
+
+    def _body(self, body: Body) -> bytes:
+        if isinstance(body, bytes):
+            return body
+        return self._fill(body if isinstance(body, str) else json.dumps(body)).encode()
+
+    def _fill(self, value: object) -> str:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        known = {**self._saved, "now": str(_now_ms())}
+        return _PLACEHOLDER.sub(lambda match: known[match.group(1)], text)
+
+    def _normaliser(self) -> Normaliser:
+        names = {line.own: f"<client {name}>" for (_, name), line in self._lines.items()}
+        names |= {self.broker: "<broker>", self.namesrv: "<namesrv>", self.broker_name: "<broker name>"}
+        return Normaliser(names, _now_ms(), "\n".join(self._sent))
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,94 @@
+"""The same requests to Apache RocketMQ 5.3.3 and to neve; `docs/compatibility.md` lists each answer that differs."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from bench.servers import ApacheServer, NeveServer
+from tests.differential.answers import Difference, differences
+from tests.differential.replay import Player
+from tests.differential.scenarios import pulls, sends
+
+pytestmark = pytest.mark.servers
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+SCENARIOS = (*sends.SCENARIOS, *pulls.SCENARIOS)
+#: Both brokers alike; the rest are their defaults.
+SETTINGS = {"enablePropertyFilter": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One row of the page: requests and fields as patterns."""
+
+    requests: tuple[str, ...]
+    fields: tuple[str, ...]
+
+    def covers(self, difference: Difference) -> bool:
+        by_request = any(fnmatchcase(difference.answer, pattern) for pattern in self.requests)
+        return by_request and any(fnmatchcase(difference.field, pattern) for pattern in self.fields)
+
+
+def listed() -> list[Listed]:
+    _, _, section = PAGE.read_text("utf-8").partition("## Answers that differ")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line[:3] == "| `"
+    ]
+    assert all(len(row) == 5 for row in rows), rows
+    return [Listed(tuple(re.findall(r"`([^`]+)`", row[0])), tuple(row[1].split(", "))) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Player, Player]]:
+    """Both servers, after all scenarios were played on them."""
+    with ExitStack() as stack:
+        home = tmp_path_factory.mktemp("differential")
+        apache = stack.enter_context(ApacheServer(home / "apache", heap="512m", settings=SETTINGS))
+        neve = stack.enter_context(NeveServer(home / "neve", settings=SETTINGS))
+        pair = (
+            Player(apache.namesrv, apache.broker, "stock"),
+            Player(neve.namesrv, neve.broker, "broker-a"),
+        )
+        with ThreadPoolExecutor(2) as pool:
+            for _ in pool.map(_play_all, pair):
+                pass
+        yield pair
+
+
+def _play_all(player: Player) -> None:
+    for scenario in SCENARIOS:
+        player.play(scenario)
+
+
+@pytest.fixture(scope="module")
+def found(players: tuple[Player, Player]) -> dict[str, list[Difference]]:
+    """The differences of each scenario."""
+    apache, neve = players
+    result: dict[str, list[Difference]] = defaultdict(list)
+    for name, answer in apache.answers.items():
+        result[name.partition("/")[0]] += differences(name, answer, neve.answers[name])
+    return result
+
+
+@pytest.mark.parametrize("scenario", [scenario.name for scenario in SCENARIOS])
+def test_answers_are_equal_but_for_what_the_page_lists(scenario: str, found: dict[str, list[Difference]]) -> None:
+    rows = listed()
+    unlisted = [difference for difference in found[scenario] if not any(row.covers(difference) for row in rows)]
+    assert not unlisted, "\n".join(map(str, unlisted))
+
+
+def test_every_difference_on_the_page_is_still_there(found: dict[str, list[Difference]]) -> None:
+    everything = [difference for part in found.values() for difference in part]
+    for row in listed():
+        for pattern in row.requests:
+            for field in row.fields:
+                alone = Listed((pattern,), (field,))
+                assert any(map(alone.covers, everything)), f"no longer different: {pattern} {field}"
