@@ -4,6 +4,7 @@ Without `storeUrl` only local retention and TTL run. Nothing here is imported by
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from broker import validators
 from broker.broker_context import BrokerContext
+from broker.state_capture import capture_state
 from broker.store.message_store import EntryRun, Segment
 from infra.disk import Disk
 from infra.object_store import BadStoreUrl, ObjectStore, ObjectStoreError, open_store
@@ -18,7 +20,9 @@ from infra.startup import EXIT_ARCHIVE, StartupError
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import Policy
 from lifecycle.scheduler import JobScheduler
+from lifecycle.state_keeper import StateKeeper
 from neve.archive.journal import MalformedEntry, NewerFormat, Topic
+from neve.archive.state import BrokerState, StateTooLarge
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from tiered.cold_reader import ColdReader
@@ -92,6 +96,9 @@ class LoopHotStore:
     def pinned_from(self) -> int | None:
         return self._call(self._context.pinned_from)
 
+    def state(self) -> BrokerState:
+        return self._call(lambda: capture_state(self._context))
+
     def disk_ratio(self) -> float:
         disk, root = self._context.store.disk, self._context.root
         total = disk.total_bytes(root)
@@ -105,6 +112,7 @@ class ArchiveWiring:
         self.store: ObjectStore | None = None
         self.journal: JournalWriter | None = None
         self.lifecycle: Lifecycle | None = None
+        self._state: StateKeeper | None = None
         self.jobs = JobScheduler(context.clock)
         self._uploader: WorkerClient | None = None
         self._reader_worker: WorkerClient | None = None
@@ -151,6 +159,7 @@ class ArchiveWiring:
                 attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
             except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
                 raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
+            self._state = StateKeeper(self.journal, context.clock)
             self._uploader, self._reader_worker = WorkerClient(), WorkerClient()
             journal = self.journal
             self.reader = ColdReader(
@@ -215,11 +224,24 @@ class ArchiveWiring:
         assert lifecycle is not None
         if self.journal is not None:
             self.jobs.every("offload", self._context.config.archive_period / 1000, lifecycle.run_offload)
+            assert self._state is not None
+            hot = LoopHotStore(self._context, asyncio.get_running_loop())
+            job = functools.partial(self._state.run, hot.state)
+            self.jobs.every("state", self._context.config.state_period / 1000, job)
             self.jobs.every("checkpoint", _CHECKPOINT_SECONDS, lifecycle.run_checkpoint)
             self.jobs.every("sweep", _SWEEP_SECONDS, lifecycle.run_sweep)
         self.jobs.every("retention", _RETENTION_SECONDS, lifecycle.run_retention)
         self.jobs.every("ttl", _TTL_SECONDS, lifecycle.run_ttl)
         self.jobs.start()
+
+    async def write_last_state(self) -> None:
+        """The broker has stopped giving out offsets: its bucket gets where it stands, unless the store is down."""
+        if self._state is None or self.journal is None or not self.journal.online:
+            return
+        try:
+            await asyncio.to_thread(self._state.run_last, capture_state(self._context))
+        except (ObjectStoreError, Fenced, StateTooLarge, NewerFormat) as error:
+            log.warning("the last state is not in the archive: %s", error)
 
     async def shutdown(self) -> None:
         """The running round ends first; the loop stays free for what it asks of the store."""

@@ -1,7 +1,7 @@
 """The broker put together: parts made by hand, started and stopped in order.
 
 start:  directory, log recovery, tables → archive → ports → tasks → name servers → accepting
-stop:   accepting off → ports → held pulls answered → jobs → flush, tables, log → name servers
+stop:   accepting off → ports → held pulls answered → jobs → flush, tables → last state → log → name servers
 """
 
 import asyncio
@@ -354,6 +354,8 @@ class BrokerController:
             await context.flusher.flush_now()
         await self._server.shutdown()
         await self._supervisor.stop()
+        if not context.flusher.failed:
+            await self.archive.write_last_state()
         await self._admin.shutdown()
         context.flusher.close()
         context.tiered.close()

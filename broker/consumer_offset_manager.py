@@ -28,6 +28,10 @@ class ConsumerOffsetManager:
     def _snapshot(self) -> Mapping[str, Any]:
         return {"offsetTable": {name: {str(q): o for q, o in queues.items()} for name, queues in self._offsets.items()}}
 
+    def table(self) -> dict[str, dict[int, int]]:
+        """topic@group → queue → next offset to consume."""
+        return {name: dict(queues) for name, queues in self._offsets.items()}
+
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
         name = topic + SEPARATOR + group
         if self._resets and queue in self._resets.get(name, ()):

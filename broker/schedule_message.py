@@ -72,6 +72,13 @@ class ScheduleMessage:
     def position(self, level: int) -> tuple[int, int]:
         return self._offsets.get(level, 0), self._store.max_offset(SCHEDULE_TOPIC, level - 1)
 
+    def pending(self) -> int:
+        """Messages that wait for their level's time."""
+        floors = ((self._store.min_offset(SCHEDULE_TOPIC, level - 1), level) for level in range(1, self.max_level + 1))
+        return sum(
+            max(end - max(offset, floor), 0) for floor, level in floors for offset, end in [self.position(level)]
+        )
+
     def deliver_due(self) -> int:
         """Append what is due, at most one batch of each level; the number of messages delivered."""
         delivered = 0

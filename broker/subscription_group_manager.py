@@ -105,6 +105,10 @@ class SubscriptionGroupManager:
             del self._forbidden[group]
         self._changed()
 
+    def forbidden(self) -> dict[str, list[str]]:
+        """Group → topics that it may not read."""
+        return {group: sorted(topics) for group, topics in sorted(self._forbidden.items())}
+
     def _forbidden_table(self) -> dict[str, dict[str, int]]:
         return {
             group: dict.fromkeys(sorted(topics), _FORBIDDEN_READ) for group, topics in sorted(self._forbidden.items())

@@ -96,6 +96,7 @@ class BrokerConfig(SecurityConfig):
     archive_max_age: int = key(HOUR, low=SECOND, high=30 * DAY, unit="time", live=True)
     archive_period: int = key(10 * SECOND, low=SECOND, high=DAY, unit="time")
     tiered_storage_level: str = key("NOT_IN_DISK", choices=("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"), live=True)
+    state_period: int = key(10 * SECOND, low=100, high=DAY, unit="time")
     journal_checkpoint_entries: int = key(256, low=2, high=1_000_000)
     cold_cache_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size")
     cold_fetch_bytes: int = key(64 * MIB, low=MIB, high=16 * GIB, unit="size")

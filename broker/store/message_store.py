@@ -76,6 +76,13 @@ class MessageStore(Appender):
             found.setdefault(topic, []).append(queue_id)
         return found
 
+    def following_offsets(self) -> dict[str, dict[int, int]]:
+        """Topic -> queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""
+        found = {topic: {int(name): end for name, end in ends.items()} for topic, ends in self.state.ended.items()}
+        for (topic, queue_id), queue in self.table.items():
+            found.setdefault(topic, {})[queue_id] = queue.end
+        return found
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that the local log has; 0 of an unknown queue."""
         queue = self._queue(topic, queue_id)

@@ -1,0 +1,74 @@
+"""Keeps the broker's state in its bucket: two slots in turn, written when something has changed, and at a clean stop.
+
+Only the holder of the epoch writes: it reads the journal's end first. A holder that is superseded between that look and
+its PUT may still overwrite one slot, once; its lower epoch makes that slot the older one, and the next state of the new
+holder goes there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from infra import failpoint
+from infra.clock import Clock
+from neve.archive.keys import state_key
+from neve.archive.state import SLOTS, BrokerState, encode_state, newest_slot, read_slots
+from tiered.journal import JournalWriter
+
+_log = logging.getLogger(__name__)
+
+REFRESH_MS = 10 * 60_000  # an unchanged state is written again after this, so that its time says something
+
+
+class StateKeeper:
+    def __init__(self, journal: JournalWriter, clock: Clock) -> None:
+        self._journal, self._clock = journal, clock
+        self._slot: int | None = None  # the one to write next; None: the store has not been asked yet
+        self._number = 0
+        self._written: BrokerState | None = None
+
+    def run(self, capture: Callable[[], BrokerState]) -> bool:
+        """The job: True if a slot was written. Raises Fenced or the store's error."""
+        self._journal.ensure_online()
+        self._journal.follow()
+        known = self._journal.catalog.next_seq  # before the capture: a topic deleted meanwhile is then seen as deleted
+        return self.write(capture(), known)
+
+    def run_last(self, state: BrokerState) -> bool:
+        """At a clean stop: nothing is given out after this one."""
+        self._journal.ensure_online()
+        self._journal.follow()
+        state = msgspec.structs.replace(state, clean=True)
+        return self.write(state, self._journal.catalog.next_seq)
+
+    def write(self, state: BrokerState, next_seq: int) -> bool:
+        now, epoch = self._clock.now_ms(), self._journal.epoch
+        state = msgspec.structs.replace(state, epoch=epoch, next_seq=next_seq)
+        if self._unchanged(state, now):
+            return False
+        slot = self._next_slot()
+        state = msgspec.structs.replace(state, number=self._number + 1, time_ms=now)
+        failpoint.hit("state.before_put")
+        self._journal.store.put(state_key(self._journal.prefix, self._journal.broker, slot), encode_state(state))
+        failpoint.hit("state.after_put")
+        self._number, self._slot, self._written = state.number, 1 - slot, state
+        return True
+
+    def _unchanged(self, state: BrokerState, now: int) -> bool:
+        last = self._written
+        if last is None or now - last.time_ms >= REFRESH_MS:
+            return False
+        # `next_seq` moves with each round; alone it is no reason to write.
+        return msgspec.structs.replace(state, number=last.number, time_ms=last.time_ms, next_seq=last.next_seq) == last
+
+    def _next_slot(self) -> int:
+        """Not the one that holds the newest state. After a failed PUT the same one again: the other is whole."""
+        if self._slot is None:
+            slots = read_slots(self._journal.store, self._journal.broker, self._journal.prefix)
+            newest = newest_slot(slots)
+            self._number = max((state.number for state in slots.values()), default=0)
+            self._slot = SLOTS[0] if newest is None else 1 - newest
+        return self._slot
