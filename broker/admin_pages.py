@@ -186,8 +186,13 @@ def _register_metrics(controller: BrokerController) -> None:
     if reader is not None:
         gauge("cold_queue", "row groups in line to be fetched", lambda: reader.waiting)
         gauge("cold_fetches", "row groups fetched", lambda: reader.counts.fetches)
-        gauge("cold_fetched_bytes", "bytes of row groups fetched", lambda: reader.counts.fetched_bytes)
+        gauge(
+            "cold_fetched_bytes",
+            "bytes of row groups and footers that the store sent",
+            lambda: reader.counts.fetched_bytes,
+        )
         gauge("cold_fetch_failures", "fetches of row groups that failed", lambda: reader.counts.failures)
+        gauge("cold_disk_hits", "fetches of row groups that the disk cache answered", lambda: reader.counts.disk_hits)
         gauge("cold_memory_hits", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
         gauge("cold_memory_bytes", "decoded row groups in memory", lambda: reader.cached_bytes)
     journal = controller.archive.journal

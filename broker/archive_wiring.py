@@ -160,7 +160,11 @@ class ArchiveWiring:
             except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
                 raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
             self._state = StateKeeper(self.journal, context.clock)
-            self._uploader, self._reader_worker = WorkerClient(), WorkerClient()
+            # A directory is a disk already: a second copy of it would gain nothing.
+            cache_bytes = 0 if config.store_url.startswith("dir:") else config.cold_cache_disk_bytes
+            cache_dir = context.root / "coldcache" if cache_bytes else None
+            self._uploader = WorkerClient()
+            self._reader_worker = WorkerClient(cache_dir=cache_dir, cache_bytes=cache_bytes)
             journal = self.journal
             self.reader = ColdReader(
                 journal.catalog,

@@ -99,6 +99,7 @@ class BrokerConfig(SecurityConfig):
     state_period: int = key(10 * SECOND, low=100, high=DAY, unit="time")
     journal_checkpoint_entries: int = key(256, low=2, high=1_000_000)
     cold_cache_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size")
+    cold_cache_disk_bytes: int = key(GIB, low=0, high=1 << 50, unit="size")
     cold_fetch_bytes: int = key(64 * MIB, low=MIB, high=16 * GIB, unit="size")
     expire_grace: int = key(DAY, low=0, high=365 * DAY, unit="time")
     default_ttl_hours: int = key(-1, low=-1, high=1_000_000_000)

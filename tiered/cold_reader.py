@@ -62,6 +62,7 @@ class ColdCounts:
     fetched_bytes: int = 0
     failures: int = 0
     memory_hits: int = 0
+    disk_hits: int = 0
 
 
 class GroupSource(Protocol):
@@ -344,7 +345,8 @@ class ColdReader:
                 self._ahead_coming -= flight.location.group.wire_bytes
             if group is not None:
                 self.counts.fetches += 1
-                self.counts.fetched_bytes += flight.location.group.length
+                self.counts.fetched_bytes += group.fetched
+                self.counts.disk_hits += bool(group.cached and not group.fetched)
                 self._cache.put(flight.key, group, ahead=flight.ahead and not waiters)
             else:
                 self.counts.failures += 1

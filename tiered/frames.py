@@ -52,6 +52,8 @@ class GroupRead(msgspec.Struct, tag="group_read"):
     id: int
     rows: int
     wire_bytes: int
+    fetched: int  # bytes that came from the store
+    cached: int  # bytes that came from the disk cache
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -37,6 +37,10 @@ class SegmentedLru(Generic[K, V]):
         held = self._protected.get(key) or self._probation.get(key)
         return held[0] if held is not None else None
 
+    def oldest(self) -> K | None:
+        """What would go next."""
+        return next(iter(self._probation or self._protected), None)
+
     def use(self, key: K, *, again: bool) -> V | None:
         """The value, now the youngest of its segment; `again`: this use shows that it is worth protecting."""
         if key in self._protected:

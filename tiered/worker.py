@@ -9,10 +9,12 @@ import os
 import socket
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,12 +23,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra import failpoint
+from infra.disk import RealDisk
 from infra.object_store import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome, open_store
-from neve.archive.groups import decode_group
+from neve.archive.groups import DecodedRows, decode_group
 from neve.archive.journal import CommittedName, NewerFormat
 from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_footer
 from tiered import frames
+from tiered.disk_cache import DiskCache
 from tiered.segment_writer import MissingBytes, encode
+
+T = TypeVar("T")
 
 _FOOTERS = 256
 _THREADS = 4
@@ -45,8 +51,9 @@ class _Run(NamedTuple):
 class Worker:
     """Serves requests until the peer goes."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, cache: DiskCache | None = None) -> None:
         self._socket = sock
+        self._cache = cache
         self._sending = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
@@ -141,34 +148,72 @@ class Worker:
 
     def _read_group(self, request: frames.ReadGroup) -> tuple[frames.Reply, int]:
         store = self._store(request.store_url)
-        metadata = self._footer(store, request)
-        data = store.get_range(request.key, request.offset, request.length)
-        rows = decode_group(
-            metadata,
-            request.index,
-            request.offset,
-            data,
-            size=request.size,
-            topic=request.topic,
-            wire_bytes=request.wire_bytes,
-        )
+        footer = _Range(request.store_url, request.key, request.size - request.footer, request.footer)
+        group = _Range(request.store_url, request.key, request.offset, request.length)
+        got = _Got()
+        metadata = self._footer(store, footer, got)
+
+        def decode(data: bytes) -> DecodedRows:
+            return decode_group(
+                metadata, request.index, request.offset, data,
+                size=request.size, topic=request.topic, wire_bytes=request.wire_bytes,
+            )  # fmt: skip
+
+        rows = self._decoded(store, group, decode, got)
         arrays = (rows.positions, rows.offsets, rows.tags, rows.times)
         parts = [np.ascontiguousarray(array, np.int64).data for array in arrays]
         answer = frames.shared([*parts, rows.wire])
-        return frames.GroupRead(request.id, len(rows.offsets), len(rows.wire)), answer
+        return frames.GroupRead(request.id, len(rows.offsets), len(rows.wire), got.fetched, got.cached), answer
 
-    def _footer(self, store: ObjectStore, request: frames.ReadGroup) -> pq.FileMetaData:
+    def _footer(self, store: ObjectStore, place: "_Range", got: "_Got") -> pq.FileMetaData:
         with self._shared:
-            known = self._footers.get(request.key)
+            known = self._footers.get(place.key)
             if known is not None:
-                self._footers.move_to_end(request.key)
+                self._footers.move_to_end(place.key)
                 return known
-        metadata = parse_footer(store.get_range(request.key, request.size - request.footer, request.footer))
+        metadata = self._decoded(store, place, parse_footer, got)
         with self._shared:
-            self._footers[request.key] = metadata
+            self._footers[place.key] = metadata
             if len(self._footers) > _FOOTERS:
                 self._footers.popitem(last=False)
         return metadata
+
+    def _decoded(self, store: ObjectStore, place: "_Range", decode: Callable[[bytes], T], got: "_Got") -> T:
+        """From the cache where that decodes, else from the store; only what has decoded is cached."""
+        data = self._cache.get(place.name) if self._cache is not None else None
+        if data is not None:
+            try:
+                decoded = decode(data)
+            except DamagedObject:
+                assert self._cache is not None
+                self._cache.forget(place.name)
+            else:
+                got.cached += len(data)
+                return decoded
+        data = store.get_range(place.key, place.start, place.length)
+        got.fetched += len(data)
+        decoded = decode(data)
+        if self._cache is not None:
+            self._cache.put(place.name, data)
+        return decoded
+
+
+class _Range(NamedTuple):
+    store_url: str
+    key: str
+    start: int
+    length: int
+
+    @property
+    def name(self) -> str:
+        """Objects are never modified: these bytes are always the same."""
+        return f"{self.store_url} {self.key} {self.start}+{self.length}"
+
+
+@dataclass(slots=True)
+class _Got:
+    fetched: int = 0
+    cached: int = 0
 
 
 def _runs(described: list[tuple[int, int, int]], descriptor: int) -> dict[int, _Run]:
@@ -189,8 +234,12 @@ def _runs(described: list[tuple[int, int, int]], descriptor: int) -> dict[int, _
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tiered.worker")
     parser.add_argument("--fd", type=int, required=True)
-    with socket.socket(fileno=parser.parse_args().fd) as sock:
-        Worker(sock).serve()
+    parser.add_argument("--cache-dir", type=Path)
+    parser.add_argument("--cache-bytes", type=int, default=0)
+    options = parser.parse_args()
+    cache = DiskCache(RealDisk(), options.cache_dir, options.cache_bytes) if options.cache_dir else None
+    with socket.socket(fileno=options.fd) as sock:
+        Worker(sock, cache).serve()
 
 
 if __name__ == "__main__":

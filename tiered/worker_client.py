@@ -49,9 +49,11 @@ class _Run(Protocol):
 class DecodedGroup:
     """A row group out of the worker's memfd: no copy; the mapping lives as long as a slice of it does."""
 
-    __slots__ = ("nbytes", "offsets", "positions", "tags", "times", "wire")
+    __slots__ = ("cached", "fetched", "nbytes", "offsets", "positions", "tags", "times", "wire")
 
-    def __init__(self, mapped: mmap.mmap, rows: int, wire_bytes: int) -> None:
+    def __init__(self, mapped: mmap.mmap, rows: int, wire_bytes: int, fetched: int = 0, cached: int = 0) -> None:
+        """`fetched` and `cached`: bytes that came from the store, and from the disk cache."""
+        self.fetched, self.cached = fetched, cached
         numbers = np.frombuffer(mapped, np.int64, 4 * rows + 1)
         self.positions = numbers[: rows + 1]
         self.offsets, self.tags, self.times = np.split(numbers[rows + 1 :], 3)
@@ -65,7 +67,16 @@ Answer = CommittedName | DecodedGroup
 class WorkerClient:
     """Thread-safe and synchronous; one process behind it. Use one for uploads and another for cold reads."""
 
-    def __init__(self, *, work_dir: str | Path | None = None, idle_seconds: float = _IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        work_dir: str | Path | None = None,
+        idle_seconds: float = _IDLE_SECONDS,
+        cache_dir: Path | None = None,
+        cache_bytes: int = 0,
+    ) -> None:
+        """`cache_dir`: where the worker keeps what it has read, up to `cache_bytes`; None: nowhere."""
+        self._cache_arguments = ["--cache-dir", str(cache_dir), "--cache-bytes", str(cache_bytes)] if cache_dir else []
         self._work_dir = str(work_dir or tempfile.gettempdir())
         self._idle_seconds = idle_seconds
         self._lock = threading.Lock()
@@ -154,7 +165,7 @@ class WorkerClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         root = str(Path(__file__).resolve().parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-        command = [sys.executable, "-m", "tiered.worker", "--fd", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tiered.worker", "--fd", str(theirs.fileno()), *self._cache_arguments]
         with theirs:
             process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
         self._socket, self._process = ours, process
@@ -223,7 +234,8 @@ class WorkerClient:
                 mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             finally:
                 os.close(descriptor)
-            future.set_result(DecodedGroup(mapped, reply.rows, reply.wire_bytes))
+            group = DecodedGroup(mapped, reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
+            future.set_result(group)
 
 
 def _offload_error(error: WorkerFailed) -> Exception:

@@ -168,6 +168,68 @@ def test_a_flipped_bit_and_a_missing_object_are_never_skipped(tmp_path: Path, ur
     reader.close()
 
 
+def test_a_disk_cache_answers_for_the_store_over_restarts_and_never_with_damage(tmp_path: Path, url: str) -> None:
+    cache_dir = tmp_path / "cache"
+
+    def reading() -> WorkerClient:
+        return WorkerClient(work_dir=tmp_path, cache_dir=cache_dir, cache_bytes=1 << 20)
+
+    first = reading()
+    made = make_round(tmp_path, 0, 0, {0: 60})
+    name = upload(first, url, made)
+    expected = b"".join(made.records.values())
+    group = first.read_group(url, name, 0)
+    assert (bytes(group.wire), group.fetched, group.cached) == (
+        expected, name.row_groups[0].length + name.footer, 0
+    )  # fmt: skip
+    first.close()
+    object_path = tmp_path / "store" / name.key
+    kept = object_path.read_bytes()
+    object_path.unlink()
+    second = reading()
+    group = second.read_group(url, name, 0)
+    assert (bytes(group.wire), group.fetched) == (expected, 0)
+    assert group.cached == name.row_groups[0].length + name.footer
+    for file in cache_dir.iterdir():
+        raw = bytearray(file.read_bytes())
+        raw[-9] ^= 4
+        file.write_bytes(raw)
+    with pytest.raises(WorkerFailed, match="NotFound"):
+        second.read_group(url, name, 0)
+    object_path.write_bytes(kept)
+    group = second.read_group(url, name, 0)
+    assert (bytes(group.wire), group.fetched) == (expected, name.row_groups[0].length)
+    second.close()
+
+
+@pytest.mark.parametrize("damage", ["deleted", "truncated", "empty", "flipped"])
+def test_a_damaged_object_moves_no_reader_and_once_mended_it_is_read(
+    tmp_path: Path, url: str, worker: WorkerClient, damage: str
+) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 60})
+    name = upload(worker, url, made)
+    path = tmp_path / "store" / name.key
+    whole = path.read_bytes()
+    middle = name.row_groups[0].offset + name.row_groups[0].length // 2
+    flipped = bytearray(whole)
+    flipped[middle] ^= 1
+    spoilt = {"truncated": whole[:middle], "empty": b"", "flipped": bytes(flipped)}
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(spoilt[damage])
+    catalog = Catalog()
+    commit(catalog, made, name)
+    reader = ColdReader(catalog, worker, url)
+    for _ in range(2):
+        with pytest.raises(ColdUnavailable):
+            reader.get(TOPIC, 0, 7, 32, 1 << 20)
+    assert reader.counts.failures >= 4
+    path.write_bytes(whole)
+    assert read_all(reader, 0, 7)[0] == b"".join(made.records[0, offset] for offset in range(7, 60))
+    reader.close()
+
+
 def test_a_program_reads_with_no_broker(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 30, 1: 4})
     name = upload(worker, url, made)

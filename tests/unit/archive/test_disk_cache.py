@@ -1,0 +1,126 @@
+"""The disk cache: bounded, checked at each read, and never anybody's problem."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from infra.disk import Disk
+from infra.sim_disk import SimDisk
+from tiered.disk_cache import DiskCache
+
+DIRECTORY = Path("/data/coldcache")
+BLOCK = b"x" * 10_000
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+def files(disk: Disk) -> list[Path]:
+    return [DIRECTORY / name for name in disk.list_dir(DIRECTORY)]
+
+
+def test_what_was_put_is_there_after_a_restart_and_within_the_bound(disk: SimDisk) -> None:
+    cache = DiskCache(disk, DIRECTORY, 100_000)
+    for number in range(30):
+        cache.put(f"n{number}", BLOCK)
+        assert cache.nbytes <= 100_000
+    assert (cache.get("n29"), cache.get("n0"), len(files(disk))) == (BLOCK, None, 9)
+    again = DiskCache(disk, DIRECTORY, 100_000)
+    assert (again.get("n29"), again.get("n28"), again.nbytes) == (BLOCK, BLOCK, cache.nbytes)
+    smaller = DiskCache(disk, DIRECTORY, 50_000)
+    assert smaller.nbytes <= 50_000 and len(files(disk)) == 4
+
+
+def test_a_scan_does_not_drive_out_what_is_read_again(disk: SimDisk) -> None:
+    cache = DiskCache(disk, DIRECTORY, 100_000)
+    cache.put("again", BLOCK)
+    assert cache.get("again") == BLOCK
+    for number in range(50):
+        cache.put(f"scan{number}", BLOCK)
+    assert cache.get("again") == BLOCK
+
+
+@pytest.mark.parametrize("position", [0, 9, 13, 16, 18, 500, 10_000])
+def test_a_changed_byte_or_a_torn_file_is_a_miss_and_goes(disk: SimDisk, position: int) -> None:
+    cache = DiskCache(disk, DIRECTORY, 1 << 20)
+    cache.put("name", BLOCK)
+    (file,) = files(disk)
+    raw = bytearray(disk.read(file))
+    raw[position] ^= 1
+    disk.write_atomic(file, raw[:-1] if position == 500 else raw)
+    assert (cache.get("name"), files(disk), cache.nbytes) == (None, [], 0)
+    cache.put("name", BLOCK)
+    assert cache.get("name") == BLOCK
+
+
+def test_a_file_under_anothers_name_is_a_miss(disk: SimDisk) -> None:
+    cache = DiskCache(disk, DIRECTORY, 1 << 20)
+    cache.put("one", BLOCK)
+    (one,) = files(disk)
+    cache.put("two", BLOCK[:100])
+    (two,) = [file for file in files(disk) if file != one]
+    disk.rename(one, two)
+    assert cache.get("one") is None and cache.get("two") is None
+
+
+def test_what_a_dead_process_left_half_done_is_removed(disk: SimDisk) -> None:
+    disk.make_dirs(DIRECTORY)
+    disk.append(DIRECTORY / ("a" * 64 + ".0.part"), BLOCK)
+    cache = DiskCache(disk, DIRECTORY, 1 << 20)
+    assert (files(disk), cache.nbytes) == ([], 0)
+
+
+class FailingDisk(SimDisk):
+    """Fails at one call, as a full or dying disk does."""
+
+    fails = ""
+
+    def append(self, path: Path, data: bytes) -> None:
+        if self.fails == "append":
+            super().append(path, data[:10])
+            raise OSError(errno.ENOSPC, "full")
+        super().append(path, data)
+
+    def read(self, path: Path) -> bytes:
+        if self.fails == "read":
+            raise OSError(errno.EIO, "broken")
+        return super().read(path)
+
+    def make_dirs(self, path: Path) -> None:
+        if self.fails == "make_dirs":
+            raise OSError(errno.EROFS, "read-only")
+        super().make_dirs(path)
+
+
+@pytest.mark.parametrize("fails", ["append", "read", "make_dirs"])
+def test_a_disk_that_fails_only_switches_the_cache_off(fails: str) -> None:
+    disk = FailingDisk()
+    disk.fails = fails if fails == "make_dirs" else ""
+    cache = DiskCache(disk, DIRECTORY, 1 << 20)
+    cache.put("before", BLOCK)
+    disk.fails = fails
+    cache.put("name", BLOCK)
+    assert cache.get("name") is None
+    assert cache.broken is not None
+    disk.fails = ""
+    cache.put("later", BLOCK)
+    assert cache.get("later") is None
+    if fails != "make_dirs":
+        assert not any(file.suffix for file in files(disk))
+
+
+def test_the_cache_gives_way_where_the_disk_fills() -> None:
+    disk = SimDisk(capacity=200_000)
+    cache = DiskCache(disk, DIRECTORY, 150_000)
+    for number in range(10):
+        cache.put(f"n{number}", BLOCK)
+    while cache.nbytes:
+        held = cache.nbytes
+        disk.append(Path("/data/log"), bytes(disk.free_bytes(DIRECTORY)))
+        cache.put(f"with {held}", BLOCK)
+        assert cache.nbytes < held
+        assert not cache.nbytes or disk.free_bytes(DIRECTORY) >= 20_000
+    assert cache.broken is None
