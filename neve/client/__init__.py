@@ -2,7 +2,7 @@
 
 from neve.client.client import AsyncClient, connect
 from neve.client.connection import ConnectionFailed
-from neve.client.consumer import Consumer, Received
+from neve.client.consumer import Consumer
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -17,6 +17,7 @@ from neve.client.model import (
 )
 from neve.client.options import ClientOptions
 from neve.client.pull import Subscription
+from neve.client.received import Received
 from neve.client.route import TopicRoute
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 from neve.client.admin import Admin
@@ -193,11 +194,17 @@ class AsyncClient:
         *,
         start: str | int = "last",
         auto_ack: bool = True,
+        in_order: bool = False,
+        broadcast: bool = False,
         allocation: str | Allocation = "average",
         pull_batch: int = 32,
         max_buffered: int = 1000,
+        max_buffered_per_queue: int = 1000,
+        max_buffered_bytes: int = 64 << 20,
         long_poll: float = 15.0,
-        max_redeliveries: int = 16,
+        max_redeliveries: int | None = None,
+        pause_after_nack: float = 1.0,
+        offsets_directory: str | Path | None = None,
     ) -> Consumer:
         """A member of a group; enter it to join.
 
@@ -206,19 +213,33 @@ class AsyncClient:
             start: where a group without a stored offset begins: `first`, `last`, or ms since 1970.
             auto_ack: asking for the next message, or leaving the `with` block unharmed, acks the one before;
                 else call `await message.ack()`.
+            in_order: each queue has one reader in the group (locked at its broker) and one message in hand at a time;
+                a nack repeats the message after `pause_after_nack` seconds, before any other of its queue.
+            broadcast: every member reads every queue; offsets are kept in a file below `offsets_directory`
+                (default `~/.rocketmq_offsets`), there are no retries.
             allocation: `average`, `circular`, `consistent_hash`, or one made with `neve.client.allocation`; the same
                 for all members.
-            max_buffered: no more is pulled while so many messages wait for the application.
-            max_redeliveries: after so many nacks a message goes to %DLQ%group.
+            max_buffered: no more is pulled while so many messages wait for the application; `max_buffered_bytes`
+                likewise, and `max_buffered_per_queue` for each queue.
+            max_redeliveries: after so many nacks a message goes to %DLQ%group; 16, in order without end.
+
+        Raises:
+            ClientError: an argument is out of its range.
         """
         settings = ConsumerSettings(
             start=start,
             auto_ack=auto_ack,
+            in_order=in_order,
+            broadcast=broadcast,
             allocation=allocation,
             pull_batch=pull_batch,
             max_buffered=max_buffered,
+            max_buffered_per_queue=max_buffered_per_queue,
+            max_buffered_bytes=max_buffered_bytes,
             long_poll=long_poll,
             max_redeliveries=max_redeliveries,
+            pause_after_nack=pause_after_nack,
+            offsets_directory=offsets_directory,
         )
         consumer = Consumer(self._session, group, _subscriptions(topics), settings)
         self._consumers = [*(known for known in self._consumers if not known.is_closed), consumer]

@@ -1,37 +1,43 @@
 """A member of a consumer group: takes its share of the queues, pulls them, keeps the books, commits.
 
-    rebalance ──▶ one pull loop per assigned queue ──▶ buffer (bounded) ──▶ `async for` ──▶ ack ──▶ committed offset
+    rebalance ──▶ one pull loop per assigned queue ──▶ lanes (bounded) ──▶ application ──▶ ack ──▶ committed offset
 
-Delivery is at least once: what was not acked when a queue moves to another member is delivered again there.
+Delivery is at least once: what was not acked when a queue moves to another member is delivered again there. In order,
+a queue has one reader in the group and one message in hand at a time; broadcasting, every member reads all queues and
+keeps its offsets in a file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
 
-from neve.client.allocation import Allocation, chosen
-from neve.client.connection import Connection
-from neve.client.model import RETRY_PREFIX, Message, MessageQueue, PullStatus
+from neve.client.allocation import Allocation
+from neve.client.consume_loop import Handler, consume
+from neve.client.delivery import Lane
+from neve.client.fetcher import Fetcher, FlowLimits
+from neve.client.group import BroadcastShare, ClusterShare, GroupMember, GroupProfile
+from neve.client.group_requests import DirectRun, GroupRequests, RunningState
+from neve.client.model import RETRY_PREFIX, Message, MessageQueue
+from neve.client.offset_store import BrokerOffsetStore, LocalFileOffsetStore, OffsetStore
 from neve.client.process_queue import ProcessQueue
 from neve.client.pull import Puller, Subscription
-from neve.client.session import Session, parse_body
-from neve.errors import BrokerError, ClientError, NeveError
-from neve.message import PROPERTY_RETRY_TOPIC, tags_code
-from neve.remoting.body import lenient_loads
-from neve.remoting.codes import RequestCode, ResponseCode
-from neve.remoting.command import RemotingCommand
+from neve.client.queue_locks import LOCK_RENEWAL_S, LOCK_VALID_S, QueueLocks
+from neve.client.rebalance import Rebalancer
+from neve.client.received import Received, received
+from neve.client.send_back import SendBack
+from neve.client.session import Session
+from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)
 
-_FROM_WHERE = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FROM_LAST_OFFSET"}
-_PAUSE_AFTER_ERROR = 1.0
-_PAUSE_AFTER_FLOW_CONTROL = 0.02
-_REBALANCE_AGAIN = 1.0
+__all__ = ["Consumer", "ConsumerSettings", "Received"]
+
+_AGAIN_HERE_S = 5.0  # a message that could not be sent back is delivered again by us
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,68 +46,66 @@ class ConsumerSettings:
 
     start: str | int = "last"
     auto_ack: bool = True
+    in_order: bool = False
+    broadcast: bool = False
     allocation: str | Allocation = "average"
     pull_batch: int = 32
     max_buffered: int = 1000
     max_buffered_bytes: int = 64 << 20
+    max_buffered_per_queue: int = 1000
     long_poll: float = 15.0
-    max_redeliveries: int = 16
+    max_redeliveries: int | None = None
+    pause_after_nack: float = 1.0
+    offsets_directory: str | Path | None = None
 
+    @property
+    def redeliveries(self) -> int:
+        """RocketMQ's: 16, in order without end."""
+        if self.max_redeliveries is not None:
+            return self.max_redeliveries
+        return 2**31 - 1 if self.in_order else 16
 
-@dataclass(frozen=True, slots=True)
-class Received(Message):
-    """A message with its way back to the consumer that delivered it."""
-
-    consumer: Consumer | None = None
-    books: ProcessQueue | None = None
-
-    async def ack(self) -> None:
-        """Done with it; the group's offset may pass it."""
-        self._consumer().ack(self)
-
-    async def nack(self, delay_level: int = 0) -> None:
-        """Have the broker deliver it again later, to any member; after too many times it goes to %DLQ%group.
-
-        Args:
-            delay_level: 1..18 (1 s … 2 h); 0 lets the wait grow with each redelivery; -1 means %DLQ% at once.
-        """
-        await self._consumer().nack(self, delay_level)
-
-    def _consumer(self) -> Consumer:
-        if self.consumer is None:
-            raise ClientError("this message was not delivered by a consumer")
-        return self.consumer
+    @property
+    def limits(self) -> FlowLimits:
+        return FlowLimits(
+            batch=self.pull_batch,
+            wait=self.long_poll,
+            messages=self.max_buffered,
+            bytes=self.max_buffered_bytes,
+            queue_messages=self.max_buffered_per_queue,
+        )
 
 
 class Consumer:
     """`async with client.consumer(...) as consumer: async for message in consumer: ...`"""
 
     def __init__(
-        self,
-        session: Session,
-        group: str,
-        topics: Mapping[str, Subscription],
-        settings: ConsumerSettings,
+        self, session: Session, group: str, topics: Mapping[str, Subscription], settings: ConsumerSettings
     ) -> None:
-        self._allocate = chosen(settings.allocation)
-        if isinstance(settings.start, str) and settings.start not in _FROM_WHERE:
-            raise ClientError(f"start is 'first', 'last' or ms since 1970, not {settings.start!r}")
-        if not topics or not group:
-            raise ClientError("a consumer needs a group and at least one topic")
+        if not topics:
+            raise ClientError("a consumer needs at least one topic")
         self._session = session
-        self._puller = Puller(session)
-        self.group = group
         self._settings = settings
-        self._topics = {**topics, f"{RETRY_PREFIX}{group}": Subscription()}
-        self._version = session.options.now_ms()
-        self._assigned: dict[MessageQueue, ProcessQueue] = {}
-        self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._buffer: deque[Received] = deque()
-        self._changed = asyncio.Condition()
-        self._rebalancing = asyncio.Lock()
-        self._wanted = asyncio.Event()  # a rebalance
+        model = "BROADCASTING" if settings.broadcast else "CLUSTERING"
+        profile = GroupProfile(group, message_model=model, start=settings.start)
+        retry = {} if settings.broadcast else {f"{RETRY_PREFIX}{group}": Subscription()}
+        self.group = group
+        self._member = GroupMember(session, profile, {**topics, **retry})
+        clustered = ClusterShare(session, self._member, settings.allocation)
+        share = BroadcastShare(session) if settings.broadcast else clustered
+        self._rebalancer = Rebalancer(session, lambda: self._member.topics, share, self)
+        self._puller = Puller(session)
+        self._offsets: OffsetStore = BrokerOffsetStore(self._puller, group)
+        self._locks = QueueLocks(session, group) if settings.in_order and not settings.broadcast else None
+        self._send_back = SendBack(session, group, settings.redeliveries)
+        self._fetcher = Fetcher(
+            session, group, self, settings.limits, subscription=self._member.topics.__getitem__, moved=self.seek
+        )
+        self._buffer = self._fetcher.buffer
+        self._direct = Lane()
         self._auto: Received | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._started_ms = 0
         self._is_closed = False
 
     # ---- life
@@ -112,50 +116,61 @@ class Consumer:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._ack_last()
+            await self._ack_last()
         await self.close()
 
     async def start(self) -> None:
-        """Joins the group and takes the first share of queues."""
+        """Joins the group and takes the first share of queues.
+
+        Raises:
+            ClientError: this client is already in the group, or the stored offsets cannot be read.
+            BrokerError: a broker refuses a filter expression.
+        """
         if self._tasks:
             return
-        if self.group in self._session.consumers:
-            raise ClientError(f"this client is already in group {self.group}")
-        self._session.consumers[self.group] = self._describe
-        self._session.request_handlers[self.group] = self._serve
-        await self._refresh_routes()
-        await self._session.heartbeat()
-        await self._rebalance()
+        if self._settings.broadcast:
+            self._offsets = LocalFileOffsetStore(self._offsets_path())
+        await self._offsets.load()
+        await self._member.join(GroupRequests(self._session, self._member, self))
+        self._started_ms = self._session.options.now_ms()
+        await self._rebalancer.once()
         self._tasks = [
-            self._session.spawn(self._rebalance_forever(), f"rebalance {self.group}"),
+            self._session.spawn(self._rebalancer.forever(), f"rebalance {self.group}"),
             self._session.spawn(self._commit_forever(), f"commit {self.group}"),
         ]
+        if self._locks is not None:
+            self._tasks.append(self._session.spawn(self._renew_forever(), f"locks of {self.group}"))
 
     async def close(self) -> None:
         """Commits, and leaves the group at once."""
         if self._is_closed:
             return
         self._is_closed = True
-        for task in (*self._tasks, *self._loops.values()):
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._loops.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, self._fetcher.close(), return_exceptions=True)
         try:
             await self.commit()
         except NeveError as error:
             log.warning("the last commit of %s failed; some messages will come again: %s", self.group, error)
-        for books in self._assigned.values():
-            books.is_dropped = True
-        self._assigned.clear()
-        self._buffer.clear()
-        if self._session.consumers.pop(self.group, None) is not None:
-            self._session.request_handlers.pop(self.group, None)
-            await self._session.unregister({"consumerGroup": self.group})
-        async with self._changed:
-            self._changed.notify_all()
+        queues = list(self._fetcher.assigned)
+        for queue in queues:
+            self._fetcher.drop(queue)
+        if self._locks is not None:
+            await self._locks.unlock(queues)
+        await self._member.leave()
+        self._buffer.wake()
 
     @property
     def is_closed(self) -> bool:
         return self._is_closed
+
+    def _offsets_path(self) -> Path:
+        """RocketMQ's place: by client id, which has no process in it, so that the next run finds the file."""
+        directory = self._settings.offsets_directory
+        root = Path.home() / ".rocketmq_offsets" if directory is None else Path(directory)
+        ip = self._session.client_id.partition("@")[0]
+        return root / f"{ip}@DEFAULT" / self.group / "offsets.json"
 
     # ---- delivery
 
@@ -169,72 +184,174 @@ class Consumer:
         return message
 
     async def receive(self, timeout: float | None = None) -> Received | None:
-        """The next message; None when the consumer is closed, or nothing came within `timeout`.
+        """The next message; None when the consumer is closed, or nothing came within `timeout` seconds.
 
         With `auto_ack`, asking for the next message acks the one before; so does leaving the `with` block unharmed.
         """
-        self._session.pool.check_usable()
-        self._ack_last()
+        await self._ack_last()
         try:
-            async with asyncio.timeout(timeout), self._changed:
-                while (message := self._take()) is None:
-                    if self._is_closed:
-                        return None
-                    await self._changed.wait()
-                self._changed.notify_all()
+            async with asyncio.timeout(timeout):
+                message = await self.next()
         except TimeoutError:
             return None
         if self._settings.auto_ack:
             self._auto = message
         return message
 
+    async def next(self) -> Received | None:
+        """The next message, whatever became of the one before; None when the consumer is closed."""
+        self._session.pool.check_usable()
+        while (message := self._take()) is None:
+            if self._is_closed:
+                return None
+            await self._buffer.wait()
+        return message
+
+    async def run(self, handler: Handler, *, workers: int = 1, delay_level: int = 0) -> None:
+        """Gives every message to `handler` until the consumer is closed: returning acks, raising nacks.
+
+        Args:
+            workers: so many handlers run beside each other; in order still only one for each queue.
+            delay_level: of the nack, see `Received.nack`.
+        """
+        await consume(self, handler, workers, delay_level)
+
     def _take(self) -> Received | None:
-        while self._buffer:
-            message = self._buffer.popleft()
-            assert message.books is not None
-            message.books.handed_over(message)
-            if not message.books.is_dropped:
+        now = asyncio.get_running_loop().time()
+        while (message := self._buffer.take()) is not None:
+            books = message.receipt
+            if not isinstance(books, ProcessQueue):
                 return message
+            if books.is_usable(now):
+                books.handed_over(message.queue_offset, now)
+                books.last_consume_ms = self._session.options.now_ms()
+                return message
+            self._put_back(books, message)  # the lock lapsed: nothing more until the queue is taken anew
         return None
 
-    def _ack_last(self) -> None:
-        if self._auto is not None:
-            self.ack(self._auto)
+    def _put_back(self, books: ProcessQueue, message: Received) -> None:
+        self._buffer.close(books.lane)
+        self._buffer.settled(books.lane)
+        self._buffer.put(books.lane, [message], first=True)
+
+    # ---- settling
+
+    async def _ack_last(self) -> None:
+        message, self._auto = self._auto, None
+        if message is not None:
+            await self.settle(message, None)
+
+    async def settle(self, message: Received, delay_level: int | None) -> None:
+        """See `Received.ack` and `Received.nack`."""
+        if delay_level is None:
+            self.ack(message)
+        else:
+            await self.nack(message, delay_level)
+
+    async def failed(self, message: Received, error: BaseException, delay_level: int) -> None:
+        """The application's handler raised: as a nack."""
+        if isinstance(message.receipt, DirectRun):
+            message.receipt.settle("CR_THROW_EXCEPTION", repr(error))
+        await self.nack(message, delay_level)
 
     def ack(self, message: Received) -> None:
         """Marks it done; the offset is committed within `commit_interval` and at close."""
-        if message.books is not None:
-            message.books.ack(message.queue_offset)
         if self._auto is message:
             self._auto = None
+        books = message.receipt
+        if isinstance(books, DirectRun):
+            books.settle("CR_SUCCESS")
+        if isinstance(books, ProcessQueue):
+            self._done(books, message, is_consumed=True)
 
     async def nack(self, message: Received, delay_level: int = 0) -> None:
-        """See `Received.nack`."""
-        assert message.queue is not None
-        ext = {
-            "offset": str(message.physical_offset),
-            "group": self.group,
-            "delayLevel": str(delay_level),
-            "originMsgId": message.offset_msg_id,
-            "originTopic": message.properties.get(PROPERTY_RETRY_TOPIC, message.topic),
-            "maxReconsumeTimes": str(self._settings.max_redeliveries),
-            "bname": message.queue.broker_name,
-        }
-        route = await self._session.route(message.queue.topic)
-        address = route.master(message.queue.broker_name) or message.store_host
-        await self._session.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
-        self.ack(message)
+        """See `Received.nack`. Broadcasting there is no second delivery: the message is logged and passed over."""
+        if self._auto is message:
+            self._auto = None
+        books = message.receipt
+        if isinstance(books, DirectRun):
+            books.settle("CR_LATER")
+        if not isinstance(books, ProcessQueue):
+            return
+        self._fetcher.stats.failed(books.queue.topic, asyncio.get_running_loop().time())
+        if self._settings.broadcast:
+            log.warning("%s of %s failed and is passed over: broadcasting has no retry", message.msg_id, books.queue)
+            self._done(books, message, is_consumed=False)
+        elif self._settings.in_order:
+            await self._nack_in_order(books, message, delay_level)
+        else:
+            try:
+                await self._send_back.retry(message, delay_level)
+            except NeveError as error:
+                log.warning("%s stays here and comes again in %g s: %s", message.msg_id, _AGAIN_HERE_S, error)
+                self._repeat(books, message, _AGAIN_HERE_S)
+            else:
+                self._done(books, message, is_consumed=False)
+
+    async def _nack_in_order(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
+        """The queue pauses and repeats the message; after too many times it goes to %DLQ%group."""
+        if delay_level < 0 or message.reconsume_times >= self._settings.redeliveries:
+            try:
+                await self._send_back.send_copy(message, message.reconsume_times)
+            except NeveError as error:
+                log.warning("%s did not get to the dead letter queue, it is repeated: %s", message.msg_id, error)
+            else:
+                self._done(books, message, is_consumed=False)
+                return
+        self._buffer.close(books.lane)
+        self._buffer.settled(books.lane)
+        self._repeat(books, message, self._settings.pause_after_nack)
+
+    def _repeat(self, books: ProcessQueue, message: Received, delay: float) -> None:
+        """Delivers the message again from here; until then its offset stays open."""
+        again = replace(message, reconsume_times=message.reconsume_times + 1)
+
+        def put() -> None:
+            if not books.is_dropped:
+                self._buffer.put(books.lane, [again], first=True)
+                self._reopen(books)
+
+        if self._settings.in_order and message.reconsume_times >= self._settings.redeliveries:
+            again = message  # it counts no further while the dead letter queue cannot be reached
+        asyncio.get_running_loop().call_later(delay, put)
+
+    def _reopen(self, books: ProcessQueue) -> None:
+        if not (books.is_paused or books.is_leaving):
+            self._buffer.open(books.lane)
+
+    def _done(self, books: ProcessQueue, message: Received, *, is_consumed: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        handed_over = books.ack(message.queue_offset)
+        if handed_over is not None and is_consumed:
+            self._fetcher.stats.consumed(books.queue.topic, now - handed_over if handed_over else 0.0, now)
+        in_hand = books.lane.in_hand
+        if in_hand is not None and in_hand.queue_offset == message.queue_offset:
+            self._buffer.settled(books.lane)
+            if books.is_leaving:  # another member waits for the queue
+                self._rebalancer.wake()
 
     # ---- offsets
 
     @property
     def assigned(self) -> list[MessageQueue]:
         """The queues that this member reads now, sorted; those of the group's retry topic are not among them."""
-        return sorted(queue for queue in self._assigned if not queue.topic.startswith(RETRY_PREFIX))
+        return sorted(queue for queue in self._fetcher.assigned if not queue.topic.startswith(RETRY_PREFIX))
 
     def position(self, queue: MessageQueue) -> int:
         """The offset up to which all of the queue is acked."""
         return self._books(queue).committable
+
+    async def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetches and delivers nothing more of them until `resume`; they stay assigned to this member."""
+        for books in [self._books(queue) for queue in queues]:
+            books.is_paused = True
+            self._buffer.close(books.lane)
+
+    async def resume(self, queues: Iterable[MessageQueue]) -> None:
+        for books in [self._books(queue) for queue in queues]:
+            books.is_paused = False
+            self._reopen(books)
+        self._fetcher.wake()
 
     async def commit(self) -> None:
         """Stores the positions of all assigned queues and waits for the answers."""
@@ -242,11 +359,11 @@ class Consumer:
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
-        async with self._rebalancing:
+        async with self._rebalancer.lock:
             self._books(queue)
-            await self._puller.commit(self.group, queue, offset)
-            await self._drop(queue, commit=False)
-            self._take_over(queue, offset)
+            await self._offsets.write({queue: offset})
+            old = self._fetcher.drop(queue)
+            self._begin(queue, offset, old.locked_until, is_paused=old.is_paused)
 
     async def seek_to_time(self, time_ms: int, queues: Iterable[MessageQueue] | None = None) -> None:
         """Goes on with the first message that was stored at `time_ms` or later, in each of the queues."""
@@ -262,17 +379,17 @@ class Consumer:
             await self.seek(queue, await self._puller.max_offset(queue))
 
     def _books(self, queue: MessageQueue) -> ProcessQueue:
-        books = self._assigned.get(queue)
+        books = self._fetcher.assigned.get(queue)
         if books is None:
             raise ClientError(f"{queue} is not assigned to this consumer")
         return books
 
     async def _commit(self, *, oneway: bool) -> None:
-        for queue, books in list(self._assigned.items()):
-            offset = books.committable
-            if offset != books.committed:
-                await self._puller.commit(self.group, queue, offset, oneway=oneway)
-                books.committed = offset
+        books = list(self._fetcher.assigned.values())
+        offsets = {one: one.committable for one in books if one.committable != one.committed}
+        await self._offsets.write({one.queue: offset for one, offset in offsets.items()}, oneway=oneway)
+        for one, offset in offsets.items():
+            one.committed = offset
 
     async def _commit_forever(self) -> None:
         while True:
@@ -282,114 +399,9 @@ class Consumer:
             except NeveError as error:
                 log.warning("commit of %s, tried again later: %s", self.group, error)
 
-    # ---- group membership
-
-    def _describe(self) -> dict[str, Any]:
-        start = self._settings.start
-        return {
-            "consumeFromWhere": _FROM_WHERE.get(str(start), "CONSUME_FROM_TIMESTAMP"),
-            "consumeType": "CONSUME_PASSIVELY",
-            "groupName": self.group,
-            "messageModel": "CLUSTERING",
-            "subscriptionDataSet": [self._subscription(topic, what) for topic, what in self._topics.items()],
-            "unitMode": False,
-        }
-
-    def _subscription(self, topic: str, what: Subscription) -> dict[str, Any]:
-        tags = sorted(what.tags)
-        return {
-            "classFilterMode": False,
-            "codeSet": [tags_code(tag) for tag in tags],
-            "expressionType": what.kind,
-            "subString": what.expression,
-            "subVersion": self._version,
-            "tagsSet": tags,
-            "topic": topic,
-        }
-
-    def _serve(self, connection: Connection, request: RemotingCommand) -> bool:
-        """Requests of brokers; whether this was one that we know."""
-        if request.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            self._wanted.set()
-            connection.answer(request, ResponseCode.SUCCESS)
-            return True
-        if request.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
-            table = lenient_loads(request.body).get("offsetTable") or {}
-            self._session.spawn(self._reset(table), f"reset {self.group}")
-            connection.answer(request, ResponseCode.SUCCESS)
-            return True
-        return False
-
-    async def _reset(self, table: Mapping[Any, Any]) -> None:
-        for queue, offset in table.items():
-            if isinstance(queue, MessageQueue) and queue in self._assigned:
-                await self.seek(queue, int(offset))
-
-    async def _rebalance_forever(self) -> None:
-        interval = self._session.options.rebalance_interval
-        while True:
-            try:
-                async with asyncio.timeout(interval):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
-            self._wanted.clear()
-            interval = self._session.options.rebalance_interval if await self._rebalance() else _REBALANCE_AGAIN
-
-    async def _refresh_routes(self) -> None:
-        for topic in self._topics:
-            try:
-                await self._session.route(topic, fresh=True)
-            except BrokerError as error:  # the retry topic is made by the first heartbeat; others may come later
-                log.info("%s: %s", topic, error)
-
-    async def _rebalance(self) -> bool:
-        """Takes and leaves queues so that the share is right; False when some topic could not be settled."""
-        settled = True
-        async with self._rebalancing:
-            for topic in self._topics:
-                try:
-                    await self._rebalance_topic(topic)
-                except NeveError as error:
-                    log.info("rebalance of %s in %s: %s", topic, self.group, error)
-                    settled = False
-        return settled
-
-    async def _rebalance_topic(self, topic: str) -> None:
-        route = await self._session.route(topic)
-        members = await self._members(topic)
-        mine = set(self._allocate(self._session.client_id, members, route.read_queues))
-        for queue in [q for q in self._assigned if q.topic == topic and q not in mine]:
-            await self._drop(queue, commit=True)
-        for queue in sorted(mine - self._assigned.keys()):
-            self._take_over(queue, await self._first_offset(queue))
-
-    async def _members(self, topic: str) -> list[str]:
-        """The group's members as any of the topic's brokers knows them."""
-        route = await self._session.route(topic)
-        problem: NeveError = ClientError(f"{topic} has no broker")
-        for name in sorted(route.brokers):
-            address = route.address(name)
-            if address is None:
-                continue
-            try:
-                ext = {"consumerGroup": self.group}
-                answer = await self._session.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
-            except NeveError as error:
-                problem = error
-                continue
-            members = [str(member) for member in parse_body(answer).get("consumerIdList") or ()]
-            if self._session.client_id not in members:  # it forgot us, or has not heard of us yet
-                await self._session.heartbeat()
-                members.append(self._session.client_id)
-            return members
-        if isinstance(problem, BrokerError):  # no member online: so it does not know us
-            await self._session.heartbeat()
-        raise problem
-
     async def _first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin: the group's stored offset, else what `start` says."""
-        stored = await self._puller.committed(self.group, queue)
+        """Where to begin: the group's stored offset, else what `start` says; retries are never skipped."""
+        stored = await self._offsets.read(queue)
         if stored is not None:
             return stored
         if queue.topic.startswith(RETRY_PREFIX) or self._settings.start == "first":
@@ -398,73 +410,90 @@ class Consumer:
             return await self._puller.max_offset(queue)
         return await self._puller.offset_by_time(queue, int(self._settings.start))
 
-    def _take_over(self, queue: MessageQueue, offset: int) -> None:
-        books = ProcessQueue(queue, offset)
-        self._assigned[queue] = books
-        self._loops[queue] = self._session.spawn(self._pull_forever(books), f"pull {self.group} {queue}")
+    # ---- queues come and go (Assignee of the rebalancer)
 
-    async def _drop(self, queue: MessageQueue, *, commit: bool) -> None:
-        books, loop = self._assigned.pop(queue), self._loops.pop(queue)
-        books.is_dropped = True
-        if loop is not asyncio.current_task():
-            loop.cancel()
-        kept = [message for message in self._buffer if message.books is not books]
-        self._buffer.clear()
-        self._buffer.extend(kept)
-        async with self._changed:
-            self._changed.notify_all()  # there may be room now
-        if commit and books.committable != books.committed:
-            await self._puller.commit(self.group, queue, books.committable)
+    def held(self) -> Iterable[MessageQueue]:
+        return list(self._fetcher.assigned)
 
-    # ---- pull loops
+    async def take(self, queues: list[MessageQueue]) -> bool:
+        locked_until = None
+        mine = queues
+        if self._locks is not None:
+            locked_until = asyncio.get_running_loop().time() + LOCK_VALID_S
+            granted, _ = await self._locks.lock(queues)
+            mine = [queue for queue in queues if queue in granted]
+        for queue in mine:
+            self._begin(queue, await self._first_offset(queue), locked_until)
+        return len(mine) == len(queues)
 
-    async def _pull_forever(self, books: ProcessQueue) -> None:
-        while not books.is_dropped:
-            async with self._changed:
-                await self._changed.wait_for(self._has_room)
-            try:
-                await self._pull_once(books)
-            except BrokerError as error:
-                log.info("pull of %s: %s", books.queue, error)
-                is_throttled = error.code == ResponseCode.FLOW_CONTROL
-                await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)
-            except NeveError as error:
-                log.info("pull of %s: %s", books.queue, error)
-                self._session.forget_route(books.queue.topic)
-                await asyncio.sleep(_PAUSE_AFTER_ERROR)
+    def keep(self, queue: MessageQueue) -> None:
+        books = self._books(queue)
+        if books.is_leaving:
+            books.is_leaving = False
+            self._reopen(books)
 
-    def _has_room(self) -> bool:
-        if len(self._buffer) >= self._settings.max_buffered:
+    async def leave(self, queue: MessageQueue) -> bool:
+        books = self._books(queue)
+        if books.lane.in_hand is not None:  # the next member must not overtake it
+            books.is_leaving = True
+            self._buffer.close(books.lane)
             return False
-        held = sum(books.buffered_bytes for books in self._assigned.values())
-        return held < self._settings.max_buffered_bytes
+        self._fetcher.drop(queue)
+        if books.committable != books.committed:
+            await self._offsets.write({queue: books.committable})
+        if self._locks is not None:
+            await self._locks.unlock([queue])
+        return True
 
-    async def _pull_once(self, books: ProcessQueue) -> None:
-        result = await self._puller.pull(
-            books.queue,
-            books.next_offset,
-            self._settings.pull_batch,
-            group=self.group,
-            subscription=self._topics[books.queue.topic],
-            wait=self._settings.long_poll,
-        )
-        if books.is_dropped:
-            return
-        if result.status is PullStatus.OFFSET_ILLEGAL:
-            log.warning("%s: offset %d moved to %d", books.queue, books.next_offset, result.next_offset)
-            await self.seek(books.queue, result.next_offset)
-            return
-        if result.messages or result.next_offset != books.next_offset:
-            books.fetched(result.messages, result.next_offset)
-        if result.messages:
-            self._buffer.extend(_received(message, self, books) for message in result.messages)
-            async with self._changed:
-                self._changed.notify_all()
+    def _begin(self, queue: MessageQueue, offset: int, locked_until: float | None, *, is_paused: bool = False) -> None:
+        books = ProcessQueue(queue, offset, in_order=self._settings.in_order)
+        books.locked_until = locked_until
+        books.last_lock_ms = self._session.options.now_ms() if locked_until is not None else 0
+        books.is_paused = is_paused
+        books.lane.is_open = not is_paused
+        self._fetcher.take_over(books)
 
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(LOCK_RENEWAL_S)
+            async with self._rebalancer.lock:
+                await self.renew_locks()
 
-_MESSAGE_FIELDS = tuple(field.name for field in fields(Message))
+    async def renew_locks(self) -> None:
+        """Renews all; a queue whose lock lapsed or was refused is dropped: another member may have moved its offset."""
+        assert self._locks is not None
+        now = asyncio.get_running_loop().time()
+        granted, unknown = await self._locks.lock(self._fetcher.assigned)
+        for queue, books in list(self._fetcher.assigned.items()):
+            if queue in granted and books.is_usable(now):
+                books.locked_until = now + LOCK_VALID_S
+                books.last_lock_ms = self._session.options.now_ms()
+            elif queue not in unknown:
+                log.warning("%s is not locked for %s any more", queue, self.group)
+                self._fetcher.drop(queue)
+                self._rebalancer.wake()
 
+    # ---- what brokers ask (Asked of the group's requests)
 
-def _received(message: Message, consumer: Consumer, books: ProcessQueue) -> Received:
-    values: dict[str, Any] = {name: getattr(message, name) for name in _MESSAGE_FIELDS}
-    return Received(**values, consumer=consumer, books=books)
+    def wake(self) -> None:
+        self._rebalancer.wake()
+
+    async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        for queue, offset in offsets.items():
+            if queue in self._fetcher.assigned:
+                await self.seek(queue, offset)
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        return {queue: books.committable for queue, books in self._fetcher.assigned.items() if queue.topic == topic}
+
+    def running_state(self) -> RunningState:
+        status = self._fetcher.stats.status_table(asyncio.get_running_loop().time())
+        return RunningState(self._started_ms, self._settings.in_order, self._fetcher.assigned, {}, status)
+
+    async def consume_directly(self, message: Message) -> tuple[str, str | None] | None:
+        run = DirectRun()
+        self._buffer.put(self._direct, [received(message, self, run)], first=True)
+        try:
+            return await run.verdict()
+        finally:
+            self._buffer.discard(self._direct)

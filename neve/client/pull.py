@@ -13,7 +13,7 @@ from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it
-_COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4
+_COMMIT, _SUSPEND, _SUBSCRIPTION, _LITE = 1, 2, 4, 16
 _STATUS = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
     ResponseCode.PULL_NOT_FOUND: PullStatus.NO_NEW_MESSAGE,
@@ -30,6 +30,11 @@ class Subscription:
 
     expression: str = "*"
     kind: str = "TAG"
+
+    @classmethod
+    def sql(cls, expression: str) -> Subscription:
+        """An SQL92 expression over the properties, such as `colour = 'red' AND size > 5`."""
+        return cls(expression, "SQL92")
 
     @property
     def tags(self) -> frozenset[str]:
@@ -85,9 +90,12 @@ class Puller:
         commit_offset: int | None = None,
         max_bytes: int = MAX_BYTES,
         timeout: float | None = None,
+        code: RequestCode = RequestCode.PULL_MESSAGE,
     ) -> PullResult:
         wanted = subscription or Subscription()
         flags = _SUBSCRIPTION | (_SUSPEND if wait > 0 else 0) | (_COMMIT if commit_offset is not None else 0)
+        if code == RequestCode.LITE_PULL_MESSAGE:
+            flags |= _LITE
         ext = {
             "consumerGroup": group,
             "topic": queue.topic,
@@ -105,7 +113,7 @@ class Puller:
         }
         address = await self.address(queue)
         limit = timeout or (wait + _ANSWER_MARGIN if wait > 0 else 2 * self._session.options.timeout)
-        answer = await self._session.pool.invoke(address, RequestCode.PULL_MESSAGE, ext, timeout=limit)
+        answer = await self._session.pool.invoke(address, code, ext, timeout=limit)
         return _pull_result(answer, queue, wanted)
 
     # ---- bounds

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from neve.client.connection import Connection, ConnectionFailed, ConnectionPool
-from neve.client.model import BrokerInfo
+from neve.client.model import BrokerInfo, MessageQueue
 from neve.client.options import ClientOptions
 from neve.client.route import DEFAULT_TOPIC, TopicRoute, parse_brokers, parse_route, route_from_default
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
@@ -22,6 +22,7 @@ from neve.remoting.command import RemotingCommand
 log = logging.getLogger(__name__)
 
 ConsumerData = dict[str, Any]
+RequestHandler = Callable[[Connection, RemotingCommand], bool]
 _SEPARATORS = re.compile(r"[;,\s]+")
 
 
@@ -69,9 +70,9 @@ class Session:
         self._known_addresses: dict[str, bool] = {}  # of brokers; whether it is a master
         self.consumers: dict[str, Callable[[], ConsumerData]] = {}
         # By group; a handler answers what it knows, and says whether it did.
-        self.request_handlers: dict[str, Callable[[Connection, RemotingCommand], bool]] = {}
+        self.request_handlers: dict[str, RequestHandler] = {}
         # By request code, for what names no consumer group: check-backs and replies.
-        self.code_handlers: dict[int, Callable[[Connection, RemotingCommand], bool]] = {}
+        self.code_handlers: dict[int, RequestHandler] = {}
         self._producer_groups: set[str] = set()
         # Address -> the producer groups that it has acknowledged over its present connection.
         self._introduced: dict[str, frozenset[str]] = {}
@@ -126,6 +127,10 @@ class Session:
         if self._ids is None:
             raise ClientError("the client is not started: use `async with connect(...)`")
         return self._ids.next(self.options.now_ms())
+
+    @property
+    def namesrv_addresses(self) -> str:
+        return ";".join(self._namesrvs)
 
     # ---- requests
 
@@ -190,6 +195,18 @@ class Session:
                 return route_from_default(topic, await self.route(DEFAULT_TOPIC))
             except BrokerError:
                 raise error from None
+
+    async def master(self, queue: MessageQueue) -> str:
+        """The address of the queue's master.
+
+        Raises:
+            ClientError: no master of that broker is known.
+        """
+        for fresh in (False, True):
+            address = (await self.route(queue.topic, fresh=fresh)).master(queue.broker_name)
+            if address is not None:
+                return address
+        raise ClientError(f"no master of {queue.broker_name} is known")
 
     def forget_route(self, topic: str) -> None:
         """The next use asks the name servers; while they are away the old route is better than none."""

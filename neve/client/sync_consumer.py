@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from neve.client import consumer as grouped
+from neve.client import received
 from neve.client.model import Message, MessageQueue
-from neve.client.sync_loop import Face, waiting
+from neve.client.sync_loop import BackgroundLoop, Face, waiting
 from neve.errors import ClientError
 
 
@@ -16,49 +19,38 @@ from neve.errors import ClientError
 class Received(Message):
     """A message with its way back to the consumer that delivered it."""
 
-    consumer: Consumer | None = None
-    inner: grouped.Received | None = None
+    loop: BackgroundLoop | None = None
+    inner: received.Received | None = None
 
     def ack(self) -> None:
-        """Done with it; the group's offset may pass it."""
-        consumer, inner = self._parts()
-        consumer.ack(inner)
+        """Done with it; see `neve.client.Received.ack`."""
+        loop, inner = self._parts()
+        loop.call(inner.ack())
 
     def nack(self, delay_level: int = 0) -> None:
-        """Have the broker deliver it again later; see `neve.client.Received.nack`."""
-        consumer, inner = self._parts()
-        consumer.nack(inner, delay_level)
+        """Have it delivered again later; see `neve.client.Received.nack`."""
+        loop, inner = self._parts()
+        loop.call(inner.nack(delay_level))
 
-    def _parts(self) -> tuple[Consumer, grouped.Received]:
-        if self.consumer is None or self.inner is None:
+    def _parts(self) -> tuple[BackgroundLoop, received.Received]:
+        if self.loop is None or self.inner is None:
             raise ClientError("this message was not delivered by a consumer")
-        return self.consumer, self.inner
+        return self.loop, self.inner
 
 
 _MESSAGE_FIELDS = tuple(field.name for field in fields(Message))
 
 
-async def _ack(consumer: grouped.Consumer, message: grouped.Received) -> None:
-    consumer.ack(message)
+def _received(message: received.Received, loop: BackgroundLoop) -> Received:
+    values: dict[str, Any] = {name: getattr(message, name) for name in _MESSAGE_FIELDS}
+    return Received(**values, loop=loop, inner=message)
 
 
-class Consumer(Face):
-    """A member of a group; iterate over it."""
-
-    start = waiting(grouped.Consumer.start)
-    close = waiting(grouped.Consumer.close)
-    commit = waiting(grouped.Consumer.commit)
-    seek = waiting(grouped.Consumer.seek)
-    seek_to_time = waiting(grouped.Consumer.seek_to_time)
-    seek_to_begin = waiting(grouped.Consumer.seek_to_begin)
-    seek_to_end = waiting(grouped.Consumer.seek_to_end)
-    nack = waiting(grouped.Consumer.nack)
-    ack = waiting(_ack)
-
-    _inner: grouped.Consumer
+class _Delivering(Face):
+    """What all consumers that deliver message by message have in common."""
 
     def __enter__(self) -> Self:
-        self.start()
+        self._loop.call(self._inner.start())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -71,19 +63,44 @@ class Consumer(Face):
     def receive(self, timeout: float | None = None) -> Received | None:
         """The next message; None when the consumer is closed, or nothing came within `timeout` seconds."""
         message = self._loop.call(self._inner.receive(timeout))
-        if message is None:
-            return None
-        values: dict[str, Any] = {name: getattr(message, name) for name in _MESSAGE_FIELDS}
-        return Received(**values, consumer=self, inner=message)
+        return None if message is None else _received(message, self._loop)
+
+    def run(self, handler: Callable[[Received], None], *, workers: int = 1, delay_level: int = 0) -> None:
+        """Gives every message to `handler`, in `workers` threads, until the consumer is closed by another thread.
+
+        Returning acks, raising nacks with `delay_level`.
+        """
+        with concurrent.futures.ThreadPoolExecutor(workers, "neve-handler") as pool:
+
+            async def in_a_thread(message: received.Received) -> None:
+                await asyncio.get_running_loop().run_in_executor(pool, handler, _received(message, self._loop))
+
+            self._loop.call(self._inner.run(in_a_thread, workers=workers, delay_level=delay_level))
 
     @property
     def group(self) -> str:
-        return self._inner.group
+        return str(self._inner.group)
 
     @property
     def assigned(self) -> list[MessageQueue]:
         """The queues that this member reads now, sorted."""
-        return self._inner.assigned
+        return list(self._inner.assigned)
+
+
+class Consumer(_Delivering):
+    """A member of a group; iterate over it."""
+
+    start = waiting(grouped.Consumer.start)
+    close = waiting(grouped.Consumer.close)
+    commit = waiting(grouped.Consumer.commit)
+    seek = waiting(grouped.Consumer.seek)
+    seek_to_time = waiting(grouped.Consumer.seek_to_time)
+    seek_to_begin = waiting(grouped.Consumer.seek_to_begin)
+    seek_to_end = waiting(grouped.Consumer.seek_to_end)
+    pause = waiting(grouped.Consumer.pause)
+    resume = waiting(grouped.Consumer.resume)
+
+    _inner: grouped.Consumer
 
     def position(self, queue: MessageQueue) -> int:
         """The offset up to which all of the queue is acked."""

@@ -41,17 +41,15 @@ def test_the_offset_to_commit_stops_at_the_first_open_message() -> None:
     books = ProcessQueue(QUEUE, 10)
     assert books.committable == 10
     books.fetched([received(10), received(11), received(14)], 16)  # 12, 13 and 15 were filtered out
-    assert (books.committable, books.buffered, books.buffered_bytes) == (10, 3, 6)
-    assert books.ack(11)
+    assert (books.committable, books.unacked, books.open_offsets) == (10, 3, (10, 14))
+    assert books.ack(11) is not None
     assert books.committable == 10
-    assert books.ack(10)
+    books.handed_over(10, 5.0)
+    assert books.ack(10) == 5.0
     assert books.committable == 14
-    assert not books.ack(10)
-    assert books.ack(14)
-    assert books.committable == 16
-    for offset in (10, 11, 14):
-        books.handed_over(received(offset))
-    assert (books.buffered, books.buffered_bytes, books.unacked) == (0, 0, 0)
+    assert books.ack(10) is None
+    assert books.ack(14) is not None
+    assert (books.committable, books.unacked, books.open_offsets) == (16, 0, (0, 0))
 
 
 @given(st.permutations(range(12)))

@@ -1,0 +1,257 @@
+"""Members of a group: retry, dead letters, order, filters, broadcasting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neve import BrokerError, connect
+from neve.client import AsyncClient, Consumer, Received, Subscription
+from neve.client.queue_locks import QueueLocks
+
+Run = Callable[..., None]
+Until = Callable[..., Awaitable[None]]
+RECEIVE_S = 30
+
+
+async def receive(consumer: Consumer, count: int) -> list[Received]:
+    """The next messages, not acknowledged."""
+    found: list[Received] = []
+    while len(found) < count:
+        message = await consumer.receive(RECEIVE_S)
+        assert message is not None, f"{len(found)} of {count} messages came"
+        found.append(message)
+    return found
+
+
+# ---- retry and dead letters
+
+
+def test_a_message_nacked_too_often_ends_in_the_dead_letter_queue(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.consumer(unique, topic, start="first", auto_ack=False, max_redeliveries=1) as consumer:
+            sent = await client.send(topic, b"poison", tags="T", keys=["k"], properties={"colour": "red"})
+            (first,) = await receive(consumer, 1)
+            await first.nack(delay_level=1)
+            (again,) = await receive(consumer, 1)
+            assert (again.topic, again.body, again.tags, again.reconsume_times) == (topic, b"poison", "T", 1)
+            assert again.properties["colour"] == "red"
+            await again.nack(delay_level=1)
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+            (message,) = await receive(dead, 1)
+            assert (message.body, message.msg_id, message.keys) == (b"poison", sent.msg_id, ("k",))
+
+    run(work)
+
+
+def test_a_message_that_cannot_be_sent_back_is_copied(run: Run, unique: str) -> None:
+    """The broker refuses CONSUMER_SEND_MSG_BACK when it has no message at that offset."""
+
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.consumer(unique, topic, start="first", auto_ack=False) as consumer:
+            sent = await client.send(topic, b"lost its place", keys=["k"])
+            (message,) = await receive(consumer, 1)
+            await replace(message, physical_offset=1 << 40).nack(delay_level=-1)
+            assert consumer.position(sent.queue) == message.queue_offset + 1
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+            (copy,) = await receive(dead, 1)
+            assert (copy.body, copy.msg_id, copy.keys) == (b"lost its place", sent.msg_id, ("k",))
+            assert copy.properties["RETRY_TOPIC"] == topic
+
+    run(work)
+
+
+def test_a_handler_that_raises_gets_the_message_again(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        seen: list[tuple[bytes, int]] = []
+        done = asyncio.Event()
+
+        async def handle(message: Received) -> None:
+            seen.append((message.body, message.reconsume_times))
+            if message.reconsume_times == 0 and message.body == b"3":
+                raise ZeroDivisionError
+            if len(seen) == 11:
+                done.set()
+
+        consumer = client.consumer(unique, topic, start="first", max_redeliveries=5)
+        async with consumer:
+            running = asyncio.create_task(consumer.run(handle, workers=4, delay_level=1))
+            for number in range(10):
+                await client.send(topic, str(number))
+            await done.wait()
+        await running
+        assert sorted(seen) == sorted([(str(n).encode(), 0) for n in range(10)] + [(b"3", 1)])
+        assert sum(queue.lag for queue in (await client.consume_stats(unique, topic)).values()) == 0
+
+    run(work)
+
+
+# ---- in order
+
+
+def test_in_order_a_nack_repeats_the_message_before_the_next(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(4):
+            await client.send(topic, str(number), queue=2)
+        async with client.consumer(
+            unique, topic, start="first", in_order=True, auto_ack=False, pause_after_nack=0.05
+        ) as consumer:
+            (zero,) = await receive(consumer, 1)
+            assert await consumer.receive(0.2) is None  # one message in hand at a time
+            await zero.ack()
+            seen = []
+            while len(seen) < 5:
+                (message,) = await receive(consumer, 1)
+                seen.append((message.body, message.reconsume_times))
+                if message.body == b"1" and message.reconsume_times < 2:
+                    await message.nack()
+                else:
+                    await message.ack()
+            assert seen == [(b"1", 0), (b"1", 1), (b"1", 2), (b"2", 0), (b"3", 0)]
+
+    run(work)
+
+
+def test_in_order_a_message_repeated_too_often_goes_to_the_dead_letters_and_the_queue_goes_on(
+    run: Run, unique: str
+) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(2):
+            await client.send(topic, str(number), queue=0)
+        async with client.consumer(
+            unique, topic, start="first", in_order=True, auto_ack=False, pause_after_nack=0.05, max_redeliveries=1
+        ) as consumer:
+            for times in (0, 1):
+                (message,) = await receive(consumer, 1)
+                assert (message.body, message.reconsume_times) == (b"0", times)
+                await message.nack()
+            (message,) = await receive(consumer, 1)
+            assert message.body == b"1"
+            await message.ack()
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+            assert [message.body for message in await receive(dead, 1)] == [b"0"]
+
+    run(work)
+
+
+def test_in_order_a_queue_moves_to_another_member_only_when_its_message_is_settled(
+    run: Run, unique: str, server: Any, until: Until
+) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(8):
+            await client.send(topic, str(number), queue=number % 4)
+        async with client.consumer(unique, topic, start="first", in_order=True, auto_ack=False) as one:
+            held = await receive(one, 4)
+            async with (
+                connect(server.namesrv) as other_client,
+                other_client.consumer(unique, topic, start="first", in_order=True, auto_ack=False) as other,
+            ):
+                assert await other.receive(1.5) is None
+                for message in held:
+                    await message.ack()
+
+                async def is_shared() -> bool:
+                    return len(one.assigned) == 2 and len(other.assigned) == 2
+
+                await until(is_shared, "two queues each")
+                bodies = [message.body for consumer in (one, other) for message in await receive(consumer, 2)]
+                assert sorted(bodies) == [b"4", b"5", b"6", b"7"]
+
+    run(work)
+
+
+def test_in_order_members_lock_their_queues_at_the_broker(run: Run, unique: str, server: Any) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with connect(server.namesrv) as stranger:
+            await stranger.queues(topic)
+            locks = QueueLocks(stranger._session, unique)
+            queues = await stranger.queues(topic)
+            async with client.consumer(unique, topic, start="first", in_order=True) as consumer:
+                assert consumer.assigned == queues
+                assert await locks.lock(queues) == (set(), set())
+            assert await locks.lock(queues) == (set(queues), set())
+            await locks.unlock(queues)
+
+    run(work)
+
+
+# ---- filters
+
+
+def test_sql_selects_by_property(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(6):
+            colour = "red" if number % 2 else "blue"
+            await client.send(topic, str(number), properties={"size": str(number), "colour": colour}, queue=0)
+        wanted = Subscription.sql("size > 1 AND colour = 'red'")
+        async with client.consumer(unique, {topic: wanted}, start="first") as consumer:
+            assert [message.body for message in await receive(consumer, 2)] == [b"3", b"5"]
+
+    run(work)
+
+
+def test_a_bad_sql_expression_is_refused_at_the_start(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        consumer = client.consumer(unique, {topic: Subscription.sql("size >")})
+        with pytest.raises(BrokerError) as caught:
+            await consumer.start()
+        assert caught.value.code == 23
+        async with client.consumer(unique, topic):  # the group is free again
+            pass
+
+    run(work)
+
+
+def test_tags_of_the_same_hash_are_told_apart(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for tag in ("Aa", "BB", "C"):  # "Aa" and "BB" have one hash in Java
+            await client.send(topic, tag, tags=tag, queue=0)
+        async with client.consumer(unique, {topic: "BB||C"}, start="first") as consumer:
+            assert [message.body for message in await receive(consumer, 2)] == [b"BB", b"C"]
+
+    run(work)
+
+
+# ---- broadcasting
+
+
+def test_broadcasting_every_member_gets_everything_and_goes_on_where_it_was(
+    run: Run, unique: str, server: Any, tmp_path: Path
+) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        options: dict[str, Any] = {"start": "first", "broadcast": True}
+        async with (
+            connect(server.namesrv) as other_client,
+            client.consumer(unique, topic, offsets_directory=tmp_path / "one", **options) as one,
+            other_client.consumer(unique, topic, offsets_directory=tmp_path / "two", **options) as two,
+        ):
+            for number in range(8):
+                await client.send(topic, str(number))
+            for member in (one, two):
+                bodies = sorted([message.body for message in await receive(member, 8)])
+                assert bodies == [str(number).encode() for number in range(8)]
+        await client.send(topic, b"later")
+        async with client.consumer(unique, topic, offsets_directory=tmp_path / "one", **options) as again:
+            assert [message.body for message in await receive(again, 1)] == [b"later"]
+
+    run(work)
+
+
+# ---- flow
+
+
+def test_a_paused_queue_delivers_nothing_until_it_is_resumed(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.consumer(unique, topic, start="first") as consumer:
+            await consumer.pause(consumer.assigned)
+            await client.send(topic, b"x")
+            assert await consumer.receive(0.5) is None
+            await consumer.resume(consumer.assigned)
+            assert [message.body for message in await receive(consumer, 1)] == [b"x"]
+
+    run(work)
