@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STORE ?= dir
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench format clean
+.PHONY: help setup demo test fuzz check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,9 @@ demo: setup ## the whole way on real flights: publish, consume, offload, read co
 test: setup ## every test, with the servers that they need
 	$(BIN)/python -m infra.minio --ensure
 	$(BIN)/pytest
+
+fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")
+	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 
 check: setup ## lint, types, import order
 	$(BIN)/ruff format --check .

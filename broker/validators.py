@@ -113,7 +113,7 @@ def apply_attributes(current: Mapping[str, str], changes: Mapping[str, str], *, 
 def check_reserve_time(value: str) -> None:
     """A topic's time to live: whole hours; -1 is the broker's default. 0 would delete what was just sent."""
     try:
-        hours = int(value)
+        hours = int(value if value.isascii() else "")
     except ValueError as error:
         raise ValueError(f"reserve.time={value}: whole hours are expected") from error
     if hours == 0 or hours < -1 or hours > _RESERVE_TIME_MAX:

@@ -1,5 +1,7 @@
 """Consumers' offsets and queue ranges: 14, 15, 29 to 32, 38, 41, 42."""
 
+import msgspec
+
 from broker import validators
 from broker.broker_context import BrokerContext
 from infra.remoting_server import Connection
@@ -92,14 +94,17 @@ def _offset(request: RemotingCommand, offset: int) -> RemotingCommand:
     return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"offset": str(max(offset, 0))})
 
 
+class _LockQueue(msgspec.Struct, rename="camel"):
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
 def _lock_body(request: RemotingCommand) -> tuple[str, str, list[tuple[str, str, int]]]:
     value = lenient_loads(request.body)
-    if not isinstance(value, dict):
+    items = value.get("mqSet") or () if isinstance(value, dict) else None
+    if not isinstance(items, list | tuple):
         raise BrokerError(ResponseCode.SYSTEM_ERROR, "the body is no lock request")
-    queues = []
-    for item in value.get("mqSet") or ():
-        queue = item if isinstance(item, MessageQueue) else MessageQueue(
-            convert(item["topic"], str), convert(item["brokerName"], str), convert(item["queueId"], int)
-        )  # fmt: skip
-        queues.append((queue.topic, queue.broker_name, queue.queue_id))
-    return str(value.get("consumerGroup", "")), str(value.get("clientId", "")), queues
+    queues = [item if isinstance(item, MessageQueue) else convert(item, _LockQueue) for item in items]
+    places = [(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
+    return str(value.get("consumerGroup", "")), str(value.get("clientId", "")), places

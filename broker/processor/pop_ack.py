@@ -102,7 +102,7 @@ def _batch_item(ack: Any) -> tuple[str, str, int, int, list[int]]:
             int(_field(ack, *names)) for names in (("so", "startOffset"), ("q", "queueId"), ("pt", "popTime"))
         )
         bits = base64.b64decode(_field(ack, "b", "bitSet"))
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
         raise BrokerError(ResponseCode.SYSTEM_ERROR, f"a malformed batch acknowledgement: {error!r}") from error
     if len(bits) * 8 > _BATCH_BITS_MAX:
         raise BrokerError(ResponseCode.SYSTEM_ERROR, f"a batch acknowledgement of {len(bits) * 8} bits is too long")

@@ -57,7 +57,7 @@ class QueryAssignmentProcessor:
         context.find_group(group)
         try:
             neighbours = int(value.get("popShareQueueNum") or 0)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum is no number") from error
         context.modes.set(topic, group, mode, neighbours)
         await context.modes.file.save()

@@ -48,6 +48,8 @@ _FIRST_DELAY_LEVEL = 3
 _cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
 _REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
 # Properties that make a send more than an append; one look tells that a message has none of them.
+# Python refuses to read numbers of thousands of digits; nobody has so many levels.
+_LEVEL_DIGITS = 9
 _SPECIAL = frozenset(("TRAN_MSG", "DELAY", *TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
 
 
@@ -497,4 +499,5 @@ def _level(delay: str | None, maximum: int) -> int:
     """A level above the highest is the highest; what is no number is no delay."""
     if delay is None or not delay.isascii() or not delay.isdigit():
         return 0
-    return min(int(delay), maximum)
+    digits = delay.lstrip("0")
+    return min(int(digits[:_LEVEL_DIGITS] or "0"), maximum)

@@ -10,6 +10,7 @@ with the half's position in it: that is seen at start, so a commit shows once.
 """
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 TRANSACTION_BITS = 0xC
 
+_SECONDS = re.compile(r"[0-9]{1,15}")
 _IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _ENDED, _ASKED = "d", "c"
 _READ_COUNT, _READ_BYTES = 512, 4 << 20
@@ -174,6 +176,6 @@ class HalfMessages:
 
 
 def immunity(properties: dict[str, str]) -> int | None:
-    """Milliseconds in which a producer doesn't want to be asked; what is no number is no wish."""
+    """Milliseconds in which a producer doesn't want to be asked; what is no number of seconds is no wish."""
     text = properties.get(_IMMUNITY, "")
-    return int(text) * 1000 if text.isascii() and text.isdigit() else None
+    return int(text) * 1000 if _SECONDS.fullmatch(text) else None

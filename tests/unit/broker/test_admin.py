@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker.broker_controller import BrokerController
 from broker.broker_stats import BrokerStats
 from infra.clock import ManualClock, SystemClock
@@ -280,3 +282,17 @@ def test_statistics_have_windows_and_forget_what_is_idle() -> None:
         stats.sample()
     assert stats.view("TOPIC_PUT_NUMS", "T") is None
     assert stats.view("BROKER_PUT_NUMS", "any") is not None
+
+
+def test_a_lock_of_a_queue_without_a_name_is_refused_and_nothing_is_logged_as_a_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for code in (Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ):
+            for queues in (b'[{"queueId":0,"topic":"T"}]', b'[{"brokerName":"b","queueId":"x","topic":"T"}]', b"7"):
+                answer = await ask(connection, code, b'{"consumerGroup":"g","clientId":"c","mqSet":%b}' % queues)
+                assert answer.code == 1
+                assert "Error: " not in (answer.remark or "").replace("ProtocolError: ", "")
+
+    with_broker(tmp_path, work)
+    assert "Traceback" not in caplog.text

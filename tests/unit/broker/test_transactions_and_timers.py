@@ -241,3 +241,13 @@ def test_a_time_in_the_past_is_now(machine: Callable[[], Machine]) -> None:
     assert timers.time_of({"TIMER_DELIVER_MS": "1"}) is None
     assert timers.time_of({"TIMER_DELAY_SEC": "0"}) is None
     assert timers.time_of({"KEYS": "k"}) is None
+
+
+def test_a_quiet_time_of_thousands_of_digits_is_no_wish_and_keeps_no_start_from_reading(
+    machine: Callable[[], Machine],
+) -> None:
+    before = machine()
+    before.half(b"odd", CHECK_IMMUNITY_TIME_IN_SECONDS="9" * 5000)
+    before.half(b"even", CHECK_IMMUNITY_TIME_IN_SECONDS="7")
+    assert [half.immunity_ms for half in before.halves.waiting()] == [None, 7000]
+    assert [half.immunity_ms for half in machine().halves.waiting()] == [None, 7000]

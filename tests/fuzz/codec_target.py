@@ -1,0 +1,153 @@
+"""The codec under damaged frames: everything that parses what a peer sent, and nothing that listens.
+
+Only the documented errors may come out, and no frame may take long.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.pop.extra_info import ExtraInfo
+from neve.errors import NeveError, ProtocolError
+from neve.message import (
+    MalformedRecord,
+    bytes_to_properties,
+    decode_batch,
+    decode_record,
+    inflate,
+    iter_records,
+    parse_offset_msg_id,
+    tags_code,
+)
+from neve.remoting import body, headers
+from neve.remoting.command import RemotingCommand, decode_command, encode_command
+from neve.remoting.frame import FrameDecoder
+from tests.fuzz.mutate import Mutator
+
+#: CPU seconds that one frame may take: the wall clock would count the machine's other work.
+FRAME_S = 1.0
+SEND_CODES = (10, 310, 320, 324, 325)
+STRUCTS = (body.HeartbeatData, body.TopicConfig, body.TopicRouteData, body.SubscriptionData)
+Errors = tuple[type[Exception], ...]
+EXPECTED: Errors = (NeveError, MalformedRecord)
+
+
+class TooSlow(Exception):
+    """A frame held the codec for more than FRAME_S."""
+
+
+@dataclass
+class Figures:
+    """What a run saw."""
+
+    frames: int = 0
+    decoded: int = 0
+    longest_s: float = 0.0
+    rss_growth: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+def run(mutator: Mutator, frames: int, figures: Figures) -> Figures:
+    """Feed so many mutated frames; the first undocumented error ends it, with the bytes in its notes."""
+
+    def alarm(_: int, __: object) -> None:
+        raise TooSlow
+
+    previous = signal.signal(signal.SIGVTALRM, alarm)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    decoder = FrameDecoder()
+    try:
+        for _ in range(frames):
+            stream = mutator.frame()
+            signal.setitimer(signal.ITIMER_VIRTUAL, FRAME_S)
+            started = time.perf_counter()
+            try:
+                decoder = _feed(decoder, mutator.cut(stream), figures)
+            except Exception as error:
+                error.add_note(f"the stream was {stream.hex()}")
+                raise
+            figures.longest_s = max(figures.longest_s, time.perf_counter() - started)
+            figures.frames += 1
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+    figures.rss_growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return figures
+
+
+def _feed(decoder: FrameDecoder, pieces: list[bytes], figures: Figures) -> FrameDecoder:
+    """A decoder that met a fatal frame or is out of step is done with, as its connection would be."""
+    try:
+        for piece in pieces:
+            decoder.receive_data(piece)
+            while (frame := decoder.next_frame()) is not None:
+                command = decode_command(frame)
+                figures.decoded += 1
+                _sent_again(command)
+                _parsed(command, figures)
+    except ProtocolError:
+        return FrameDecoder()
+    return FrameDecoder() if decoder.pending else decoder
+
+
+def _sent_again(command: RemotingCommand) -> None:
+    """What was decoded can be said again and means the same."""
+    if not -(2**15) <= command.code < 2**15 or not -(2**15) <= command.version < 2**15:
+        return  # the binary header has no room for it
+    try:
+        again = decode_command(b"".join(encode_command(command))[4:])
+    except ProtocolError as error:
+        assert "a header of" in str(error) or "header fields" in str(error), error  # longer than a header may be
+        return
+    said = (again.opaque, again.flag, again.ext, again.body, again.remark or None)
+    assert said == (command.opaque, command.flag, command.ext, command.body, command.remark or None)
+
+
+def _parsed(command: RemotingCommand, figures: Figures) -> None:
+    """Everything that reads a part of a frame gets its part, whatever the code."""
+    ext, data = command.ext, command.body
+    send: Any = _tried(figures, headers.parse_send_header, command.code if command.code in SEND_CODES else 310, ext)
+    _tried(figures, headers.parse_header, ext, headers.PullMessageHeader)
+    for name in ext:
+        _tried(figures, headers.require_int, ext, name)
+        break
+    value = _tried(figures, body.lenient_loads, data)
+    if value is not None:
+        _tried(figures, body.dumps_object_keys, value)
+        for kind in STRUCTS:
+            _tried(figures, body.convert, value, kind)
+    _tried(figures, decode_record, data)
+    _tried(figures, _all_records, data)
+    _tried(figures, decode_batch, data)
+    _tried(figures, inflate, data, send.sys_flag if send is not None else 0, 1 << 20, expected=ValueError)
+    properties = ext.get("i") or ext.get("properties")
+    if properties:
+        tags_code(bytes_to_properties(properties.encode()).get("TAGS"))
+    for name in ("extraInfo", "startOffsetInfo", "msgOffsetInfo"):
+        if name in ext:
+            _tried(figures, ExtraInfo.parse, ext[name])
+    for name in ("msgId", "offset", "offsetMsgId"):
+        if name in ext:
+            _tried(figures, parse_offset_msg_id, ext[name], expected=ValueError)
+
+
+def _all_records(data: bytes) -> None:
+    for record in iter_records(data):
+        record.properties.get("KEYS")
+
+
+def _tried(
+    figures: Figures, act: Callable[..., Any], *arguments: Any, expected: type[Exception] | Errors = EXPECTED
+) -> Any:
+    """The result, or None after an error that the function documents."""
+    try:
+        return act(*arguments)
+    except expected as error:
+        name = type(error).__name__
+        figures.errors[name] = figures.errors.get(name, 0) + 1
+        return None

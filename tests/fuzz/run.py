@@ -1,0 +1,80 @@
+"""The whole fuzz: `python -m tests.fuzz.run --codec 10000000 --server 1000000 [--seed TEXT]`.
+
+Prints its seed first: the same seed is the same run. Two processes share the codec's frames; then the server gets its
+own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import secrets
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.fuzz import codec_target, corpus, made
+from tests.fuzz.mutate import Mutator, seeds_of
+from tests.fuzz.server_target import Siege
+
+PROCESSES = 2
+#: Frames of one mutator: what fails is found again with its batch alone.
+BATCH = 10_000
+MIB = 1 << 20
+CODEC_GROWTH, SERVER_GROWTH = 64 * MIB, 512 * MIB
+
+
+def everything() -> list[corpus.Recorded]:
+    """What was recorded and what was made."""
+    return [*corpus.load(), *made.recorded()]
+
+
+def codec_batches(seed: str, first: int, frames: int, step: int = 1) -> codec_target.Figures:
+    """The batches `first`, `first + step`, … of a run of so many frames."""
+    seeds, figures = seeds_of(everything()), codec_target.Figures()
+    for batch in range(first, -(-frames // BATCH), step):
+        name = f"{seed}/{batch}"
+        try:
+            codec_target.run(Mutator(name, seeds), min(BATCH, frames - batch * BATCH), figures)
+        except Exception as error:
+            error.add_note(f"in batch {name}")
+            raise
+    return figures
+
+
+def _codec(seed: str, frames: int) -> None:
+    started = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(PROCESSES) as pool:
+        parts = pool.starmap(codec_batches, [(seed, number, frames, PROCESSES) for number in range(PROCESSES)])
+    for part in parts:
+        assert part.rss_growth < CODEC_GROWTH, part
+        print(json.dumps({"codec": asdict(part), "seconds": round(time.monotonic() - started)}), flush=True)
+
+
+def _server(seed: str, frames: int) -> None:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory, Siege(Path(directory), everything(), seed) as siege:
+        siege.attack(frames)
+        siege.assert_sound(SERVER_GROWTH)
+        print(json.dumps({"server": asdict(siege.figures), "seconds": round(time.monotonic() - started)}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--codec", type=int, default=10_000_000, help="frames into the codec")
+    parser.add_argument("--server", type=int, default=1_000_000, help="frames into a running server")
+    parser.add_argument("--seed", default=secrets.token_hex(4))
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", file=sys.stderr, flush=True)
+    if arguments.codec:
+        _codec(arguments.seed, arguments.codec)
+    if arguments.server:
+        _server(arguments.seed, arguments.server)
+
+
+if __name__ == "__main__":
+    main()
