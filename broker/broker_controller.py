@@ -156,7 +156,7 @@ class BrokerController:
             await self.archive.shutdown()
             await asyncio.to_thread(self.context.store.shutdown)
             raise
-        self.context.store.on_append += [self._appended, self.context.polling.arrived]
+        self.context.store.on_append.append(self._appended)
         self._start_tasks()
         self.context.accepting = True
         await self._register()
@@ -247,7 +247,9 @@ class BrokerController:
     # ---- running -----------------------------------------------------------------------------------------------
 
     def _appended(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        hold = self.context.hold
+        hold, polling = self.context.hold, self.context.polling
+        if polling.count:
+            polling.arrived(topic, queue_id)
         if hold.count and hold.arrived(topic, queue_id, queue_offset, tag_code) and not hold.wake_scheduled:
             hold.wake_scheduled = True
             asyncio.get_running_loop().call_soon(hold.wake)

@@ -20,8 +20,8 @@ class Traffic:
     size: int = 0
     samples: dict[str, "deque[tuple[int, int, int, int]]"] = field(default_factory=dict)
 
-    def add(self, count: int, size: int) -> None:
-        self.calls += 1
+    def add(self, count: int, size: int, calls: int = 1) -> None:
+        self.calls += calls
         self.count += count
         self.size += size
 
@@ -64,11 +64,19 @@ class BrokerStats:
         self._broker_put, self._broker_get = self._new(), self._new()
 
     def put(self, topic: str, size: int) -> None:
+        self.of_topic(topic).add(1, size)
+        self.put_all(1, size)
+
+    def of_topic(self, topic: str) -> Traffic:
+        """Where the messages into a topic are counted."""
         traffic = self._topics.get(topic)
         if traffic is None:
             traffic = self._topics[topic] = self._new()
-        traffic.add(1, size)
-        self._broker_put.add(1, size)
+        return traffic
+
+    def put_all(self, count: int, size: int) -> None:
+        """Messages into the broker, each a call of its own."""
+        self._broker_put.add(count, size, count)
 
     def got(self, topic: str, group: str, count: int, size: int) -> None:
         self._of(self._groups, topic, group).add(count, size)

@@ -12,6 +12,7 @@ from broker.processor.admin_stats import AdminStatsProcessor, Totals
 from broker.processor.client_manage import ClientManageProcessor
 from broker.processor.consumer_manage import ConsumerManageProcessor
 from broker.processor.end_transaction import EndTransactionProcessor
+from broker.processor.express_send import ExpressSend
 from broker.processor.pop_ack import PopAckProcessor
 from broker.processor.pop_message import PopMessageProcessor
 from broker.processor.pull_message import PullMessageProcessor
@@ -29,6 +30,7 @@ class Processors:
     def __init__(self, context: BrokerContext, drop_topic: Callable[[str], Awaitable[None]]) -> None:
         now, salt = context.clock.now_ms(), int.from_bytes(os.urandom(4)) & 0x7FFFFFFF
         self.sender = SendMessageProcessor(context, UniqueIdGenerator(context.address[0], os.getpid(), salt, now))
+        self._express = ExpressSend(context, self.sender)
         self.puller = PullMessageProcessor(context)
         self.clients = ClientManageProcessor(context)
         self.totals = Totals(context, self.sender, self.puller)
@@ -47,6 +49,7 @@ class Processors:
         self._inspect = AdminInspectProcessor(context)
 
     def register_on(self, router: RequestRouter) -> None:
+        router.express = self._express.serve
         for table in (self._messaging(), self._popping(), self._administration(), self._inspection()):
             for code, handler in table.items():
                 router.register(code, handler)

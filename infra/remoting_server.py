@@ -26,8 +26,9 @@ Answer = RemotingCommand | None
 Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
 
 
-class _HasBatch(Protocol):
-    def handle_batch(self, connection: Connection, commands: list[RemotingCommand]) -> None: ...
+class _HasExpress(Protocol):
+    # Serves frames as long as it knows them well enough, and puts the first other one back.
+    express: Callable[[Connection, FrameDecoder], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class RequestRouter:
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
+        self.express: Callable[[Connection, FrameDecoder], None] | None = None
 
     def register(self, code: int, handler: Handler) -> None:
         """Serve `code` with `handler`; the last registration counts."""
@@ -90,7 +92,7 @@ class Connection:
         closed: Callable[[Connection], None] | None = None,
     ) -> None:
         self._handler = handler
-        self._handle_batch = getattr(handler, "handle_batch", None)
+        self._express = cast("_HasExpress", handler).express if hasattr(handler, "express") else None
         self._limits = limits
         self._opened = opened
         self._closed_callback = closed
@@ -130,24 +132,21 @@ class Connection:
             return
         decoder = self._decoder
         self.last_active = self._loop.time()
-        commands: list[RemotingCommand] = []
+        taken = decoder.taken
         fault: ProtocolError | None = None
-        try:
-            decoder.receive_data(data)
-            while (frame := decoder.next_frame()) is not None:
-                commands.append(decode_command(frame))
-        except ProtocolError as error:
-            fault = error
-        if not decoder.pending:
-            self.partial_since = None
-        elif commands or self.partial_since is None:
-            self.partial_since = self.last_active
         self._corked = True
         try:
-            self._hand_over(commands)
+            decoder.receive_data(data)
+            self._serve_frames(decoder)
+        except ProtocolError as error:
+            fault = error
         finally:
             self._corked = False
             self.flush()
+        if not decoder.pending:
+            self.partial_since = None
+        elif decoder.taken > taken or self.partial_since is None:
+            self.partial_since = self.last_active
         if fault is not None:
             log.warning("closing %s:%d: %s", *self.remote, fault)
             self.close()
@@ -257,15 +256,17 @@ class Connection:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _hand_over(self, commands: list[RemotingCommand]) -> None:
-        requests = commands
-        if self._waiting or any(command.flag & 1 for command in commands):
-            requests = [command for command in commands if not self._take_response(command)]
-        if self._handle_batch is not None:
-            cast("_HasBatch", self._handler).handle_batch(self, requests)
-            return
-        for command in requests:
-            self.dispatch(command)
+    def _serve_frames(self, decoder: FrameDecoder) -> None:
+        express = self._express
+        while True:
+            if express is not None:
+                express(self, decoder)
+            bounds = decoder.next_bounds()
+            if bounds is None:
+                return
+            command = decode_command(decoder.buffer, *bounds)
+            if not self._take_response(command):
+                self.dispatch(command)
 
     def dispatch(self, command: RemotingCommand) -> None:
         """Hand one request to the handler and see to its answer."""

@@ -40,7 +40,7 @@ class PopPolling:
                     del self._waiting[topic]
         self.count -= 1
 
-    def arrived(self, topic: str, queue_id: int, queue_offset: int = 0, tag_code: int = 0) -> None:
+    def arrived(self, topic: str, queue_id: int) -> None:
         waiting = self._waiting.get(topic)
         if not waiting:
             return

@@ -45,12 +45,12 @@ _VERSION_MAX_RECONSUME = 121
 _DLQ_QUEUES = 1
 _FIRST_DELAY_LEVEL = 3
 
-_cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
+cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
 _REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
-# Properties that make a send more than an append; one look tells that a message has none of them.
 # Python refuses to read numbers of thousands of digits; nobody has so many levels.
 _LEVEL_DIGITS = 9
-_SPECIAL = frozenset(("TRAN_MSG", "DELAY", *TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
+# Properties that make a send more than an append; one look tells that a message has none of them.
+SPECIAL_PROPERTIES = frozenset(("TRAN_MSG", "DELAY", *TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Outgoing:
 class SendMessageProcessor:
     def __init__(self, context: BrokerContext, unique_ids: UniqueIdGenerator) -> None:
         self._context = context
-        self._ids = unique_ids
+        self.unique_ids = unique_ids
         cluster = context.config.broker_cluster_name
         self._suffix = f"MSG_REGION\x01{REGION}\x02TRACE_ON\x01true\x02CLUSTER\x01{cluster}\x02"
         self.messages = 0
@@ -168,18 +168,16 @@ class SendMessageProcessor:
         text = header.properties or ""
         properties = parse_properties(text)
         topic, queue_id = header.topic, header.queue_id
-        special = not _SPECIAL.isdisjoint(properties)
-        if not special and not topic.startswith(RETRY_PREFIX):
-            return self._put_plain(connection, request, header, config, properties)
+        special = not SPECIAL_PROPERTIES.isdisjoint(properties)
         is_half = special and self._is_half(properties, header)
         if topic.startswith(RETRY_PREFIX):
             topic, queue_id = self._retry_or_dead_letter(request, header, properties)
             text = _join(properties)
         unique = properties.get("UNIQ_KEY")
         if unique is None:
-            unique = self._ids.next(self._context.clock.now_ms())
-            text = f"{_ended(text)}UNIQ_KEY\x01{unique}\x02"
-        raw = self._stored_properties(text, properties if special else None)
+            unique = self.unique_ids.next(self._context.clock.now_ms())
+            text = self.with_unique_id(text, unique)
+        raw = self._checked_properties(text, properties if special else None)
         message = Outgoing(
             topic,
             queue_id,
@@ -200,40 +198,6 @@ class SendMessageProcessor:
             stored = self.put(message, properties.get("DELAY"), properties if special else None)
         return stored, unique, properties.get("WAIT") != "false"
 
-    def _put_plain(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        header: SendMessageHeader,
-        config: TopicConfig,
-        properties: dict[str, str],
-    ) -> tuple[Stored, str, bool]:
-        """Nearly every send. The general way does the same with objects and calls that cost as much as the append."""
-        text, context = header.properties or "", self._context
-        unique, tags = properties.get("UNIQ_KEY"), properties.get("TAGS")
-        if unique is None:
-            unique = self._ids.next(context.clock.now_ms())
-            text = f"{_ended(text)}UNIQ_KEY\x01{unique}\x02"
-        try:
-            result = context.store.put(
-                header.topic,
-                header.queue_id,
-                request.body,
-                self._stored_properties(text, None),
-                flag=header.flag,
-                sys_flag=header.sys_flag | (MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0),
-                born_timestamp=header.born_timestamp,
-                born_host=connection.remote,
-                reconsume_times=header.reconsume_times or 0,
-                tags_code=_cached_tags_code(tags) if tags else 0,
-                keys=properties.get("KEYS"),
-                unique_key=unique,
-            )
-        except _REFUSALS as error:
-            raise _refusal(error) from error
-        self._count(header.topic, result.size)
-        return self._stored(result, header.queue_id), unique, properties.get("WAIT") != "false"
-
     def _is_half(self, properties: dict[str, str], header: SendMessageHeader) -> bool:
         """The property decides, not the system flag; an old client's retry carries it without meaning it."""
         if properties.get("TRAN_MSG") != "true" or ((header.reconsume_times or 0) > 0 and "DELAY" in properties):
@@ -245,12 +209,21 @@ class SendMessageProcessor:
             )
         return True
 
-    def _stored_properties(self, text: str, special: dict[str, str] | None) -> bytes:
+    @staticmethod
+    def with_unique_id(text: str, unique: str) -> str:
+        """The properties of a client that gave its message no id."""
+        return f"{_ended(text)}UNIQ_KEY\x01{unique}\x02"
+
+    def stored_properties(self, text: str) -> bytes:
+        """The properties as they go into the record: the client's, then the broker's own."""
+        return (_ended(text) + self._suffix).encode("utf-8", "surrogatepass")
+
+    def _checked_properties(self, text: str, special: dict[str, str] | None) -> bytes:
         if special and ("POP_CK" in special or "MSG_REGION" in special or "CLUSTER" in special):
             drop = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
             kept = parse_properties(text)
             text = _join({name: value for name, value in kept.items() if name not in drop})
-        raw = (_ended(text) + self._suffix).encode("utf-8", "surrogatepass")
+        raw = self.stored_properties(text)
         if len(raw) > PROPERTIES_LENGTH_MAX:
             raise BrokerError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -329,7 +302,7 @@ class SendMessageProcessor:
         """Append; or park in the schedule topic when a delay level is given, or until the time that `timers` names."""
         context = self._context
         topic, queue_id, properties = message.topic, message.queue_id, message.properties
-        code = _cached_tags_code(message.tags) if message.tags else 0
+        code = cached_tags_code(message.tags) if message.tags else 0
         level = _level(delay, context.schedule.max_level)
         if level:
             properties = _ended_bytes(properties) + _target(topic, queue_id)
@@ -382,9 +355,14 @@ class SendMessageProcessor:
         return result
 
     def _count(self, topic: str, size: int) -> None:
-        self.messages += 1
+        self._context.stats.of_topic(topic).add(1, size)
+        self.count(1, size)
+
+    def count(self, number: int, size: int) -> None:
+        """Messages that were appended, `size` bytes in all."""
+        self.messages += number
         self.bytes += size
-        self._context.stats.put(topic, size)
+        self._context.stats.put_all(number, size)
 
     def _stored(self, result: PutResult, queue_id: int) -> Stored:
         msg_id = f"{host_in_msg_id(self._context.address)}{result.physical_offset:016X}"

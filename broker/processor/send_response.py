@@ -4,7 +4,10 @@ import base64
 import functools
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from neve.message import offset_msg_id
 from neve.remoting.codes import VERSION
@@ -26,6 +29,40 @@ _LENGTHS = struct.Struct(">ii")
 def host_in_msg_id(address: tuple[str, int]) -> str:
     """What all ids of one broker begin with: to parse its address for each message took longer than to store it."""
     return offset_msg_id(address, 0)[:-16]
+
+
+class Receipt(msgspec.Struct, gc=False):
+    """A plain send that was appended."""
+
+    physical_offset: int
+    end: int
+    queue_id: int
+    queue_offset: int
+    unique: str  # ASCII letters and digits
+    opaque: int
+    answered: bool  # not one-way
+    waits: bool  # for the disk, under SYNC_FLUSH
+
+
+class ReceiptTemplate:
+    """The answers of one broker to plain sends."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        host = host_in_msg_id(address).encode()
+        self._head = _HEAD.replace(b"%b", host + b"%016X", 1).replace(b"%b", b',"transactionId":"%b"', 1)
+
+    def render(self, receipts: Sequence[Receipt], code: int) -> bytes:
+        """The frames of all answers, one after another."""
+        head, pack = self._head, _LENGTHS.pack
+        frames: list[bytes] = []
+        for receipt in receipts:
+            if receipt.answered:
+                unique = receipt.unique.encode()
+                where = receipt.physical_offset, receipt.queue_id, receipt.queue_offset
+                text = head % (code, *where, unique, receipt.opaque)
+                size = len(text)
+                frames += (pack(size + 4, size), text)
+        return b"".join(frames)
 
 
 @dataclass(slots=True)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
-from zlib import crc32
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
 from broker.store.checkpoint import Checkpoint, DataDirectory, QueueState
 from broker.store.commit_log import CommitLog, LogFile
@@ -100,6 +100,7 @@ class Appender:
         self._position = 0
         self._limit = -1
         self._appended = self._confirmed = self._flushed = self._synced = 0
+        self._last_queue_offset = -1
         self.last_time = 0
 
     def set_end(self, file: LogFile | None, position: int) -> None:
@@ -130,7 +131,38 @@ class Appender:
         prepared_transaction_offset: int = 0,
     ) -> PutResult:
         """Append a message. Raises `StoreFull`, `StoreNotWritable`, `MessageIllegal`; then nothing was stored."""
-        queue = self.table.get((topic, queue_id)) or self._new_queue(topic, queue_id)
+        physical_offset = self.append(
+            self.table.get((topic, queue_id)) or self.new_queue(topic, queue_id),
+            body,
+            properties,
+            tags_code,
+            f"{unique_key or ''} {keys or ''}" if keys or unique_key else "",
+            flag,
+            sys_flag,
+            born_timestamp,
+            born_host,
+            reconsume_times,
+            prepared_transaction_offset,
+            self._now(),
+        )
+        return PutResult(physical_offset, self._last_queue_offset, self._appended - physical_offset, self.last_time)
+
+    def append(  # noqa: PLR0917 - keywords would cost the hot path a tenth
+        self,
+        queue: ConsumeQueue,
+        body: bytes | memoryview,
+        properties: bytes,
+        tags_code: int,
+        keys: str,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: tuple[str, int],
+        reconsume_times: int,
+        prepared_transaction_offset: int,
+        now: int,
+    ) -> int:
+        """`put` for who has the queue, the keys in one string and the time at hand; returns the physical offset."""
         born, head_struct, host_flags = self._hosts.get(born_host) or self._pack_born(born_host)
         tail = b"".join((queue.topic_part, _length_pack(len(properties) & 0xFFFF), properties))
         body_length = len(body)
@@ -150,13 +182,14 @@ class Appender:
         if entry_map is None or entry_position + QUEUE_ENTRY_SIZE > queue.limit:
             entry_map, entry_position = queue.make_room(), queue.position
         # time as stored never runs backwards
-        now = self._now()
-        last = self.last_time
-        self.last_time = now = now if now > last else last
+        if now > self.last_time:
+            self.last_time = now
+        else:
+            now = self.last_time
         physical_offset, queue_offset = file.base + position, queue.end
         end = physical_offset + size
         head = head_struct.pack(
-            size, queue.magic, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, physical_offset,
+            size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset, physical_offset,
             sys_flag & ~_HOST_FLAGS | host_flags, born_timestamp, born, now, self._store_host, reconsume_times,
             prepared_transaction_offset, body_length,
         )  # fmt: skip
@@ -167,30 +200,22 @@ class Appender:
         _entry_pack_into(entry_map, entry_position, physical_offset, size, tags_code)
         queue.position, queue.end, queue.used = entry_position + QUEUE_ENTRY_SIZE, queue_offset + 1, True
         if not queue.dirty:
-            queue.dirty = True
-            self.dirty_queues.append(queue)
+            self._mark_dirty(queue)
         tail_of_topic = queue.topic_tail
         tail_of_topic.physical_offset, tail_of_topic.store_time = physical_offset, now
-        self._position, self._appended = position + size, end
-        if keys or unique_key:
-            self._note_keys(topic, f"{unique_key or ''} {keys or ''}", physical_offset, now)
+        self._position, self._appended, self._last_queue_offset = position + size, end, queue_offset
+        if keys:
+            self.pending_index.append((queue.topic, keys, physical_offset, now))
+            if len(self.pending_index) >= _INDEX_BATCH:
+                self.build_index()
         if self._sync:
             self._unconfirmed.append((end, queue, tags_code))
         else:
             self._confirmed = end
             queue.visible = queue_offset + 1
-            if self.on_append:
-                self._tell(queue, queue_offset, tags_code)
-        return PutResult(physical_offset, queue_offset, size, now)
-
-    def _note_keys(self, topic: str, keys: str, physical_offset: int, store_time: int) -> None:
-        self.pending_index.append((topic, keys, physical_offset, store_time))
-        if len(self.pending_index) >= _INDEX_BATCH:
-            self.build_index()
-
-    def _tell(self, queue: ConsumeQueue, queue_offset: int, tags_code: int) -> None:
-        for callback in self.on_append:
-            callback(queue.topic, queue.queue_id, queue_offset, tags_code)
+            for callback in self.on_append:
+                callback(queue.topic, queue.queue_id, queue_offset, tags_code)
+        return physical_offset
 
     def _pack_born(self, host: tuple[str, int]) -> tuple[bytes, Struct, int]:
         try:
@@ -205,7 +230,8 @@ class Appender:
         self._hosts[host] = packed
         return packed
 
-    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+    def new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Make the queue of the first message; above an earlier life of it. Raises as `put`."""
         self._check_writable()
         first = self.state.ended.get(topic, {}).get(str(queue_id), 0)
         queue = self.add_queue(topic, queue_id)
@@ -370,7 +396,8 @@ class Appender:
             _, queue, tags_code = waiting.popleft()
             queue_offset = queue.visible
             queue.visible = queue_offset + 1
-            self._tell(queue, queue_offset, tags_code)
+            for callback in self.on_append:
+                callback(queue.topic, queue.queue_id, queue_offset, tags_code)
 
     def _describe_checkpoint(self) -> _DueCheckpoint:
         self.build_index()

@@ -14,12 +14,12 @@ A file is named by the physical offset of its first record. Key text is not stor
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
-from zlib import crc32
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreCorrupt
@@ -32,10 +32,6 @@ _HEADER = Struct(">IIIIIIqqq")
 _HEADER_SIZE = 64
 _SLOT = Struct(">I")
 _ENTRY = Struct(">IqII")
-# Looked up once: a message waits for each of these in the loop.
-_SLOT_SIZE, _ENTRY_SIZE = _SLOT.size, _ENTRY.size
-_slot_at, _put_slot, _put_entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack_into
-_COUNT_AT = 16
 _ENTRY_TYPE = np.dtype([("hash", ">u4"), ("physical", ">i8"), ("seconds", ">u4"), ("previous", ">u4")])
 
 # topic, keys separated by spaces, physical offset, store time
@@ -53,6 +49,9 @@ class IndexFile:
         self.path = path
         self.base = int(path.name)
         self.map: mmap.mmap = disk.map(path, disk.size(path))
+        self.slots: int
+        self.capacity: int
+        self.count: int
         magic, version, self.slots, self.capacity, self.count, _, newest, oldest_time, newest_time = (
             _HEADER.unpack_from(self.map)
         )
@@ -60,26 +59,34 @@ class IndexFile:
             raise StoreCorrupt(f"{path}: magic {magic:#x}, version {version}: not an index that this broker can read")
         self.newest_physical, self.oldest_time, self.newest_time = newest, oldest_time, newest_time
         self.entries_at = _HEADER_SIZE + self.slots * _SLOT.size
+        self._slots = np.frombuffer(self.map, ">u4", self.slots, _HEADER_SIZE)
+        self._entries = np.frombuffer(self.map, _ENTRY_TYPE, self.capacity, self.entries_at)
 
-    def add(self, key_hash: int, physical_offset: int, store_time: int) -> None:
-        """Add an entry in front of its chain."""
-        count, target = self.count, self.map
+    def add(self, hashes: Sequence[int], physical_offsets: Sequence[int], store_times: Sequence[int]) -> int:
+        """Add entries, each in front of its chain, as many as fit; returns how many."""
+        count = self.count
+        added = min(len(hashes), self.capacity - count)
         if count == 1:
-            self.oldest_time = store_time
-        age = store_time - self.oldest_time
-        slot_at = _HEADER_SIZE + key_hash % self.slots * _SLOT_SIZE
-        (previous,) = _slot_at(target, slot_at)
-        _put_entry(
-            target,
-            self.entries_at + count * _ENTRY_SIZE,
-            key_hash,
-            physical_offset,
-            age // 1000 if age > 0 else 0,
-            previous,
-        )
-        _put_slot(target, slot_at, count)
-        self.count = count + 1
-        self.newest_physical, self.newest_time = physical_offset, store_time
+            self.oldest_time = store_times[0]
+        key_hashes = np.array(hashes[:added], np.uint32)
+        numbers = np.arange(count, count + added, dtype=np.uint32)
+        places = key_hashes % self.slots
+        previous = self._slots[places]
+        # within the batch, an entry of the same slot is the nearer one
+        order = np.argsort(places, kind="stable")
+        same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
+        previous[order[same + 1]] = numbers[order[same]]
+        block = self._entries[count : count + added]
+        block["hash"] = key_hashes
+        block["physical"] = physical_offsets[:added]
+        ages = np.array(store_times[:added], np.int64) - self.oldest_time
+        block["seconds"] = np.maximum(ages, 0) // 1000
+        block["previous"] = previous
+        self._slots[places] = numbers  # of equal places the last assignment stays
+        self.count = count + added
+        self.newest_physical, self.newest_time = physical_offsets[added - 1], store_times[added - 1]
+        self.write_header()
+        return added
 
     def write_header(self) -> None:
         """Store what `add` counted."""
@@ -105,8 +112,7 @@ class IndexFile:
 
     def rewind(self, count: int) -> None:
         """Go back to the entries that a checkpoint vouches for and link them again: slots may have any age."""
-        entries = np.frombuffer(self.map, _ENTRY_TYPE, self.capacity, self.entries_at)
-        slots = np.frombuffer(self.map, ">u4", self.slots, _HEADER_SIZE)
+        entries, slots = self._entries, self._slots
         slots[:] = 0
         entries[count:] = np.zeros((), _ENTRY_TYPE)
         numbers = np.arange(1, count, dtype=np.uint32)
@@ -147,7 +153,9 @@ class KeyIndex:
 
     def add(self, items: Iterable[IndexItem]) -> None:
         """Index a batch of messages."""
-        file = self.files[-1] if self.files else None
+        hashes: list[int] = []
+        physical_offsets: list[int] = []
+        store_times: list[int] = []
         starts: dict[str, int] = {}  # the topic's part of the hash: a CRC goes on where it stopped
         for topic, keys, physical_offset, store_time in items:
             start = starts.get(topic)
@@ -155,21 +163,23 @@ class KeyIndex:
                 start = starts[topic] = _hash(topic, "")
             words = keys.split()
             for key in words if len(words) == 1 else set(words):
-                if file is None or file.count >= file.capacity:
-                    file = self._create(file, physical_offset)
-                    if file is None:
-                        # a message can be found without its key: a full disk must not stop the store here
-                        self.skipped += 1
-                        continue
-                file.add(crc32(key.encode(), start), physical_offset, store_time)
-        if file is not None:
-            file.write_header()
+                hashes.append(crc32(key.encode(), start))
+                physical_offsets.append(physical_offset)
+                store_times.append(store_time)
+        done = 0
+        while done < len(hashes):
+            file = self.files[-1] if self.files else None
+            if file is None or file.count >= file.capacity:
+                file = self._create(file, physical_offsets[done])
+            if file is None:
+                # a message can be found without its key: a full disk must not stop the store here
+                self.skipped += len(hashes) - done
+                return
+            done += file.add(hashes[done:], physical_offsets[done:], store_times[done:])
             self._dirty.add(file.path)
 
     def _create(self, full: IndexFile | None, physical_offset: int) -> IndexFile | None:
         if full is not None:
-            full.write_header()
-            self._dirty.add(full.path)
             physical_offset = max(physical_offset, full.base + 1)
         path = self.directory / file_name(physical_offset)
         config = self._config

@@ -14,8 +14,10 @@ exactly (of a delayed message it is a time, not a hash).
 
 from __future__ import annotations
 
-import zlib
 from struct import Struct
+
+# the same CRC-32 as zlib's, in a sixth of its time for a body of 1 KiB
+from zlib_ng.zlib_ng import crc32
 
 from neve.message import MAGIC_BLANK
 
@@ -61,4 +63,4 @@ def end_record(size: int) -> bytes:
 
 def record_crc(head: bytes | memoryview, tail: bytes | memoryview, tags_code: int) -> int:
     """The CRC kept beside the log."""
-    return zlib.crc32(tail, zlib.crc32(head, (tags_code ^ tags_code >> 32) & 0xFFFFFFFF))
+    return crc32(tail, crc32(head, (tags_code ^ tags_code >> 32) & 0xFFFFFFFF))

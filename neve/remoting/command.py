@@ -116,21 +116,24 @@ _incoming = msgspec.json.Decoder(_Incoming)
 _outgoing = msgspec.json.Encoder()
 
 
-def decode_command(frame: Buffer) -> RemotingCommand:
-    """Parse one frame (without its length); a header that does not parse is fatal for the connection."""
-    length = len(frame)
-    if length < MARK_SIZE:
+def decode_command(frame: Buffer, start: int = 0, end: int | None = None) -> RemotingCommand:
+    """Parse one frame (without its length), or the one in [start, end) of a buffer.
+
+    A header that does not parse is fatal for the connection: ProtocolError.
+    """
+    end = len(frame) if end is None else end
+    if end - start < MARK_SIZE:
         raise ProtocolError("a frame without a mark word")
-    serialize_type, header_length = check_mark(frame, 0, length)
-    body_start = MARK_SIZE + header_length
-    header = bytes(frame[MARK_SIZE:body_start])
+    serialize_type, header_length = check_mark(frame, start, end - start)
+    body_start = start + MARK_SIZE + header_length
+    header = bytes(frame[start + MARK_SIZE : body_start])
     if serialize_type == SERIALIZE_JSON:
         command = _decode_json(header)
     elif serialize_type == SERIALIZE_BINARY:
         command = _decode_binary(header)
     else:
         raise ProtocolError(f"serialize type {serialize_type}")
-    command.body = bytes(frame[body_start:])
+    command.body = bytes(frame[body_start:end])
     command.serialize_type = serialize_type
     return command
 

@@ -28,20 +28,20 @@ class FrameDecoder:
     Lengths are refused as soon as their bytes are there, and no buffer of a merely claimed size is ever made.
     """
 
-    __slots__ = ("_buffer", "_chunks", "_limit", "_missing", "_position", "_view")
+    __slots__ = ("_chunks", "_limit", "_missing", "_position", "buffer", "taken")
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self._limit = limit
-        self._buffer = b""
-        self._view = memoryview(b"")
+        self.buffer = b""
         self._position = 0
         self._chunks: list[bytes] = []  # parts of an unfinished frame, joined once when it is complete
         self._missing = 0
+        self.taken = 0  # frames so far
 
     @property
     def pending(self) -> bool:
         """Whether bytes were received that belong to no finished frame."""
-        return self._missing > 0 or len(self._buffer) > self._position
+        return self._missing > 0 or len(self.buffer) > self._position
 
     def receive_data(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -49,35 +49,45 @@ class FrameDecoder:
             self._chunks.append(data)
             self._missing -= len(data)
             return
-        rest = self._buffer[self._position :]
+        rest = self.buffer[self._position :]
         if rest or self._chunks:
             data = b"".join((rest, *self._chunks, data))
             self._chunks.clear()
         self._missing = 0
         self._position = 0
-        self._buffer = data
-        self._view = memoryview(data)
+        self.buffer = data
 
     def next_frame(self) -> memoryview | None:
         """The next whole frame without its length, or None until more bytes arrive."""
+        bounds = self.next_bounds()
+        return None if bounds is None else memoryview(self.buffer)[bounds[0] : bounds[1]]
+
+    def next_bounds(self) -> tuple[int, int] | None:
+        """Start and end of the next whole frame in `buffer`; the frame counts as taken."""
         if self._missing:
             return None
         start = self._position + LENGTH_SIZE
-        available = len(self._buffer) - start
+        available = len(self.buffer) - start
         if available < 0:
-            if self._position and self._position == len(self._buffer):
-                self._buffer, self._view, self._position = b"", memoryview(b""), 0  # an idle connection holds no memory
+            if self._position and self._position == len(self.buffer):
+                self.buffer, self._position = b"", 0  # an idle connection holds no memory
             return None
-        (length,) = _length_at(self._buffer, self._position)
+        (length,) = _length_at(self.buffer, self._position)
         if length < MARK_SIZE or length > self._limit:
             raise ProtocolError(f"frame length {length} is outside 4..{self._limit}")
         if available < length:
             if available >= MARK_SIZE:
-                check_mark(self._buffer, start, length)
+                check_mark(self.buffer, start, length)
             self._missing = length - available
             return None
-        self._position = start + length
-        return self._view[start : start + length]
+        self._position = end = start + length
+        self.taken += 1
+        return start, end
+
+    def put_back(self, start: int) -> None:
+        """Give the frame that was taken last again."""
+        self._position = start - LENGTH_SIZE
+        self.taken -= 1
 
 
 def check_mark(buffer: memoryview | bytes, position: int, frame_length: int) -> tuple[int, int]:

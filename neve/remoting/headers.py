@@ -103,6 +103,14 @@ class _SendMessageHeaderV2(SendMessageHeader):
     batch: bool | None = msgspec.field(name="m", default=None)
 
 
+class SendV2Frame(msgspec.Struct):
+    """The whole JSON header of SEND_MESSAGE_V2 (310) as far as an append needs it: decoded in one step."""
+
+    flag: Int32
+    opaque: Int32
+    header: _SendMessageHeaderV2 = msgspec.field(name="extFields")
+
+
 class PullMessageHeader(msgspec.Struct, rename="camel"):
     """Fields of PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
 

@@ -1,0 +1,145 @@
+"""The express lane: sends that are a check and an append, which nearly all are, straight from the received buffer.
+
+It takes the frames of one read as long as they are plain, appends them, and answers all with one write. A frame that
+is unusual in any way, or that can't be stored, is put back untouched: `SendMessageProcessor` does the same, and
+everything else, one by one. No header map, no command and no answer is made as an object here.
+"""
+
+import functools
+from dataclasses import dataclass
+from struct import Struct
+
+import msgspec
+
+from broker.broker_context import BrokerContext
+from broker.broker_stats import Traffic
+from broker.flusher import WaitingSend
+from broker.processor.send_message import SPECIAL_PROPERTIES, SendMessageProcessor, cached_tags_code
+from broker.processor.send_response import Receipt, ReceiptTemplate
+from broker.store.errors import StoreError
+from broker.validators import NOT_ALLOWED_TO_SEND, PERM_WRITE, RETRY_PREFIX
+from infra.remoting_server import Connection
+from neve.message import MULTI_TAGS, PROPERTIES_LENGTH_MAX
+from neve.remoting.command import FLAG_ONEWAY
+from neve.remoting.frame import MARK_SIZE, MAX_HEADER, FrameDecoder
+from neve.remoting.headers import SendV2Frame
+
+# How every client that we know of begins the JSON header of a SEND_MESSAGE_V2.
+_START = b'{"code":310,'
+# The mark word of a JSON frame is the header's length and nothing else.
+_header_length = Struct(">I").unpack_from
+_decode = msgspec.json.Decoder(SendV2Frame, strict=False).decode
+
+
+@dataclass(slots=True)
+class Lane:
+    """What a topic asks of its plain sends."""
+
+    topic: str
+    queue_nums: int
+    sys_flag: int
+    traffic: Traffic
+
+
+class ExpressSend:
+    """See the module; `serve` is the `express` of a request router."""
+
+    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
+        self._context, self._sender = context, sender
+        self._template = ReceiptTemplate(context.address)
+
+    def serve(self, connection: Connection, frames: FrameDecoder) -> None:
+        """Take plain sends from `frames` until there is none, or another frame comes first."""
+        context = self._context
+        if not context.accepting or context.refuse_writes or not context.config.broker_permission & PERM_WRITE:
+            return
+        now, remote = context.clock.now_ms(), connection.remote
+        lane: Lane | None = None
+        receipts: list[Receipt] = []
+        try:
+            while (bounds := frames.next_bounds()) is not None:
+                start, end = bounds
+                buffer, header_at = frames.buffer, start + MARK_SIZE
+                body_at = header_at + _header_length(buffer, start)[0]
+                send = self._read(buffer, header_at, body_at) if body_at <= end else None
+                if send is not None and (lane is None or lane.topic != send.header.topic):
+                    lane = self._lane(send.header.topic)
+                if send is None or lane is None:
+                    frames.put_back(start)
+                    return
+                receipt = self._append(lane, send, buffer[body_at:end], remote, now)
+                if receipt is None:
+                    frames.put_back(start)
+                    return
+                receipts.append(receipt)
+        finally:
+            if receipts:
+                self._answer(connection, receipts)
+
+    @staticmethod
+    def _read(buffer: bytes, header_at: int, body_at: int) -> SendV2Frame | None:
+        if not buffer.startswith(_START, header_at) or body_at - header_at > MAX_HEADER:
+            return None
+        try:
+            return _decode(buffer[header_at:body_at])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+
+    def _lane(self, topic: str) -> Lane | None:
+        context = self._context
+        config = context.topics.topics.get(topic)
+        if config is None or topic in NOT_ALLOWED_TO_SEND or topic.startswith(RETRY_PREFIX):
+            return None
+        sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
+        return Lane(topic, config.queue_nums, sys_flag, context.stats.of_topic(topic))
+
+    def _append(self, lane: Lane, send: SendV2Frame, body: bytes, remote: tuple[str, int], now: int) -> Receipt | None:
+        header, text = send.header, send.header.properties or ""
+        try:
+            properties = dict([pair.split("\x01", 1) for pair in text.split("\x02") if pair])
+        except ValueError:  # a pair without its separator
+            return None
+        queue_id = header.queue_id
+        if (
+            not 0 <= queue_id < lane.queue_nums
+            or header.batch
+            or send.flag & ~FLAG_ONEWAY
+            or len(body) > self._context.config.max_message_size
+            or not SPECIAL_PROPERTIES.isdisjoint(properties)
+        ):
+            return None
+        unique, tags, keys = properties.get("UNIQ_KEY"), properties.get("TAGS"), properties.get("KEYS")
+        if not unique:
+            unique = self._sender.unique_ids.next(now)
+            text = self._sender.with_unique_id(text, unique)
+        elif not unique.isalnum() or not unique.isascii():  # to be escaped in the answer
+            return None
+        raw = self._sender.stored_properties(text)
+        if len(raw) > PROPERTIES_LENGTH_MAX:
+            return None
+        store = self._context.store
+        try:
+            queue = store.table.get((lane.topic, queue_id)) or store.new_queue(lane.topic, queue_id)
+            physical_offset = store.append(
+                queue, body, raw, cached_tags_code(tags) if tags else 0, f"{unique} {keys}" if keys else unique,
+                header.flag, header.sys_flag | lane.sys_flag, header.born_timestamp, remote,
+                header.reconsume_times or 0, 0, now,
+            )  # fmt: skip
+        except StoreError:
+            return None
+        end = store.max_physical_offset
+        lane.traffic.add(1, end - physical_offset)
+        waits = properties.get("WAIT") != "false"
+        return Receipt(physical_offset, end, queue_id, queue.end - 1, unique, send.opaque, send.flag == 0, waits)
+
+    def _answer(self, connection: Connection, receipts: list[Receipt]) -> None:
+        context = self._context
+        self._sender.count(len(receipts), sum([receipt.end - receipt.physical_offset for receipt in receipts]))
+        if context.config.sync_flush:
+            waiting = [receipt for receipt in receipts if receipt.waits]
+            receipts = [receipt for receipt in receipts if not receipt.waits]
+            if waiting:
+                deadline = context.clock.monotonic() + context.config.sync_flush_timeout / 1000
+                render = functools.partial(self._template.render, waiting)
+                context.flusher.wait(WaitingSend(waiting[-1].end, connection, deadline, render))
+        connection.send_raw(self._template.render(receipts, 0))

@@ -1,0 +1,250 @@
+"""The express lane does what the general way does, byte for byte, and leaves to it what it does not know."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.wire import request, send_ext
+from broker.broker_controller import BrokerController
+from infra.clock import ManualClock
+from infra.config import BrokerConfig
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, RemotingLimits
+from neve.message import MessageRecord, decode_record
+from neve.remoting.command import RemotingCommand, decode_command
+
+TOPIC = "orders"
+UNIQUE = "7F0000010001"
+PLAIN: dict[str, dict[str, Any]] = {
+    "without properties": {},
+    "as a Java client": {"i": f"UNIQ_KEY\x01{UNIQUE}\x02WAIT\x01true\x02"},
+    "without the last separator": {"i": f"UNIQ_KEY\x01{UNIQUE}\x02TAGS\x01a"},
+    "tags and keys": {"i": f"KEYS\x01k1 k2\x02TAGS\x01tag\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "other letters": {"i": f"city\x01Zürich ✓ 𝄞\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "a name without a value": {"i": f"empty\x01\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "the same name twice": {"i": f"TAGS\x01a\x02TAGS\x01b\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "an empty id": {"i": "UNIQ_KEY\x01\x02"},
+    "flags": {"h": -7, "f": 1},
+    "a time out of reach": {"g": 2**62},
+    "no wait": {"i": f"WAIT\x01false\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "reconsumed": {"j": 3},
+    "a field of a later version": {"n": "broker-a", "zz": "?"},
+}
+NOT_PLAIN: dict[str, dict[str, Any]] = {
+    "a pair without its separator": {"i": f"what\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "delayed": {"i": f"DELAY\x013\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "half": {"i": f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "from another region": {"i": f"MSG_REGION\x01r\x02CLUSTER\x01c\x02UNIQ_KEY\x01{UNIQUE}\x02"},
+    "an id to be escaped": {"i": 'UNIQ_KEY\x01a"b\x02'},
+    "any queue": {"e": -1},
+    "no such queue": {"e": 99},
+    "no such topic, not created": {"b": "other", "c": "none"},
+    "a topic that is created": {"b": "made-by-a-send"},
+    "a retry topic": {"b": "%RETRY%g"},
+    "a topic of the broker's own": {"b": "SCHEDULE_TOPIC_XXXX"},
+    "a bad name": {"b": "no/good", "c": "TBW102"},
+    "no number": {"e": "one"},
+    "too large a number": {"h": 2**40},
+    "properties too long": {"i": "x\x01" + "y" * 32760 + "\x02"},
+    "a batch": {"m": "true"},
+    "a missing field": {"a": None},
+}
+
+
+class Outside:
+    """A transport that keeps what was written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def writelines(self, buffers: list[bytes]) -> None:
+        self.written += b"".join(buffers)
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return ("10.0.0.7", 4711)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+class Broker:
+    """A broker whose sends come through the express lane, or around it."""
+
+    def __init__(self, controller: BrokerController) -> None:
+        self.controller = controller
+        self.store = controller.context.store
+        self.dispatched = 0
+
+    def connect(self, *, express: bool) -> tuple[Connection, Outside]:
+        router = self.controller.router
+
+        def around(connection: Connection, command: RemotingCommand) -> Any:
+            self.dispatched += 1
+            return router(connection, command)
+
+        around.express = router.express if express else None  # type: ignore[attr-defined]
+        connection, outside = Connection(cast("Any", around), RemotingLimits()), Outside()
+        connection.connection_made(cast("asyncio.BaseTransport", outside))
+        return connection, outside
+
+    def send(self, ext: dict[str, Any], body: bytes, *, express: bool, flag: int = 0) -> tuple[Any, list[Any]]:
+        """(the answer, the records that were stored), without what differs from one send to the next."""
+        connection, outside = self.connect(express=express)
+        start = self.store.max_physical_offset
+        connection.data_received(frame(ext, body, flag))
+        return plain_answer(outside.written), [plain_record(record) for record in self.stored_from(start)]
+
+    def stored_from(self, start: int) -> list[MessageRecord]:
+        found = []
+        while (raw := self.store.record_at(start)) is not None:
+            found.append(decode_record(raw))
+            start += found[-1].size
+        return found
+
+
+def frame(ext: dict[str, Any], body: bytes, flag: int = 0) -> bytes:
+    fields = {name: value for name, value in {**send_ext(TOPIC, 2), **ext}.items() if value is not None}
+    whole = request(310, 77, fields, body)
+    return whole.replace(b'"flag":0', b'"flag":%d' % flag, 1)
+
+
+def plain_answer(written: bytes) -> Any:
+    if not written:
+        return None
+    command = decode_command(written[4:])
+    ext = {name: value for name, value in command.ext.items() if name not in {"msgId", "queueOffset", "transactionId"}}
+    return command.code, command.opaque, command.remark, command.flag, ext, sorted(command.ext)
+
+
+def plain_record(record: MessageRecord) -> Any:
+    properties = re.sub(rb"UNIQ_KEY\x01[0-9A-F]{32}", b"UNIQ_KEY\x01made", record.properties_raw)
+    return (
+        record.topic, record.queue_id, record.flag, record.sys_flag, record.born_timestamp, record.born_host,
+        record.store_timestamp, record.store_host, record.reconsume_times, record.body, record.body_crc, properties,
+        record.size if b"made" not in properties else None,
+    )  # fmt: skip
+
+
+def with_broker(tmp_path: Path, work: Callable[[Broker], None], **values: Any) -> None:
+    async def main() -> None:
+        config = BrokerConfig()
+        config.store_path_root_dir, config.bind_address = str(tmp_path / "store"), "127.0.0.1"
+        config.listen_port, config.admin_port, config.mapped_file_size_commit_log = 0, -1, 1 << 24
+        for name, value in values.items():
+            setattr(config, name, value)
+        controller = BrokerController(config, ManualClock(), RealDisk())
+        await controller.start()
+        try:
+            broker = Broker(controller)
+            broker.send({}, b"", express=False)  # makes the topic
+            broker.dispatched = 0
+            work(broker)
+        finally:
+            await controller.shutdown()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("flag", [0, 2], ids=["two-way", "one-way"])
+def test_a_plain_send_is_stored_and_answered_as_by_the_general_way(tmp_path: Path, flag: int) -> None:
+    def work(broker: Broker) -> None:
+        for name, ext in PLAIN.items():
+            fast = broker.send(ext, name.encode(), express=True, flag=flag)
+            assert broker.dispatched == 0, name
+            assert len(fast[1]) == 1, name
+            assert fast == broker.send(ext, name.encode(), express=False, flag=flag), name
+            broker.dispatched = 0
+
+    with_broker(tmp_path, work)
+
+
+def test_what_is_not_plain_is_left_to_the_general_way(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        for name, ext in NOT_PLAIN.items():
+            fast = broker.send(ext, b"body", express=True)
+            assert broker.dispatched == 1, name
+            assert fast[0] is not None, name
+            broker.dispatched = 0
+        too_large = broker.send({}, b"x" * (4 << 20) + b"x", express=True)
+        assert too_large[0][0] == 13
+        assert broker.dispatched == 1
+
+    with_broker(tmp_path, work)
+
+
+_PART = st.one_of(
+    st.sampled_from(["TAGS", "KEYS", "WAIT", "UNIQ_KEY", "\x01", "\x02", "true", "false", "A1", "DELAY"]),
+    st.text(max_size=5),
+)
+
+
+def test_any_property_string_is_treated_alike(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        @settings(max_examples=300, deadline=None)
+        @given(st.lists(_PART, max_size=12))
+        def check(parts: list[str]) -> None:
+            text = "".join(parts).encode("utf-8", "replace").decode()
+            assert broker.send({"i": text}, b"", express=True) == broker.send({"i": text}, b"", express=False)
+
+        check()
+
+    with_broker(tmp_path, work)
+
+
+def test_the_frames_of_one_read_are_answered_in_order_with_others_between_them(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        connection, outside = broker.connect(express=True)
+        delayed = frame({"i": "DELAY\x013\x02"}, b"later")
+        frames = [frame({}, b"0"), delayed, frame({}, b"1"), frame({"e": 99}, b"no"), frame({}, b"2")]
+        numbered = [each.replace(b'"opaque":77', b'"opaque":%d' % (10 + n)) for n, each in enumerate(frames)]
+        stream = b"".join(numbered)
+        for start in range(0, len(stream), 100):  # and however the network cuts them
+            connection.data_received(stream[start : start + 100])
+        answers, position = [], 0
+        while position < len(outside.written):
+            length = int.from_bytes(outside.written[position : position + 4], "big")
+            answers.append(decode_command(outside.written[position + 4 : position + 4 + length]))
+            position += 4 + length
+        assert [(answer.opaque, answer.code) for answer in answers] == [(10, 0), (11, 0), (12, 0), (13, 29), (14, 0)]
+        offsets = [int(answers[n].ext["queueOffset"]) for n in (0, 2, 4)]
+        assert offsets == list(range(offsets[0], offsets[0] + 3))
+        assert broker.dispatched == 2
+
+    with_broker(tmp_path, work)
+
+
+def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        connection, outside = broker.connect(express=True)
+        connection.data_received(frame({}, b"0") + frame({"i": "WAIT\x01false\x02"}, b"1") + frame({}, b"2"))
+        assert outside.written.count(b'"opaque"') == 1  # only who doesn't want to wait
+        flusher = broker.controller.context.flusher
+        flusher._complete(broker.store.flush())
+        connection.flush()
+        assert outside.written.count(b'"code":0') == 3
+
+    with_broker(tmp_path, work, flush_disk_type="SYNC_FLUSH")
+
+
+def test_a_store_that_refuses_is_answered_by_the_general_way(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        broker.store._limit = -1
+        broker.store.failed = OSError("the disk is gone")
+        answer, stored = broker.send({}, b"x", express=True)
+        assert (answer[0], stored) == (14, [])
+        assert "not available" in answer[2]
+        broker.store.failed = None
+
+    with_broker(tmp_path, work)
