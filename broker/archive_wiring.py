@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from broker import validators
 from broker.broker_context import BrokerContext
+from broker.pop.pop_book import revive_log
 from broker.state_capture import capture_state
 from broker.store.message_store import EntryRun, Segment
 from infra.disk import Disk
@@ -120,6 +121,7 @@ class ArchiveWiring:
 
     def policy(self) -> Policy:
         config, topics = self._context.config, self._context.topics
+        internal = {*validators.PINNED_TOPICS, revive_log(config.broker_cluster_name)}
 
         def ttl_hours(topic: str) -> int | None:
             found = topics.select(topic)
@@ -134,6 +136,7 @@ class ArchiveWiring:
             disk_mark=config.disk_max_used_space_ratio / 100,
             grace_ms=config.expire_grace,
             archived=lambda topic: not topics.is_system(topic),
+            internal=internal.__contains__,
             exists=lambda topic: topics.select(topic) is not None,
             ttl_hours=ttl_hours,
         )

@@ -134,6 +134,8 @@ class ScheduleMessage:
         lowest: int | None = None
         for level in range(1, len(self._levels) + 1):
             offset, end = self.position(level)
+            # After a restart the position may be an older one, of messages that are delivered and gone.
+            offset = max(offset, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
             if offset < end:
                 got = self._store.get(SCHEDULE_TOPIC, level - 1, offset, 1, _BATCH_BYTES)
                 for record in (record for buffer in got.buffers for record in iter_records(buffer)):

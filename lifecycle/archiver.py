@@ -183,13 +183,16 @@ class Lifecycle:
             return self._evict(wanted_segments(self._hot.segments(), self.policy, now, self._hot.disk_ratio()), None)
 
     def _evict(self, wanted: Sequence[Segment], progress: Progress | None) -> list[int]:
+        pinned = self._hot.pinned_from()
+        # What a message no longer waits for, its delivery or its end, must be as durable as the segment that goes.
+        self._hot.flush()
         plan = eviction_plan(
             self._hot.segments(),
             wanted,
             self._through(),
             self.policy,
             now_ms=self._clock.now_ms(),
-            pinned=self._hot.pinned_from(),
+            pinned=pinned,
         )
         for base in plan:
             failpoint.hit("offload.before_evict")

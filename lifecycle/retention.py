@@ -49,6 +49,8 @@ class Policy:
     disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
     grace_ms: int = 24 * HOUR_MS
     archived: Callable[[str], bool] = field(default=lambda topic: not is_system_topic(topic))
+    # Topics of the broker's own, of which it needs what is pinned and nothing else.
+    internal: Callable[[str], bool] = field(default=lambda topic: False)
     exists: Callable[[str], bool] = field(default=lambda topic: True)
     ttl_hours: Callable[[str], int | None] = field(default=lambda topic: None)  # None: for ever
 
@@ -91,7 +93,11 @@ def due_topics(
 
 
 def may_evict(segment: Segment, through: Mapping[str, int], policy: Policy, now_ms: int, pinned: int | None) -> bool:
-    """Whether nothing is lost when the segment goes: each topic is archived, expired, deleted or not archived."""
+    """Whether nothing is lost when the segment goes: each topic is archived, expired, deleted or not archived.
+
+    Waiting timers, half messages and their like are not archived: as long as one waits, it pins its segment. Without
+    one their topics hold nothing up, or a broker with delayed messages could not free a crowded disk.
+    """
     if not segment.sealed or (pinned is not None and pinned < segment.end):
         return False
     return all(_settled(topic, record, through, policy, now_ms) for topic, record in segment.topics.items())
@@ -99,7 +105,7 @@ def may_evict(segment: Segment, through: Mapping[str, int], policy: Policy, now_
 
 def _settled(topic: str, record: tuple[int, int], through: Mapping[str, int], policy: Policy, now_ms: int) -> bool:
     last, newest = record
-    if last < through.get(topic, 0) or not policy.exists(topic):
+    if last < through.get(topic, 0) or not policy.exists(topic) or policy.internal(topic):
         return True
     ttl = policy.ttl_ms(topic)
     if ttl is not None and newest >= 0 and newest + ttl <= now_ms:

@@ -170,6 +170,20 @@ def test_system_topics_are_never_archived_and_hold_their_segment(rig: Rig) -> No
     assert rig.lifecycle.run_retention() == [0]
 
 
+def test_topics_of_the_broker_itself_hold_a_segment_only_while_something_waits(tmp_path: Path) -> None:
+    """Or a broker with delayed messages could not free a crowded disk for as long as fileReservedTime."""
+    rig = Rig(tmp_path / "state", Policy(internal=lambda topic: topic == "SCHEDULE_TOPIC_XXXX"))
+    rig.hot.put("a", count=5)
+    rig.hot.put("SCHEDULE_TOPIC_XXXX", 3, 2)
+    rig.hot.pinned = 500
+    rig.offload(evict=True)
+    assert rig.hot.evicted == []
+    rig.hot.pinned = None
+    rig.offload(evict=True)
+    assert rig.hot.evicted == [0]
+    assert {name.topic for name in rig.journal.catalog.objects()} == {"a"}
+
+
 def test_late_success_of_a_lost_intent_is_completed_not_doubled(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     rig.store.fail("put", UnknownOutcome("timeout"), after=True, match="journal")

@@ -1,0 +1,33 @@
+"""Delay levels: what still waits keeps its place in the log, whatever is known of what was delivered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from broker.schedule_message import ScheduleMessage
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from broker.validators import SCHEDULE_TOPIC
+from infra.clock import SystemClock
+from infra.disk import RealDisk
+
+
+def test_waiting_messages_are_pinned_when_the_position_is_older_than_the_log(tmp_path: Path) -> None:
+    """The position is written now and then: after a kill it may name messages that were delivered and evicted."""
+    store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 16), RealDisk(), SystemClock())
+    store.load()
+    places = []
+    for number in range(5):
+        if number == 3:
+            store.roll()
+        put = store.put(SCHEDULE_TOPIC, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("127.0.0.1", 1))
+        places.append(put.physical_offset)
+    store.after_flush(store.flush())
+    store.evict(0)
+    positions = tmp_path / "delayOffset.json"
+    positions.write_text(json.dumps({"offsetTable": {"1": 1}}))
+    schedule = ScheduleMessage(store, SystemClock(), [60_000], RealDisk(), positions)
+    schedule.load()
+    assert schedule.oldest_pending_physical() == places[3]
+    store.shutdown()
