@@ -1,4 +1,5 @@
-"""The client. Read client, session, connection, route; then producer, pull, consumer, admin; sync wraps them."""
+"""The client. Read client, session, connection, route; then draft, producer, transaction, request_reply; then pull,
+consumer, admin; sync wraps them."""
 
 from neve.client.client import AsyncClient, connect
 from neve.client.connection import ConnectionFailed
@@ -19,6 +20,7 @@ from neve.client.options import ClientOptions
 from neve.client.pull import Subscription
 from neve.client.received import Received
 from neve.client.route import TopicRoute
+from neve.client.transaction import LocalTransactionState, Transaction, TransactionProducer, TransactionResult
 
 __all__ = [
     "AsyncClient",
@@ -27,6 +29,7 @@ __all__ = [
     "ConnectionFailed",
     "ConsumeStats",
     "Consumer",
+    "LocalTransactionState",
     "Message",
     "MessageQueue",
     "PullResult",
@@ -38,5 +41,8 @@ __all__ = [
     "Subscription",
     "TopicConfig",
     "TopicRoute",
+    "Transaction",
+    "TransactionProducer",
+    "TransactionResult",
     "connect",
 ]

@@ -25,8 +25,10 @@ from neve.client.options import ClientOptions
 from neve.client.producer import Producer, Queue
 from neve.client.pull import TOOLS_GROUP, Puller, Subscription
 from neve.client.queue_selector import OrderKey
+from neve.client.request_reply import Requests
 from neve.client.route import TopicRoute
 from neve.client.session import Session
+from neve.client.transaction import Check, Checks, TransactionProducer
 
 Topics = str | Iterable[str] | Mapping[str, str | Subscription]
 
@@ -53,6 +55,8 @@ class AsyncClient:
         self._producer = Producer(self._session)
         self._puller = Puller(self._session)
         self._admin = Admin(self._session)
+        self._requests = Requests(self._session, self._producer)
+        self._checks = Checks(self._session)
         self._consumers: list[Consumer] = []
 
     # ---- life
@@ -72,6 +76,7 @@ class AsyncClient:
         """Closes all consumers, leaves all groups and closes the connections."""
         for consumer in self._consumers:
             await consumer.close()
+        await self._checks.close()
         await self._session.close()
 
     @property
@@ -184,6 +189,67 @@ class AsyncClient:
                 ILLEGAL_OPERATION when the time is past or the handle is not this broker's.
         """
         return await self._producer.recall(topic, handle, timeout=timeout)
+
+    def transaction_producer(self, group: str, *, check: Check) -> TransactionProducer:
+        """A producer of transactional messages; enter it to join its group.
+
+        Args:
+            group: not the group of ordinary sends. Every member must be able to answer for every other.
+            check: called with a message whose end the broker does not know, at any time, also for transactions of
+                members that are gone; returns, or awaits, a LocalTransactionState. Its error counts as UNKNOWN.
+        """
+        return TransactionProducer(self._session, self._producer, self._checks, group, check)
+
+    # ---- request and reply
+
+    async def request(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
+        flag: int = 0,
+        timeout: float = 5.0,
+    ) -> Message:
+        """Sends a message and waits for the reply of whoever consumes it.
+
+        Raises:
+            UnknownOutcome: no reply within `timeout` seconds; the message may have been consumed all the same.
+            BrokerError: the message was refused.
+        """
+        return await self._requests.request(
+            topic,
+            body,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            queue=queue,
+            order_key=order_key,
+            flag=flag,
+            timeout=timeout,
+        )
+
+    async def reply(
+        self,
+        request: Message,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Answers a consumed message that was sent with `request`.
+
+        Raises:
+            ClientError: it was not.
+            BrokerError: the asker is gone (SYSTEM_ERROR).
+        """
+        return await self._requests.reply(request, body, tags=tags, keys=keys, properties=properties, timeout=timeout)
 
     # ---- consuming in a group
 

@@ -58,7 +58,7 @@ class Producer:
     ) -> SendResult:
         message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
         draft = self.drafts.single(message, timing(delay_level, delay, deliver_at_ms))
-        return await self.deliver(draft, _target(queue, order_key), timeout, retry_on=retry_on)
+        return await self.deliver(draft, target_queue(queue, order_key), timeout, retry_on=retry_on)
 
     async def send_batch(
         self,
@@ -69,7 +69,7 @@ class Producer:
         order_key: OrderKey | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        return await self.deliver(self.drafts.batch(topic, messages), _target(queue, order_key), timeout)
+        return await self.deliver(self.drafts.batch(topic, messages), target_queue(queue, order_key), timeout)
 
     async def send_oneway(
         self,
@@ -88,7 +88,7 @@ class Producer:
         self._session.produces(group)
         draft = self.drafts.single(message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag))
         route = await self._session.publish_route(topic)
-        target = self._choose(draft, route, _target(queue, order_key), ())
+        target = self._choose(draft, route, target_queue(queue, order_key), ())
         await self._session.pool.send_oneway(
             _master(route, target),
             RequestCode.SEND_MESSAGE_V2,
@@ -235,7 +235,7 @@ class Producer:
         return fresh[0] if fresh else in_turn[0]
 
 
-def _target(queue: Queue | None, order_key: OrderKey | None) -> Queue | None:
+def target_queue(queue: Queue | None, order_key: OrderKey | None) -> Queue | None:
     if order_key is None:
         return queue
     if queue is not None:

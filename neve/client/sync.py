@@ -23,6 +23,7 @@ from neve.client.options import ClientOptions
 from neve.client.pull import Subscription
 from neve.client.sync_consumer import Consumer, Received
 from neve.client.sync_loop import BackgroundLoop, Face, waiting
+from neve.client.sync_transaction import SyncCheck, Transaction, TransactionProducer, in_thread
 
 T = TypeVar("T")
 
@@ -36,6 +37,8 @@ class Client(Face):
     send_oneway = waiting(AsyncClient.send_oneway)
     send_batch = waiting(AsyncClient.send_batch)
     recall = waiting(AsyncClient.recall)
+    request = waiting(AsyncClient.request)
+    reply = waiting(AsyncClient.reply)
     queues = waiting(AsyncClient.queues)
     pull = waiting(AsyncClient.pull)
     min_offset = waiting(AsyncClient.min_offset)
@@ -80,6 +83,10 @@ class Client(Face):
             return await self._inner.send_async(topic, body, **arguments)
 
         return self._loop.submit(begin())
+
+    def transaction_producer(self, group: str, *, check: SyncCheck) -> TransactionProducer:
+        """As `AsyncClient.transaction_producer`; `check` is called in a thread of its own."""
+        return TransactionProducer(self._loop, self._inner.transaction_producer(group, check=in_thread(check)))
 
     def consumer(self, group: str, topics: Topics, **arguments: Any) -> Consumer:
         """A member of a group; enter it to join. Arguments as of `AsyncClient.consumer`."""
@@ -131,4 +138,4 @@ def connect(namesrv: str, *, options: ClientOptions | None = None, **changes: An
         raise
 
 
-__all__ = ["Client", "Consumer", "Received", "connect"]
+__all__ = ["Client", "Consumer", "Received", "Transaction", "TransactionProducer", "connect"]

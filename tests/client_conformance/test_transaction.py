@@ -1,0 +1,128 @@
+"""Transactional messages: delivered once committed, never when rolled back, and when in doubt as the check says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from neve.client import AsyncClient, LocalTransactionState, Message, connect, sync
+from neve.errors import ClientError
+
+COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
+
+
+def never(message: Message) -> LocalTransactionState:
+    raise AssertionError(f"{message.msg_id} was asked about")
+
+
+async def delivered(client: AsyncClient, topic: str, count: int) -> list[Message]:
+    """The first `count` messages of queue 0, and the assurance that it holds no more."""
+    messages: list[Message] = []
+    while len(messages) < count:
+        messages += (await client.pull(topic, 0, len(messages), wait=15, timeout=30)).messages
+    assert await client.max_offset(topic, 0) == count
+    return messages
+
+
+def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.transaction_producer(unique, check=never) as producer:
+            async with producer.transaction(topic, b"rolled back") as transaction:
+                await transaction.rollback()
+            async with producer.transaction(topic, b"committed", tags="T", keys=["k"]) as transaction:
+                assert await client.max_offset(topic, 0) == 0  # nobody sees a half message
+            assert transaction.state is COMMIT
+            result = await producer.send(topic, b"z" * 5000, lambda message: COMMIT)
+            assert result.state is COMMIT
+            with pytest.raises(ClientError):
+                await transaction.rollback()
+            first, second = await delivered(client, topic, 2)
+            assert (first.body, first.tags, first.keys, first.msg_id) == (b"committed", "T", ("k",), transaction.id)
+            assert second.body == b"z" * 5000
+
+    run(work, queues=1)
+
+
+def test_an_open_transaction_ends_as_the_check_says(run: Callable[..., None], unique: str) -> None:
+    """The broker asks until it is told: first the check fails, then it does not know, then it knows."""
+
+    async def work(client: AsyncClient, topic: str) -> None:
+        asked: dict[bytes, list[str]] = {}
+
+        async def check(message: Message) -> LocalTransactionState:
+            times = asked.setdefault(message.body, [])
+            times.append(message.msg_id)
+            if message.body == b"dropped":
+                return ROLLBACK
+            if len(times) == 1:
+                raise ValueError("the database is away")
+            return UNKNOWN if len(times) == 2 else COMMIT
+
+        async with client.transaction_producer(unique, check=check) as producer:
+            with pytest.raises(RuntimeError):
+                async with producer.transaction(topic, b"dropped"):
+                    raise RuntimeError("my own work failed")
+            opened = await producer.send(topic, b"kept", lambda message: UNKNOWN, properties={"colour": "red"})
+            (message,) = await delivered(client, topic, 1)
+            assert (message.body, message.properties["colour"]) == (b"kept", "red")
+            # Apache's broker books an answer up to 3 s later, and may ask once more meanwhile.
+            assert len(asked[b"kept"]) >= 3
+            assert set(asked[b"kept"]) == {opened.sent.msg_id}
+            assert asked[b"dropped"]
+
+    run(work, queues=1)
+
+
+def test_another_member_of_the_group_answers_for_one_that_is_gone(
+    run: Callable[..., None], unique: str, server: Any
+) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with connect(server.namesrv) as gone:
+            producer = gone.transaction_producer(unique, check=lambda message: UNKNOWN)
+            await producer.start()
+            transaction = await producer.begin(topic, b"orphan")
+        async with client.transaction_producer(unique, check=lambda message: COMMIT):
+            (message,) = await delivered(client, topic, 1)
+            assert message.msg_id == transaction.id
+
+    run(work, queues=1)
+
+
+def test_a_group_has_one_producer_in_a_client_and_must_be_joined(run: Callable[..., None], unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        with pytest.raises(ClientError):
+            await client.transaction_producer(unique, check=never).begin(topic, b"x")
+        async with client.transaction_producer(unique, check=never):
+            with pytest.raises(ClientError):
+                await client.transaction_producer(unique, check=never).start()
+        async with client.transaction_producer(unique, check=never):
+            pass  # it may be joined again
+
+    run(work, queues=1)
+
+
+def test_the_synchronous_face_runs_work_and_checks_outside_the_loop(server: Any, topic: str, unique: str) -> None:
+    threads: dict[str, str] = {}
+
+    def check(message: Message) -> LocalTransactionState:
+        threads["check"] = threading.current_thread().name
+        return COMMIT
+
+    def execute(message: Message) -> LocalTransactionState:
+        threads["execute"] = threading.current_thread().name
+        return UNKNOWN
+
+    with sync.connect(server.namesrv) as client, client.transaction_producer(unique, check=check) as producer:
+        with producer.transaction(topic, b"in a block"):
+            pass
+        with producer.transaction(topic, b"never") as transaction:
+            transaction.rollback()
+        producer.send(topic, b"checked", execute)
+        with client.consumer(f"G-{unique}", topic, start="first") as consumer:
+            bodies = {message.body for message in (consumer.receive(20), consumer.receive(20)) if message}
+        assert bodies == {b"in a block", b"checked"}
+    assert threads["execute"] == threading.current_thread().name
+    assert threads["check"] not in {threading.current_thread().name, "neve-client"}
