@@ -22,6 +22,7 @@ demo: setup ## the whole way on real flights: publish, consume, offload, read co
 
 test: setup ## every test, with the servers that they need
 	$(BIN)/python -m infra.minio --ensure
+	$(BIN)/python -m infra.versitygw --ensure
 	$(BIN)/pytest
 
 fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from infra import failpoint
@@ -22,12 +21,14 @@ from infra.object_store import (
     NotFound,
     ObjectInfo,
     ObjectStoreError,
+    Pace,
     PreconditionFailed,
     PutOutcome,
     StoreUnavailable,
     UnknownOutcome,
     check_key,
     check_prefix,
+    unpaced,
 )
 
 UPLOADS = ".upload"
@@ -40,11 +41,11 @@ class DirectoryStore:
         self.url = f"dir:{self.root}"
         self.requests: Counter[str] = Counter()
 
-    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> PutOutcome:
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
         self.requests["put"] += 1
         target = self._path(key)
         try:
-            temporary = self._stage(data)
+            temporary = self._stage(data, pace)
         except OSError as error:
             raise _translate(error, key) from error
         try:
@@ -127,8 +128,8 @@ class DirectoryStore:
     def now_ms(self) -> int | None:
         return None
 
-    def remove_stale_uploads(self) -> int:
-        """A day's grace, as other processes may be writing now."""
+    def remove_stale_uploads(self, ours: Callable[[str], bool]) -> int:
+        """A day's grace, as other processes may be writing now; unfinished files here have no key yet."""
         removed = 0
         for path in _files(self.root / UPLOADS):
             try:
@@ -151,7 +152,7 @@ class DirectoryStore:
             raise BadStoreUrl(f"{UPLOADS} holds unfinished objects, not {key!r}")
         return self.root / key
 
-    def _stage(self, data: bytes | Path) -> Path:
+    def _stage(self, data: bytes | Path, pace: Pace) -> Path:
         directory = self.root / UPLOADS
         _make_directories(directory, self.root)
         temporary = directory / uuid.uuid4().hex
@@ -159,9 +160,12 @@ class DirectoryStore:
             with temporary.open("xb") as file:
                 if isinstance(data, Path):
                     with data.open("rb") as source:
-                        shutil.copyfileobj(source, file, 1 << 20)
+                        while chunk := source.read(1 << 20):
+                            pace(len(chunk))
+                            file.write(chunk)
                     failpoint.hit("object_store.mid_put")
                 else:
+                    pace(len(data))
                     file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

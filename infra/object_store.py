@@ -22,6 +22,13 @@ from infra.clock import Clock, SystemClock
 
 PROBE_RACERS = 4
 
+Pace = Callable[[int], None]
+"""Called with a number of bytes before they go out; it may wait."""
+
+
+def unpaced(count: int) -> None:
+    """As fast as it goes."""
+
 
 class ObjectStoreError(Exception):
     """Something went wrong with the archive store."""
@@ -72,7 +79,7 @@ class ObjectStore(Protocol):
     url: str
     requests: Counter[str]
 
-    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> PutOutcome: ...
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome: ...
 
     def get(self, key: str) -> bytes: ...
 
@@ -90,8 +97,11 @@ class ObjectStore(Protocol):
         """The store's own clock, or None where it has none."""
         ...
 
-    def remove_stale_uploads(self) -> int:
-        """Remove what crashed writers left behind and no listing shows; returns how many."""
+    def remove_stale_uploads(self, ours: Callable[[str], bool]) -> int:
+        """Remove what crashed writers left behind a day ago and no listing shows, under names that are `ours`.
+
+        Returns how many.
+        """
         ...
 
 
@@ -114,7 +124,10 @@ def check_prefix(prefix: str) -> str:
 
 
 def open_store(url: str) -> ObjectStore:
-    """`dir:PATH`, or `s3://bucket/prefix?endpoint=…&region=…`; credentials come from AWS_* variables or a profile."""
+    """`dir:PATH`, or `s3://bucket/prefix?endpoint=…&region=…&multipartAbove=BYTES`.
+
+    Credentials come from AWS_* variables or a profile.
+    """
     if url.startswith("dir:"):
         from infra.directory_store import DirectoryStore  # noqa: PLC0415 - stores import this module
 
@@ -128,17 +141,26 @@ def open_store(url: str) -> ObjectStore:
     if "@" in parts.netloc:
         raise BadStoreUrl("credentials don't belong in storeUrl: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-    unknown = sorted(set(options) - {"endpoint", "region"})
+    unknown = sorted(set(options) - {"endpoint", "region", "multipartAbove"})
     if unknown:
         raise BadStoreUrl(
-            f"storeUrl knows only endpoint and region, not {', '.join(unknown)}; credentials come from AWS_* variables"
+            f"storeUrl knows only endpoint, region and multipartAbove, not {', '.join(unknown)}; "
+            "credentials come from AWS_* variables"
         )
     if not parts.netloc:
         raise BadStoreUrl("storeUrl names no bucket")
-    from infra.s3_store import S3Store  # noqa: PLC0415 - the client library is only loaded where S3 is used
+    from infra.s3_store import MULTIPART_ABOVE, S3Store, parse_multipart_above  # noqa: PLC0415 - only where S3 is used
 
-    prefix = unquote(parts.path).strip("/")
-    return S3Store(url, parts.netloc, prefix, endpoint=options.get("endpoint"), region=options.get("region"))
+    return S3Store(
+        url,
+        parts.netloc,
+        unquote(parts.path).strip("/"),
+        endpoint=options.get("endpoint"),
+        region=options.get("region"),
+        multipart_above=parse_multipart_above(options["multipartAbove"])
+        if "multipartAbove" in options
+        else MULTIPART_ABOVE,
+    )
 
 
 def probe(store: ObjectStore) -> None:
@@ -227,9 +249,10 @@ class MemoryStore:
     ) -> None:
         self.faults.append(Fault(verb, error, after, match, skip, times))
 
-    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> PutOutcome:
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
         check_key(key)
         content = data.read_bytes() if isinstance(data, Path) else bytes(data)
+        pace(len(content))
         self._enter("put", key)
         with self._lock:
             if if_absent and key in self.objects:
@@ -282,7 +305,7 @@ class MemoryStore:
         self._enter("now_ms", "")
         return self._clock.now_ms() + self.clock_offset_ms
 
-    def remove_stale_uploads(self) -> int:
+    def remove_stale_uploads(self, ours: Callable[[str], bool]) -> int:
         return 0
 
     def _find(self, key: str) -> tuple[bytes, int]:

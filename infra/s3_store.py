@@ -2,7 +2,7 @@
 
 Credentials come from the environment (AWS_ACCESS_KEY_ID …), a profile (AWS_PROFILE, read by boto3) or the machine's
 role; never from the URL. Conditional PUTs go out exactly once: a library's silent retry would turn our own success
-into a refusal, so the caller reads back instead.
+into a refusal, so the caller reads back instead. A large conditional one goes out in parts, through `s3_multipart`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import email.utils
 import http.client
 import os
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import obstore
@@ -27,15 +28,21 @@ from infra.object_store import (
     NotFound,
     ObjectInfo,
     ObjectStoreError,
+    Pace,
     PreconditionFailed,
     PutOutcome,
     StoreUnavailable,
     UnknownOutcome,
     check_key,
     check_prefix,
+    unpaced,
 )
 
+if TYPE_CHECKING:
+    from infra.s3_multipart import MultipartUploads
+
 MULTIPART_ABOVE = 128 << 20
+MULTIPART_ABOVE_MIN, MULTIPART_ABOVE_MAX = 5 << 20, 5 << 30
 PART_SIZE = 32 << 20
 READ_RETRIES = 2
 _FAILURES = (errors.BaseError, OSError)  # the library reports 404 as the built-in FileNotFoundError
@@ -43,9 +50,20 @@ _FAILURES = (errors.BaseError, OSError)  # the library reports 404 as the built-
 
 class S3Store:
     def __init__(
-        self, url: str, bucket: str, prefix: str = "", *, endpoint: str | None = None, region: str | None = None
+        self,
+        url: str,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        multipart_above: int = MULTIPART_ABOVE,
     ) -> None:
         self.url = url
+        self._bucket, self._prefix = bucket, prefix
+        self._multipart_above = multipart_above
+        self._multipart: MultipartUploads | None = None
+        self._opening = threading.Lock()
         self.requests: Counter[str] = Counter()
         self._endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         self._region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -76,20 +94,40 @@ class S3Store:
             **options,
         )
 
-    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> PutOutcome:
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
         self.requests["put"] += 1
         check_key(key)
         size = data.stat().st_size if isinstance(data, Path) else len(data)
-        # The library has no conditional completion of a multipart upload, so a conditional PUT is a single one.
-        multipart = size > MULTIPART_ABOVE and not if_absent
+        large = size > self._multipart_above
+        if large and if_absent and isinstance(data, Path):
+            part_size = min(PART_SIZE, self._multipart_above)
+            return PutOutcome(self._uploads().put_if_absent(key, data, part_size, pace))
+        pace(size)
         mode = "create" if if_absent else "overwrite"
         try:
             result = obstore.put(
-                self._writer, key, data, mode=mode, use_multipart=multipart, chunk_size=PART_SIZE, max_concurrency=4
+                self._writer,
+                key,
+                data,
+                mode=mode,
+                use_multipart=large and not if_absent,
+                chunk_size=PART_SIZE,
+                max_concurrency=4,
             )
         except _FAILURES as error:
             raise _translate(error, key, writing=True) from error
         return PutOutcome((result["e_tag"] or "").strip('"'))
+
+    def _uploads(self) -> MultipartUploads:
+        """obstore can't make the end of a multipart upload conditional; boto3 is only loaded where that is needed."""
+        from infra.s3_multipart import MultipartUploads  # noqa: PLC0415
+
+        with self._opening:
+            if self._multipart is None:
+                self._multipart = MultipartUploads(
+                    self._bucket, self._prefix, endpoint=self._endpoint, region=self._region
+                )
+            return self._multipart
 
     def get(self, key: str) -> bytes:
         self.requests["get"] += 1
@@ -159,8 +197,18 @@ class S3Store:
             return None
         return int(email.utils.parsedate_to_datetime(date).timestamp() * 1000)
 
-    def remove_stale_uploads(self) -> int:
-        return 0  # named objects are single PUTs: there are no parts to forget
+    def remove_stale_uploads(self, ours: Callable[[str], bool]) -> int:
+        """By the store's clock, which also says when an upload began."""
+        self.requests["list_uploads"] += 1
+        now = self.now_ms()
+        return 0 if now is None else self._uploads().remove_stale(ours, now)
+
+
+def parse_multipart_above(text: str) -> int:
+    """S3 takes no part below 5 MiB but the last, and no single PUT above 5 GiB."""
+    if not text.isdecimal() or not MULTIPART_ABOVE_MIN <= int(text) <= MULTIPART_ABOVE_MAX:
+        raise BadStoreUrl(f"multipartAbove is a number of bytes from {MULTIPART_ABOVE_MIN} to {MULTIPART_ABOVE_MAX}")
+    return int(text)
 
 
 def _check_endpoint(endpoint: str) -> None:

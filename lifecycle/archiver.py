@@ -14,7 +14,7 @@ from typing import Any
 
 from infra import failpoint
 from infra.clock import Clock
-from infra.object_store import NotFound
+from infra.object_store import AccessDenied, NotFound
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import (
     HOUR_MS,
@@ -57,6 +57,7 @@ class Lifecycle:
         self.policy = policy
         self._hot, self._journal, self._clock = hot, journal, clock
         self._safe_clock = SafeClock(clock)
+        self._worker = worker
         self._rounds = (
             OffloadRound(journal, hot, worker, cluster=cluster) if journal is not None and worker is not None else None
         )
@@ -287,7 +288,7 @@ class Lifecycle:
             self._journal.ensure_online()
             self._journal.follow()
             now = self._safe_clock.now_ms(self._journal.store)
-            self._journal.store.remove_stale_uploads()
+            self._remove_stale_uploads()
             found = self._orphans(now)
             for key, size in found.items():
                 if repair and key in self._reported:
@@ -297,6 +298,21 @@ class Lifecycle:
                     _log.warning("orphan: %s of %d bytes is in no catalog and no open intent", key, size)
             self._reported = found
             return sorted(found)
+
+    def _remove_stale_uploads(self) -> None:
+        """Costs room only, so a bucket that does not let us look stops nothing."""
+        assert self._journal is not None
+        if self._worker is None:
+            return
+        try:
+            removed = self._worker.remove_stale_uploads(self._journal.store.url, self._journal.broker)
+        except AccessDenied as error:
+            _log.warning(
+                "unfinished uploads stay: grant s3:ListBucketMultipartUploads, s3:AbortMultipartUpload: %s", error
+            )
+        else:
+            if removed:
+                _log.warning("removed %d uploads that nobody finished for a day", removed)
 
     def _orphans(self, now: int) -> dict[str, int]:
         assert self._journal is not None

@@ -43,6 +43,12 @@ class ReadGroup(msgspec.Struct, tag="read_group"):
     wire_bytes: int
 
 
+class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
+    id: int
+    store_url: str
+    broker: str
+
+
 class Committed(msgspec.Struct, tag="committed"):
     id: int
     name: CommittedName
@@ -56,14 +62,19 @@ class GroupRead(msgspec.Struct, tag="group_read"):
     cached: int  # bytes that came from the disk cache
 
 
+class StaleRemoved(msgspec.Struct, tag="stale_removed"):
+    id: int
+    count: int
+
+
 class Failed(msgspec.Struct, tag="failed"):
     id: int
     kind: str  # the exception's class name
     message: str
 
 
-Request = EncodeUpload | ReadGroup
-Reply = Committed | GroupRead | Failed
+Request = EncodeUpload | ReadGroup | RemoveStaleUploads
+Reply = Committed | GroupRead | StaleRemoved | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 decode_request: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -43,7 +43,10 @@ class TrimmedRun:
 
 
 class Uploader(Protocol):
-    """Encodes, verifies and uploads one named object; raises ContentConflict, EncodeFailed or a store's error."""
+    """Encodes, verifies and uploads one named object; raises ContentConflict, EncodeFailed or a store's error.
+
+    Also forgets the unfinished uploads of a broker's dead workers.
+    """
 
     def encode_upload(
         self,
@@ -53,6 +56,8 @@ class Uploader(Protocol):
         files: Sequence[tuple[str, int, int]],
         metadata: Mapping[str, str],
     ) -> CommittedName: ...
+
+    def remove_stale_uploads(self, store_url: str, broker: str) -> int: ...
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The tier worker: encodes and uploads named objects, decodes row groups; `python -m tiered.worker --fd N`.
 
 A process of its own, started by exec, so that pyarrow and the store's client never share the broker's loop. It decides
-nothing: it writes no journal and deletes nothing. It ends when its socket does.
+nothing: it writes no journal and deletes no object. It ends when its socket does.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from infra.disk import RealDisk
 from infra.object_store import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome, open_store
 from neve.archive.groups import DecodedRows, decode_group
 from neve.archive.journal import CommittedName, NewerFormat
+from neve.archive.keys import parse_data_key
 from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_footer
 from tiered import frames
 from tiered.disk_cache import DiskCache
@@ -73,6 +74,8 @@ class Worker:
         try:
             if isinstance(request, frames.EncodeUpload):
                 reply: frames.Reply = frames.Committed(request.id, self._encode_upload(request, descriptor))
+            elif isinstance(request, frames.RemoveStaleUploads):
+                reply = frames.StaleRemoved(request.id, self._remove_stale(request))
             else:
                 reply, answer = self._read_group(request)
         except (ObjectStoreError, ValueError, OSError, pa.ArrowException) as error:
@@ -143,6 +146,15 @@ class Worker:
         if theirs.sha256 != ours.sha256 or theirs.queues != ours.queues:
             raise Conflict(f"{ours.key} exists with other records")
         return theirs
+
+    def _remove_stale(self, request: frames.RemoveStaleUploads) -> int:
+        """Other brokers' uploads into the same bucket are not ours to judge."""
+
+        def ours(key: str) -> bool:
+            parts = parse_data_key(key)
+            return parts is not None and parts.broker == request.broker
+
+        return self._store(request.store_url).remove_stale_uploads(ours)
 
     # ---- reading
 

@@ -61,7 +61,7 @@ class DecodedGroup:
         self.nbytes = len(mapped)
 
 
-Answer = CommittedName | DecodedGroup
+Answer = CommittedName | DecodedGroup | int
 
 
 class WorkerClient:
@@ -126,6 +126,15 @@ class WorkerClient:
         )  # fmt: skip
         answer = self._call(request, None)
         assert isinstance(answer, DecodedGroup)
+        return answer
+
+    def remove_stale_uploads(self, store_url: str, broker: str) -> int:
+        """Abort a broker's uploads that nobody finished for a day; raises EncodeFailed or an error of the store."""
+        try:
+            answer = self._call(frames.RemoveStaleUploads(0, store_url, broker), None)
+        except WorkerFailed as error:
+            raise _offload_error(error) from error
+        assert isinstance(answer, int)
         return answer
 
     def close(self) -> None:
@@ -226,6 +235,8 @@ class WorkerClient:
             future = pending.pop(reply.id)
         if isinstance(reply, frames.Committed):
             future.set_result(reply.name)
+        elif isinstance(reply, frames.StaleRemoved):
+            future.set_result(reply.count)
         elif isinstance(reply, frames.Failed):
             future.set_exception(WorkerFailed(reply.kind, reply.message))
         else:

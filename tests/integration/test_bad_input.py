@@ -86,7 +86,7 @@ def test_too_little_room_for_a_segment(tmp_path: Path) -> None:
     [
         ("ftp://x", "storeUrl must be dir:PATH or s3://BUCKET/PREFIX"),
         ("s3://key:secret@bucket", "credentials don't belong in storeUrl"),
-        ("s3://bucket?secret=x", "storeUrl knows only endpoint and region, not secret"),
+        ("s3://bucket?secret=x", "storeUrl knows only endpoint, region and multipartAbove, not secret"),
     ],
 )
 def test_a_store_that_is_none(tmp_path: Path, url: str, said: str) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import boto3
 import pytest
 
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from infra import failpoint
+from infra import failpoint, minio, versitygw
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.failpoint import FailpointError
-from infra.minio import Minio, create_bucket, running
+from infra.go_server import S3Server, create_bucket
 from infra.object_store import open_store
 from lifecycle.archiver import Lifecycle
 from lifecycle.hot_store import Segment
@@ -74,21 +79,23 @@ class StoreAdapter:
         return 0.1
 
 
-@pytest.fixture(scope="module")
-def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
-    with running(tmp_path_factory.mktemp("minio")) as instance:
+@pytest.fixture(scope="module", params=[minio, versitygw], ids=["minio", "versitygw"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with request.param.running(tmp_path_factory.mktemp("server")) as instance:
         create_bucket(instance, "archive")
         yield instance
 
 
-@pytest.fixture(params=["directory", "s3"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "directory":
-        return f"dir:{tmp_path}/archive"
-    minio: Minio = request.getfixturevalue("minio")
-    for name, value in minio.environment.items():
+@pytest.fixture
+def s3_url(server: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return minio.url("archive", f"run/{request.node.name}")
+    return server.url("archive", f"run/{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def directory_url(tmp_path: Path) -> str:
+    return f"dir:{tmp_path}/archive"
 
 
 @pytest.fixture
@@ -138,8 +145,22 @@ def cold_bytes(journal: JournalWriter, worker: WorkerClient, topic: str, queue: 
     return b"".join(parts)
 
 
-@pytest.mark.parametrize("step", [None, "offload.after_intent", "offload.after_upload", "offload.before_commit"])
-def test_offload_evict_and_read_back(tmp_path: Path, store_url: str, worker: WorkerClient, step: str | None) -> None:
+STEPS = [None, "offload.after_intent", "offload.after_upload", "offload.before_commit"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_offload_evict_and_read_back(
+    tmp_path: Path, directory_url: str, worker: WorkerClient, step: str | None
+) -> None:
+    offload_evict_and_read_back(tmp_path, directory_url, worker, step)
+
+
+@pytest.mark.parametrize("step", [None, "offload.after_upload"])
+def test_the_same_over_s3(tmp_path: Path, s3_url: str, worker: WorkerClient, step: str | None) -> None:
+    offload_evict_and_read_back(tmp_path, s3_url, worker, step)
+
+
+def offload_evict_and_read_back(tmp_path: Path, store_url: str, worker: WorkerClient, step: str | None) -> None:
     store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 18), RealDisk(), SystemClock())
     store.load()
     for _ in range(3):
@@ -150,25 +171,11 @@ def test_offload_evict_and_read_back(tmp_path: Path, store_url: str, worker: Wor
     hot.flush()
     places = [("orders", 0), ("orders", 1), ("%RETRY%g", 0)]
     before = {place: hot_bytes(store, *place) for place in places}
-
-    def start() -> tuple[JournalWriter, Lifecycle]:
-        journal = JournalWriter(
-            open_store(store_url),
-            "",
-            "b",
-            store.log_uuid,
-            local=tmp_path / "tier",
-            disk=RealDisk(),
-            clock=SystemClock(),
-        )
-        assert journal.attach(store.max_physical_offset).resume_at is None
-        return journal, Lifecycle(hot, journal, worker, Policy(), SystemClock())
-
-    journal, lifecycle = start()
+    journal, lifecycle = start(tmp_path, store_url, hot, worker)
     if step is not None:
         with failpoint.armed(step), pytest.raises(FailpointError):
             lifecycle.run_offload(roll=True, evict=True)
-        journal, lifecycle = start()
+        journal, lifecycle = start(tmp_path, store_url, hot, worker)
     lifecycle.run_offload(roll=True, evict=True)
     assert [segment.topics for segment in store.segments() if segment.sealed] == []
     for place in places:
@@ -177,4 +184,53 @@ def test_offload_evict_and_read_back(tmp_path: Path, store_url: str, worker: Wor
     assert lifecycle.missing_objects() == []
     listed = {info.key for info in journal.store.list("") if info.key.startswith("topic=")}
     assert listed == {name.key for name in journal.catalog.objects()}
+    store.shutdown()
+
+
+def start(tmp_path: Path, store_url: str, hot: StoreAdapter, worker: WorkerClient) -> tuple[JournalWriter, Lifecycle]:
+    store = hot.store
+    journal = JournalWriter(
+        open_store(store_url), "", "b", store.log_uuid, local=tmp_path / "tier", disk=RealDisk(), clock=SystemClock()
+    )
+    assert journal.attach(store.max_physical_offset).resume_at is None
+    return journal, Lifecycle(hot, journal, worker, Policy(), SystemClock())
+
+
+@pytest.mark.parametrize(
+    ("server", "place", "at_once"),
+    [
+        (minio, "object_store.mid_put=crash", False),  # each worker dies amid the parts
+        (versitygw, "object_store.mid_put=crash", False),
+        (minio, "object_store.after_complete=error", True),  # unknown, and there: read back and adopted
+        (versitygw, "object_store.before_complete=error", True),  # unknown, and not there: sent again
+    ],
+    indirect=["server"],
+)
+def test_a_large_object_survives_what_happens_amid_its_parts(
+    tmp_path: Path, server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch, place: str, at_once: bool
+) -> None:
+    store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 24), RealDisk(), SystemClock())
+    store.load()
+    for _ in range(3):
+        body = os.urandom(3 << 20)
+        store.put("large", 0, body, b"", flag=0, sys_flag=0, born_timestamp=1, born_host=HOST)
+    hot, url = StoreAdapter(store), f"{s3_url}&multipartAbove={5 << 20}"
+    hot.flush()
+    before = hot_bytes(store, "large", 0)
+    with monkeypatch.context() as patch, closing(WorkerClient(work_dir=tmp_path)) as doomed:
+        patch.setenv(failpoint.ENVIRONMENT, place)
+        _, lifecycle = start(tmp_path, url, hot, doomed)
+        reports = lifecycle.run_offload(roll=True)
+        assert [len(report.committed) for report in reports] == [int(at_once)]
+        assert (doomed.starts > 1) is not at_once
+    with closing(WorkerClient(work_dir=tmp_path)) as worker:
+        journal, lifecycle = start(tmp_path, url, hot, worker)
+        lifecycle.run_offload(roll=True, evict=True)
+        assert cold_bytes(journal, worker, "large", 0) == before
+        (name,) = journal.catalog.objects("large")
+        assert journal.store.head(name.key).etag == name.etag
+        assert name.etag.endswith("-2"), "an object in two parts"
+    client = boto3.Session().client("s3", endpoint_url=server.endpoint, region_name="us-east-1")
+    key = f"{urlsplit(s3_url).path.strip('/')}/{name.key}"
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="archive", Prefix=key), "its parts are still there"
     store.shutdown()

@@ -181,6 +181,9 @@ class FakeWorker:
             wire_bytes=row * RECORD, min_time=oldest, max_time=newest, queues=queues, row_groups=[group],
         )  # fmt: skip
 
+    def remove_stale_uploads(self, store_url: str, broker: str) -> int:
+        return 0
+
 
 class Rig:
     """One broker's lifecycle over a shared store; `restart()` is what follows a crash."""
