@@ -7,10 +7,12 @@ nothing: it writes no journal and deletes no object. It ends when its socket doe
 import argparse
 import os
 import socket
+import sys
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,7 +69,8 @@ class Worker:
                     payload, descriptor = frames.receive(self._socket)
                 except (frames.PeerGone, ConnectionError):
                     return
-                pool.submit(self._answer, frames.decode_request.decode(payload), descriptor)
+                request = frames.decode_request.decode(payload)
+                pool.submit(self._answer, request, descriptor).add_done_callback(_end_over_a_bug)
 
     def _answer(self, request: frames.Request, descriptor: int | None) -> None:
         answer: int | None = None
@@ -226,6 +229,15 @@ class _Range(NamedTuple):
 class _Got:
     fetched: int = 0
     cached: int = 0
+
+
+def _end_over_a_bug(done: Future[None]) -> None:
+    """An error that nobody foresaw ends the process: the broker must not wait for an answer for ever."""
+    error = done.exception()
+    if error is not None:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(os.EX_SOFTWARE)
 
 
 def _runs(described: list[tuple[int, int, int]], descriptor: int) -> dict[int, _Run]:

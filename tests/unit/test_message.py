@@ -76,6 +76,16 @@ def test_every_truncation_and_every_lying_length_is_refused() -> None:
                 m.decode_record(lying)
 
 
+@pytest.mark.parametrize("hosts", [m.BORN_HOST_V6, m.STORE_HOST_V6, m.BORN_HOST_V6 | m.STORE_HOST_V6])
+def test_flipped_host_bits_of_a_short_record_are_refused(hosts: int) -> None:
+    """The fixed fields then reach outside the record, whatever its length says."""
+    for length in range(24):
+        raw = bytearray(encode(body=b"", topic=b"t", properties=b"\xff" * length))
+        raw[36:40] = hosts.to_bytes(4, "big")
+        with pytest.raises(m.MalformedRecord):
+            m.decode_record(raw)
+
+
 def test_records_follow_one_another() -> None:
     assert [r.body for r in m.iter_records(encode(body=b"a") + encode(body=b"") + encode(body=b"c"))] == [
         b"a",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -144,6 +145,14 @@ def test_a_dead_worker_is_replaced_and_an_idle_one_ends(
     brief.read_group(url, name, 0)
     assert brief.starts >= 2
     brief.close()
+
+
+def test_an_error_nobody_foresaw_is_told_and_not_waited_for(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+    name = upload(worker, url, make_round(tmp_path, 0, 0, {0: 20}))
+    beyond = msgspec.structs.replace(name.row_groups[0], offset=2**63)  # an OverflowError, of all things
+    with pytest.raises(WorkerFailed, match="WorkerDied"):
+        worker.read_group(url, msgspec.structs.replace(name, row_groups=[beyond]), 0)
+    assert len(worker.read_group(url, name, 0).wire) == name.wire_bytes
 
 
 def test_a_flipped_bit_and_a_missing_object_are_never_skipped(tmp_path: Path, url: str, worker: WorkerClient) -> None:
