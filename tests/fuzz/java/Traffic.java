@@ -14,6 +14,7 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
@@ -122,7 +123,17 @@ public class Traffic {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        attempt(() -> producer.request(new Message("requests", "question".getBytes()), 30_000));
+        // By callback: the blocking request of 5.3.3 gives up as soon as the request is sent.
+        CountDownLatch answered = new CountDownLatch(1);
+        producer.request(new Message("requests", "question".getBytes()), new RequestCallback() {
+            @Override public void onSuccess(Message message) {
+                answered.countDown();
+            }
+            @Override public void onException(Throwable error) {
+                answered.countDown();
+            }
+        }, 40_000);
+        answered.await(40, TimeUnit.SECONDS);
         consumer.shutdown();
         producer.shutdown();
     }
