@@ -78,10 +78,10 @@ class ConsumerOffsetManager:
         return self._pulls.get(topic + SEPARATOR + group, {}).get(queue, -1)
 
     def topics_of(self, group: str) -> list[str]:
-        return [topic for topic, owner in self._pairs() if owner == group]
+        return [topic for topic, owner in self.pairs() if owner == group]
 
     def groups_of(self, topic: str) -> list[str]:
-        return [owner for name, owner in self._pairs() if name == topic]
+        return [owner for name, owner in self.pairs() if name == topic]
 
     def delete_topic(self, topic: str) -> None:
         self._drop(lambda name, group: name == topic)
@@ -103,7 +103,8 @@ class ConsumerOffsetManager:
             self.file.touch()
         return clipped
 
-    def _pairs(self) -> Iterable[tuple[str, str]]:
+    def pairs(self) -> Iterable[tuple[str, str]]:
+        """Topic and group wherever a group stands."""
         for name in self._offsets:
             topic, _, group = name.partition(SEPARATOR)
             yield topic, group

@@ -62,6 +62,7 @@ class Processors:
             Code.SEND_BATCH_MESSAGE: self.sender.send,
             Code.CONSUMER_SEND_MSG_BACK: self.sender.send_back,
             Code.END_TRANSACTION: self._transactions.end,
+            Code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume_check,
             Code.RECALL_MESSAGE: self._recall.recall,
             Code.SEND_REPLY_MESSAGE: self._replies.reply,
             Code.SEND_REPLY_MESSAGE_V2: self._replies.reply,
@@ -96,6 +97,7 @@ class Processors:
             Code.ACK_MESSAGE: acks.ack,
             Code.BATCH_ACK_MESSAGE: acks.batch_ack,
             Code.CHANGE_MESSAGE_INVISIBLETIME: acks.change_invisible,
+            Code.POP_ROLLBACK: self._admin.nothing_to_do,  # what is out was always in the log
         }
 
     def _administration(self) -> dict[Code, Handler]:
@@ -131,6 +133,8 @@ class Processors:
         offsets, relay, inspect = self._offsets, self._relay, self._inspect
         return {
             Code.INVOKE_BROKER_TO_RESET_OFFSET: offsets.reset_offset,
+            Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets,
+            Code.GET_ALL_DELAY_OFFSET: offsets.delay_offsets,
             Code.CLONE_GROUP_OFFSET: offsets.clone_offset,
             Code.QUERY_CORRECTION_OFFSET: offsets.correction_offset,
             Code.QUERY_CONSUME_TIME_SPAN: offsets.time_span,

@@ -116,6 +116,11 @@ class MessageRecord:
     def properties(self) -> dict[str, str]:
         return bytes_to_properties(self.properties_raw)
 
+    @property
+    def next_reconsume_times(self) -> int:
+        """What a copy that is tried again carries; a producer may have sent the highest number that an i32 has."""
+        return min(self.reconsume_times + 1, 2**31 - 1)
+
 
 def encode_record(
     *,

@@ -5,6 +5,7 @@ Put there first, then taken off the book: a crash between the two shows a messag
 
 import asyncio
 import logging
+from collections import deque
 
 from broker.broker_context import BrokerContext
 from broker.pop.extra_info import pop_retry_topic
@@ -42,17 +43,26 @@ class PopRevive:
         context, count = self._context, 0
         if not context.accepting:
             return 0
-        due = context.pops.take_due()
-        for number, (queue, offset, flight) in enumerate(due, 1):
-            try:
-                count += await self._revive(queue, offset, flight)
-            except (BrokerError, StoreError) as error:
-                log.warning("revive of %s offset %d: %s", queue.key, offset, error)
-                context.pops.put_off(queue, offset, flight, context.clock.now_ms() + _RETRY_LATER_MS)
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
+        due = deque(context.pops.take_due())
+        try:
+            while due:
+                queue, offset, flight = due[0]
+                try:
+                    count += await self._revive(queue, offset, flight)
+                except (BrokerError, StoreError) as error:
+                    log.warning("revive of %s offset %d: %s", queue.key, offset, error)
+                    self._put_off(queue, offset, flight)
+                due.popleft()
+                if len(due) % _SLICE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            for item in due:  # none is forgotten, whatever went wrong with one of them
+                self._put_off(*item)
         self.revived += count
         return count
+
+    def _put_off(self, queue: PopQueue, offset: int, flight: Flight) -> None:
+        self._context.pops.put_off(queue, offset, flight, self._context.clock.now_ms() + _RETRY_LATER_MS)
 
     async def _revive(self, queue: PopQueue, offset: int, flight: Flight) -> int:
         context = self._context
@@ -107,7 +117,7 @@ class PopRevive:
             sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp,
             born_host=context.store.config.store_host,
-            reconsume_times=record.reconsume_times + 1,
+            reconsume_times=record.next_reconsume_times,
             tags_code=tags_code(properties.get(PROPERTY_TAGS)),
             keys=properties.get(PROPERTY_KEYS),
             unique_key=properties.get(PROPERTY_UNIQUE_KEY),

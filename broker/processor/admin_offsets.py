@@ -1,8 +1,9 @@
-"""Groups' positions: set them (222), copy them (314), compare them (308, 303), take reading away (353)."""
+"""Groups' positions: all of them (43, 45), set (222), copied (314), compared (308, 303), reading taken away (353)."""
 
 from typing import Any
 
 from broker.broker_context import BrokerContext
+from broker.consumer_offset_manager import SEPARATOR
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
@@ -16,6 +17,18 @@ _LONG_MAX = (1 << 63) - 1
 class AdminOffsetsProcessor:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
+
+    def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """43: what every group has consumed, as a slave would copy it."""
+        offsets = self._context.offsets
+        table = {f"{topic}{SEPARATOR}{group}": offsets.queues_of(group, topic) for topic, group in offsets.pairs()}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"offsetTable": table}))
+
+    def delay_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """45: how far each delay level is delivered."""
+        schedule = self._context.schedule
+        table = {level: schedule.position(level)[0] for level in range(1, schedule.max_level + 1)}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"offsetTable": table}))
 
     async def reset_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """222. Kept here until each queue's next pull, so consumers need not be running."""

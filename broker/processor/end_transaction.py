@@ -1,13 +1,13 @@
-"""END_TRANSACTION (37): a half message becomes an ordinary one, or never does."""
+"""END_TRANSACTION (37): a half message becomes an ordinary one, or never does. RESUME_CHECK_HALF_MESSAGE (323)."""
 
 from broker.broker_context import BrokerContext
 from broker.processor.send_message import Outgoing, SendMessageProcessor
-from broker.transaction.check_back import address
-from broker.transaction.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, immunity
-from broker.validators import HALF_TOPIC
+from broker.store.errors import StoreError
+from broker.transaction.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, host_of, immunity
+from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
-from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record
+from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record, parse_offset_msg_id
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
@@ -53,6 +53,30 @@ class EndTransactionProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         return record
 
+    async def resume_check(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """323: its producer is asked about it again, from the first time on; also of what was given up."""
+        offset = _physical_offset(require_str(request.ext, "msgId"))
+        raw = await self._context.tiered.record_at(offset)
+        record = decode_record(raw) if raw is not None else None
+        if record is None or record.topic not in (HALF_TOPIC, CHECK_MAX_TOPIC):
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"there is no half message at {offset}")
+        self._sender.check_writable()
+        transactions = self._context.transactions
+        if record.topic == CHECK_MAX_TOPIC:
+            try:
+                transactions.put_again(record)
+            except StoreError as error:
+                raise BrokerError(
+                    ResponseCode.SERVICE_NOT_AVAILABLE, f"it can't be put back to the half topic now: {error}"
+                ) from error
+        elif (half := transactions.find(record.queue_offset)) is not None:
+            transactions.start_over(half)
+        else:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
+        if self._context.config.sync_flush:
+            await self._context.flusher.flush_now()
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
     def _check_time(self, request: RemotingCommand, record: MessageRecord) -> None:
         """Who asked for a quiet time and ends the transaction after it must wait to be asked."""
         quiet = immunity(record.properties)
@@ -77,7 +101,7 @@ class EndTransactionProcessor:
             record.flag,
             record.sys_flag & ~TRANSACTION_BITS | TRANSACTION_COMMIT,
             record.born_timestamp,
-            address(record.born_host),
+            host_of(record.born_host),
             record.reconsume_times,
             properties.get("TAGS"),
             properties.get("KEYS"),
@@ -85,3 +109,10 @@ class EndTransactionProcessor:
             record.physical_offset,
         )
         self._sender.put(message, properties.get("DELAY"), properties)
+
+
+def _physical_offset(msg_id: str) -> int:
+    try:
+        return parse_offset_msg_id(msg_id)[2]
+    except ValueError as error:
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is no offset message id") from error

@@ -425,7 +425,7 @@ class SendMessageProcessor:
             record.sys_flag,
             record.born_timestamp,
             (host.strip("[]"), int(port)),
-            record.reconsume_times + 1,
+            record.next_reconsume_times,
             properties.get("TAGS"),
             properties.get("KEYS"),
             properties.get("UNIQ_KEY"),

@@ -5,7 +5,7 @@ import logging
 
 from broker.broker_context import BrokerContext
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
-from broker.transaction.half_messages import ROLLBACK, TRANSACTION_BITS, Half
+from broker.transaction.half_messages import ROLLBACK, TRANSACTION_BITS, Half, host_of
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
 from neve.message import MessageRecord, decode_record, encode_record, offset_msg_id, properties_to_bytes, tags_code
 from neve.remoting.codes import RequestCode
@@ -73,9 +73,9 @@ class CheckBack:
             physical_offset=record.physical_offset,
             sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp,
-            born_host=address(record.born_host),
+            born_host=host_of(record.born_host),
             store_timestamp=record.store_timestamp,
-            store_host=address(record.store_host),
+            store_host=host_of(record.store_host),
             reconsume_times=record.reconsume_times,
             body_crc=record.body_crc,
         )
@@ -103,7 +103,7 @@ class CheckBack:
                 flag=record.flag,
                 sys_flag=record.sys_flag & ~TRANSACTION_BITS,
                 born_timestamp=record.born_timestamp,
-                born_host=address(record.born_host),
+                born_host=host_of(record.born_host),
                 reconsume_times=record.reconsume_times,
                 tags_code=tags_code(properties.get("TAGS")),
                 keys=properties.get("KEYS"),
@@ -115,9 +115,3 @@ class CheckBack:
         log.warning("transaction %s: given up after %d checks", properties.get("UNIQ_KEY"), half.checks)
         context.transactions.ended(half, ROLLBACK)
         context.register_soon()
-
-
-def address(text: str) -> tuple[str, int]:
-    """A record's `ip:port`."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)

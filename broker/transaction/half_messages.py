@@ -3,6 +3,7 @@
 RMQ_SYS_TRANS_HALF_TOPIC, queue 0      the half messages, with the target in REAL_TOPIC and REAL_QID
 RMQ_SYS_TRANS_OP_HALF_TOPIC, queue 0   marks; body: queue offsets of half messages, each followed by ","
     TAGS=d  ended (committed, rolled back or given up)      TAGS=c  asked about once more
+    TAGS=r  the count of questions begins anew
     HALF_FROM, OP_FROM: a start need read no half and no mark below these offsets
 
 A committed message is appended right before its mark. A crash between the two leaves it as the log's last record,
@@ -28,7 +29,7 @@ TRANSACTION_BITS = 0xC
 
 _SECONDS = re.compile(r"[0-9]{1,15}")
 _IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-_ENDED, _ASKED = "d", "c"
+_ENDED, _ASKED, _ANEW = "d", "c", "r"
 _READ_COUNT, _READ_BYTES = 512, 4 << 20
 _OFFSETS_IN_MARK = 1000
 _OUTCOMES_KEPT = 10_000
@@ -95,6 +96,26 @@ class HalfMessages:
         for start in range(0, len(halves), _OFFSETS_IN_MARK):
             self._mark(_ASKED, [half.queue_offset for half in halves[start : start + _OFFSETS_IN_MARK]])
 
+    def start_over(self, half: Half) -> None:
+        """As if nobody had been asked about it yet."""
+        half.checks = 0
+        self._mark(_ANEW, [half.queue_offset])
+
+    def put_again(self, record: MessageRecord) -> None:
+        """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
+        stored = self._store.put(
+            HALF_TOPIC,
+            0,
+            record.body,
+            record.properties_raw,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=host_of(record.born_host),
+            reconsume_times=record.reconsume_times,
+        )
+        self.added(stored, record.properties)
+
     def write_marks(self) -> None:
         """Also those that found the disk full earlier."""
         while self._unmarked and self._mark(_ENDED, self._unmarked[:_OFFSETS_IN_MARK]):
@@ -132,11 +153,11 @@ class HalfMessages:
         checks: dict[int, int] = {}
         for mark in self._records(OP_HALF_TOPIC, op_from):
             offsets = [int(part) for part in mark.body.decode("ascii").split(",") if part]
-            if mark.properties.get("TAGS") == _ENDED:
+            tag = mark.properties.get("TAGS")
+            if tag == _ENDED:
                 ended.update(offsets)
-            else:
-                for offset in offsets:
-                    checks[offset] = checks.get(offset, 0) + 1
+            for offset in offsets:
+                checks[offset] = checks.get(offset, 0) + 1 if tag == _ASKED else 0
         for record in self._records(HALF_TOPIC, half_from):
             offset = record.queue_offset
             if offset not in ended:
@@ -179,3 +200,9 @@ def immunity(properties: dict[str, str]) -> int | None:
     """Milliseconds in which a producer doesn't want to be asked; what is no number of seconds is no wish."""
     text = properties.get(_IMMUNITY, "")
     return int(text) * 1000 if _SECONDS.fullmatch(text) else None
+
+
+def host_of(text: str) -> tuple[str, int]:
+    """A record's `ip:port`."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -33,10 +33,10 @@ async def ask(connection: Connection, code: int, ext: dict[str, str], body: byte
     return await connection.invoke(RemotingCommand(code, ext=ext, body=body), 30)
 
 
-async def send(connection: Connection, body: bytes) -> None:
+async def send(connection: Connection, body: bytes, reconsume_times: int = 0) -> None:
     ext = {
         "a": "p", "b": "jobs", "c": "TBW102", "d": "1", "e": "0", "f": "0",
-        "g": "1700000000000", "h": "0", "i": "", "j": "0", "k": "false", "m": "false",
+        "g": "1700000000000", "h": "0", "i": "", "j": str(reconsume_times), "k": "false", "m": "false",
     }  # fmt: skip
     answer = await ask(connection, Code.SEND_MESSAGE_V2, ext, body)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
@@ -122,3 +122,20 @@ def test_a_batch_acknowledgement_frees_the_group_and_a_waiting_pop_gets_what_com
 
     with neve_up(tmp_path) as neve:
         run(neve.broker, work)
+
+
+def test_the_highest_count_of_retries_keeps_neither_this_nor_another_message_from_coming_again(
+    neve_up: NeveUp, tmp_path: Path
+) -> None:
+    async def work(connection: Connection) -> None:
+        await send(connection, b"worn", reconsume_times=2**31 - 1)
+        await send(connection, b"fresh")
+        assert len(records(await pop(connection, invisible=1))) == 2
+        again = await pop_until(connection, 2)
+        assert {(r.body, r.reconsume_times) for r in again} == {(b"worn", 2**31 - 1), (b"fresh", 1)}
+        back = {"group": "workers", "offset": str(again[0].physical_offset), "delayLevel": "-1"}
+        assert (await ask(connection, Code.CONSUMER_SEND_MSG_BACK, back)).code == ResponseCode.SUCCESS
+
+    with neve_up(tmp_path) as neve:
+        run(neve.broker, work)
+        assert "Traceback" not in neve.log.read_text()
