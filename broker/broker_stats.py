@@ -61,6 +61,8 @@ class BrokerStats:
         self._topics: dict[str, Traffic] = {}
         self._groups: dict[tuple[str, str], Traffic] = {}
         self._backs: dict[tuple[str, str], Traffic] = {}
+        # By queue, topic and group; their counts are milliseconds.
+        self._latencies: dict[tuple[str, str, str], Traffic] = {}
         self._broker_put, self._broker_get = self._new(), self._new()
 
     def put(self, topic: str, size: int) -> None:
@@ -82,12 +84,20 @@ class BrokerStats:
         self._of(self._groups, topic, group).add(count, size)
         self._broker_get.add(count, size)
 
+    def took(self, queue_id: int, topic: str, group: str, ms: int) -> None:
+        """How long the reading for one pull took."""
+        key = (str(queue_id), topic, group)
+        traffic = self._latencies.get(key)
+        if traffic is None:
+            traffic = self._latencies[key] = self._new()
+        traffic.add(ms, 0)
+
     def sent_back(self, topic: str, group: str) -> None:
         self._of(self._backs, topic, group).add(1, 0)
 
     def sample(self) -> None:
         now = self._clock.now_ms()
-        for table in (self._topics, self._groups, self._backs):
+        for table in (self._topics, self._groups, self._backs, self._latencies):
             self._sample(table, now)
         for traffic in (self._broker_put, self._broker_get):
             traffic.sample(now)
@@ -124,6 +134,9 @@ class BrokerStats:
                 return self._groups.get((topic, group))
             case "SNDBCK_PUT_NUMS":
                 return self._backs.get((topic, group))
+            case "GROUP_GET_LATENCY":
+                parts = key.split("@", 2)
+                return self._latencies.get((parts[0], parts[1], parts[2])) if len(parts) == 3 else None
             case "BROKER_PUT_NUMS":
                 return self._broker_put
             case "BROKER_GET_NUMS":

@@ -53,6 +53,8 @@ class Pull:
     max_count: int
     max_bytes: int
     start: int
+    # When its reading began, by the monotonic clock: waiting for messages is no latency.
+    begun: float
 
 
 class PullMessageProcessor:
@@ -76,8 +78,9 @@ class PullMessageProcessor:
             min(max(header.max_msg_nums, 1), _MAX_COUNT),
             min(header.max_msg_bytes or _DEFAULT_BYTES, _MAX_BYTES),
             header.queue_offset,
+            context.clock.monotonic(),
         )
-        if header.sys_flag & COMMIT_OFFSET:
+        if header.sys_flag & COMMIT_OFFSET and header.commit_offset >= 0:
             context.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         target = context.offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if target is not None:
@@ -202,6 +205,7 @@ class PullMessageProcessor:
         header, tiered = pull.header, self._context.tiered
         if pull.connection.is_closed:
             return
+        pull.begun = self._context.clock.monotonic()
         if self._context.topics.select(header.topic) is None:
             answer = RemotingCommand.response(
                 pull.request, ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
@@ -260,7 +264,9 @@ class PullMessageProcessor:
         size = sum(map(len, buffers))
         self.bytes += size
         if result.count:
-            self._context.stats.got(header.topic, header.consumer_group, result.count, size)
+            stats, took = self._context.stats, self._context.clock.monotonic() - pull.begun
+            stats.got(header.topic, header.consumer_group, result.count, size)
+            stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
         self._context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
 
