@@ -28,6 +28,7 @@ from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import QueueData
 from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
 
 
 @dataclass(kw_only=True)
@@ -63,6 +64,8 @@ class BrokerContext:
     register_soon: Callable[[], None] = lambda: None
     # A topic's queues in the whole cluster, as a name server says; None when none says anything.
     route_of: Callable[[str], Awaitable[list[QueueData] | None]] | None = None
+    # Raises BrokerError if a request's signer may not do that (Pub, Sub) with the topic that a record turned out to have.
+    require_topic: Callable[[Connection, RemotingCommand, str, str], None] = lambda *_: None
     turn: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def find_topic(self, topic: str) -> TopicConfig:

@@ -36,6 +36,7 @@ from broker.topic_config_manager import TopicConfigManager
 from broker.transaction.check_back import CheckBack
 from broker.transaction.half_messages import HalfMessages
 from infra.admin_http import AdminHttp
+from infra.auth.guard import Guard
 from infra.auth.wiring import guarded
 from infra.clock import Clock
 from infra.config import BrokerConfig
@@ -76,8 +77,11 @@ class BrokerController:
         self.processors.register_on(self.router)
         limits = RemotingLimits(max_connections=config.max_connections)
         auth = config.root / "config" / "auth" / "auth.json"
+        handler = guarded(self.router, config, auth, disk, cluster=config.broker_cluster_name)
+        if isinstance(handler, Guard):
+            self.context.require_topic = handler.require_topic
         self._server = RemotingServer(
-            guarded(self.router, config, auth, disk, cluster=config.broker_cluster_name),
+            handler,
             host=config.bind_address,
             port=config.listen_port,
             limits=limits,

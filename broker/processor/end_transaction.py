@@ -23,14 +23,15 @@ class EndTransactionProcessor:
         if outcome not in (COMMIT, ROLLBACK, UNKNOWN):
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"commitOrRollback={outcome}: allowed are 0, 8 and 12")
         if outcome != UNKNOWN:
-            self._end(request, outcome)
+            self._end(connection, request, outcome)
             if self._context.config.sync_flush and not request.is_oneway:
                 await self._context.flusher.flush_now()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
-    def _end(self, request: RemotingCommand, outcome: int) -> None:
+    def _end(self, connection: Connection, request: RemotingCommand, outcome: int) -> None:
         transactions = self._context.transactions
         record = self._prepared(request)
+        self._context.require_topic(connection, request, record.properties.get("REAL_TOPIC", ""), "Pub")
         half = transactions.find(record.queue_offset)
         if half is None or half.physical_offset != record.physical_offset:
             if transactions.outcome(record.queue_offset) == outcome:

@@ -386,6 +386,7 @@ class SendMessageProcessor:
         if raw is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {physical_offset}")
         record = decode_record(raw)
+        context.require_topic(connection, request, record.topic, "Sub")
         limit = config.retry_max_times
         if request.version >= _VERSION_MAX_RECONSUME:
             limit = optional_int(ext, "maxReconsumeTimes", limit)

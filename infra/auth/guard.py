@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 
 from infra.auth.model import ENABLED, SUPER, User, check_name, check_user, is_allowed
-from infra.auth.permissions import NEEDS
+from infra.auth.permissions import NEEDS, Need, topic_need
 from infra.auth.store import AuthStore, Tables
 from infra.config import SecurityConfig
 from infra.disk import Disk
 from infra.remoting_server import Answer, Connection, Handler
 from infra.startup import StartupError
-from neve.errors import NeveError
+from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import ACCESS_KEY, verify
@@ -90,15 +90,31 @@ class Guard:
         needs = NEEDS.get(command.code)
         if needs is None:
             return f"request {command.code} has no permission that could allow it"
-        policies = tables.policies.get(f"User:{name}", ())
         try:
-            for need in needs(command, self._cluster):
-                if not is_allowed(policies, need.kind, need.name, need.actions, connection.remote[0]):
-                    actions = "/".join(sorted(need.actions))
-                    return f"User:{name} has no permission to access {need.kind}:{need.name} ({actions})"
+            refusals = (_refused(tables, name, connection, need) for need in needs(command, self._cluster))
+            return next((refusal for refusal in refusals if refusal is not None), None)
         except NeveError:
             return "the request's body does not parse"
+
+    def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
+        """For a handler that learns only from a record whose topic the request touches. Raises BrokerError."""
+        if not self._authorize:
+            return
+        tables, name = self._store.tables, command.ext.get(ACCESS_KEY, "")
+        user = tables.users.get(name)
+        if user is not None and user.user_type == SUPER:
+            return
+        refusal = _refused(tables, name, connection, topic_need(topic, frozenset({action})))
+        if refusal is not None:
+            raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
+
+
+def _refused(tables: Tables, name: str, connection: Connection, need: Need) -> str | None:
+    policies = tables.policies.get(f"User:{name}", ())
+    if is_allowed(policies, need.kind, need.name, need.actions, connection.remote[0]):
         return None
+    actions = "/".join(sorted(need.actions))
+    return f"User:{name} has no permission to access {need.kind}:{need.name} ({actions})"
 
 
 def open_store(config: SecurityConfig, path: Path, disk: Disk) -> AuthStore | None:

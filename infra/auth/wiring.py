@@ -8,10 +8,12 @@ from infra.auth.admin import AuthAdmin
 from infra.auth.guard import Guard, open_store
 from infra.config import SecurityConfig
 from infra.disk import Disk
-from infra.remoting_server import Handler, RequestRouter
+from infra.remoting_server import RequestRouter
 
 
-def guarded(router: RequestRouter, config: SecurityConfig, path: Path, disk: Disk, *, cluster: str) -> Handler:
+def guarded(
+    router: RequestRouter, config: SecurityConfig, path: Path, disk: Disk, *, cluster: str
+) -> RequestRouter | Guard:
     """The router itself when authentication is off; else behind the check, with 3001 to 3010 served as well."""
     store = open_store(config, path, disk)
     if store is None:

@@ -149,9 +149,40 @@ async def users_and_policies(namesrv: str, broker: str) -> None:
     shown = await ask(broker, Code.GET_BROKER_CONFIG, {})
     assert shown.code == 0
     assert b"secret" not in shown.body.lower()
+    await records_of_another_topic(namesrv, broker)
     for credentials in (None, ("root", "guess"), ("nobody", "x")):
         async with connect(namesrv, credentials=credentials) as client:
             await denied(client.send("Orders", b"unsigned or badly signed"))
+
+
+async def records_of_another_topic(namesrv: str, broker: str) -> None:
+    """The request names a group or topic of hers; the record that it points at is not hers."""
+    rules = [
+        {"resource": "Topic:Orders", "actions": ["Pub"], "sourceIps": [], "decision": "Allow"},
+        {"resource": "Group:hers", "actions": ["Sub"], "sourceIps": [], "decision": "Allow"},
+    ]
+    acl = {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": rules}]}
+    assert (await ask(broker, 3007, {"subject": "User:alice"}, acl)).code == 0
+    async with connect(namesrv, credentials=("root", "root-secret")) as client:
+        secret = await client.send("Other", b"not hers")
+    offset = int(secret.offset_msg_id[16:], 16)
+    back = {"group": "hers", "offset": str(offset), "delayLevel": "0", "originTopic": "Orders"}
+    refused = await ask(broker, Code.CONSUMER_SEND_MSG_BACK, back, user="alice")
+    assert (refused.code, "Topic:Other" in (refused.remark or "")) == (16, True), refused.remark
+    assert (await ask(broker, Code.CONSUMER_SEND_MSG_BACK, back)).code == 0
+    send = {
+        "producerGroup": "p", "topic": "Other", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1", "queueId": "0",
+        "sysFlag": "4", "bornTimestamp": "1", "flag": "0", "properties": "TRAN_MSG\x01true\x02PGROUP\x01p\x02",
+    }  # fmt: skip
+    half = await ask(broker, Code.SEND_MESSAGE, send)
+    assert half.code == 0, half.remark
+    end = {
+        "producerGroup": "p", "topic": "Orders", "commitOrRollback": "8",
+        "tranStateTableOffset": half.ext["queueOffset"], "commitLogOffset": str(int(half.ext["msgId"][16:], 16)),
+    }  # fmt: skip
+    refused = await ask(broker, Code.END_TRANSACTION, end, user="alice")
+    assert (refused.code, "Topic:Other" in (refused.remark or "")) == (16, True), refused.remark
+    assert (await ask(broker, Code.END_TRANSACTION, end)).code == 0
 
 
 def test_users_and_policies(neve_up: Up, tmp_path: Path) -> None:
