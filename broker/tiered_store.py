@@ -36,8 +36,6 @@ NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
 FOUND_NULL = "OFFSET_FOUND_NULL"
 
 _LATER = "the archive can't be read now, try again later"
-# Below the 30 s that a stock push consumer waits for its pull: it hears why, and comes back.
-_COLD_SECONDS = 20.0
 # Questions that need several row groups run in threads of their own; beyond these in line, the next is refused.
 _QUERY_THREADS = 4
 _QUERIES_MAX = 64
@@ -81,11 +79,10 @@ class ColdTier(Protocol):
 
 
 class TieredStore:
-    def __init__(self, store: MessageStore, config: BrokerConfig, cold_seconds: float = _COLD_SECONDS) -> None:
+    def __init__(self, store: MessageStore, config: BrokerConfig) -> None:
         self.hot = store
         self._config = config
         self.cold: ColdTier | None = None
-        self._cold_seconds = cold_seconds
         self._pool = ThreadPoolExecutor(_QUERY_THREADS, "cold-query")
         self._queries = 0
         self.cold_reads = 0
@@ -138,7 +135,7 @@ class TieredStore:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with asyncio.timeout(self._cold_seconds):
+            async with asyncio.timeout(self._config.cold_read_timeout / 1000):
                 got = await self._read_cold(group, topic, queue_id, offset, max_count, max_bytes, codes)
         except (ColdUnavailable, TimeoutError) as error:
             self.cold_failures += 1

@@ -100,6 +100,8 @@ class BrokerConfig(SecurityConfig):
     journal_checkpoint_entries: int = key(256, low=2, high=1_000_000)
     cold_cache_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size")
     cold_cache_disk_bytes: int = key(GIB, low=0, high=1 << 50, unit="size")
+    # Below the 30 s that a stock push consumer waits for its pull: it hears why, and comes back.
+    cold_read_timeout: int = key(20 * SECOND, low=10, high=HOUR, unit="time", live=True)
     cold_fetch_bytes: int = key(64 * MIB, low=MIB, high=16 * GIB, unit="size")
     expire_grace: int = key(DAY, low=0, high=365 * DAY, unit="time")
     default_ttl_hours: int = key(-1, low=-1, high=1_000_000_000)

@@ -41,6 +41,7 @@ class ReadGroup(msgspec.Struct, tag="read_group"):
     offset: int
     length: int
     wire_bytes: int
+    runs: list[tuple[int, int, int]]  # queue, first and last offset that the journal says are in the row group
 
 
 class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):

@@ -169,12 +169,18 @@ class Worker:
         metadata = self._footer(store, footer, got)
 
         def decode(data: bytes) -> DecodedRows:
-            return decode_group(
+            rows = decode_group(
                 metadata, request.index, request.offset, data,
                 size=request.size, topic=request.topic, wire_bytes=request.wire_bytes,
             )  # fmt: skip
+            _check_offsets(rows, request)
+            return rows
 
-        rows = self._decoded(store, group, decode, got)
+        try:
+            rows = self._decoded(store, group, decode, got)
+        except DamagedObject:
+            self._forget_footer(footer)  # no checksum covers it: it may be what lies
+            raise
         arrays = (rows.positions, rows.offsets, rows.tags, rows.times)
         parts = [np.ascontiguousarray(array, np.int64).data for array in arrays]
         answer = frames.shared([*parts, rows.wire])
@@ -192,6 +198,12 @@ class Worker:
             if len(self._footers) > _FOOTERS:
                 self._footers.popitem(last=False)
         return metadata
+
+    def _forget_footer(self, place: "_Range") -> None:
+        with self._shared:
+            self._footers.pop(place.key, None)
+        if self._cache is not None:
+            self._cache.forget(place.name)
 
     def _decoded(self, store: ObjectStore, place: "_Range", decode: Callable[[bytes], T], got: "_Got") -> T:
         """From the cache where that decodes, else from the store; only what has decoded is cached."""
@@ -238,6 +250,12 @@ def _end_over_a_bug(done: Future[None]) -> None:
         traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(os.EX_SOFTWARE)
+
+
+def _check_offsets(rows: DecodedRows, request: frames.ReadGroup) -> None:
+    said = [np.arange(first, last + 1) for _, first, last in request.runs]
+    if not np.array_equal(rows.offsets, np.concatenate(said)):
+        raise DamagedObject(f"{request.key}: row group {request.index} has other rows than its journal says")
 
 
 def _runs(described: list[tuple[int, int, int]], descriptor: int) -> dict[int, _Run]:

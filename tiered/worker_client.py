@@ -122,7 +122,7 @@ class WorkerClient:
         group = name.row_groups[index]
         request = frames.ReadGroup(
             0, store_url, name.key, name.topic, name.size, name.footer, index, group.offset, group.length,
-            group.wire_bytes,
+            group.wire_bytes, group.runs,
         )  # fmt: skip
         answer = self._call(request, None)
         assert isinstance(answer, DecodedGroup)

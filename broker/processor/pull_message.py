@@ -60,7 +60,6 @@ class Pull:
 class PullMessageProcessor:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self._tasks: set[asyncio.Task[None]] = set()
         self.messages = 0
         self.bytes = 0
 
@@ -216,8 +215,9 @@ class PullMessageProcessor:
             answer = self._response(pull, self._moved(pull, target))
         elif not tiered.is_hot(header.topic, header.queue_id, pull.start):
             task = asyncio.get_running_loop().create_task(self._resume_cold(pull))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            tasks = _tasks_of(pull.connection)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
             return
         else:
             result = self._read_hot(pull)
@@ -269,6 +269,20 @@ class PullMessageProcessor:
             stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
         self._context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
+
+
+def _tasks_of(connection: Connection) -> set[asyncio.Task[None]]:
+    """The connection's pulls that went on in the archive after a wait; they end with it."""
+    tasks: set[asyncio.Task[None]] | None = connection.state.get("resumed_pulls")
+    if tasks is None:
+        tasks = connection.state["resumed_pulls"] = set()
+        connection.on_close(lambda _: _cancel(tasks))
+    return tasks
+
+
+def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tuple(tasks):
+        task.cancel()
 
 
 def response_code(result: ReadResult, asked: int) -> ResponseCode:

@@ -71,9 +71,9 @@ def source() -> Source:
     return Source()
 
 
-def tiered_over(source: Source, cold_seconds: float = 20) -> TieredStore:
+def tiered_over(source: Source, timeout_ms: int = 20_000) -> TieredStore:
     hot: Any = Hot()
-    tiered = TieredStore(hot, BrokerConfig(), cold_seconds)
+    tiered = TieredStore(hot, BrokerConfig(cold_read_timeout=timeout_ms))
     tiered.cold = ColdReader(catalog(), source, "")
     return tiered
 
@@ -119,7 +119,7 @@ def test_a_store_that_is_down_is_asked_twice_and_the_client_told_to_come_back(so
 
 def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_in_time(source: Source) -> None:
     async def main() -> None:
-        tiered = tiered_over(source, cold_seconds=0.2)
+        tiered = tiered_over(source, timeout_ms=200)
         source.gate.clear()
         before = threading.active_count()
         reads = [asyncio.create_task(read(tiered, n % ARCHIVED, f"g{n % 5}")) for n in range(500)]

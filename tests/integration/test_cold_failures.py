@@ -1,0 +1,149 @@
+"""The archive's store hangs, loses or spoils an object: hot traffic goes on, cold consumers wait, and none skips."""
+
+import asyncio
+import errno
+import os
+import threading
+import urllib.request
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from broker.broker_controller import BrokerController
+from infra.clock import SystemClock
+from infra.config import BrokerConfig, load
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, open_connection
+from neve.message import iter_records
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+
+COUNT = 50
+PULLS = 300
+
+Check = Callable[[BrokerController, Connection, Path], Awaitable[None]]
+
+
+async def ask(connection: Connection, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
+    texts = {name: str(value) for name, value in ext.items()}
+    return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 30)
+
+
+async def send(connection: Connection, n: int) -> None:
+    answer = await ask(
+        connection, Code.SEND_MESSAGE_V2, b"%d" % n, a="p", b="T", c="TBW102", d=1, e=0, f=0, g=1, h=0, i="", j=0,
+        k="false", m="false",
+    )  # fmt: skip
+    assert answer.code == 0, answer.remark
+
+
+async def pull(connection: Connection, offset: int, group: str = "g") -> RemotingCommand:
+    return await ask(
+        connection, Code.PULL_MESSAGE, consumerGroup=group, topic="T", queueId=0, queueOffset=offset, maxMsgNums=32,
+        sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*", expressionType="TAG",
+    )  # fmt: skip
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def let_go(pipe: Path) -> bool:
+    """Ends the open of who waits at a pipe, so that its read fails; False: nobody does yet."""
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return False
+    return True
+
+
+def with_archive(tmp_path: Path, check: Check) -> None:
+    """COUNT messages only in the archive, one more in the log; `check` gets the path of their object."""
+    settings = [
+        f"storePathRootDir={tmp_path / 'data'}", f"storeUrl=dir:{tmp_path / 'archive'}", "listenPort=0", "adminPort=0",
+        "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", "mappedFileSizeCommitLog=1m", "coldReadTimeout=5m",
+    ]  # fmt: skip
+
+    async def main() -> None:
+        broker = BrokerController(load(BrokerConfig, None, settings), SystemClock(), RealDisk())
+        await broker.start()
+        connection = await open_connection(*broker.context.address)
+        try:
+            async with asyncio.timeout(60):
+                for n in range(COUNT):
+                    await send(connection, n)
+                assert broker.admin_address is not None
+                url = "http://{}:{}/archive/offload?roll=1&evict=1".format(*broker.admin_address)
+                request = urllib.request.Request(url, method="POST")
+                await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read())
+                assert broker.context.store.min_offset("T", 0) == COUNT
+                await send(connection, COUNT)
+                (path,) = (tmp_path / "archive" / "topic=T").rglob("*.parquet")
+                await check(broker, connection, path)
+        finally:
+            connection.close()
+            await broker.shutdown()
+
+    asyncio.run(main())
+
+
+def test_while_the_store_hangs_hot_traffic_goes_on_and_cold_pulls_wait(tmp_path: Path) -> None:
+    async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
+        tiered = broker.context.tiered
+        kept = path.with_suffix(".kept")
+        path.rename(kept)
+        os.mkfifo(path)  # who opens it to read waits for a writer
+        other = await open_connection(*broker.context.address)
+        waiting = [asyncio.create_task(pull(other, n % COUNT, f"g{n % 7}")) for n in range(PULLS)]
+        patient = asyncio.create_task(pull(connection, 3))
+        await until(lambda: tiered.cold_parked == PULLS + 1)
+        assert threading.active_count() < 60
+        for via in (other, connection):
+            async with asyncio.timeout(10):
+                await send(via, 99)
+                hot = await pull(via, COUNT)
+            assert next(iter_records(hot.body)).body == b"%d" % COUNT
+        assert tiered.cold_parked == PULLS + 1
+        other.close()
+        await asyncio.wait(waiting)
+        assert all(isinstance(task.exception(), Exception) for task in waiting)
+        await until(lambda: tiered.cold_parked == 1)
+        pipe = path.with_suffix(".pipe")
+        path.rename(pipe)
+        kept.rename(path)
+        await until(lambda: patient.done() or let_go(pipe))
+        answer = await patient
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert next(iter_records(answer.body)).queue_offset == 3
+
+    with_archive(tmp_path, check)
+
+
+def test_a_spoilt_object_holds_its_readers_until_it_is_mended(tmp_path: Path) -> None:
+    async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
+        whole = path.read_bytes()
+        assert broker.archive.journal is not None
+        (name,) = broker.archive.journal.catalog.objects("T")
+        middle = name.row_groups[0].offset + name.row_groups[0].length // 2
+        flipped = bytearray(whole)
+        for position in range(middle - 32, middle + 32):
+            flipped[position] ^= 1
+        for spoilt in (None, bytes(flipped), whole[: len(whole) // 2], b""):
+            if spoilt is None:
+                path.unlink()
+            else:
+                path.write_bytes(spoilt)
+            answer = await pull(connection, 7)
+            assert (answer.code, bytes(answer.body)) == (ResponseCode.SYSTEM_BUSY, b"")
+            assert "nextBeginOffset" not in answer.ext
+            assert (await pull(connection, COUNT)).code == ResponseCode.SUCCESS
+        path.write_bytes(whole)
+        answer = await pull(connection, 7)
+        assert [record.queue_offset for record in iter_records(answer.body)] == list(range(7, 39))
+        assert broker.context.tiered.cold_failures == 4
+
+    with_archive(tmp_path, check)
