@@ -77,6 +77,12 @@ class TimerMessages:
             if RECALL_KEY in properties:
                 raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "timer message illegal: a recall of the past")
             return None
+        most = self._config.timer_max_pending
+        if len(self._heap) >= most:
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR,
+                f"timer message is under flow control, max num limit is {most}: timerMaxPending of them wait already",
+            )
         # Only after the wall clock went back does this change anything.
         return max(when, self._delivered[0] + 1)
 

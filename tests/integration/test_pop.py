@@ -42,12 +42,26 @@ async def send(connection: Connection, body: bytes, reconsume_times: int = 0) ->
     assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
-async def pop(connection: Connection, *, invisible: int, poll: int = 0, count: int = 32) -> RemotingCommand:
+async def pop(
+    connection: Connection, *, invisible: int, poll: int = 0, count: int = 32, order: bool = False
+) -> RemotingCommand:
     ext = {
         "consumerGroup": "workers", "topic": "jobs", "queueId": "-1", "maxMsgNums": str(count),
         "invisibleTime": str(invisible), "pollTime": str(poll), "bornTime": "0", "initMode": "0",
+        "order": str(order).lower(),
     }  # fmt: skip
     return await ask(connection, Code.POP_MESSAGE, ext)
+
+
+async def notified(connection: Connection, **more: str) -> str:
+    ext = {"consumerGroup": "workers", "topic": "jobs", "queueId": "0", "pollTime": "0", "bornTime": "0", **more}
+    return (await ask(connection, Code.NOTIFICATION, ext)).ext["hasMsg"]
+
+
+async def until_one_waits(connection: Connection) -> None:
+    ext = {"consumerGroup": "workers", "topic": "jobs", "queueId": "0"}
+    while (await ask(connection, Code.POLLING_INFO, ext)).ext["pollingNum"] != "1":
+        await asyncio.sleep(0)
 
 
 def records(answer: RemotingCommand) -> list[MessageRecord]:
@@ -139,3 +153,55 @@ def test_the_highest_count_of_retries_keeps_neither_this_nor_another_message_fro
     with neve_up(tmp_path) as neve:
         run(neve.broker, work)
         assert "Traceback" not in neve.log.read_text()
+
+
+def test_a_pop_in_order_gives_nothing_more_until_all_of_the_last_is_acknowledged(
+    neve_up: NeveUp, tmp_path: Path
+) -> None:
+    async def work(connection: Connection) -> None:
+        for number in range(4):
+            await send(connection, b"step %d" % number)
+        answer = await pop(connection, invisible=60_000, count=2, order=True)
+        first, second = records(answer)
+        assert (first.body, second.body, answer.ext["reviveQid"]) == (b"step 0", b"step 1", "999")
+        assert answer.ext["orderCountInfo"] == "0 0 0;0 qo0%0 0;0 qo0%1 0"
+        assert (await pop(connection, invisible=60_000, order=True)).code == ResponseCode.POLLING_TIMEOUT
+        assert await notified(connection, order="true") == "false"
+        await ack(connection, answer, first)
+        assert (await pop(connection, invisible=60_000, order=True)).code == ResponseCode.POLLING_TIMEOUT
+        waiting = asyncio.create_task(pop(connection, invisible=1000, poll=15_000, order=True))
+        await until_one_waits(connection)
+        await ack(connection, answer, second)
+        rest = await waiting
+        assert [record.body for record in records(rest)] == [b"step 2", b"step 3"]
+        await ack(connection, rest, records(rest)[0])
+        again = await pop(connection, invisible=60_000, poll=15_000, order=True)
+        # what was not acknowledged comes again in its place, and says how often it came back
+        assert [record.body for record in records(again)] == [b"step 3"]
+        assert "0 qo0%3 1" in again.ext["orderCountInfo"]
+
+    with neve_up(tmp_path) as neve:
+        run(neve.broker, work)
+
+
+def test_a_peek_takes_nothing_and_a_notification_waits_for_the_next_message(neve_up: NeveUp, tmp_path: Path) -> None:
+    async def peek(connection: Connection) -> RemotingCommand:
+        ext = {"consumerGroup": "workers", "topic": "jobs", "queueId": "0", "maxMsgNums": "8"}
+        return await ask(connection, Code.PEEK_MESSAGE, ext)
+
+    async def work(connection: Connection) -> None:
+        await send(connection, b"one")
+        for _ in range(2):
+            assert [record.body for record in records(await peek(connection))] == [b"one"]
+        assert await notified(connection) == "true"
+        assert [record.body for record in records(await pop(connection, invisible=60_000))] == [b"one"]
+        assert (await peek(connection)).code == ResponseCode.PULL_NOT_FOUND
+        assert await notified(connection) == "false"
+        waiting = asyncio.create_task(notified(connection, pollTime="15000"))
+        await until_one_waits(connection)
+        await send(connection, b"two")
+        assert await waiting == "true"
+        assert [record.body for record in records(await peek(connection))] == [b"two"]
+
+    with neve_up(tmp_path) as neve:
+        run(neve.broker, work)

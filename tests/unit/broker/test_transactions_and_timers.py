@@ -18,6 +18,7 @@ from infra.config import BrokerConfig
 from infra.disk import RealDisk
 from neve.errors import BrokerError
 from neve.message import TRANSACTION_COMMIT, iter_records
+from neve.remoting.codes import ResponseCode
 
 HOST = ("127.0.0.1", 1)
 
@@ -29,7 +30,8 @@ class Machine:
         self.root, self.clock = root, clock
         self.store = MessageStore(StoreConfig(root, commit_log_file_size=1 << 20, store_host=HOST), RealDisk(), clock)
         self.store.load()
-        self.timers = TimerMessages(self.store, clock, BrokerConfig(), lambda topic: topic != "gone")
+        self.config = BrokerConfig()
+        self.timers = TimerMessages(self.store, clock, self.config, lambda topic: topic != "gone")
         self.timers.load()
         self.halves = HalfMessages(self.store, clock)
         self.halves.load()
@@ -251,3 +253,17 @@ def test_a_quiet_time_of_thousands_of_digits_is_no_wish_and_keeps_no_start_from_
     before.half(b"even", CHECK_IMMUNITY_TIME_IN_SECONDS="7")
     assert [half.immunity_ms for half in before.halves.waiting()] == [None, 7000]
     assert [half.immunity_ms for half in machine().halves.waiting()] == [None, 7000]
+
+
+def test_more_timers_than_allowed_are_refused_until_one_was_delivered(machine: Callable[[], Machine]) -> None:
+    before = machine()
+    before.config.timer_max_pending = 2
+    for body in (b"1", b"2"):
+        before.timer(body, TIMER_DELAY_SEC="1")
+    with pytest.raises(BrokerError, match="max num limit is 2: timerMaxPending") as refused:
+        before.timers.time_of({"TIMER_DELAY_SEC": "5"})
+    assert refused.value.code == ResponseCode.SYSTEM_ERROR
+    assert before.timers.time_of({"TIMER_DELAY_SEC": "0"}) is None  # at once: it does not wait
+    before.clock.advance(1000)
+    assert before.timers.deliver_due() == 2
+    assert before.timers.time_of({"TIMER_DELAY_SEC": "5"}) is not None
