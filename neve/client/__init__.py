@@ -4,6 +4,7 @@ consumer, admin; sync wraps them."""
 from neve.client.client import AsyncClient, connect
 from neve.client.connection import ConnectionFailed
 from neve.client.consumer import Consumer
+from neve.client.lite_pull import LitePullConsumer
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -17,6 +18,7 @@ from neve.client.model import (
     TopicConfig,
 )
 from neve.client.options import ClientOptions
+from neve.client.pop_consumer import PopConsumer
 from neve.client.pull import Subscription
 from neve.client.received import Received
 from neve.client.route import TopicRoute
@@ -29,9 +31,11 @@ __all__ = [
     "ConnectionFailed",
     "ConsumeStats",
     "Consumer",
+    "LitePullConsumer",
     "LocalTransactionState",
     "Message",
     "MessageQueue",
+    "PopConsumer",
     "PullResult",
     "PullStatus",
     "QueueStats",

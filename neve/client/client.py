@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 from neve.client.admin import Admin
-from neve.client.allocation import Allocation
-from neve.client.consumer import Consumer, ConsumerSettings
+from neve.client.consumers import Consumers, subscription
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -22,6 +20,7 @@ from neve.client.model import (
     TopicConfig,
 )
 from neve.client.options import ClientOptions
+from neve.client.pop import set_request_mode
 from neve.client.producer import Producer, Queue
 from neve.client.pull import TOOLS_GROUP, Puller, Subscription
 from neve.client.queue_selector import OrderKey
@@ -29,8 +28,6 @@ from neve.client.request_reply import Requests
 from neve.client.route import TopicRoute
 from neve.client.session import Session
 from neve.client.transaction import Check, Checks, TransactionProducer
-
-Topics = str | Iterable[str] | Mapping[str, str | Subscription]
 
 
 def connect(namesrv: str, *, options: ClientOptions | None = None, **changes: Any) -> AsyncClient:
@@ -57,7 +54,10 @@ class AsyncClient:
         self._admin = Admin(self._session)
         self._requests = Requests(self._session, self._producer)
         self._checks = Checks(self._session)
-        self._consumers: list[Consumer] = []
+        self._consumers = Consumers(self._session)
+        self.consumer = self._consumers.consumer
+        self.pop_consumer = self._consumers.pop_consumer
+        self.lite_pull_consumer = self._consumers.lite_pull_consumer
 
     # ---- life
 
@@ -74,8 +74,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Closes all consumers, leaves all groups and closes the connections."""
-        for consumer in self._consumers:
-            await consumer.close()
+        await self._consumers.close()
         await self._checks.close()
         await self._session.close()
 
@@ -251,65 +250,16 @@ class AsyncClient:
         """
         return await self._requests.reply(request, body, tags=tags, keys=keys, properties=properties, timeout=timeout)
 
-    # ---- consuming in a group
+    # ---- consuming in a group: `consumer`, `pop_consumer`, `lite_pull_consumer` are those of `Consumers`
 
-    def consumer(
-        self,
-        group: str,
-        topics: Topics,
-        *,
-        start: str | int = "last",
-        auto_ack: bool = True,
-        in_order: bool = False,
-        broadcast: bool = False,
-        allocation: str | Allocation = "average",
-        pull_batch: int = 32,
-        max_buffered: int = 1000,
-        max_buffered_per_queue: int = 1000,
-        max_buffered_bytes: int = 64 << 20,
-        long_poll: float = 15.0,
-        max_redeliveries: int | None = None,
-        pause_after_nack: float = 1.0,
-        offsets_directory: str | Path | None = None,
-    ) -> Consumer:
-        """A member of a group; enter it to join.
+    async def set_request_mode(self, group: str, topic: str, mode: str, *, share_queues: int = -1) -> None:
+        """How brokers divide the topic among the group's popping members.
 
         Args:
-            topics: a name, names, or {name: "*" | "TagA || TagB" | Subscription}.
-            start: where a group without a stored offset begins: `first`, `last`, or ms since 1970.
-            auto_ack: asking for the next message, or leaving the `with` block unharmed, acks the one before;
-                else call `await message.ack()`.
-            in_order: each queue has one reader in the group (locked at its broker) and one message in hand at a time;
-                a nack repeats the message after `pause_after_nack` seconds, before any other of its queue.
-            broadcast: every member reads every queue; offsets are kept in a file below `offsets_directory`
-                (default `~/.rocketmq_offsets`), there are no retries.
-            allocation: `average`, `circular`, `consistent_hash`, or one made with `neve.client.allocation`; the same
-                for all members.
-            max_buffered: no more is pulled while so many messages wait for the application; `max_buffered_bytes`
-                likewise, and `max_buffered_per_queue` for each queue.
-            max_redeliveries: after so many nacks a message goes to %DLQ%group; 16, in order without end.
-
-        Raises:
-            ClientError: an argument is out of its range.
+            mode: `PULL`, each queue to one member; or `POP`, every member pops from all queues.
+            share_queues: with POP, from so many queues of other members; -1 from all.
         """
-        settings = ConsumerSettings(
-            start=start,
-            auto_ack=auto_ack,
-            in_order=in_order,
-            broadcast=broadcast,
-            allocation=allocation,
-            pull_batch=pull_batch,
-            max_buffered=max_buffered,
-            max_buffered_per_queue=max_buffered_per_queue,
-            max_buffered_bytes=max_buffered_bytes,
-            long_poll=long_poll,
-            max_redeliveries=max_redeliveries,
-            pause_after_nack=pause_after_nack,
-            offsets_directory=offsets_directory,
-        )
-        consumer = Consumer(self._session, group, _subscriptions(topics), settings)
-        self._consumers = [*(known for known in self._consumers if not known.is_closed), consumer]
-        return consumer
+        await set_request_mode(self._session, group, topic, mode, share_queues)
 
     # ---- reading by offset
 
@@ -331,7 +281,7 @@ class AsyncClient:
     ) -> PullResult:
         """Up to `max_count` messages of one queue from `offset` on; `wait` seconds for the first when there is none."""
         target = await self._puller.resolve(topic, queue)
-        wanted = _subscription(expression)
+        wanted = subscription(expression)
         return await self._puller.pull(
             target, offset, max_count, group=group, subscription=wanted, wait=wait, timeout=timeout
         )
@@ -345,7 +295,7 @@ class AsyncClient:
         expression: str | Subscription = "*",
     ) -> AsyncIterator[Message]:
         """The topic's messages, queue by queue, up to each queue's end as it is when the reader comes to it."""
-        return self._puller.read(topic, start=start, queue=queue, subscription=_subscription(expression))
+        return self._puller.read(topic, start=start, queue=queue, subscription=subscription(expression))
 
     async def min_offset(self, topic: str, queue: int | MessageQueue) -> int:
         return await self._puller.min_offset(await self._puller.resolve(topic, queue))
@@ -406,15 +356,3 @@ class AsyncClient:
 
     async def query_messages(self, topic: str, key: str, *, max_count: int = 32) -> list[Message]:
         return await self._admin.query_messages(topic, key, max_count=max_count)
-
-
-def _subscription(expression: str | Subscription) -> Subscription:
-    return expression if isinstance(expression, Subscription) else Subscription(expression)
-
-
-def _subscriptions(topics: Topics) -> dict[str, Subscription]:
-    if isinstance(topics, str):
-        return {topics: Subscription()}
-    if isinstance(topics, Mapping):
-        return {topic: _subscription(expression) for topic, expression in topics.items()}
-    return {topic: Subscription() for topic in topics}

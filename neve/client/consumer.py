@@ -23,7 +23,8 @@ from neve.client.fetcher import Fetcher, FlowLimits
 from neve.client.group import BroadcastShare, ClusterShare, GroupMember, GroupProfile
 from neve.client.group_requests import DirectRun, GroupRequests, RunningState
 from neve.client.model import RETRY_PREFIX, Message, MessageQueue
-from neve.client.offset_store import BrokerOffsetStore, LocalFileOffsetStore, OffsetStore
+from neve.client.offset_store import BrokerOffsetStore, LocalFileOffsetStore
+from neve.client.positions import Positions
 from neve.client.process_queue import ProcessQueue
 from neve.client.pull import Puller, Subscription
 from neve.client.queue_locks import LOCK_RENEWAL_S, LOCK_VALID_S, QueueLocks
@@ -95,12 +96,13 @@ class Consumer:
         share = BroadcastShare(session) if settings.broadcast else clustered
         self._rebalancer = Rebalancer(session, lambda: self._member.topics, share, self)
         self._puller = Puller(session)
-        self._offsets: OffsetStore = BrokerOffsetStore(self._puller, group)
         self._locks = QueueLocks(session, group) if settings.in_order and not settings.broadcast else None
         self._send_back = SendBack(session, group, settings.redeliveries)
         self._fetcher = Fetcher(
             session, group, self, settings.limits, subscription=self._member.topics.__getitem__, moved=self.seek
         )
+        store = BrokerOffsetStore(self._puller, group)
+        self._positions = Positions(session, self._fetcher, store, settings.start, in_order=settings.in_order)
         self._buffer = self._fetcher.buffer
         self._direct = Lane()
         self._auto: Received | None = None
@@ -129,8 +131,8 @@ class Consumer:
         if self._tasks:
             return
         if self._settings.broadcast:
-            self._offsets = LocalFileOffsetStore(self._offsets_path())
-        await self._offsets.load()
+            self._positions.store = LocalFileOffsetStore(self._offsets_path())
+        await self._positions.store.load()
         await self._member.join(GroupRequests(self._session, self._member, self))
         self._started_ms = self._session.options.now_ms()
         await self._rebalancer.once()
@@ -309,15 +311,11 @@ class Consumer:
         def put() -> None:
             if not books.is_dropped:
                 self._buffer.put(books.lane, [again], first=True)
-                self._reopen(books)
+                self._positions.reopen(books)
 
         if self._settings.in_order and message.reconsume_times >= self._settings.redeliveries:
             again = message  # it counts no further while the dead letter queue cannot be reached
         asyncio.get_running_loop().call_later(delay, put)
-
-    def _reopen(self, books: ProcessQueue) -> None:
-        if not (books.is_paused or books.is_leaving):
-            self._buffer.open(books.lane)
 
     def _done(self, books: ProcessQueue, message: Received, *, is_consumed: bool) -> None:
         now = asyncio.get_running_loop().time()
@@ -339,31 +337,25 @@ class Consumer:
 
     def position(self, queue: MessageQueue) -> int:
         """The offset up to which all of the queue is acked."""
-        return self._books(queue).committable
+        return self._positions.books(queue).committable
 
     async def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Fetches and delivers nothing more of them until `resume`; they stay assigned to this member."""
-        for books in [self._books(queue) for queue in queues]:
-            books.is_paused = True
-            self._buffer.close(books.lane)
+        self._positions.pause(queues)
 
     async def resume(self, queues: Iterable[MessageQueue]) -> None:
-        for books in [self._books(queue) for queue in queues]:
-            books.is_paused = False
-            self._reopen(books)
-        self._fetcher.wake()
+        self._positions.resume(queues)
 
     async def commit(self) -> None:
         """Stores the positions of all assigned queues and waits for the answers."""
-        await self._commit(oneway=False)
+        await self._positions.commit()
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
         async with self._rebalancer.lock:
-            self._books(queue)
-            await self._offsets.write({queue: offset})
-            old = self._fetcher.drop(queue)
-            self._begin(queue, offset, old.locked_until, is_paused=old.is_paused)
+            self._positions.books(queue)
+            await self._positions.store.write({queue: offset})
+            self._positions.move(queue, offset, is_stored=True)
 
     async def seek_to_time(self, time_ms: int, queues: Iterable[MessageQueue] | None = None) -> None:
         """Goes on with the first message that was stored at `time_ms` or later, in each of the queues."""
@@ -378,37 +370,13 @@ class Consumer:
         for queue in self.assigned:
             await self.seek(queue, await self._puller.max_offset(queue))
 
-    def _books(self, queue: MessageQueue) -> ProcessQueue:
-        books = self._fetcher.assigned.get(queue)
-        if books is None:
-            raise ClientError(f"{queue} is not assigned to this consumer")
-        return books
-
-    async def _commit(self, *, oneway: bool) -> None:
-        books = list(self._fetcher.assigned.values())
-        offsets = {one: one.committable for one in books if one.committable != one.committed}
-        await self._offsets.write({one.queue: offset for one, offset in offsets.items()}, oneway=oneway)
-        for one, offset in offsets.items():
-            one.committed = offset
-
     async def _commit_forever(self) -> None:
         while True:
             await asyncio.sleep(self._session.options.commit_interval)
             try:
-                await self._commit(oneway=True)
+                await self._positions.commit(oneway=True)
             except NeveError as error:
                 log.warning("commit of %s, tried again later: %s", self.group, error)
-
-    async def _first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin: the group's stored offset, else what `start` says; retries are never skipped."""
-        stored = await self._offsets.read(queue)
-        if stored is not None:
-            return stored
-        if queue.topic.startswith(RETRY_PREFIX) or self._settings.start == "first":
-            return await self._puller.min_offset(queue)
-        if self._settings.start == "last":
-            return await self._puller.max_offset(queue)
-        return await self._puller.offset_by_time(queue, int(self._settings.start))
 
     # ---- queues come and go (Assignee of the rebalancer)
 
@@ -423,35 +391,25 @@ class Consumer:
             granted, _ = await self._locks.lock(queues)
             mine = [queue for queue in queues if queue in granted]
         for queue in mine:
-            self._begin(queue, await self._first_offset(queue), locked_until)
+            await self._positions.take(queue, locked_until=locked_until)
         return len(mine) == len(queues)
 
     def keep(self, queue: MessageQueue) -> None:
-        books = self._books(queue)
+        books = self._positions.books(queue)
         if books.is_leaving:
             books.is_leaving = False
-            self._reopen(books)
+            self._positions.reopen(books)
 
     async def leave(self, queue: MessageQueue) -> bool:
-        books = self._books(queue)
+        books = self._positions.books(queue)
         if books.lane.in_hand is not None:  # the next member must not overtake it
             books.is_leaving = True
             self._buffer.close(books.lane)
             return False
-        self._fetcher.drop(queue)
-        if books.committable != books.committed:
-            await self._offsets.write({queue: books.committable})
+        await self._positions.leave(queue)
         if self._locks is not None:
             await self._locks.unlock([queue])
         return True
-
-    def _begin(self, queue: MessageQueue, offset: int, locked_until: float | None, *, is_paused: bool = False) -> None:
-        books = ProcessQueue(queue, offset, in_order=self._settings.in_order)
-        books.locked_until = locked_until
-        books.last_lock_ms = self._session.options.now_ms() if locked_until is not None else 0
-        books.is_paused = is_paused
-        books.lane.is_open = not is_paused
-        self._fetcher.take_over(books)
 
     async def _renew_forever(self) -> None:
         while True:

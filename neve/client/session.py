@@ -56,13 +56,7 @@ class Session:
         self._namesrvs = [address for address in _SEPARATORS.split(namesrv) if address]
         if not self._namesrvs:
             raise ClientError("no name server given")
-        self.pool = ConnectionPool(
-            options.connect_timeout,
-            self._serve,
-            self._connected,
-            credentials=options.credentials,
-            tls=options.tls,
-        )
+        self.pool = self._new_pool(self._connected)
         self.client_id = ""
         self._ids: UniqueIdGenerator | None = None
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
@@ -101,6 +95,15 @@ class Session:
         salt = int.from_bytes(os.urandom(4), "big")
         self._ids = UniqueIdGenerator(ip, os.getpid(), salt, self.options.now_ms())
         self.spawn(self._heartbeat_forever(), "heartbeat")
+
+    def another_pool(self) -> ConnectionPool:
+        """Connections that one part of the client has for itself, to close when it wants."""
+        return self._new_pool(lambda _: None)
+
+    def _new_pool(self, on_connect: Callable[[str], None]) -> ConnectionPool:
+        options = self.options
+        credentials, tls = options.credentials, options.tls
+        return ConnectionPool(options.connect_timeout, self._serve, on_connect, credentials=credentials, tls=tls)
 
     async def close(self) -> None:
         self._is_closing = True

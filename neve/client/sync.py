@@ -17,11 +17,14 @@ from typing import Any, Self, TypeVar
 
 from neve.client import client as asynchronous
 from neve.client import consumer as grouped
-from neve.client.client import AsyncClient, Topics
+from neve.client import lite_pull as lite
+from neve.client import pop_consumer as popping
+from neve.client.client import AsyncClient
+from neve.client.consumers import Topics
 from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.options import ClientOptions
 from neve.client.pull import Subscription
-from neve.client.sync_consumer import Consumer, Received
+from neve.client.sync_consumer import Consumer, LitePullConsumer, PopConsumer, Received
 from neve.client.sync_loop import BackgroundLoop, Face, waiting
 from neve.client.sync_transaction import SyncCheck, Transaction, TransactionProducer, in_thread
 
@@ -46,6 +49,7 @@ class Client(Face):
     offset_by_time = waiting(AsyncClient.offset_by_time)
     committed = waiting(AsyncClient.committed)
     commit = waiting(AsyncClient.commit)
+    set_request_mode = waiting(AsyncClient.set_request_mode)
     create_topic = waiting(AsyncClient.create_topic)
     delete_topic = waiting(AsyncClient.delete_topic)
     topic_config = waiting(AsyncClient.topic_config)
@@ -95,6 +99,22 @@ class Client(Face):
             return self._inner.consumer(group, topics, **arguments)
 
         return Consumer(self._loop, self._loop.call(make()))
+
+    def pop_consumer(self, group: str, topics: Topics, **arguments: Any) -> PopConsumer:
+        """A member of a group that pops; enter it to join. Arguments as of `AsyncClient.pop_consumer`."""
+
+        async def make() -> popping.PopConsumer:
+            return self._inner.pop_consumer(group, topics, **arguments)
+
+        return PopConsumer(self._loop, self._loop.call(make()))
+
+    def lite_pull_consumer(self, group: str, **arguments: Any) -> LitePullConsumer:
+        """A consumer that is asked; enter it. Arguments as of `AsyncClient.lite_pull_consumer`."""
+
+        async def make() -> lite.LitePullConsumer:
+            return self._inner.lite_pull_consumer(group, **arguments)
+
+        return LitePullConsumer(self._loop, self._loop.call(make()))
 
     def reader(
         self,

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from neve.client import consumer as grouped
+from neve.client import lite_pull as lite
+from neve.client import pop_consumer as popping
 from neve.client import received
 from neve.client.model import Message, MessageQueue
 from neve.client.sync_loop import BackgroundLoop, Face, waiting
@@ -24,15 +26,16 @@ class Received(Message):
 
     def ack(self) -> None:
         """Done with it; see `neve.client.Received.ack`."""
-        loop, inner = self._parts()
+        loop, inner = self.parts()
         loop.call(inner.ack())
 
     def nack(self, delay_level: int = 0) -> None:
         """Have it delivered again later; see `neve.client.Received.nack`."""
-        loop, inner = self._parts()
+        loop, inner = self.parts()
         loop.call(inner.nack(delay_level))
 
-    def _parts(self) -> tuple[BackgroundLoop, received.Received]:
+    def parts(self) -> tuple[BackgroundLoop, received.Received]:
+        """The loop to settle it on, and the message as the consumer knows it."""
         if self.loop is None or self.inner is None:
             raise ClientError("this message was not delivered by a consumer")
         return self.loop, self.inner
@@ -104,4 +107,58 @@ class Consumer(_Delivering):
 
     def position(self, queue: MessageQueue) -> int:
         """The offset up to which all of the queue is acked."""
+        return self._inner.position(queue)
+
+
+async def _change_invisible(consumer: popping.PopConsumer, message: Received, seconds: float) -> None:
+    _, inner = message.parts()
+    await consumer.change_invisible(inner, seconds)
+
+
+class PopConsumer(_Delivering):
+    """A member of a group that pops; iterate over it."""
+
+    start = waiting(popping.PopConsumer.start)
+    close = waiting(popping.PopConsumer.close)
+    change_invisible = waiting(_change_invisible)
+
+    _inner: popping.PopConsumer
+
+
+class LitePullConsumer(Face):
+    """A consumer that is asked; see `neve.client.LitePullConsumer`."""
+
+    start = waiting(lite.LitePullConsumer.start)
+    close = waiting(lite.LitePullConsumer.close)
+    subscribe = waiting(lite.LitePullConsumer.subscribe)
+    unsubscribe = waiting(lite.LitePullConsumer.unsubscribe)
+    assign = waiting(lite.LitePullConsumer.assign)
+    queues = waiting(lite.LitePullConsumer.queues)
+    poll = waiting(lite.LitePullConsumer.poll)
+    seek = waiting(lite.LitePullConsumer.seek)
+    seek_to_begin = waiting(lite.LitePullConsumer.seek_to_begin)
+    seek_to_end = waiting(lite.LitePullConsumer.seek_to_end)
+    seek_to_time = waiting(lite.LitePullConsumer.seek_to_time)
+    offset_for_time = waiting(lite.LitePullConsumer.offset_for_time)
+    commit = waiting(lite.LitePullConsumer.commit)
+    committed = waiting(lite.LitePullConsumer.committed)
+    pause = waiting(lite.LitePullConsumer.pause)
+    resume = waiting(lite.LitePullConsumer.resume)
+
+    _inner: lite.LitePullConsumer
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._loop.call(self._inner.__aexit__(kind))
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """The queues that this member reads now, sorted."""
+        return self._inner.assigned
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset up to which all of the queue is done with."""
         return self._inner.position(queue)

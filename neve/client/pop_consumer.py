@@ -1,0 +1,359 @@
+"""A member of a group that pops: the broker hands each message to one member for a while, and keeps the books itself.
+
+    query assignment ──▶ one pop loop per assigned queue ──▶ lanes ──▶ application ──▶ ack, or visible again later
+
+What is neither acknowledged nor renewed in time comes again, to any member. While this consumer holds a message it
+renews it, so the invisible time is no limit for handlers, only for the dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from neve.client.consume_loop import Handler, consume
+from neve.client.consume_stats import ConsumeStatsTable
+from neve.client.delivery import DeliveryBuffer, Lane
+from neve.client.group import GroupMember, GroupProfile
+from neve.client.group_requests import DirectRun, GroupRequests, RunningState
+from neve.client.model import Message, MessageQueue
+from neve.client.pop import POP_BATCH_MAX, Popped, Popper
+from neve.client.pop_settle import Acker, Held, Renewer
+from neve.client.pull import Subscription
+from neve.client.rebalance import Rebalancer
+from neve.client.received import Received, received
+from neve.client.send_back import SendBack
+from neve.client.session import Session
+from neve.errors import ClientError, NeveError
+
+log = logging.getLogger(__name__)
+
+_PAUSE_AFTER_ERROR = 1.0
+_GIVEN_BACK_S = 1.0  # what nobody looked at is visible again so soon after the consumer closed
+_RETRY_DELAYS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+
+
+@dataclass(frozen=True, slots=True)
+class PopSettings:
+    """See `AsyncClient.pop_consumer`. Times in seconds."""
+
+    start: str = "last"
+    auto_ack: bool = True
+    in_order: bool = False
+    invisible: float = 60.0
+    hold_limit: float = 3600.0
+    pop_batch: int = POP_BATCH_MAX
+    max_buffered: int = 96
+    long_poll: float = 15.0
+    max_redeliveries: int = 16
+
+
+class PopConsumer:
+    """`async with client.pop_consumer(...) as consumer: async for message in consumer: ...`"""
+
+    def __init__(self, session: Session, group: str, topics: Mapping[str, Subscription], settings: PopSettings) -> None:
+        if not topics:
+            raise ClientError("a consumer needs at least one topic")
+        if settings.start not in ("first", "last"):
+            raise ClientError(f"a pop consumer starts 'first' or 'last', not {settings.start!r}")
+        self._session = session
+        self._settings = settings
+        self.group = group
+        self._member = GroupMember(session, GroupProfile(group, start=settings.start), topics)
+        self._popper = Popper(session, group)
+        self._rebalancer = Rebalancer(session, lambda: self._member.topics, self._share, self)
+        self._acker = Acker(session, self._popper)
+        self._renewer = Renewer(self._popper, settings.invisible, settings.hold_limit)
+        self._send_back = SendBack(session, group, settings.max_redeliveries)
+        self._stats = ConsumeStatsTable()
+        self._room = asyncio.Event()
+        self._buffer = DeliveryBuffer(self._room.set)
+        self._lanes: dict[MessageQueue, Lane] = {}
+        self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._left: set[asyncio.Task[None]] = set()  # loops whose last pop is under way
+        self._direct = Lane()
+        self._auto: Received | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started_ms = 0
+        self._is_closed = False
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._ack_last()
+        await self.close()
+
+    async def start(self) -> None:
+        """Joins the group and asks for the first queues.
+
+        Raises:
+            ClientError: this client is already in the group.
+            BrokerError: a broker refuses a filter expression.
+        """
+        if self._tasks:
+            return
+        await self._member.join(GroupRequests(self._session, self._member, self))
+        self._started_ms = self._session.options.now_ms()
+        await self._rebalancer.once()
+        self._tasks = [
+            self._session.spawn(self._rebalancer.forever(), f"rebalance {self.group}"),
+            self._session.spawn(self._renewer.forever(), f"renewals of {self.group}"),
+        ]
+
+    async def close(self) -> None:
+        """Waits for the acks under way, gives back what nobody looked at, and leaves the group."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        loops = (*self._tasks, *self._loops.values(), *self._left)
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await self._popper.close()
+        await self._acker.flush()
+        unseen = [message for lane in self._lanes.values() for message in self._buffer.discard(lane)]
+        await asyncio.gather(*(self._give_back(message.receipt, _GIVEN_BACK_S) for message in unseen))
+        self._loops.clear()
+        await self._member.leave()
+        self._buffer.wake()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """What this member pops, sorted; queue id -1 is any queue of that broker."""
+        return sorted(self._loops)
+
+    # ---- delivery
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        message = await self.receive()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def receive(self, timeout: float | None = None) -> Received | None:
+        """The next message; None when the consumer is closed, or nothing came within `timeout` seconds.
+
+        With `auto_ack`, asking for the next message acks the one before; so does leaving the `with` block unharmed.
+        """
+        self._ack_last()
+        try:
+            async with asyncio.timeout(timeout):
+                message = await self.next()
+        except TimeoutError:
+            return None
+        if self._settings.auto_ack:
+            self._auto = message
+        return message
+
+    async def next(self) -> Received | None:
+        """The next message, whatever became of the one before; None when the consumer is closed."""
+        self._session.pool.check_usable()
+        while (message := self._take()) is None:
+            if self._is_closed:
+                return None
+            await self._buffer.wait()
+        return message
+
+    async def run(self, handler: Handler, *, workers: int = 1, delay_level: int = 0) -> None:
+        """As of `Consumer`."""
+        await consume(self, handler, workers, delay_level)
+
+    def _take(self) -> Received | None:
+        now = asyncio.get_running_loop().time()
+        while (message := self._buffer.take()) is not None:
+            held = message.receipt
+            if isinstance(held, Held):
+                if now >= held.expires_at:  # it could not be renewed: others may have it
+                    self._renewer.release(held)
+                    self._buffer.settled(held.lane)
+                    continue
+                held.handed_over_at = now
+            return message
+        return None
+
+    # ---- settling
+
+    async def settle(self, message: Received, delay_level: int | None) -> None:
+        """See `Received.ack` and `Received.nack`. An ack returns when the broker has it.
+
+        Raises:
+            NeveError: the broker could not be told; the message comes again.
+        """
+        if delay_level is None:
+            outcome = self._ack(message)
+            if outcome is not None:
+                await asyncio.shield(outcome)
+        else:
+            await self._nack(message, delay_level)
+
+    async def failed(self, message: Received, error: BaseException, delay_level: int) -> None:
+        """The application's handler raised: as a nack."""
+        if isinstance(message.receipt, DirectRun):
+            message.receipt.settle("CR_THROW_EXCEPTION", repr(error))
+        await self._nack(message, delay_level)
+
+    async def change_invisible(self, message: Received, seconds: float) -> None:
+        """Lets go of the message: it comes again `seconds` from now, to any member."""
+        held = message.receipt
+        if isinstance(held, Held) and self._release(message, held):
+            await self._give_back(held, seconds)
+            self._buffer.settled(held.lane)
+
+    def _ack_last(self) -> None:
+        """Without waiting: an ack that fails means one more delivery."""
+        if self._auto is not None:
+            self._ack(self._auto)
+
+    def _ack(self, message: Received) -> asyncio.Future[None] | None:
+        held = message.receipt
+        if isinstance(held, DirectRun):
+            held.settle("CR_SUCCESS")
+        if not isinstance(held, Held) or not self._release(message, held):
+            return None
+        now = asyncio.get_running_loop().time()
+        self._stats.consumed(held.queue.topic, now - held.handed_over_at, now)
+        self._buffer.settled(held.lane)
+        return self._acker.add(held)
+
+    async def _nack(self, message: Received, delay_level: int) -> None:
+        held = message.receipt
+        if isinstance(held, DirectRun):
+            held.settle("CR_LATER")
+        if not isinstance(held, Held) or not self._release(message, held):
+            return
+        self._stats.failed(held.queue.topic, asyncio.get_running_loop().time())
+        if delay_level < 0 or message.reconsume_times >= self._settings.max_redeliveries:
+            try:
+                await self._send_back.ask_broker(message, -1)
+            except NeveError as error:
+                log.warning("%s did not get to the dead letter queue, it comes again: %s", message.msg_id, error)
+            else:
+                self._buffer.settled(held.lane)
+                self._acker.add(held)
+                return
+        level = delay_level if delay_level > 0 else message.reconsume_times + 1
+        seconds = _RETRY_DELAYS_S[min(max(level, 1), len(_RETRY_DELAYS_S)) - 1]
+        later = self._buffer.discard(held.lane) if held.lane.in_order else []
+        for one in (held, *(message.receipt for message in later)):  # in order those after it come again after it
+            self._renewer.release(one)
+            await self._give_back(one, seconds)
+        self._buffer.settled(held.lane)
+
+    def _release(self, message: Received, held: Held) -> bool:
+        if self._auto is message:
+            self._auto = None
+        return self._renewer.release(held)
+
+    async def _give_back(self, held: Held, seconds: float) -> None:
+        held.is_settled = True
+        try:
+            await self._popper.change_invisible(held.queue, await held.settled_receipt(), seconds)
+        except NeveError as error:
+            log.warning("%s of %s comes again in its time: %s", held.receipt.text, held.queue, error)
+
+    # ---- pop loops
+
+    async def _forever(self, queue: MessageQueue) -> None:
+        while self._loops.get(queue) is asyncio.current_task():
+            while not self._has_room():
+                self._room.clear()
+                await self._room.wait()
+            try:
+                await self._once(queue)
+            except NeveError as error:
+                log.info("pop of %s: %s", queue, error)
+                self._session.forget_route(queue.topic)
+                await asyncio.sleep(_PAUSE_AFTER_ERROR)
+
+    def _has_room(self) -> bool:
+        return self._buffer.count < self._settings.max_buffered
+
+    async def _once(self, queue: MessageQueue) -> None:
+        settings, now = self._settings, asyncio.get_running_loop().time
+        began = now()
+        popped = await self._popper.pop(
+            queue,
+            subscription=self._member.topics[queue.topic],
+            max_count=settings.pop_batch,
+            invisible=settings.invisible,
+            wait=settings.long_poll,
+            from_first=settings.start == "first",
+            in_order=settings.in_order,
+        )
+        if popped:
+            self._stats.pulled(queue.topic, len(popped), now() - began, now())
+        for one in popped:
+            self._deliver(queue, one, now())
+
+    def _deliver(self, queue: MessageQueue, popped: Popped, now: float) -> None:
+        source = popped.message.queue
+        assert source is not None
+        lane = self._lanes.setdefault(source, Lane(in_order=self._settings.in_order))
+        held = Held(queue, popped.receipt, lane, now, now + popped.receipt.invisible_time / 1000)
+        self._renewer.hold(held)
+        self._buffer.put(lane, [received(popped.message, self, held)])
+
+    # ---- queues come and go (Assignee of the rebalancer)
+
+    async def _share(self, topic: str) -> set[MessageQueue] | None:
+        """The broker divides the queues. Whether it says PULL or POP of them, this consumer pops."""
+        assignments = await self._popper.assignments(topic)
+        return None if assignments is None else {one.queue for one in assignments}
+
+    def held(self) -> Iterable[MessageQueue]:
+        return list(self._loops)
+
+    async def take(self, queues: list[MessageQueue]) -> bool:
+        for queue in queues:
+            self._loops[queue] = self._session.spawn(self._forever(queue), f"pop {self.group} {queue}")
+        return True
+
+    def keep(self, queue: MessageQueue) -> None:
+        """Nothing was done towards leaving it."""
+
+    async def leave(self, queue: MessageQueue) -> bool:
+        """The pop under way may still bring messages; they are ours."""
+        loop = self._loops.pop(queue)
+        self._left.add(loop)
+        loop.add_done_callback(self._left.discard)
+        return True
+
+    # ---- what brokers ask (Asked of the group's requests)
+
+    def wake(self) -> None:
+        self._rebalancer.wake()
+
+    async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """The broker keeps a pop group's offsets."""
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        return {}
+
+    def running_state(self) -> RunningState:
+        now_ms = self._session.options.now_ms()
+        info: dict[str, Any] = {"waitAckCount": len(self._renewer), "droped": False, "lastPopTimestamp": now_ms}
+        status = self._stats.status_table(asyncio.get_running_loop().time())
+        return RunningState(self._started_ms, self._settings.in_order, {}, dict.fromkeys(self._loops, info), status)
+
+    async def consume_directly(self, message: Message) -> tuple[str, str | None] | None:
+        run = DirectRun()
+        self._buffer.put(self._direct, [received(message, self, run)], first=True)
+        try:
+            return await run.verdict()
+        finally:
+            self._buffer.discard(self._direct)

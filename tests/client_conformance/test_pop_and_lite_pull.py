@@ -1,0 +1,251 @@
+"""Consumers that pop, and consumers that are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from neve import ClientError, connect
+from neve.client import AsyncClient, LitePullConsumer, Message, PopConsumer, Received, Subscription, sync
+
+Run = Callable[..., None]
+Until = Callable[..., Awaitable[None]]
+RECEIVE_S = 30
+
+
+async def receive(consumer: PopConsumer, count: int) -> list[Received]:
+    """The next messages, not acknowledged."""
+    found: list[Received] = []
+    while len(found) < count:
+        message = await consumer.receive(RECEIVE_S)
+        assert message is not None, f"{len(found)} of {count} messages came"
+        found.append(message)
+    return found
+
+
+async def poll(consumer: LitePullConsumer, count: int) -> list[Message]:
+    """So many messages, over as many polls as it takes."""
+    found: list[Message] = []
+    while len(found) < count:
+        messages = await consumer.poll(RECEIVE_S, count - len(found))
+        assert messages, f"{len(found)} of {count} messages came"
+        found += messages
+    return found
+
+
+def bodies(messages: list[Any]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+# ---- pop
+
+
+@pytest.mark.parametrize("mode", ["PULL", "POP"])
+def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, until: Until, mode: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        if mode == "POP":
+            await client.set_request_mode(unique, topic, mode)
+        for number in range(20):
+            await client.send(topic, str(number), tags="even" if number % 2 == 0 else "odd")
+        async with client.pop_consumer(unique, topic, start="first", auto_ack=False, invisible=10) as consumer:
+            messages = await receive(consumer, 20)
+            assert bodies(messages) == sorted(str(number).encode() for number in range(20))
+            assert {queue.queue_id for queue in consumer.assigned} == ({-1} if mode == "POP" else {0, 1, 2, 3})
+            await asyncio.gather(*(message.ack() for message in messages))
+
+        async def is_settled() -> bool:
+            return sum(queue.lag for queue in (await client.consume_stats(unique, topic)).values()) == 0
+
+        await until(is_settled, "no lag")
+        async with client.pop_consumer(unique, topic, start="first") as again:
+            await client.send(topic, b"later")
+            assert bodies(await receive(again, 1)) == [b"later"]
+
+    run(work)
+
+
+def test_what_is_let_go_comes_again_and_counts(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.pop_consumer(unique, topic, start="first", auto_ack=False) as consumer:
+            sent = await client.send(topic, b"x", tags="T", keys=["k"])
+            (first,) = await receive(consumer, 1)
+            await consumer.change_invisible(first, 1.0)
+            (again,) = await receive(consumer, 1)
+            assert (again.topic, again.body, again.msg_id, again.reconsume_times) == (topic, b"x", sent.msg_id, 1)
+            await again.nack(delay_level=-1)
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+            message = await dead.receive(RECEIVE_S)
+            assert message is not None
+            assert (message.body, message.msg_id) == (b"x", sent.msg_id)
+
+    run(work)
+
+
+def test_a_message_in_work_stays_invisible_beyond_its_time(run: Run, unique: str, server: Any) -> None:
+    """The handler takes three times as long as the invisible time; another member waits for the message in vain."""
+
+    async def work(client: AsyncClient, topic: str) -> None:
+        await client.set_request_mode(unique, topic, "POP")
+        options: dict[str, Any] = {"start": "first", "auto_ack": False, "invisible": 1.5}
+        async with client.pop_consumer(unique, topic, **options) as consumer:
+            await client.send(topic, b"slow", queue=0)
+            (message,) = await receive(consumer, 1)
+            async with (
+                connect(server.namesrv) as other_client,
+                other_client.pop_consumer(unique, topic, **options) as other,
+            ):
+                assert await other.receive(4.5) is None
+                await message.ack()
+                await client.send(topic, b"next", queue=0)
+                both = {asyncio.create_task(one.receive(RECEIVE_S)) for one in (consumer, other)}
+                done, waiting = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                for task in waiting:
+                    task.cancel()
+                (first,) = done
+                assert (first.result() or message).body == b"next"
+
+    run(work)
+
+
+def test_popping_in_order_has_one_message_of_a_queue_in_hand(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(6):
+            await client.send(topic, str(number), queue=1)
+        async with client.pop_consumer(unique, topic, start="first", in_order=True, auto_ack=False) as consumer:
+            (zero,) = await receive(consumer, 1)
+            assert (zero.body, await consumer.receive(0.3)) == (b"0", None)
+            await zero.ack()
+            seen = []
+            while len(seen) < 5:
+                (message,) = await receive(consumer, 1)
+                seen.append(message.body)
+                await message.ack()
+            assert seen == [b"1", b"2", b"3", b"4", b"5"]
+
+    run(work)
+
+
+def test_pop_selects_by_tag_and_by_sql(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for tag in ("Aa", "BB", "C"):
+            await client.send(topic, tag, tags=tag, properties={"size": str(len(tag))}, queue=0)
+        async with client.pop_consumer(unique, {topic: "BB || C"}, start="first") as consumer:
+            assert bodies(await receive(consumer, 2)) == [b"BB", b"C"]
+        wanted = Subscription.sql("size = 1")
+        async with client.pop_consumer(f"{unique}-sql", {topic: wanted}, start="first") as consumer:
+            assert bodies(await receive(consumer, 1)) == [b"C"]
+
+    run(work)
+
+
+# ---- lite pull
+
+
+def test_assigned_queues_are_polled_sought_paused_and_committed(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(6):
+            await client.send(topic, str(number), queue=number % 2)
+        async with client.lite_pull_consumer(unique, start="first", auto_commit=False) as consumer:
+            zero, one, *_ = await consumer.queues(topic)
+            await consumer.assign([zero])
+            assert bodies(await poll(consumer, 3)) == [b"0", b"2", b"4"]
+            assert await consumer.poll(0.2) == []
+            await consumer.assign([zero, one])
+            assert consumer.assigned == [zero, one]
+            assert bodies(await poll(consumer, 3)) == [b"1", b"3", b"5"]
+            await consumer.seek(one, 1)
+            assert [message.body for message in await poll(consumer, 2)] == [b"3", b"5"]
+            await consumer.seek_to_begin(zero)
+            await consumer.pause([zero])
+            assert await consumer.poll(0.5) == []
+            await consumer.resume([zero])
+            assert len(await poll(consumer, 3)) == 3
+            await consumer.commit()
+            assert (await consumer.committed(zero), await consumer.committed(one)) == (3, 3)
+            await consumer.commit({zero: 1})
+            assert await consumer.committed(zero) == 1
+            await consumer.seek_to_end(zero)
+            assert consumer.position(zero) == 3
+            with pytest.raises(ClientError):
+                await consumer.subscribe(topic)
+
+    run(work)
+
+
+def test_offsets_are_found_by_time(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        await client.send(topic, b"old", queue=0)
+        async with client.lite_pull_consumer(unique, start="first") as consumer:
+            zero = (await consumer.queues(topic))[0]
+            await consumer.assign([zero])
+            (old,) = await poll(consumer, 1)
+            while int(time.time() * 1000) <= old.store_timestamp + 1:
+                await consumer.committed(zero)
+            await client.send(topic, b"new", queue=0)
+            (new,) = await poll(consumer, 1)
+            assert await consumer.offset_for_time(zero, old.store_timestamp + 1) == 1
+            await consumer.seek_to_time(zero, new.store_timestamp)
+            assert bodies(await poll(consumer, 1)) == [b"new"]
+            await consumer.seek_to_time(zero, 0)
+            assert bodies(await poll(consumer, 2)) == [b"new", b"old"]
+
+    run(work)
+
+
+def test_subscribed_members_share_the_queues_and_go_on_where_they_were(
+    run: Run, unique: str, server: Any, until: Until
+) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.lite_pull_consumer(unique, start="first") as one:
+            await one.subscribe(topic, "A || B")
+            assert len(one.assigned) == 4
+            async with connect(server.namesrv) as other_client, other_client.lite_pull_consumer(unique) as other:
+                await other.subscribe(topic, "A || B")
+
+                async def is_shared() -> bool:
+                    return len(one.assigned) == 2 and len(other.assigned) == 2
+
+                await until(is_shared, "two queues each")
+            for number, tag in enumerate("ABCA"):
+                await client.send(topic, f"{number}{tag}", tags=tag)
+            assert bodies(await poll(one, 3)) == [b"0A", b"1B", b"3A"]
+        async with client.lite_pull_consumer(unique, start="first") as again:
+            await again.subscribe(topic, "A || B")
+            await client.send(topic, b"later", tags="B")
+            assert bodies(await poll(again, 1)) == [b"later"]
+            await again.unsubscribe(topic)
+            assert again.assigned == []
+
+    run(work)
+
+
+# ---- without asyncio
+
+
+def test_the_synchronous_faces(server: Any, topic: str, unique: str) -> None:
+    with sync.connect(server.namesrv) as client:
+        for number in range(4):
+            client.send(topic, str(number))
+        with client.lite_pull_consumer(f"{unique}-lite", start="first") as lite:
+            lite.assign(lite.queues(topic))
+            polled: list[Message] = []
+            while len(polled) < 4:
+                polled += lite.poll(RECEIVE_S)
+            assert bodies(polled) == [b"0", b"1", b"2", b"3"]
+        with client.pop_consumer(f"{unique}-pop", topic, start="first") as popping:
+            popped = [popping.receive(RECEIVE_S) for _ in range(4)]
+            assert bodies(popped) == [b"0", b"1", b"2", b"3"]
+        seen: list[bytes] = []
+        with client.consumer(f"{unique}-push", topic, start="first") as consumer:
+
+            def handle(message: sync.Received) -> None:
+                seen.append(message.body)
+                if len(seen) == 4:
+                    consumer.close()
+
+            consumer.run(handle, workers=2)
+        assert sorted(seen) == [b"0", b"1", b"2", b"3"]
