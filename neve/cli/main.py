@@ -115,8 +115,8 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 def neve() -> None:
     """A RocketMQ message broker with tiered storage.
 
-    Name servers are taken from --namesrv or NAMESRV_ADDR; credentials of an object store from the AWS variables or
-    profile.
+    Name servers are taken from --namesrv or NAMESRV_ADDR, credentials of a cluster from NEVE_ACCESS_KEY and
+    NEVE_SECRET_KEY or a file, credentials of an object store from the AWS variables or profile.
     """
 
 

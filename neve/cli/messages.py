@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from neve.cli.output import namesrv_option, say
+from neve.cli.cluster import cluster_options, connect
+from neve.cli.output import say
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient, Message
@@ -24,7 +25,9 @@ IN_FLIGHT = 64
 @click.option("-k", "--key", "keys", multiple=True, help="A key; may be repeated.")
 @click.option("-p", "--property", "properties", multiple=True, metavar="NAME=VALUE")
 @click.option("--queue", type=int, help="Into this queue only.")
-@namesrv_option
+@click.option("--order-key", help="All into the queue of this key, one after the other.")
+@click.option("--delay", type=click.FloatRange(0), metavar="SECONDS", help="Deliver so many seconds later.")
+@cluster_options
 def produce(
     *,
     topic: str,
@@ -33,11 +36,16 @@ def produce(
     keys: tuple[str, ...],
     properties: tuple[str, ...],
     queue: int | None,
+    order_key: str | None,
+    delay: float | None,
     namesrv: str,
 ) -> None:
-    """Send BODY as one message, or each line of stdin as one. Prints a JSON line for each."""
+    """Send BODY as one message, or each line of stdin that is not empty. Prints a JSON line for each."""
+    if queue is not None and order_key is not None:
+        raise click.UsageError("--queue and --order-key exclude each other")
     pairs = dict(_pair(text) for text in properties)
-    options = {"tags": tags, "keys": list(keys), "properties": pairs, "queue": queue}
+    options: dict[str, Any] = {"tags": tags, "keys": list(keys), "properties": pairs, "queue": queue}
+    options |= {"order_key": order_key, "delay": delay}
     sent = asyncio.run(_produce(namesrv, topic, body, options))
     say(f"sent {sent} messages to {topic}")
 
@@ -50,20 +58,22 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 async def _produce(namesrv: str, topic: str, body: str | None, options: dict[str, Any]) -> int:
-    from neve.client import connect
-
     sent = 0
     async with connect(namesrv) as client:
         if body is not None:
             await _send(client, topic, body.encode(), options)
             return 1
+        # In order means: the next is sent when the one before is stored.
+        in_flight = 1 if options["order_key"] is not None else IN_FLIGHT
         waiting: set[asyncio.Task[None]] = set()
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-            if len(waiting) >= IN_FLIGHT:
+            if not (text := line.rstrip(b"\r\n")):
+                continue
+            if len(waiting) >= in_flight:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-            waiting.add(asyncio.create_task(_send(client, topic, line.rstrip(b"\r\n"), options)))
+            waiting.add(asyncio.create_task(_send(client, topic, text, options)))
             sent += 1
         await asyncio.gather(*waiting)
     return sent
@@ -78,6 +88,8 @@ async def _send(client: AsyncClient, topic: str, body: bytes, options: dict[str,
         "queue": result.queue.queue_id,
         "offset": result.queue_offset,
     }
+    if result.recall_handle is not None:
+        answer["recall_handle"] = result.recall_handle
     click.echo(json.dumps(answer))
 
 
@@ -92,7 +104,7 @@ async def _send(client: AsyncClient, topic: str, body: bytes, options: dict[str,
 )
 @click.option("--queue", type=int, help="Only this queue (without a group).")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@namesrv_option
+@cluster_options
 def consume(
     *,
     topic: str,
@@ -127,8 +139,6 @@ def _start(text: str) -> str | int:
 async def _read(
     namesrv: str, topic: str, *, expression: str, start: str | int, queue: int | None, count: int | None, output: str
 ) -> int:
-    from neve.client import connect
-
     seen = 0
     async with connect(namesrv) as client:
         async for message in client.reader(topic, start=start, queue=queue, expression=expression):
@@ -150,8 +160,6 @@ async def _join(
     count: int | None,
     output: str,
 ) -> int:
-    from neve.client import connect
-
     seen = 0
     async with connect(namesrv) as client, client.consumer(group, {topic: expression}, start=start) as consumer:
         while seen != count and (message := await consumer.receive(timeout=idle)) is not None:

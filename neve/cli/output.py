@@ -25,17 +25,6 @@ def output_option(command: Command) -> Command:
     )(command)
 
 
-def namesrv_option(command: Command) -> Command:
-    return click.option(
-        "-n",
-        "--namesrv",
-        envvar="NAMESRV_ADDR",
-        default="127.0.0.1:9876",
-        show_default=True,
-        help="Name server, host:port[;host:port].",
-    )(command)
-
-
 def admin_option(command: Command) -> Command:
     return click.option(
         "--admin", envvar="NEVE_ADMIN", default="127.0.0.1:10913", show_default=True, help="Admin port of the broker."

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from neve.cli.output import emit, emit_one, namesrv_option, output_option, say
+from neve.cli.cluster import cluster_options, connect
+from neve.cli.output import emit, emit_one, output_option, say
 from neve.cli.topic_ttl import RESERVE_TIME, hours_of, ttl
 from neve.cli.ttl import format_ttl, ttl_value
 
@@ -31,7 +32,7 @@ topic.add_command(ttl)
 @click.option("-q", "--queues", type=click.IntRange(1, 1024), default=8, show_default=True)
 @click.option("--ttl", "hours", callback=ttl_value, help="How long messages are kept: 36h, 90d, forever.")
 @click.option("--broker", help="Only on this broker; otherwise on all.")
-@namesrv_option
+@cluster_options
 def create(name: str, queues: int, hours: int | None, broker: str | None, namesrv: str) -> None:
     """Create a topic."""
     attributes: dict[str, str | None] = {} if hours is None else {RESERVE_TIME: str(hours)}
@@ -42,7 +43,6 @@ def create(name: str, queues: int, hours: int | None, broker: str | None, namesr
 async def _create(
     namesrv: str, name: str, queues: int, attributes: Mapping[str, str | None], broker: str | None
 ) -> None:
-    from neve.client import connect
     from neve.errors import NeveError
 
     async with connect(namesrv) as client:
@@ -59,7 +59,7 @@ async def _create(
 
 @topic.command(name="list")
 @click.option("--all", "everything", is_flag=True, help="Also the servers' own topics.")
-@namesrv_option
+@cluster_options
 @output_option
 def list_topics(everything: bool, namesrv: str, output: str) -> None:
     """List the topics."""
@@ -68,8 +68,6 @@ def list_topics(everything: bool, namesrv: str, output: str) -> None:
 
 
 async def _list(namesrv: str, everything: bool) -> list[str]:
-    from neve.client import connect
-
     async with connect(namesrv) as client:
         names = await client.topic_list()
         if everything:
@@ -87,7 +85,7 @@ def _is_systems(name: str) -> bool:
 
 @topic.command()
 @click.argument("name")
-@namesrv_option
+@cluster_options
 @output_option
 def describe(name: str, namesrv: str, output: str) -> None:
     """Show a topic's settings and the offsets of its queues."""
@@ -101,8 +99,6 @@ def describe(name: str, namesrv: str, output: str) -> None:
 
 
 async def _describe(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from neve.client import connect
-
     async with connect(namesrv) as client:
         config = await client.topic_config(name)
         stats = await client.topic_stats(name)
@@ -130,7 +126,7 @@ async def _describe(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[
 @topic.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@namesrv_option
+@cluster_options
 def delete(name: str, yes: bool, namesrv: str) -> None:
     """Delete a topic and all its messages."""
     if not yes:
@@ -140,8 +136,6 @@ def delete(name: str, yes: bool, namesrv: str) -> None:
 
 
 async def _delete(namesrv: str, name: str) -> None:
-    from neve.client import connect
-
     async with connect(namesrv) as client:
         await client.topic_config(name)  # says "not found" where deleting would pass silently
         await client.delete_topic(name)

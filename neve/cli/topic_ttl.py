@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from neve.cli.output import emit, namesrv_option, output_option, say, size_text, store_option
+from neve.cli.cluster import cluster_options, connect
+from neve.cli.output import emit, output_option, say, size_text, store_option
 from neve.cli.ttl import BROKER_DEFAULT, FOREVER_HOURS, format_ttl, shorter, ttl_value
 
 RESERVE_TIME = "reserve.time"
@@ -31,7 +32,7 @@ def hours_of(attributes: Mapping[str, str]) -> int | None:
 
 @ttl.command(name="get")
 @click.argument("topic")
-@namesrv_option
+@cluster_options
 @output_option
 def get_ttl(topic: str, namesrv: str, output: str) -> None:
     """Show a topic's TTL."""
@@ -40,7 +41,7 @@ def get_ttl(topic: str, namesrv: str, output: str) -> None:
 
 
 @ttl.command(name="list")
-@namesrv_option
+@cluster_options
 @output_option
 def list_ttls(namesrv: str, output: str) -> None:
     """Show the TTL of every topic."""
@@ -52,7 +53,7 @@ def list_ttls(namesrv: str, output: str) -> None:
 @click.argument("hours", metavar="TTL", callback=ttl_value)
 @click.option("--yes", is_flag=True, help="Do not ask before a TTL gets shorter.")
 @store_option()
-@namesrv_option
+@cluster_options
 def set_ttl(topic: str, hours: int, yes: bool, store: str | None, namesrv: str) -> None:
     """Set a topic's TTL: 36h, 90d, 2w or forever.
 
@@ -72,7 +73,7 @@ def set_ttl(topic: str, hours: int, yes: bool, store: str | None, namesrv: str) 
 @ttl.command(name="unset")
 @click.argument("topic")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@namesrv_option
+@cluster_options
 def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
     """Give a topic the broker's default TTL again."""
     before = asyncio.run(_get(namesrv, topic))
@@ -87,7 +88,7 @@ def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
 @click.argument("topic", required=False)
 @click.option("--ttl", "hours", callback=ttl_value, help="Try this TTL; otherwise the one that is set.")
 @store_option(required=True)
-@namesrv_option
+@cluster_options
 @output_option
 def plan_ttl(topic: str | None, hours: int | None, store: str, namesrv: str, output: str) -> None:
     """Show what a TTL deletes from the archive now. Nothing is changed."""
@@ -148,14 +149,11 @@ def _row(topic: str, hours: int | None) -> dict[str, Any]:
 
 
 async def _get(namesrv: str, topic: str) -> int | None:
-    from neve.client import connect
-
     async with connect(namesrv) as client:
         return hours_of((await client.topic_config(topic)).attributes)
 
 
 async def _all(namesrv: str) -> list[tuple[str, int | None]]:
-    from neve.client import connect
     from neve.errors import NeveError
 
     found: list[tuple[str, int | None]] = []
@@ -169,8 +167,6 @@ async def _all(namesrv: str) -> list[tuple[str, int | None]]:
 
 
 async def _change(namesrv: str, topic: str, value: str | None) -> None:
-    from neve.client import connect
-
     async with connect(namesrv) as client:
         for broker in (await client.topic_route(topic)).brokers:
             # the request carries the whole topic: what it has stays as it is
