@@ -21,6 +21,8 @@ _PAGE = 10_000
 _BACKLOG = {
     "backlog_bytes": "bytes of the log that are not archived yet",
     "backlog_age_ms": "age of the oldest message that is not archived yet",
+    "upload_bytes_per_second": "limit in force for uploads, 0 for none",
+    "upload_waited_ms": "how long that limit has held uploads back since the start",
     "open_names": "objects that a round named and has not published",
 }
 

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _CALL_TIMEOUT = 120.0
 _TTL_SECONDS = 60.0
+_UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
 _CHECKPOINT_SECONDS = 60.0
 _SWEEP_SECONDS = 6 * 3600.0
@@ -135,6 +136,7 @@ class ArchiveWiring:
             reserved_ms=config.file_reserved_time * 3_600_000,
             disk_mark=config.disk_max_used_space_ratio / 100,
             grace_ms=config.expire_grace,
+            upload_bytes_per_second=config.archive_upload_bytes_per_second,
             archived=lambda topic: not topics.is_system(topic),
             internal=internal.__contains__,
             exists=lambda topic: topics.select(topic) is not None,
@@ -189,7 +191,7 @@ class ArchiveWiring:
             hot,
             self.journal,
             self._uploader,
-            self.policy(),
+            self.policy,
             context.clock,
             cluster=context.config.broker_cluster_name,
         )
@@ -231,6 +233,7 @@ class ArchiveWiring:
         assert lifecycle is not None
         if self.journal is not None:
             self.jobs.every("offload", self._context.config.archive_period / 1000, lifecycle.run_offload)
+            self.jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.adjust_upload_rate)
             assert self._state is not None
             hot = LoopHotStore(self._context, asyncio.get_running_loop())
             job = functools.partial(self._state.run, hot.state)

@@ -95,6 +95,7 @@ class BrokerConfig(SecurityConfig):
     store_url: str = key("")
     archive_min_bytes: int = key(8 * MIB, low=1, high=GIB, unit="size", live=True)
     archive_max_age: int = key(HOUR, low=SECOND, high=30 * DAY, unit="time", live=True)
+    archive_upload_bytes_per_second: int = key(0, low=0, high=1024 * GIB, unit="size", live=True)
     archive_period: int = key(10 * SECOND, low=SECOND, high=DAY, unit="time")
     tiered_storage_level: str = key("NOT_IN_DISK", choices=("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"), live=True)
     state_period: int = key(10 * SECOND, low=100, high=DAY, unit="time")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from lifecycle.retention import (
     eviction_plan,
     plan_dropped,
     plan_expiry,
+    upload_rate,
     wanted_segments,
 )
 from lifecycle.safe_clock import SafeClock
@@ -49,12 +50,12 @@ class Lifecycle:
         hot: HotStore,
         journal: JournalWriter | None,
         worker: Uploader | None,
-        policy: Policy,
+        policy: Callable[[], Policy],
         clock: Clock,
         *,
         cluster: str = "DefaultCluster",
     ) -> None:
-        self.policy = policy
+        self._policy = policy
         self._hot, self._journal, self._clock = hot, journal, clock
         self._safe_clock = SafeClock(clock)
         self._worker = worker
@@ -67,10 +68,18 @@ class Lifecycle:
         self._evicted = 0
         self._deleted = 0
         self._stopping = False
+        self._oldest_ms = -1  # of the backlog, as the last round saw it
+        self._upload_rate = 0
+
+    @property
+    def policy(self) -> Policy:
+        """As the configuration is now: some of its keys change on a running broker."""
+        return self._policy()
 
     def stop(self) -> None:
         """Begin no further round: a backlog of many segments must not hold up the end of the process."""
         self._stopping = True
+        self.adjust_upload_rate()
 
     # --- offload -------------------------------------------------------------------------------------------
 
@@ -97,6 +106,15 @@ class Lifecycle:
             if evict:
                 self._evict([segment for segment in self._hot.segments() if segment.sealed], progress)
         return reports
+
+    def adjust_upload_rate(self) -> None:
+        """Also while a round is running: the disk does not wait for its end."""
+        if self._worker is None:
+            return
+        now = self._clock.now_ms()
+        rate = 0 if self._stopping else upload_rate(self.policy, self._oldest_ms, now, self._hot.disk_ratio())
+        self._upload_rate = rate
+        self._worker.set_upload_rate(rate)
 
     def run_salvage(self) -> list[RoundReport]:
         """Before a log goes on above its archive: close what it can't fulfil, archive the rest that it still holds."""
@@ -125,6 +143,8 @@ class Lifecycle:
             found = self._pending(topic, segments, end)
             if found is not None:
                 ranges[topic], pending[topic] = found
+        self._oldest_ms = min((what.oldest_ms for what in pending.values() if what.oldest_ms >= 0), default=-1)
+        self.adjust_upload_rate()
         if not everything:
             now = self._clock.now_ms()
             wanted = wanted_segments(segments, self.policy, now, self._hot.disk_ratio())
@@ -135,7 +155,8 @@ class Lifecycle:
     def _archived_topics(self) -> list[str]:
         assert self._journal is not None
         open_topics = {name.topic for names in self._journal.catalog.open_intents().values() for name in names}
-        return [topic for topic in self._hot.queues() if topic not in open_topics and self.policy.archived(topic)]
+        archived = self.policy.archived
+        return [topic for topic in self._hot.queues() if topic not in open_topics and archived(topic)]
 
     def _pending(self, topic: str, segments: Sequence[Segment], end: int) -> tuple[TopicRange, Pending] | None:
         assert self._journal is not None
@@ -245,8 +266,9 @@ class Lifecycle:
     def _expire_local(self, now: int) -> int:
         """The TTL holds on the hot tier too: a queue's minimum moves up, never back."""
         raised = 0
+        policy = self.policy
         for topic, queues in self._hot.queues().items():
-            ttl = self.policy.ttl_ms(topic)
+            ttl = policy.ttl_ms(topic)
             if ttl is None:
                 continue
             for queue in queues:
@@ -381,6 +403,8 @@ class Lifecycle:
             "backlog_bytes": sum(what.bytes for what in backlog),
             "backlog_age_ms": max((self._age(what) for what in backlog), default=0),
             "last_round": self._last_round,
+            "upload_bytes_per_second": self._upload_rate,
+            "upload_waited_ms": int(self._worker.upload_waited * 1000) if self._worker is not None else 0,
             "store_requests": dict(self._journal.store.requests),
             **common,
         }
@@ -388,7 +412,8 @@ class Lifecycle:
     def _backlog(self) -> list[Pending]:
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         end = max((segment.end for segment in segments), default=0)
-        topics = [topic for topic in self._hot.queues() if self.policy.archived(topic)]
+        archived = self.policy.archived
+        topics = [topic for topic in self._hot.queues() if archived(topic)]
         found = [self._pending(topic, segments, end) for topic in topics]
         return [each[1] for each in found if each is not None]
 

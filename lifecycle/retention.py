@@ -48,6 +48,7 @@ class Policy:
     reserved_ms: int = 72 * HOUR_MS  # local retention, fileReservedTime
     disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
     grace_ms: int = 24 * HOUR_MS
+    upload_bytes_per_second: int = 0  # 0: no limit
     archived: Callable[[str], bool] = field(default=lambda topic: not is_system_topic(topic))
     # Topics of the broker's own, of which it needs what is pinned and nothing else.
     internal: Callable[[str], bool] = field(default=lambda topic: False)
@@ -90,6 +91,18 @@ def due_topics(
         )
     ]
     return sorted(due, key=lambda topic: (pending[topic].oldest_ms, topic))
+
+
+def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) -> int:
+    """Bytes per second for uploads, 0 for no limit.
+
+    The limit rises with the age of the backlog, n times at n times archiveMaxAge, so that offloading keeps up in the
+    end; above the disk's mark there is none.
+    """
+    if not policy.upload_bytes_per_second or disk_ratio > policy.disk_mark:
+        return 0
+    age = max(0, now_ms - oldest_ms) if oldest_ms >= 0 else 0
+    return int(policy.upload_bytes_per_second * max(1.0, age / policy.archive_max_age_ms))
 
 
 def may_evict(segment: Segment, through: Mapping[str, int], policy: Policy, now_ms: int, pinned: int | None) -> bool:

@@ -19,6 +19,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from infra.clock import Clock
 
 _log = logging.getLogger(__name__)
+_THREADS = 8  # jobs wait for one another; one that does not must still find a thread
 
 
 class JobScheduler:
@@ -30,7 +31,7 @@ class JobScheduler:
         self._jobs: dict[str, Callable[[], object]] = {}
         self._scheduler: Any = BackgroundScheduler(
             timezone=UTC,
-            executors={"default": ThreadPoolExecutor(2)},
+            executors={"default": ThreadPoolExecutor(_THREADS)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._scheduler.add_listener(self._on_event, EVENT_JOB_ERROR | EVENT_JOB_EXECUTED | EVENT_JOB_MISSED)

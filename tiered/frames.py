@@ -30,6 +30,12 @@ class EncodeUpload(msgspec.Struct, tag="encode_upload"):
     work_dir: str
 
 
+class SetUploadRate(msgspec.Struct, tag="set_upload_rate"):
+    """No answer follows."""
+
+    bytes_per_second: int
+
+
 class ReadGroup(msgspec.Struct, tag="read_group"):
     id: int
     store_url: str
@@ -53,6 +59,7 @@ class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
 class Committed(msgspec.Struct, tag="committed"):
     id: int
     name: CommittedName
+    waited: float  # seconds that the rate held its parts back, summed
 
 
 class GroupRead(msgspec.Struct, tag="group_read"):
@@ -75,10 +82,11 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 Request = EncodeUpload | ReadGroup | RemoveStaleUploads
+Message = Request | SetUploadRate
 Reply = Committed | GroupRead | StaleRemoved | Failed
 
 _encoder = msgspec.msgpack.Encoder()
-decode_request: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+decode_message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 decode_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -86,7 +94,7 @@ class PeerGone(ConnectionError):
     """The other end closed, or died in the middle of a message."""
 
 
-def send(sock: socket.socket, message: Request | Reply, descriptor: int | None = None) -> None:
+def send(sock: socket.socket, message: Message | Reply, descriptor: int | None = None) -> None:
     """One sender at a time: the caller locks."""
     payload = _encoder.encode(message)
     descriptors = [] if descriptor is None else [descriptor]

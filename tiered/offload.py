@@ -45,8 +45,14 @@ class TrimmedRun:
 class Uploader(Protocol):
     """Encodes, verifies and uploads one named object; raises ContentConflict, EncodeFailed or a store's error.
 
+    `upload_waited` is how many seconds its rate has held uploads back; 0 as the rate is no limit.
+
     Also forgets the unfinished uploads of a broker's dead workers.
     """
+
+    upload_waited: float
+
+    def set_upload_rate(self, bytes_per_second: int) -> None: ...
 
     def encode_upload(
         self,

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra import failpoint
+from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.object_store import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome, open_store
 from neve.archive.groups import DecodedRows, decode_group
@@ -34,6 +35,7 @@ from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_foot
 from tiered import frames
 from tiered.disk_cache import DiskCache
 from tiered.segment_writer import MissingBytes, encode
+from tiered.upload_rate import UploadRate
 
 T = TypeVar("T")
 
@@ -58,6 +60,7 @@ class Worker:
         self._socket = sock
         self._cache = cache
         self._sending = threading.Lock()
+        self._rate = UploadRate(SystemClock())
         self._stores: dict[str, ObjectStore] = {}
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self._shared = threading.Lock()
@@ -69,14 +72,19 @@ class Worker:
                     payload, descriptor = frames.receive(self._socket)
                 except (frames.PeerGone, ConnectionError):
                     return
-                request = frames.decode_request.decode(payload)
+                request = frames.decode_message.decode(payload)
+                if isinstance(request, frames.SetUploadRate):
+                    self._rate.set(request.bytes_per_second)
+                    continue
                 pool.submit(self._answer, request, descriptor).add_done_callback(_end_over_a_bug)
 
     def _answer(self, request: frames.Request, descriptor: int | None) -> None:
         answer: int | None = None
         try:
             if isinstance(request, frames.EncodeUpload):
-                reply: frames.Reply = frames.Committed(request.id, self._encode_upload(request, descriptor))
+                before = self._rate.waited
+                name = self._encode_upload(request, descriptor)
+                reply: frames.Reply = frames.Committed(request.id, name, self._rate.waited - before)
             elif isinstance(request, frames.RemoveStaleUploads):
                 reply = frames.StaleRemoved(request.id, self._remove_stale(request))
             else:
@@ -124,14 +132,14 @@ class Worker:
 
     def _upload(self, store: ObjectStore, path: Path, name: CommittedName) -> CommittedName:
         try:
-            outcome = store.put(name.key, path, if_absent=True)
+            outcome = store.put(name.key, path, if_absent=True, pace=self._rate.take)
         except PreconditionFailed:
             return self._adopt(store, name)
         except UnknownOutcome:
             try:
                 return self._adopt(store, name)
             except NotFound:
-                outcome = store.put(name.key, path, if_absent=True)
+                outcome = store.put(name.key, path, if_absent=True, pace=self._rate.take)
         return msgspec.structs.replace(name, etag=outcome.etag)
 
     def _adopt(self, store: ObjectStore, ours: CommittedName) -> CommittedName:

@@ -85,7 +85,9 @@ class WorkerClient:
         self._pending: dict[int, Future[Answer]] = {}
         self._next_id = 0
         self._closed = False
+        self._rate = 0
         self.starts = 0
+        self.upload_waited = 0.0  # seconds that the upload rate held uploads back
 
     @property
     def pid(self) -> int | None:
@@ -116,6 +118,15 @@ class WorkerClient:
             os.close(descriptor)
         assert isinstance(answer, CommittedName)
         return answer
+
+    def set_upload_rate(self, bytes_per_second: int) -> None:
+        """Holds at once, for an upload under way too; 0 is no limit."""
+        with self._lock:
+            if bytes_per_second == self._rate:
+                return
+            self._rate = bytes_per_second
+            if self._socket is not None:
+                self._send_rate(self._socket)
 
     def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
         """Raises WorkerFailed."""
@@ -180,10 +191,18 @@ class WorkerClient:
         self._socket, self._process = ours, process
         self._pending = {}  # a successor's requests are not failed with those of the one before
         self.starts += 1
+        if self._rate:
+            self._send_rate(ours)
         threading.Thread(
             target=self._receive, args=(ours, process, self._pending), name="tier-worker", daemon=True
         ).start()
         return ours
+
+    def _send_rate(self, sock: socket.socket) -> None:
+        try:
+            frames.send(sock, frames.SetUploadRate(self._rate))
+        except OSError:
+            self._hang_up()  # it died; its receiving thread says so, and a successor is told the rate
 
     def _hang_up(self) -> None:
         """Under the lock. The worker ends on EOF; its receiving thread reaps it and fails what was pending."""
@@ -234,6 +253,7 @@ class WorkerClient:
         with self._lock:
             future = pending.pop(reply.id)
         if isinstance(reply, frames.Committed):
+            self.upload_waited += reply.waited
             future.set_result(reply.name)
         elif isinstance(reply, frames.StaleRemoved):
             future.set_result(reply.count)

@@ -193,7 +193,7 @@ def start(tmp_path: Path, store_url: str, hot: StoreAdapter, worker: WorkerClien
         open_store(store_url), "", "b", store.log_uuid, local=tmp_path / "tier", disk=RealDisk(), clock=SystemClock()
     )
     assert journal.attach(store.max_physical_offset).resume_at is None
-    return journal, Lifecycle(hot, journal, worker, Policy(), SystemClock())
+    return journal, Lifecycle(hot, journal, worker, Policy, SystemClock())
 
 
 @pytest.mark.parametrize(

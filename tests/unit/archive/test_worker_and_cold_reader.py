@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,24 @@ def test_a_dead_worker_is_replaced_and_an_idle_one_ends(
     brief.read_group(url, name, 0)
     assert brief.starts >= 2
     brief.close()
+
+
+def test_an_upload_waits_for_its_rate_until_that_is_lifted(
+    tmp_path: Path, url: str, worker: WorkerClient, wait_until: Callable[..., None]
+) -> None:
+    first, second = make_round(tmp_path, 0, 0, {0: 20}), make_round(tmp_path, 1 << 20, 20, {0: 20})
+    worker.set_upload_rate(1)  # thousands of bytes: hours
+    name = upload(worker, url, first)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(upload, worker, url, second)
+        try:
+            wait_until(lambda: any((tmp_path / "store" / ".upload").iterdir()))
+            assert len(worker.read_group(url, name, 0).wire) == name.wire_bytes, "a read does not wait for an upload"
+            assert not waiting.done()
+        finally:
+            worker.set_upload_rate(0)
+        assert waiting.result(30).rows == 20
+    assert worker.upload_waited > 0
 
 
 def test_an_error_nobody_foresaw_is_told_and_not_waited_for(tmp_path: Path, url: str, worker: WorkerClient) -> None:

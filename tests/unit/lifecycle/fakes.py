@@ -150,6 +150,8 @@ class FakeWorker:
     def __init__(self, store: MemoryStore, hot: FakeHot) -> None:
         self.store, self.hot = store, hot
         self.unknown_times = False
+        self.upload_waited = 0.0
+        self.rates: list[int] = []
 
     def encode_upload(
         self,
@@ -181,6 +183,9 @@ class FakeWorker:
             wire_bytes=row * RECORD, min_time=oldest, max_time=newest, queues=queues, row_groups=[group],
         )  # fmt: skip
 
+    def set_upload_rate(self, bytes_per_second: int) -> None:
+        self.rates.append(bytes_per_second)
+
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
         return 0
 
@@ -208,7 +213,7 @@ class Rig:
         self.attachment = self.journal.attach(self.hot.tail)
         if self.attachment.resume_at is not None:
             self.hot.restart_at(self.attachment.resume_at, self.attachment.queue_next)
-        self.lifecycle = Lifecycle(self.hot, self.journal, self.worker, self.policy, self.clock)
+        self.lifecycle = Lifecycle(self.hot, self.journal, self.worker, lambda: self.policy, self.clock)
 
     def offload(self, evict: bool = False) -> None:
         self.lifecycle.run_offload(roll=True, evict=evict)

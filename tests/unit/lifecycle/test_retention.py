@@ -10,7 +10,7 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store import NotFound, StoreUnavailable
 from lifecycle.archiver import Lifecycle
-from lifecycle.retention import FOR_EVER_HOURS, Policy, is_system_topic, plan_expiry
+from lifecycle.retention import FOR_EVER_HOURS, Policy, is_system_topic, plan_expiry, upload_rate
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.journal import Topic
 from tests.unit.lifecycle.fakes import Rig
@@ -193,7 +193,7 @@ def test_retention_waits_for_age_or_a_crowded_disk(rig: Rig) -> None:
 
 def test_without_an_archive_only_age_counts(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
-    local = Lifecycle(rig.hot, None, None, Policy(archived=lambda topic: False), rig.clock)
+    local = Lifecycle(rig.hot, None, None, lambda: Policy(archived=lambda topic: False), rig.clock)
     rig.hot.put("a", count=15)
     rig.clock.advance(72 * HOUR - 1)
     assert local.run_retention() == []
@@ -207,3 +207,30 @@ def test_system_topics() -> None:
         assert is_system_topic(topic)
     for topic in ("orders", "%RETRY%g", "%DLQ%g"):
         assert not is_system_topic(topic)
+
+
+def test_uploads_get_more_room_as_the_backlog_ages_and_all_of_it_when_the_disk_is_full() -> None:
+    policy = Policy(upload_bytes_per_second=1000, archive_max_age_ms=HOUR, disk_mark=0.75)
+    assert upload_rate(policy, -1, 10 * HOUR, 0.1) == 1000
+    assert upload_rate(policy, 10 * HOUR, 10 * HOUR, 0.1) == 1000
+    assert upload_rate(policy, 7 * HOUR, 10 * HOUR, 0.1) == 3000
+    assert upload_rate(policy, 7 * HOUR, 10 * HOUR, 0.76) == 0
+    assert upload_rate(Policy(), 0, 10 * HOUR, 0.1) == 0
+
+
+def test_a_running_lifecycle_takes_up_a_changed_policy_and_lets_go_at_its_end(rig: Rig) -> None:
+    assert set(rig.worker.rates) == {0}
+    rig.policy = Policy(upload_bytes_per_second=500, archive_max_age_ms=HOUR)
+    rig.hot.put("a")
+    rig.clock.advance(2 * HOUR)
+    rig.offload()
+    assert max(rig.worker.rates) == 1000
+    assert rig.lifecycle.status()["upload_bytes_per_second"] == 500, "the backlog is gone"
+    rig.hot.disk = 0.9
+    rig.lifecycle.adjust_upload_rate()
+    assert rig.worker.rates[-1] == 0
+    rig.hot.disk = 0.1
+    rig.lifecycle.adjust_upload_rate()
+    assert rig.worker.rates[-1] == 500
+    rig.lifecycle.stop()
+    assert rig.worker.rates[-1] == 0

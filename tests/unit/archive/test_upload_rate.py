@@ -1,0 +1,85 @@
+"""Uploads keep to their rate, pay what they overdraw, and a change of the rate holds at once."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from infra.clock import ManualClock
+from tiered.upload_rate import UploadRate
+
+
+class Timed:
+    """A rate whose waits move the clock."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.waits: list[float] = []
+        self.rate = UploadRate(self.clock, self.wait)
+
+    def wait(self, changed: threading.Condition, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.clock.advance(math.ceil(seconds * 1000))
+
+    def seconds(self) -> float:
+        return self.clock.monotonic()
+
+
+def test_without_a_limit_nothing_waits() -> None:
+    timed = Timed()
+    for _ in range(100):
+        timed.rate.take(1 << 30)
+    assert (timed.waits, timed.rate.waited) == ([], 0.0)
+
+
+def test_the_mean_is_the_rate_but_for_a_second_in_advance() -> None:
+    timed = Timed()
+    timed.rate.set(1000)
+    for _ in range(100):
+        timed.rate.take(250)
+    # 25,000 bytes: the first second's worth is free, and the last part is on its way when its time begins.
+    assert 23.0 <= timed.seconds() <= 24.5
+    assert math.isclose(timed.rate.waited, timed.seconds())
+
+
+def test_a_large_take_goes_at_once_and_the_next_pays_for_it() -> None:
+    timed = Timed()
+    timed.rate.set(1000)
+    timed.rate.take(60_000)
+    assert timed.seconds() == 0
+    timed.rate.take(1)
+    assert timed.seconds() == 59
+
+
+def test_idle_time_is_not_saved_up() -> None:
+    timed = Timed()
+    timed.rate.set(1000)
+    timed.clock.advance(3_600_000)
+    timed.rate.take(10_000)
+    timed.rate.take(1)
+    assert timed.seconds() == 3600 + 9
+
+
+def test_a_new_rate_holds_for_what_is_owed() -> None:
+    timed = Timed()
+    timed.rate.set(1000)
+    timed.rate.take(60_000)
+    timed.rate.set(10_000)
+    timed.rate.take(1)
+    assert timed.seconds() == 5
+    timed.rate.take(1_000_000)
+    timed.rate.set(0)
+    timed.rate.take(1_000_000)
+    assert timed.seconds() < 5.1
+
+
+def test_lifting_the_limit_wakes_who_waits() -> None:
+    rate = UploadRate(ManualClock())  # whose time stands still: only the change can end the wait
+    rate.set(1)
+    rate.take(1000)
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (rate.take(1), done.set()), daemon=True)
+    thread.start()
+    assert not done.is_set()
+    rate.set(0)
+    assert done.wait(10)

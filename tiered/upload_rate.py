@@ -1,0 +1,48 @@
+"""How fast uploads may go: a token bucket in whose debt one large take may go, so that the next one waits for it.
+
+A change of the rate holds at once, for those who wait already too: what is owed is paid at the new rate.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from infra.clock import Clock
+
+BURST_SECONDS = 1.0
+
+
+class UploadRate:
+    """Thread-safe. `wait` is Condition.wait; a test moves its clock there."""
+
+    def __init__(
+        self, clock: Clock, wait: Callable[[threading.Condition, float], object] = threading.Condition.wait
+    ) -> None:
+        self._clock, self._wait = clock, wait
+        self._changed = threading.Condition()
+        self._rate = 0
+        self._paid_at = 0.0  # when all that was taken has been paid for; invariant: only meaningful with a rate
+        self.waited = 0.0  # seconds, summed over the callers
+
+    def set(self, bytes_per_second: int) -> None:
+        """0 is no limit."""
+        assert bytes_per_second >= 0
+        with self._changed:
+            now = self._clock.monotonic()
+            owed = (self._paid_at - now) * self._rate
+            self._rate = bytes_per_second
+            self._paid_at = now + max(0.0, owed) / bytes_per_second if bytes_per_second else now
+            self._changed.notify_all()
+
+    def take(self, count: int) -> None:
+        """Wait until what was taken before has been paid for but for a second's worth, then take so many bytes."""
+        with self._changed:
+            begun = self._clock.monotonic()
+            now = begun
+            while self._rate and (early := self._paid_at - BURST_SECONDS - now) > 0:
+                self._wait(self._changed, early)
+                now = self._clock.monotonic()
+            if self._rate:
+                self._paid_at = max(self._paid_at, now) + count / self._rate
+            self.waited += now - begun
