@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STORE ?= dir
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz check bench format clean
+.PHONY: help setup demo test identity kills fuzz check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,13 @@ test: setup ## every test, with the servers that they need
 	$(BIN)/python -m infra.minio --ensure
 	$(BIN)/python -m infra.versitygw --ensure
 	$(BIN)/pytest
+
+identity: setup ## 100,000 messages of all shapes, about 2 GiB: hot bytes, cold bytes and Spark's view are equal
+	$(BIN)/python -m infra.minio --ensure
+	NEVE_IDENTITY_MESSAGES=100000 $(BIN)/pytest -s tests/integration/test_byte_identity.py
+
+kills: setup ## 50 times kill -9 under load: nothing acknowledged is lost, moved or doubled
+	NEVE_KILLS=50 $(BIN)/pytest -s tests/crash/test_kill.py
 
 fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from infra.startup import addresses
 from infra.tls import ServerTls, SniffingServer
 from infra.tls import listen as tls_listen
 from neve.errors import BrokerError, NeveError, ProtocolError, UnknownOutcome
@@ -384,17 +385,20 @@ class RemotingServer:
         self._sweep()
 
     async def listen(self, port: int) -> None:
-        """Listen on one more port."""
-        if self._tls is None:
-            loop = asyncio.get_running_loop()
-            self._servers.append(await loop.create_server(self._new, self._host, port, backlog=1024))
-        else:
-            limits = self._limits
-            server = await tls_listen(
-                self._new, self._tls, self._host, port,
-                max_waiting=limits.max_connections, handshake_s=limits.frame_seconds,
-            )  # fmt: skip
+        """Listen on one more port, at each address."""
+        for host in addresses(self._host):
+            server = await self._listen_at(host, port)
             self._servers.append(server)
+            port = port or int(server.sockets[0].getsockname()[1])
+
+    async def _listen_at(self, host: str, port: int) -> asyncio.Server | SniffingServer:
+        if self._tls is None:
+            return await asyncio.get_running_loop().create_server(self._new, host, port, backlog=1024)
+        limits = self._limits
+        return await tls_listen(
+            self._new, self._tls, host, port,
+            max_waiting=limits.max_connections, handshake_s=limits.frame_seconds,
+        )  # fmt: skip
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections live on."""

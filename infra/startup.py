@@ -37,23 +37,40 @@ def check_installation() -> None:
         raise StartupError(f"neve's packages come from more than one place ({where}): use an environment of its own")
 
 
-def check_port(host: str, port: int) -> None:
+def addresses(bind_address: str) -> list[str]:
+    """The addresses of a `bindAddress`, which may name several: `0.0.0.0,::`."""
+    return [part.strip() for part in bind_address.split(",") if part.strip()] or ["0.0.0.0"]
+
+
+def check_port(bind_address: str, port: int) -> None:
     """A port that somebody else listens on is told by name, before the data directory is touched."""
-    if port == 0:
-        return
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for host in addresses(bind_address) if port else []:
         try:
-            probe.bind((host, port))
+            _bound(host, port).close()
         except OSError as error:
-            raise StartupError(f"port {port} on {host}: {error.strerror}", EXIT_IN_USE) from error
+            raise StartupError(f"port {port} on {host}: {error.strerror or error}", EXIT_IN_USE) from error
 
 
-def free_port(host: str) -> int:
+def free_port(bind_address: str) -> int:
     """A port that nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
+    with _bound(addresses(bind_address)[0], 0) as probe:
         return int(probe.getsockname()[1])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    probe = socket.socket(family, kind, protocol)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind(address)
+    except OSError:
+        probe.close()
+        raise
+    return probe
 
 
 def local_address(peer: str | None = None) -> str:

@@ -18,12 +18,14 @@ import urllib.request
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from pyspark.sql.functions import expr
 
 from infra import minio
-from neve.message import encode_batch
+from neve import spark as neve_spark
+from neve.message import decode_record, encode_batch
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
 
@@ -61,12 +63,21 @@ def shapes(random_: random.Random) -> Iterator[Shaped]:
             yield make(random_.randbytes(length))
 
 
+class Pulled(NamedTuple):
+    """A record as a consumer got it."""
+
+    size: int
+    digest: bytes
+    body_length: int
+    body_crc: int
+
+
 class RawClient:
     """Pipelined requests over one socket, with bytes in places where a stock client would not put them."""
 
-    def __init__(self, address: str) -> None:
-        host, port = address.rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
+    def __init__(self, address: str, host: str | None = None) -> None:
+        named, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host or named, int(port)), timeout=60)
         self._decoder = FrameDecoder()
         self._opaque = 0
 
@@ -92,10 +103,14 @@ class RawClient:
         return self.response()
 
 
-def send_all(client: RawClient, seed: int) -> Counter[str]:
-    """Send MESSAGES shaped messages, each by the batch code: it alone copies a message's properties unchanged."""
+def send_all(address: str, seed: int) -> Counter[str]:
+    """Send MESSAGES shaped messages, each by the batch code: it alone copies a message's properties unchanged.
+
+    Every second block of them comes from an IPv6 address.
+    """
     sent: Counter[str] = Counter()
-    in_flight = 0
+    clients = RawClient(address), RawClient(address, "::1")
+    client, in_flight = clients[0], 0
     for number, (shape, body, properties, changes) in enumerate(shapes(random.Random(seed))):
         if number == MESSAGES:
             break
@@ -106,18 +121,25 @@ def send_all(client: RawClient, seed: int) -> Counter[str]:
         several = [(body, int(changes.get("h", "0")), properties)] * (3 if number % 50 == 0 and len(body) < 4096 else 1)
         client.request(320, header | changes, encode_batch(several))
         sent[shape] += len(several)
+        if client is clients[1]:
+            sent["born at an IPv6 host"] += len(several)
+        if len(several) > 1:
+            sent["several in a batch"] += len(several)
         in_flight += 1
         if in_flight == 16:
-            assert client.response().code == 0
-            in_flight -= 1
+            for _ in range(in_flight):
+                assert client.response().code == 0
+            in_flight, client = 0, clients[client is clients[0]]
     for _ in range(in_flight):
         assert client.response().code == 0
+    for each in clients:
+        each.close()
     return sent
 
 
-def pull_all(client: RawClient) -> dict[tuple[int, int], tuple[int, bytes]]:
-    """(queue, offset) → (size, digest) of each record as it came over the wire."""
-    records: dict[tuple[int, int], tuple[int, bytes]] = {}
+def pull_all(client: RawClient) -> dict[tuple[int, int], Pulled]:
+    """(queue, offset) → each record as it came over the wire."""
+    records: dict[tuple[int, int], Pulled] = {}
     for queue in range(QUEUES):
         offset, bound = 0, 1
         while offset < bound:
@@ -135,7 +157,9 @@ def pull_all(client: RawClient) -> dict[tuple[int, int], tuple[int, bytes]]:
                 (size,) = struct.unpack_from(">i", body, at)
                 key = struct.unpack_from(">i", body, at + 12)[0], struct.unpack_from(">q", body, at + 20)[0]
                 assert key == (queue, offset), "offsets are dense"
-                records[key] = size, hashlib.sha256(body[at : at + size]).digest()
+                wire = body[at : at + size]
+                record = decode_record(wire)
+                records[key] = Pulled(size, hashlib.sha256(wire).digest(), len(record.body), zlib.crc32(record.body))
                 at, offset = at + size, offset + 1
             bound = int(answer.ext["maxOffset"])
     return records
@@ -147,25 +171,48 @@ def offload(admin: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in answer if line.strip()]
 
 
+def seen_by_spark(store: str) -> dict[int, tuple[int, int, int, int, int]]:
+    """queue → messages, first and last offset, bytes of the bodies, and the sum of their CRCs."""
+    spark = neve_spark.session(store, master="local[2]", conf={"spark.ui.enabled": "false"})
+    try:
+        frame = neve_spark.read_topic(spark, TOPIC, store=store)
+        sums = "count(*)", "min(queue_offset)", "max(queue_offset)", "sum(length(body))", "sum(crc32(body))"
+        rows = frame.selectExpr("queue_id", "queue_offset", "body").groupBy("queue_id").agg(*map(expr, sums)).collect()
+    finally:
+        spark.stop()
+    return {row[0]: tuple(row[1:]) for row in rows}
+
+
+def summed(records: dict[tuple[int, int], Pulled]) -> dict[int, tuple[int, int, int, int, int]]:
+    """The same of what was pulled."""
+    found = {}
+    for queue in range(QUEUES):
+        mine = {offset: record for (of, offset), record in records.items() if of == queue}
+        lengths, crcs = (sum(column) for column in zip(*(record[2:] for record in mine.values()), strict=True))
+        found[queue] = len(mine), min(mine), max(mine), lengths, crcs
+    return found
+
+
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[dict[str, object]]:
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     with minio.running(tmp_path / "minio") as server:
         minio.create_bucket(server, "neve")
-        environment = os.environ | server.environment
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        store = server.url("neve", "identity")
         process = subprocess.Popen(
             [
                 str(Path(sys.executable).with_name("neve")), "up", "--data", str(tmp_path / "data"),
-                "--store", server.url("neve", "identity"), "--namesrv-port", "0", "--port", "0",
-                "--set", f"mappedFileSizeCommitLog={64 << 20}", "--set", "autoCreateTopicEnable=true",
+                "--store", store, "--namesrv-port", "0", "--port", "0",
+                "--set", "bindAddress=127.0.0.1,::1", "--set", f"mappedFileSizeCommitLog={64 << 20}",
             ],
             stdout=subprocess.PIPE,
-            env=environment,
         )  # fmt: skip
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line, f"neve up ended with {process.wait(10)}"
-            yield json.loads(line)
+            yield json.loads(line) | {"store": store}
         finally:
             process.terminate()
             assert process.wait(60) == 0
@@ -173,10 +220,9 @@ def broker(tmp_path: Path) -> Iterator[dict[str, object]]:
 
 @pytest.mark.servers
 def test_cold_bytes_are_the_hot_bytes(broker: dict[str, object]) -> None:
+    sent = send_all(str(broker["broker"]), seed=1)
     client = RawClient(str(broker["broker"]))
-    sent = send_all(client, seed=1)
     hot = pull_all(client)
-    assert len(hot) == sum(sent.values())
 
     events = offload(str(broker["admin"]))
     assert events, "the offload told nothing"
@@ -187,5 +233,6 @@ def test_cold_bytes_are_the_hot_bytes(broker: dict[str, object]) -> None:
     client.close()
     assert cold.keys() == hot.keys()
     assert [key for key in hot if hot[key] != cold[key]] == []
-    volume = sum(size for size, _ in hot.values())
+    assert seen_by_spark(str(broker["store"])) == summed(hot)
+    volume = sum(record.size for record in hot.values())
     print(f"{len(hot)} records, {volume / 2**20:.0f} MiB, equal; shapes: {dict(sent)}")
