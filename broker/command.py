@@ -1,34 +1,27 @@
 """`neve broker` and `neve up`."""
 
-import asyncio
 import dataclasses
 import importlib
 import json
-import logging
 import os
 import secrets
-import signal
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from infra.config import BrokerConfig, ConfigError, SecurityConfig
-from infra.startup import EXIT_CONFIG, EXIT_FAILED, EXIT_IN_USE, StartupError, check_installation, check_port
-
-log = logging.getLogger("neve")
-
-Set = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of the configuration file.")
+from infra.config import BrokerConfig, SecurityConfig
+from infra.server_command import catch_signals, run_and_exit, settings_option
+from infra.startup import EXIT_IN_USE, StartupError, check_port
 
 
 @click.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="Configuration file (broker.conf).")
-@Set
+@settings_option
 def broker(path: Path | None, settings: tuple[str, ...]) -> None:
     """Run a broker."""
-    _exit_with(lambda: _run(BrokerConfig.load(path, settings), None))
+    run_and_exit(lambda: _run(BrokerConfig.load(path, settings), None))
 
 
 @click.command()
@@ -36,7 +29,7 @@ def broker(path: Path | None, settings: tuple[str, ...]) -> None:
 @click.option("--store", default=None, help="Archive store; default: a directory beside the data. '' switches it off.")
 @click.option("--namesrv-port", type=click.IntRange(0, 65535), default=9876, show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=10911, show_default=True, help="Broker; 0 takes any.")
-@Set
+@settings_option
 def up(data: Path, store: str | None, namesrv_port: int, port: int, settings: tuple[str, ...]) -> None:
     """Run a name server and a broker in one process; one JSON line says when they are ready."""
 
@@ -54,30 +47,7 @@ def up(data: Path, store: str | None, namesrv_port: int, port: int, settings: tu
         config = BrokerConfig.load(None, [*base, *settings])
         return _run(config, (data.absolute() / "namesrv" / "kvConfig.json", namesrv_port))
 
-    _exit_with(start)
-
-
-def _exit_with(start: Callable[[], Awaitable[int]]) -> None:
-    """The one place that turns a refusal into a line and an exit code."""
-    try:
-        check_installation()
-        import uvloop
-
-        async def main() -> int:
-            return await start()
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(main())
-    except ConfigError as error:
-        click.echo(f"neve: {error}", err=True)
-        code = EXIT_CONFIG
-    except StartupError as error:
-        click.echo(f"neve: {error}", err=True)
-        code = error.exit_code
-    except OSError as error:
-        click.echo(f"neve: {error}", err=True)
-        code = EXIT_FAILED
-    sys.exit(code)
+    run_and_exit(start)
 
 
 async def _run(config: BrokerConfig, embedded: tuple[Path, int] | None) -> int:
@@ -90,7 +60,7 @@ async def _run(config: BrokerConfig, embedded: tuple[Path, int] | None) -> int:
     name_server = await _start_name_server(embedded, config) if embedded is not None else None
     try:
         controller = BrokerController(config, SystemClock(), RealDisk())
-        _catch_signals(controller.stop)
+        catch_signals(controller.stop)
         await controller.start()
         ready: dict[str, Any] = {"broker": "{}:{}".format(*controller.context.address)}
         if name_server is not None:
@@ -140,16 +110,3 @@ def _shared_security(config: BrokerConfig) -> dict[str, Any]:
         config.tls_trust_cert_path = config.tls_trust_cert_path or config.tls_cert_path
     names = {item.name for item in dataclasses.fields(SecurityConfig)}
     return {"cluster_name": config.broker_cluster_name, **{name: getattr(config, name) for name in names}}
-
-
-def _catch_signals(stop: Callable[[], None]) -> None:
-    """The first signal asks for a clean stop, the second ends at once."""
-    loop = asyncio.get_running_loop()
-
-    def first(number: int) -> None:
-        log.info("stopping on signal %d", number)
-        loop.add_signal_handler(number, os._exit, 128 + number)
-        stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, first, number)

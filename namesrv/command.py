@@ -3,44 +3,32 @@
 import asyncio
 import json
 import os
-import signal
-import sys
+from collections.abc import Awaitable
 from pathlib import Path
 
 import click
 
-from infra.config import ConfigError, load
-from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, check_installation, check_port
+from infra.config import load
+from infra.server_command import catch_signals, run_and_exit, settings_option
+from infra.startup import check_port
 from namesrv.namesrv_config import NamesrvConfig
 
 
 @click.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="Configuration file (namesrv.conf).")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of the configuration file.")
+@settings_option
 def namesrv(path: Path | None, settings: tuple[str, ...]) -> None:
     """Run a name server."""
-    try:
-        check_installation()
+
+    def start() -> Awaitable[int]:
         config = load(NamesrvConfig, path, settings)
         check_port(config.bind_address, config.listen_port)
-        import uvloop
+        return _run(config)
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(config))
-        code = 0
-    except ConfigError as error:
-        click.echo(f"neve: {error}", err=True)
-        code = EXIT_CONFIG
-    except StartupError as error:
-        click.echo(f"neve: {error}", err=True)
-        code = error.exit_code
-    except OSError as error:
-        click.echo(f"neve: {error}", err=True)
-        code = EXIT_FAILED
-    sys.exit(code)
+    run_and_exit(start)
 
 
-async def _run(config: NamesrvConfig) -> None:
+async def _run(config: NamesrvConfig) -> int:
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
@@ -51,9 +39,9 @@ async def _run(config: NamesrvConfig) -> None:
     disk.make_dirs(config.kv_path.parent)
     server = NamesrvController(config, SystemClock(), disk)
     stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    catch_signals(stopped.set)
     await server.start()
     click.echo(json.dumps({"namesrv": f"{config.bind_address}:{server.port}", "pids": [os.getpid()]}))
     await stopped.wait()
     await server.shutdown()
+    return 0

@@ -212,3 +212,14 @@ def test_a_lifetime_on_the_command_line(ttl: str, said: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_name_server_alone_says_what_is_wrong_and_stops_on_the_first_signal(tmp_path: Path) -> None:
+    wrong = subprocess.run([NEVE, "namesrv", "--set", "listenPrt=1"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, "unknown key listenPrt" in wrong.stderr) == (EXIT_CONFIG, True), wrong.stderr
+    command = [NEVE, "namesrv", "--set", "listenPort=0", "--set", f"kvConfigPath={tmp_path / 'kv.json'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["namesrv"].startswith("0.0.0.0:")
+        process.terminate()
+        assert process.wait(60) == 0

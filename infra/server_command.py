@@ -1,0 +1,56 @@
+"""What the commands that run a server share: their `--set`, their exit codes, their way to stop."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import click
+
+from infra.config import ConfigError
+from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, check_installation
+
+log = logging.getLogger("neve")
+
+settings_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of the configuration file."
+)
+
+
+def run_and_exit(start: Callable[[], Awaitable[int]]) -> NoReturn:
+    """The one place that turns a refusal into a line and an exit code; `start` is called on the running loop."""
+    try:
+        check_installation()
+        import uvloop  # noqa: PLC0415 - after the check, which says it better when something is missing
+
+        async def main() -> int:
+            return await start()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(main())
+    except ConfigError as error:
+        click.echo(f"neve: {error}", err=True)
+        code = EXIT_CONFIG
+    except StartupError as error:
+        click.echo(f"neve: {error}", err=True)
+        code = error.exit_code
+    except OSError as error:
+        click.echo(f"neve: {error}", err=True)
+        code = EXIT_FAILED
+    sys.exit(code)
+
+
+def catch_signals(stop: Callable[[], None]) -> None:
+    """The first signal asks for a clean stop, the second ends at once."""
+    loop = asyncio.get_running_loop()
+
+    def first(number: int) -> None:
+        log.info("stopping on signal %d", number)
+        loop.add_signal_handler(number, os._exit, 128 + number)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, first, number)
