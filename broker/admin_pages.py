@@ -182,6 +182,8 @@ def _register_metrics(controller: BrokerController) -> None:
     gauge("name_servers", "name servers that know this broker", lambda: len(controller.outer_api.registered))
     gauge("cold_reads", "pulls answered from the archive", lambda: context.tiered.cold_reads)
     gauge("cold_read_failures", "pulls the archive could not answer", lambda: context.tiered.cold_failures)
+    gauge("old_reads", "local reads below hotBytes", lambda: context.tiered.old.count)
+    gauge("old_reads_waited", "local reads that had to wait for the disk", lambda: context.tiered.old.waited)
     gauge("cold_parked", "pulls that wait for the archive", lambda: context.tiered.cold_parked)
     controller.metrics.histogram("cold_read_seconds", "from a cold pull to its answer", context.tiered.cold_latency)
     reader = controller.archive.reader

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from broker.old_reads import OldReads, Piece, pieces_of
 from broker.store.message_store import MessageStore
 from infra.config import BrokerConfig
 from infra.metrics import Histogram
@@ -52,6 +53,8 @@ class ReadResult:
     max_offset: int
     buffers: list[Any] = field(default_factory=list)
     count: int = 0
+    # Not empty: the buffers are views of pages that may be on the disk; `load` reads these instead.
+    pending: list[Piece] = field(default_factory=list)
 
 
 class ColdTier(Protocol):
@@ -81,6 +84,7 @@ class ColdTier(Protocol):
 class TieredStore:
     def __init__(self, store: MessageStore, config: BrokerConfig) -> None:
         self.hot = store
+        self.old = OldReads(store.disk)
         self._config = config
         self.cold: ColdTier | None = None
         self._pool = ThreadPoolExecutor(_QUERY_THREADS, "cold-query")
@@ -112,11 +116,29 @@ class TieredStore:
     def get_hot(  # noqa: PLR0917
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
     ) -> ReadResult:
+        """At once. Where the result has `pending`, it has to be given to `load` before anybody looks into it."""
         got = self.hot.get(topic, queue_id, offset, max_count, max_bytes, codes)
-        return ReadResult(
+        result = ReadResult(
             got.status, got.next_offset, self._min(got.min_offset, topic, queue_id), got.max_offset,
             list(got.buffers), got.count,
         )  # fmt: skip
+        if got.runs and got.runs[0][0] < self.hot.max_physical_offset - self._config.hot_bytes:
+            pieces = pieces_of(self.hot.log, got.runs)
+            cached = self.old.cached(pieces)
+            if cached is not None:
+                result.buffers = cached
+            else:
+                result.pending = pieces
+        return result
+
+    async def load(self, result: ReadResult) -> ReadResult:
+        """Read what is pending, parked like a long poll. Raises BrokerError SYSTEM_BUSY."""
+        if result.pending:
+            loaded = await self.old.load(result.pending)
+            if loaded is not None:
+                result.buffers = loaded
+            result.pending = []
+        return result
 
     async def get_cold(  # noqa: PLR0917
         self,
@@ -141,7 +163,7 @@ class TieredStore:
             self.cold_failures += 1
             log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
             if offset >= self.hot.min_offset(topic, queue_id):
-                return self.get_hot(topic, queue_id, offset, max_count, max_bytes, codes)
+                return await self.load(self.get_hot(topic, queue_id, offset, max_count, max_bytes, codes))
             raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
         finally:
             self.cold_parked -= 1
@@ -246,6 +268,7 @@ class TieredStore:
             self._queries -= 1
 
     def close(self) -> None:
+        self.old.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _min(self, hot_min: int, topic: str, queue_id: int) -> int:

@@ -37,6 +37,9 @@ class Disk(Protocol):
 
     def read_at(self, path: Path, offset: int, size: int) -> bytes: ...
 
+    def read_cached(self, path: Path, offset: int, size: int) -> memoryview | None:
+        """As `read_at`, without waiting for the device; None where not all of it is in memory."""
+
     def write_atomic(self, path: Path, data: bytes) -> None:
         """Replace the file's content: after a crash it's the old or the new, never a mixture."""
 
@@ -125,6 +128,19 @@ class RealDisk:
             return os.pread(descriptor, size, offset)
         finally:
             os.close(descriptor)
+
+    def read_cached(self, path: Path, offset: int, size: int) -> memoryview | None:
+        buffer = bytearray(size)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            read = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in {errno.EAGAIN, errno.EOPNOTSUPP}:  # not in memory; a file system that can't tell
+                return None
+            raise
+        finally:
+            os.close(descriptor)
+        return memoryview(buffer) if read == size else None
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}.tmp")

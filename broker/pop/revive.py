@@ -94,7 +94,7 @@ class PopRevive:
     async def _read(self, group: str, topic: str, queue_id: int, offset: int) -> MessageRecord | None:
         tiered = self._context.tiered
         if tiered.is_hot(topic, queue_id, offset):
-            result = tiered.get_hot(topic, queue_id, offset, 1, _MAX_BYTES, None)
+            result = await tiered.load(tiered.get_hot(topic, queue_id, offset, 1, _MAX_BYTES, None))
         else:
             result = await tiered.get_cold(topic, queue_id, offset, 1, _MAX_BYTES, None, group=group)
         records = (record for buffer in result.buffers for record in iter_records(buffer))

@@ -285,7 +285,7 @@ class PopMessageProcessor:
         count = _FILTER_COUNT if predicate is not None else taking.room
         while True:
             if tiered.is_hot(topic, queue_id, offset):
-                result = tiered.get_hot(topic, queue_id, offset, count, _MAX_BYTES, wanted.codes)
+                result = await tiered.load(tiered.get_hot(topic, queue_id, offset, count, _MAX_BYTES, wanted.codes))
             else:
                 result = await tiered.get_cold(
                     topic, queue_id, offset, count, _MAX_BYTES, wanted.codes, group=taking.header.consumer_group

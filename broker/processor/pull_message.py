@@ -1,11 +1,11 @@
-"""Pulls (11, 361): hot ones answered at once, cold ones parked while a thread fetches, empty ones held.
+"""Pulls (11, 361): hot ones answered at once, old and cold ones parked while they are read, empty ones held.
 
 The records go from the log's mapping to the socket as they lie there.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from broker.broker_context import BrokerContext
@@ -87,6 +87,8 @@ class PullMessageProcessor:
         if not context.tiered.is_hot(header.topic, header.queue_id, header.queue_offset):
             return self._pull_cold(pull)
         result = self._read_hot(pull)
+        if result.pending:
+            return self._pull_old(pull, result)
         wants_to_wait = header.sys_flag & SUSPEND and context.config.long_polling_enable
         if response_code(result, header.queue_offset) == ResponseCode.PULL_NOT_FOUND and wants_to_wait:
             if context.hold.full:
@@ -162,27 +164,31 @@ class PullMessageProcessor:
     # ---- reading -----------------------------------------------------------------------------------------------
 
     def _read_hot(self, pull: Pull) -> ReadResult:
-        header, wanted = pull.header, pull.wanted
-        if wanted.predicate is None:
-            return self._context.tiered.get_hot(
-                header.topic, header.queue_id, pull.start, pull.max_count, pull.max_bytes, wanted.codes
-            )
-        result = self._context.tiered.get_hot(
-            header.topic, header.queue_id, pull.start, _FILTER_COUNT, _FILTER_BYTES, None
-        )
-        return select(result, wanted.predicate, pull.max_count, pull.max_bytes)
+        """With `pending`, nothing is selected yet."""
+        header = pull.header
+        result = self._context.tiered.get_hot(header.topic, header.queue_id, pull.start, *self._limits(pull))
+        return result if result.pending else self._selected(pull, result)
+
+    async def _pull_old(self, pull: Pull, result: ReadResult) -> RemotingCommand:
+        return self._response(pull, self._selected(pull, await self._context.tiered.load(result)))
 
     async def _pull_cold(self, pull: Pull) -> RemotingCommand:
-        header, wanted = pull.header, pull.wanted
-        count, room = pull.max_count, pull.max_bytes
-        if wanted.predicate is not None:
-            count, room = _FILTER_COUNT, _FILTER_BYTES
+        header = pull.header
         result = await self._context.tiered.get_cold(
-            header.topic, header.queue_id, pull.start, count, room, wanted.codes, group=header.consumer_group
+            header.topic, header.queue_id, pull.start, *self._limits(pull), group=header.consumer_group
         )
-        if wanted.predicate is not None:
-            result = select(result, wanted.predicate, pull.max_count, pull.max_bytes)
-        return self._response(pull, result)
+        return self._response(pull, self._selected(pull, result))
+
+    @staticmethod
+    def _limits(pull: Pull) -> tuple[int, int, frozenset[int] | None]:
+        if pull.wanted.predicate is None:
+            return pull.max_count, pull.max_bytes, pull.wanted.codes
+        return _FILTER_COUNT, _FILTER_BYTES, None
+
+    @staticmethod
+    def _selected(pull: Pull, result: ReadResult) -> ReadResult:
+        predicate = pull.wanted.predicate
+        return result if predicate is None else select(result, predicate, pull.max_count, pull.max_bytes)
 
     def _moved(self, pull: Pull, target: int) -> ReadResult:
         """An administrator set the group back or forward: the consumer goes on there."""
@@ -214,13 +220,13 @@ class PullMessageProcessor:
         ) is not None:
             answer = self._response(pull, self._moved(pull, target))
         elif not tiered.is_hot(header.topic, header.queue_id, pull.start):
-            task = asyncio.get_running_loop().create_task(self._resume_cold(pull))
-            tasks = _tasks_of(pull.connection)
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            self._go_on(pull, lambda: self._pull_cold(pull))
             return
         else:
             result = self._read_hot(pull)
+            if result.pending:
+                self._go_on(pull, lambda: self._pull_old(pull, result))
+                return
             waits = response_code(result, pull.start) == ResponseCode.PULL_NOT_FOUND
             if pull.wanted.predicate is not None and result.status == NO_MATCHED:
                 # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
@@ -231,10 +237,16 @@ class PullMessageProcessor:
             answer = self._response(pull, result)
         pull.connection.send(answer)
 
-    async def _resume_cold(self, pull: Pull) -> None:
-        """While it was held, what it waited for left the local log."""
+    def _go_on(self, pull: Pull, work: Callable[[], Awaitable[RemotingCommand]]) -> None:
+        """While it was held, what it waited for left the local log, or the memory; it ends with its connection."""
+        tasks = _tasks_of(pull.connection)
+        task = asyncio.get_running_loop().create_task(self._answer_when(pull, work))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _answer_when(self, pull: Pull, work: Callable[[], Awaitable[RemotingCommand]]) -> None:
         try:
-            answer = await self._pull_cold(pull)
+            answer = await work()
         except BrokerError as error:
             answer = RemotingCommand.response(pull.request, error.code, error.remark)
         if not pull.connection.is_closed:
@@ -272,7 +284,7 @@ class PullMessageProcessor:
 
 
 def _tasks_of(connection: Connection) -> set[asyncio.Task[None]]:
-    """The connection's pulls that went on in the archive after a wait; they end with it."""
+    """The connection's pulls that had to be read after a wait."""
     tasks: set[asyncio.Task[None]] | None = connection.state.get("resumed_pulls")
     if tasks is None:
         tasks = connection.state["resumed_pulls"] = set()

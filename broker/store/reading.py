@@ -23,7 +23,7 @@ _ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 
 
 class GetResult(msgspec.Struct, frozen=True):
-    """The answer to a read. Each buffer holds one or more whole records, back to back."""
+    """The answer to a read. Each buffer holds one or more whole records, back to back; `runs` says where in the log."""
 
     status: str
     next_offset: int
@@ -31,6 +31,7 @@ class GetResult(msgspec.Struct, frozen=True):
     max_offset: int
     buffers: list[memoryview] = []
     count: int = 0
+    runs: list[tuple[int, int]] = []  # physical offset and length of each buffer
 
 
 class EntryRun(msgspec.Struct, frozen=True):
@@ -52,6 +53,7 @@ class _Buffers:
         # The file of the last run: to look it up for each record took longer than all the rest of a read.
         self._base, self._limit, self._view = 0, -1, memoryview(b"")
         self.buffers: list[memoryview] = []
+        self.runs: list[tuple[int, int]] = []
         self.count = 0
 
     def add(self, physical_offset: int, size: int) -> bool:
@@ -79,6 +81,7 @@ class _Buffers:
             self._base, self._limit, self._view = file.base, file.end, memoryview(file.map)
         if end <= self._limit:  # the view keeps an evicted file's map alive
             self.buffers.append(self._view[start - self._base : end - self._base])
+            self.runs.append((start, end - start))
 
 
 def read(  # noqa: PLR0917 - as `MessageStore.get`
@@ -114,7 +117,7 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
         )
         buffers.close()
         status = FOUND if buffers.count else NO_MATCHED_MESSAGE
-        return GetResult(status, following, minimum, maximum, buffers.buffers, buffers.count)
+        return GetResult(status, following, minimum, maximum, buffers.buffers, buffers.count, buffers.runs)
     return GetResult(OFFSET_FOUND_NULL, queue.next_existing(offset), minimum, maximum)
 
 

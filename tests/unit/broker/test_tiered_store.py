@@ -26,6 +26,8 @@ HOT = range(200, 300)
 class Hot:
     """A local log that begins far above the archive's end."""
 
+    disk = None
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         return HOT.start
 

@@ -1,0 +1,161 @@
+"""Local records that may have left memory: the same bytes as through the mapping, in a thread only where it must be."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.old_reads import pieces_of
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from broker.tiered_store import FOUND, ReadResult, TieredStore
+from infra.clock import SystemClock
+from infra.config import BrokerConfig
+from infra.disk import RealDisk
+
+COUNT = 90
+FILE = 1 << 13
+
+
+class SlowDisk(RealDisk):
+    """Has nothing in memory, and reads once the gate is open."""
+
+    __slots__ = ("cached", "gate", "threads")
+
+    def __init__(self) -> None:
+        self.cached = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.threads: list[str] = []
+
+    def read_cached(self, path: Path, offset: int, size: int) -> memoryview | None:
+        self.threads.append(threading.current_thread().name)
+        return super().read_cached(path, offset, size) if self.cached else None
+
+    def read_at(self, path: Path, offset: int, size: int) -> bytes:
+        self.threads.append(threading.current_thread().name)
+        assert self.gate.wait(20)
+        return super().read_at(path, offset, size)
+
+
+@pytest.fixture
+def disk() -> SlowDisk:
+    return SlowDisk()
+
+
+@pytest.fixture
+def store(tmp_path: Path, disk: SlowDisk) -> Iterator[MessageStore]:
+    """Two queues whose records lie among each other's, over several files."""
+    store = MessageStore(StoreConfig(tmp_path / "s", commit_log_file_size=FILE), disk, SystemClock())
+    store.load()
+    for number in range(2 * COUNT):
+        queue = number % 2 if number < 2 * COUNT - 20 else number // 10 % 2
+        body = b"%d" % number * (1 + number % 70)
+        store.put("T", queue, body, b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("127.0.0.1", 1))
+    store.after_flush(store.flush())
+    assert len(store.segments()) > 3
+    disk.threads.clear()
+    yield store
+    store.shutdown()
+
+
+def wire(result: ReadResult) -> tuple[str, int, int, bytes]:
+    return (result.status, result.next_offset, result.count, b"".join(bytes(part) for part in result.buffers))
+
+
+def both(store: MessageStore) -> tuple[TieredStore, TieredStore]:
+    return TieredStore(store, BrokerConfig(hot_bytes=0)), TieredStore(store, BrokerConfig())
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_read_from_the_file_is_what_the_mapping_shows(
+    store: MessageStore, disk: SlowDisk, cached: bool
+) -> None:
+    disk.cached = cached
+    old, mapped = both(store)
+
+    async def main() -> None:
+        for queue in (0, 1):
+            for offset in range(COUNT + 1):
+                for count, room in ((1, 1), (7, 1 << 20), (32, 3000), (200, 1 << 20)):
+                    expected = mapped.get_hot("T", queue, offset, count, room, None)
+                    got = await old.load(old.get_hot("T", queue, offset, count, room, None))
+                    assert wire(got) == wire(expected)
+                    assert got.pending == []
+
+    asyncio.run(main())
+    assert mapped.old.count == 0
+    assert (old.old.waited == 0) is cached
+    old.close()
+
+
+def test_only_what_lies_below_hot_bytes_leaves_the_mapping(store: MessageStore, disk: SlowDisk) -> None:
+    config = BrokerConfig(hot_bytes=5000)
+    tiered = TieredStore(store, config)
+    edge = store.max_physical_offset - 5000
+    for offset in range(COUNT):
+        entry = store.entry("T", 0, offset)
+        assert entry is not None
+        assert bool(tiered.get_hot("T", 0, offset, 1, 1000, None).pending) == (entry[0] < edge)
+    config.hot_bytes = 0
+    assert tiered.get_hot("T", 0, COUNT - 1, 1, 1000, None).pending
+    assert set(disk.threads) <= {threading.current_thread().name}
+    tiered.close()
+
+
+def test_neighbours_in_the_log_are_one_read(store: MessageStore) -> None:
+    runs = store.get("T", 0, 0, 10, 1 << 20).runs
+    assert len(runs) == 10
+    (piece,) = pieces_of(store.log, runs)
+    assert (piece.position, len(piece.parts)) == (runs[0][0], 10)
+    everything = store.get("T", 0, 0, COUNT, 1 << 20).runs
+    assert len(pieces_of(store.log, everything)) == len({start // FILE for start, _ in everything})
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_segment_may_be_evicted_while_it_is_read(store: MessageStore, disk: SlowDisk, when: str) -> None:
+    old, mapped = both(store)
+
+    async def main() -> None:
+        expected = wire(mapped.get_hot("T", 0, 0, 200, 1 << 20, None))
+        planned = old.get_hot("T", 0, 0, 200, 1 << 20, None)
+        if when == "during":
+            disk.gate.clear()
+        reading = asyncio.create_task(old.load(planned))
+        if when == "during":
+            async with asyncio.timeout(20):
+                while not disk.threads or disk.threads[-1].startswith("Main"):
+                    await asyncio.sleep(0)
+        while store.segments()[0].sealed:
+            store.evict(store.segments()[0].base)
+        disk.gate.set()
+        assert wire(await reading) == expected
+
+    asyncio.run(main())
+    old.close()
+
+
+def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStore, disk: SlowDisk) -> None:
+    tiered = TieredStore(store, BrokerConfig(hot_bytes=2000))
+
+    async def main() -> None:
+        disk.gate.clear()
+        reads = [asyncio.create_task(tiered.load(tiered.get_hot("T", 0, 0, 5, 1000, None))) for _ in range(100)]
+        async with asyncio.timeout(20):
+            while tiered.old.waiting < 100:
+                await asyncio.sleep(0)
+        hot = tiered.get_hot("T", 1, COUNT - 1, 5, 1000, None)
+        assert (hot.status, hot.count, hot.pending) == (FOUND, 1, [])
+        for task in reads[:50]:
+            task.cancel()
+        disk.gate.set()
+        answers = await asyncio.gather(*reads, return_exceptions=True)
+        assert sum(isinstance(answer, ReadResult) for answer in answers) == 50
+        assert tiered.old.waiting == 0
+
+    asyncio.run(main())
+    tiered.close()
