@@ -72,7 +72,7 @@ def accepts(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-class _Processes:
+class Processes:
     """The processes of one server: ended or killed together, their CPU time summed."""
 
     def __init__(self, directory: Path) -> None:
@@ -90,6 +90,23 @@ class _Processes:
             )
         self.roots.append(process)
         return process
+
+    def first_line(self, process: subprocess.Popen[str], log: str) -> dict[str, Any]:
+        """The JSON line by which a server says that it is ready; one that doesn't is killed, its log told."""
+        assert process.stdout is not None
+        out = process.stdout
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.append(out.readline()), daemon=True)
+        reader.start()
+        reader.join(_READY_S)
+        if not lines or not lines[0].startswith("{"):
+            self.kill()
+            raise RuntimeError(f"{process.args!r} did not get ready: {lines}\n{self.log(log)[-4000:]}")
+        ready: dict[str, Any] = json.loads(lines[0])
+        return ready
+
+    def log(self, name: str = "neve.log") -> str:
+        return (self.directory / name).read_text(errors="replace")
 
     def alive(self) -> list[psutil.Process]:
         found: list[psutil.Process] = []
@@ -147,7 +164,7 @@ class _Processes:
         self.roots.clear()
 
 
-class NeveServer(_Processes):
+class NeveServer(Processes):
     """`neve up` on `directory`; start again after `kill` or `stop` to find out what the disk still knows."""
 
     def __init__(self, directory: Path, *, store: str | None = None, settings: Mapping[str, str] | None = None) -> None:
@@ -171,26 +188,10 @@ class NeveServer(_Processes):
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
         process = self.spawn(command, "neve.log", env, piped=True)
-        line = self._first_line(process)
-        self.ready = json.loads(line)
+        self.ready = self.first_line(process, "neve.log")
         self.namesrv, self.broker = str(self.ready["namesrv"]), str(self.ready["broker"])
         self.admin = str(self.ready["admin"]).removeprefix("http://").rstrip("/")
         return self
-
-    def _first_line(self, process: subprocess.Popen[str]) -> str:
-        assert process.stdout is not None
-        out = process.stdout
-        lines: list[str] = []
-        reader = threading.Thread(target=lambda: lines.append(out.readline()), daemon=True)
-        reader.start()
-        reader.join(_READY_S)
-        if not lines or not lines[0].startswith("{"):
-            self.kill()
-            raise RuntimeError(f"neve up did not get ready: {lines}\n{self.log()[-4000:]}")
-        return lines[0]
-
-    def log(self) -> str:
-        return (self.directory / "neve.log").read_text(errors="replace")
 
     def __enter__(self) -> Self:
         return self.start()
@@ -199,7 +200,7 @@ class NeveServer(_Processes):
         self.stop()
 
 
-class ApacheServer(_Processes):
+class ApacheServer(Processes):
     """Name server and broker of Apache RocketMQ 5.3.3, default settings but for paths, ports and loopback.
 
     Its HA port knows no bind address; it is a free port, and nobody connects to it.
