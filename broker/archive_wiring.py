@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from broker import validators
 from broker.broker_context import BrokerContext
 from broker.pop.pop_book import revive_log
+from broker.restore import Restore
 from broker.state_capture import capture_state
 from broker.store.message_store import EntryRun, Segment
 from infra.disk import Disk
@@ -143,7 +144,7 @@ class ArchiveWiring:
             ttl_hours=ttl_hours,
         )
 
-    async def attach(self) -> None:
+    async def attach(self, restore: Restore | None = None) -> None:
         """Settle whose archive this is before the first send; raises StartupError with what to do."""
         config, context = self._context.config, self._context
         attachment: Attachment | None = None
@@ -161,7 +162,10 @@ class ArchiveWiring:
                     cluster=config.broker_cluster_name,
                     checkpoint_entries=config.journal_checkpoint_entries,
                 )
-                attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
+                if restore is None:
+                    attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
+                else:
+                    await asyncio.to_thread(self.journal.attach_restoring, restore.claim, take_over=restore.takes_over)
             except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
                 raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
             self._state = StateKeeper(self.journal, context.clock)
@@ -181,8 +185,11 @@ class ArchiveWiring:
             )
             context.tiered.cold = self.reader
         loop = asyncio.get_running_loop()
-        if attachment is not None:
-            await self._go_on_above(attachment, self._lifecycle(LoopHotStore(context, loop, starting=True)))
+        starting = self._lifecycle(LoopHotStore(context, loop, starting=True))
+        if restore is not None:
+            await self._restore(restore, starting)
+        elif attachment is not None:
+            await self._go_on_above(attachment, starting)
         self.lifecycle = self._lifecycle(LoopHotStore(context, loop))
 
     def _lifecycle(self, hot: LoopHotStore) -> Lifecycle:
@@ -208,6 +215,23 @@ class ArchiveWiring:
                 store.create_queue_at(topic, queue, following)
                 # What lies below is in the archive or lost; read here, it would end in a hole.
                 store.set_min_offset(topic, queue, store.max_offset(topic, queue))
+
+    async def _restore(self, restore: Restore, lifecycle: Lifecycle) -> None:
+        """The archive is ours now: fill the empty store from it."""
+        journal = self.journal
+        assert journal is not None
+        try:
+            await asyncio.to_thread(lifecycle.run_salvage)  # closes what the former owner left open
+            plan = await asyncio.to_thread(restore.plan, journal)
+            restore.apply(self._context, plan)
+            await asyncio.to_thread(restore.record_gaps, journal, plan)
+        except (ObjectStoreError, Fenced, NewerFormat, MalformedEntry) as error:
+            raise StartupError(
+                f"archive {self._context.config.store_url}: the restore stopped: {error}; "
+                "the same command goes on with it",
+                EXIT_ARCHIVE,
+            ) from error
+        restore.end()
 
     async def _salvage(self, lifecycle: Lifecycle, *, online: bool) -> None:
         """What the shortened log still holds goes into the archive first."""

@@ -25,6 +25,7 @@ from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.revive import PopRevive
 from broker.pull_request_hold import PullRequestHold
 from broker.rebalance_lock import RebalanceLock
+from broker.restore import Restore, refuse_unfinished
 from broker.schedule_message import ScheduleMessage, parse_levels
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreError, StoreFull, StoreLocked
@@ -59,8 +60,8 @@ _MIN_FREE_FILES = 2
 
 
 class BrokerController:
-    def __init__(self, config: BrokerConfig, clock: Clock, disk: Disk) -> None:
-        self.config, self._clock, self._disk = config, clock, disk
+    def __init__(self, config: BrokerConfig, clock: Clock, disk: Disk, restore: Restore | None = None) -> None:
+        self.config, self._clock, self._disk, self._restore = config, clock, disk, restore
         # Records and ids carry the port: it has to be known before the log is opened.
         config.listen_port = config.listen_port or free_port(config.bind_address)
         self.metrics = Metrics()
@@ -147,10 +148,14 @@ class BrokerController:
     async def start(self) -> None:
         """Raises StartupError with a text for the operator; nothing is left running or locked then."""
         check_port(self.config.bind_address, self.config.listen_port)
+        if self._restore is not None:
+            await asyncio.to_thread(self._restore.begin)
+        else:
+            refuse_unfinished(self.config, self._disk)
         await asyncio.to_thread(self._check_disk)
         await asyncio.to_thread(self._load)
         try:
-            await self.archive.attach()
+            await self.archive.attach(self._restore)
             for line in self.context.offsets.clip(self.context.store.max_offset):
                 log.warning("group offset above the end of its queue: %s", line)
             self._load_pops()

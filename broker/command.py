@@ -1,5 +1,6 @@
 """`neve broker` and `neve up`."""
 
+import asyncio
 import dataclasses
 import importlib
 import json
@@ -11,17 +12,26 @@ from typing import Any
 
 import click
 
-from infra.config import BrokerConfig, SecurityConfig
+from infra.config import BrokerConfig, ConfigError, SecurityConfig
 from infra.server_command import catch_signals, run_and_exit, settings_option
 from infra.startup import EXIT_IN_USE, StartupError, check_port
+
+RestoreFrom = click.option(
+    "--restore-from",
+    metavar="URL",
+    help="Fill an empty data directory from this broker's archive: topics, groups, offsets; then go on in it.",
+)
+DryRun = click.option("--dry-run", is_flag=True, help="With --restore-from: say what would come back and what is lost.")
 
 
 @click.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="Configuration file (broker.conf).")
 @settings_option
-def broker(path: Path | None, settings: tuple[str, ...]) -> None:
+@RestoreFrom
+@DryRun
+def broker(path: Path | None, settings: tuple[str, ...], restore_from: str | None, dry_run: bool) -> None:
     """Run a broker."""
-    run_and_exit(lambda: _run(BrokerConfig.load(path, settings), None))
+    run_and_exit(lambda: _begin(BrokerConfig.load(path, settings), None, restore_from, dry_run))
 
 
 @click.command()
@@ -30,13 +40,23 @@ def broker(path: Path | None, settings: tuple[str, ...]) -> None:
 @click.option("--namesrv-port", type=click.IntRange(0, 65535), default=9876, show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=10911, show_default=True, help="Broker; 0 takes any.")
 @settings_option
-def up(data: Path, store: str | None, namesrv_port: int, port: int, settings: tuple[str, ...]) -> None:
+@RestoreFrom
+@DryRun
+def up(  # noqa: PLR0917 - the command line's own
+    data: Path,
+    store: str | None,
+    namesrv_port: int,
+    port: int,
+    settings: tuple[str, ...],
+    restore_from: str | None,
+    dry_run: bool,
+) -> None:
     """Run a name server and a broker in one process; one JSON line says when they are ready."""
 
     def start() -> Awaitable[int]:
         base = [
             f"storePathRootDir={data.absolute() / 'broker'}",
-            f"storeUrl={f'dir:{data.absolute()}/archive' if store is None else store}",
+            f"storeUrl={(restore_from or f'dir:{data.absolute()}/archive') if store is None else store}",
             f"listenPort={port}",
             "brokerIP1=127.0.0.1",
             "bindAddress=127.0.0.1",
@@ -45,21 +65,49 @@ def up(data: Path, store: str | None, namesrv_port: int, port: int, settings: tu
             f"adminPort={port + 2 if port else 0}",
         ]
         config = BrokerConfig.load(None, [*base, *settings])
-        return _run(config, (data.absolute() / "namesrv" / "kvConfig.json", namesrv_port))
+        return _begin(config, (data.absolute() / "namesrv" / "kvConfig.json", namesrv_port), restore_from, dry_run)
 
     run_and_exit(start)
 
 
-async def _run(config: BrokerConfig, embedded: tuple[Path, int] | None) -> int:
-    from broker.broker_controller import BrokerController
+def _begin(
+    config: BrokerConfig, embedded: tuple[Path, int] | None, restore_from: str | None, dry_run: bool
+) -> Awaitable[int]:
+    if restore_from is None:
+        if dry_run:
+            raise ConfigError("--dry-run goes with --restore-from")
+        return _run(config, embedded, restoring=False)
+    from broker import restore
+
+    restore.with_store(config, restore_from)
+    return _dry_run(config) if dry_run else _run(config, embedded, restoring=True)
+
+
+async def _dry_run(config: BrokerConfig) -> int:
+    from broker import restore
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
 
     logs.configure(config.log_level)
+    report = await asyncio.to_thread(restore.dry_run, config, RealDisk(), SystemClock())
+    click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+    return 0
+
+
+async def _run(config: BrokerConfig, embedded: tuple[Path, int] | None, *, restoring: bool) -> int:
+    from broker.broker_controller import BrokerController
+    from broker.restore import Restore
+    from infra import log as logs
+    from infra.clock import SystemClock
+    from infra.disk import RealDisk
+
+    logs.configure(config.log_level)
+    disk = RealDisk()
     name_server = await _start_name_server(embedded, config) if embedded is not None else None
     try:
-        controller = BrokerController(config, SystemClock(), RealDisk())
+        restore = Restore(config, disk) if restoring else None
+        controller = BrokerController(config, SystemClock(), disk, restore)
         catch_signals(controller.stop)
         await controller.start()
         ready: dict[str, Any] = {"broker": "{}:{}".format(*controller.context.address)}
@@ -67,6 +115,8 @@ async def _run(config: BrokerConfig, embedded: tuple[Path, int] | None) -> int:
             ready["namesrv"] = f"127.0.0.1:{name_server.port}"
         if controller.admin_address is not None:
             ready["admin"] = "{}:{}".format(*controller.admin_address)
+        if restore is not None:
+            ready["restored"] = restore.report
         click.echo(json.dumps({**ready, "pids": [os.getpid()]}))
         await controller.stopped.wait()
         await controller.shutdown()

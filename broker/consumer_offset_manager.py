@@ -32,6 +32,11 @@ class ConsumerOffsetManager:
         """topic@group → queue → next offset to consume."""
         return {name: dict(queues) for name, queues in self._offsets.items()}
 
+    def restore(self, table: Mapping[str, Mapping[int, int]]) -> None:
+        """Take a whole table, as `table` gave it."""
+        self._offsets.update({name: dict(queues) for name, queues in table.items()})
+        self.file.touch()
+
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
         name = topic + SEPARATOR + group
         if self._resets and queue in self._resets.get(name, ()):

@@ -1,6 +1,6 @@
 """Consumer groups' settings: the table, its file, automatic creation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,11 @@ class SubscriptionGroupManager:
     def forbidden(self) -> dict[str, list[str]]:
         """Group → topics that it may not read."""
         return {group: sorted(topics) for group, topics in sorted(self._forbidden.items())}
+
+    def forbid(self, table: Mapping[str, Iterable[str]]) -> None:
+        """Take a whole table, as `forbidden` gave it."""
+        self._forbidden.update({group: set(topics) for group, topics in table.items()})
+        self._changed()
 
     def _forbidden_table(self) -> dict[str, dict[str, int]]:
         return {

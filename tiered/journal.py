@@ -12,6 +12,7 @@ import hashlib
 import logging
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +108,8 @@ class JournalWriter:
         self.epoch = 0
         self.fenced = False
         self.online = False
+        self._taking_over = False
+        self._claim: Callable[[], None] | None = None
         self._log_uuid, self._cluster = log_uuid, cluster
         self._local, self._clock = LocalJournal(local, disk), clock
         self._checkpoint_entries = checkpoint_entries
@@ -137,6 +140,23 @@ class JournalWriter:
                 self._try_take_over()
             return self._attachment(identity, log_end)
 
+    def attach_restoring(self, claim: Callable[[], None], *, take_over: bool) -> None:
+        """For a restore: the archive becomes this log's, whoever had it; who had it is fenced from here on.
+
+        `claim` is called when nothing speaks against it any more, right before the EPOCH. Without `take_over` only an
+        archive that is this log's already is taken: an earlier try of the same restore made it so.
+        Raises ArchiveRefused where there is nothing to restore, StoreUnavailable where nothing can be settled.
+        """
+        with self._lock:
+            self._load_identity()
+            self._mirror_end = self._local.replay(self.catalog, self.broker, self._apply)
+            if not stands(self.store, self.broker, self.prefix)(0):
+                raise ArchiveRefused(f"there is no archive of broker {self.broker}: nothing to restore from")
+            probe(self.store)
+            self._claim, self._taking_over = claim, take_over
+            self._take_over()
+            self._claim, self._taking_over = None, False
+
     def ensure_online(self) -> None:
         """Take the EPOCH that the start could not take; at the start of each job."""
         with self._lock:
@@ -165,6 +185,8 @@ class JournalWriter:
             self._catch_up()
             self._follow()
             self._check_owner()
+            if self._claim is not None:
+                self._claim()
             self.epoch = self.catalog.epoch + 1
             self._save_identity()
             entry = Epoch(owner=self.writer, log_uuid=self._log_uuid, broker=self.broker)
@@ -178,13 +200,13 @@ class JournalWriter:
         self._check_format()
         if self.catalog.epoch < self._known_epoch - 1:
             raise ArchiveRefused(self._other_store(f"epoch {self._known_epoch - 1}"))
-        if self.catalog.log_uuid and self.catalog.log_uuid != self._log_uuid:
+        if self.catalog.log_uuid and self.catalog.log_uuid != self._log_uuid and not self._taking_over:
             raise ArchiveRefused(self._refusal(self.catalog.intent_end))
 
     def _refusal(self, high: int) -> str:
         return (
             f"archive of broker {self.broker} reaches {high} and belongs to another data directory: "
-            "bring that data directory back, or use another brokerName"
+            "bring that data directory back, use --restore-from with an empty one, or use another brokerName"
         )
 
     def _check_format(self) -> None:

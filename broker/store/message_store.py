@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from broker.store import reading
@@ -110,13 +112,34 @@ class MessageStore(Appender):
             return
         # recovery takes a hole only from below its checkpoint
         self._checkpoint_now()
-        if queue is None:
-            queue = self.add_queue(topic, queue_id)
+        self._begin_at(topic, queue_id, next_offset)
+        self._checkpoint_now()
+
+    def _begin_at(self, topic: str, queue_id: int, next_offset: int) -> None:
+        queue = self._queue(topic, queue_id) or self.add_queue(topic, queue_id)
         queue.settle()
         next_offset += queue.would_look_lost(next_offset)
         queue.create(next_offset, sync=True)
         queue.visible = next_offset
         self._mark_dirty(queue)
+
+    def restore_queues(
+        self, following: Mapping[str, Mapping[int, int]], ended: Mapping[str, Mapping[int, int]]
+    ) -> None:
+        """Give an empty store the queues that another had: each goes on at its offset, below it is nothing local.
+
+        `ended` are the queues of topics that are gone, should they come again. May be repeated after a crash.
+        """
+        self._check_writable()
+        for topic, ends in ended.items():
+            self.state.ended[topic] = {str(queue_id): end for queue_id, end in ends.items()}
+        self.directory.write_queue_state(self.state)
+        self._checkpoint_now()
+        for topic, ends in following.items():
+            for queue_id, end in ends.items():
+                queue = self._queue(topic, queue_id)
+                if queue is None or queue.end < end:
+                    self._begin_at(topic, queue_id, end)
         self._checkpoint_now()
 
     def delete_topic(self, topic: str, *, begin_again: bool = False) -> None:

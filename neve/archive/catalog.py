@@ -5,6 +5,8 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from neve.archive.checkpoint import CatalogState
 from neve.archive.journal import (
     NO_CHECKPOINT,
@@ -184,6 +186,11 @@ class Catalog:
             self._advance(topic, offset)
 
     def _apply_gap(self, entry: Gap) -> None:
+        if entry.more:
+            self._apply_gap(msgspec.structs.replace(entry, more=[]))
+            for topic, queue, first, last in entry.more:
+                self._apply_gap(Gap(topic=topic, queue=queue, first=first, last=last, reason=entry.reason))
+            return
         self._gaps.append(entry)
         insort(self._queue(entry.topic, entry.queue).gaps, (entry.first, entry.last))
         self._note_offsets(entry.topic, {entry.queue: entry.last})

@@ -111,7 +111,7 @@ class Abort(Entry, frozen=True, kw_only=True, tag="ABORT"):
 
 
 class Gap(Entry, frozen=True, kw_only=True, tag="GAP"):
-    """Offsets first … last of a queue exist nowhere."""
+    """Offsets first … last of a queue exist nowhere; `more` says the same of further (topic, queue, first, last)."""
 
     topic: str
     queue: int
@@ -119,6 +119,7 @@ class Gap(Entry, frozen=True, kw_only=True, tag="GAP"):
     last: int
     reason: str
     through: int = -1  # CommitLog offset that the topic is settled through, where the gap moves it
+    more: list[tuple[str, int, int, int]] = msgspec.field(default_factory=list)
 
 
 class Expire(Entry, frozen=True, kw_only=True, tag="EXPIRE"):

@@ -147,9 +147,10 @@ def test_a_fresh_directory_does_not_take_over_an_archive(tmp_path: Path, neve_up
     shutil.rmtree(tmp_path / "data")
     for _ in range(2):  # the refused start leaves nothing that lets a second one in
         said = refusal(tmp_path / "data", f"dir:{store}")
-        assert re.search(r"archive of broker broker-a reaches \d+ .*data directory back.*another brokerName", said), (
-            said
-        )
+        assert re.search(
+            r"archive of broker broker-a reaches \d+ .*data directory back, use --restore-from.*another brokerName",
+            said,
+        ), said
     assert len(journal_of(store)) == before
     with neve_up(tmp_path / "other", "--store", f"dir:{store}", "--set", "brokerName=broker-b", *SMALL) as neve:
         assert send(neve, b"c") == [0]

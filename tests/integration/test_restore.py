@@ -1,42 +1,278 @@
-"""A broker from its bucket alone."""
+"""A broker from its bucket alone: what comes back, what is lost, and that nothing is given twice."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from broker.broker_controller import BrokerController
+from broker.restore import Restore
+from infra import failpoint
+from infra.clock import SystemClock
+from infra.config import BrokerConfig
+from infra.disk import RealDisk
+from infra.failpoint import FailpointError
+from infra.minio import create_bucket, running
+from infra.startup import StartupError
+from neve.archive.follow import read_catalog
+from neve.archive.journal import Epoch
 from neve.archive.state import BrokerState, read_state
 from neve.cli.store import open_source
+from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
-from tests.integration.test_identity import GROUP, SMALL, TOPIC, ask, send, wait_until
+from tests.integration.test_identity import (
+    GROUP,
+    MOVED,
+    SMALL,
+    TOPIC,
+    ask,
+    get,
+    journal_of,
+    offload,
+    post,
+    pull,
+    read_all,
+    refusal,
+    send,
+    wait_until,
+)
 
 Up = Callable[..., AbstractContextManager[Any]]
+OFTEN = ("--set", "statePeriod=100", *SMALL)
+TIMED = {"a": "p", "b": TOPIC, "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "0", "h": "0", "j": "0", "k": "false",
+         "m": "false", "i": "TIMER_DELAY_SEC\x01600\x02UNIQ_KEY\x01later\x02"}  # fmt: skip
 
 
 def state_in(store: Path) -> BrokerState | None:
     return read_state(open_source(f"dir:{store}"), "broker-a")
 
 
+def position(neve: Any) -> int:
+    (answer,) = ask(neve, (Code.QUERY_CONSUMER_OFFSET, GROUP, b""))
+    return int(answer.ext["offset"])
+
+
+def wait_for_state(store: Path, following: int) -> None:
+    def known() -> bool:
+        state = state_in(store)
+        return state is not None and state.queues.get(TOPIC, {}).get(0) == following
+
+    wait_until(known)
+
+
+def dry_run(data: Path, url: str) -> dict[str, Any]:
+    command = [str(Path(sys.executable).with_name("neve")), "up", "--data", str(data), "--restore-from", url]
+    done = subprocess.run([*command, "--dry-run", *SMALL], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def live_and_die(tmp_path: Path, neve_up: Up, url: str, known: Callable[[int], None]) -> None:
+    """Six messages archived, two more known to the state, two that nothing outside ever heard of; a timer waits."""
+    with neve_up(tmp_path, "--store", url, *OFTEN) as neve:
+        assert send(neve, *(b"%d" % index for index in range(6))) == list(range(6))
+        offload(neve, "?roll=1&evict=1")
+        ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": "4"}, b""))
+        ask(neve, (Code.SEND_MESSAGE_V2, TIMED, b"later"))
+        send(neve, b"6", b"7")
+        known(8)
+        post(neve, "/jobs/state/run")
+        neve.kill()
+    shutil.rmtree(tmp_path / "data")
+
+
 def test_the_bucket_knows_the_brokers_state_while_it_runs_and_after_its_stop(tmp_path: Path, neve_up: Up) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    with neve_up(tmp_path, "--store", f"dir:{store}", "--set", "statePeriod=100", *SMALL) as neve:
+    with neve_up(tmp_path, "--store", f"dir:{store}", *OFTEN) as neve:
         send(neve, b"a", b"b", b"c")
         ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": "2"}, b""))
-
-        def known() -> bool:
-            state = state_in(store)
-            return state is not None and state.queues.get(TOPIC) == {0: 3} and f"{TOPIC}@g" in state.offsets
-
-        wait_until(known)
-        running = state_in(store)
-        assert running is not None and not running.clean
-        assert running.offsets[f"{TOPIC}@g"] == {0: 2}
-        assert TOPIC in {topic["topicName"] for topic in running.topics}
+        wait_for_state(store, 3)
+        wait_until(lambda: f"{TOPIC}@g" in (state_in(store) or BrokerState(broker="")).offsets)
+        running_state = state_in(store)
+        assert running_state is not None and not running_state.clean
+        assert running_state.offsets[f"{TOPIC}@g"] == {0: 2}
+        assert TOPIC in {topic["topicName"] for topic in running_state.topics}
         send(neve, b"d")
         assert neve.stop() == 0
     last = state_in(store)
     assert last is not None
-    assert (last.clean, last.queues[TOPIC], last.log_end > running.log_end) == (True, {0: 4}, True)
+    assert (last.clean, last.queues[TOPIC], last.log_end > running_state.log_end) == (True, {0: 4}, True)
+
+
+def test_a_lost_broker_comes_back_with_topics_offsets_and_cold_reads(tmp_path: Path, neve_up: Up) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    live_and_die(tmp_path, neve_up, f"dir:{store}", lambda following: wait_for_state(store, following))
+    before = files(store)
+    assert "use --restore-from with an empty one" in refusal(tmp_path / "data", f"dir:{store}")
+    promised = dry_run(tmp_path / "data", f"dir:{store}")
+    assert files(store) == before, "a dry run writes nothing"
+    assert (promised["messages"], promised["lost"]["messages"], promised["lost"]["timers"]) == (6, 2, 1)
+    with neve_up(tmp_path, "--restore-from", f"dir:{store}", *OFTEN) as neve:
+        assert neve.ready["restored"]["messages"] == 6
+        assert position(neve) == 4
+        assert [bytes(record.body) for record in iter_records(pull(neve, 4).body)] == [b"4", b"5"]
+        (new,) = send(neve, b"new")
+        assert new >= 10, "above the two that only their producer knows"
+        moved = pull(neve, 6)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (MOVED, str(new))
+        kept = {**{index: b"%d" % index for index in range(6)}, new: b"new"}
+        assert read_all(neve) == kept
+        assert offload(neve, "?roll=1&evict=1")["event"] == "done"
+        assert read_all(neve) == kept
+        assert get(neve, "/archive/verify?deep=true")["findings"] == []
+        (config,) = [topic for topic in get_topics(neve) if topic["topicName"] == TOPIC]
+        assert config["writeQueueNums"] == 4
+    with neve_up(tmp_path, "--store", f"dir:{store}", *OFTEN) as neve:  # and it starts again as any other
+        assert read_all(neve) == kept
+        assert send(neve, b"next") == [new + 1]
+
+
+def get_topics(neve: Any) -> list[dict[str, Any]]:
+    (answer,) = ask(neve, (Code.GET_ALL_TOPIC_CONFIG, {}, b""))
+    return list(json.loads(bytes(answer.body))["topicConfigTable"].values())
+
+
+def test_a_broker_that_still_lives_is_fenced_by_the_restore(tmp_path: Path, neve_up: Up) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    with neve_up(tmp_path / "old", "--store", f"dir:{store}", *OFTEN) as old:
+        send(old, b"0", b"1")
+        offload(old)
+        wait_for_state(store, 2)
+        with neve_up(tmp_path / "new", "--restore-from", f"dir:{store}", *OFTEN) as new:
+            after = send(old, b"of the old")[0]
+            assert send(new, b"of the new")[0] > after
+            assert "no more archiving, deleting or evicting here" in offload(old)["error"]
+            assert get(old, "/archive/status")["archive"] == "fenced"
+            assert offload(new)["objects"] == 1
+            assert list(read_all(new).values()) == [b"0", b"1", b"of the new"]
+    last = state_in(store)
+    assert last is not None and max(last.queues[TOPIC].values()) > 1000, "the old one's late state does not count"
+
+
+# ---- a restore that is cut short, in this process ----
+
+STEPS = ("claim", "epoch", "plan", "log", "queues", "tables", "gaps")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory, neve_up: Up) -> Path:
+    """The store of a broker that is gone."""
+    directory = tmp_path_factory.mktemp("gone")
+    store = directory / "store"
+    store.mkdir()
+    live_and_die(directory, neve_up, f"dir:{store}", lambda following: wait_for_state(store, following))
+    return store
+
+
+def controller(data: Path, store: Path, *, restoring: bool) -> BrokerController:
+    settings = (
+        f"storePathRootDir={data}", f"storeUrl=dir:{store}", "listenPort=0", "adminPort=-1", "brokerIP1=127.0.0.1",
+        "bindAddress=127.0.0.1", "mappedFileSizeCommitLog=64k",
+    )  # fmt: skip
+    config, disk = BrokerConfig.load(None, settings), RealDisk()
+    return BrokerController(config, SystemClock(), disk, Restore(config, disk) if restoring else None)
+
+
+def start(data: Path, store: Path, *, restoring: bool) -> tuple[dict[int, int], dict[str, int], set[str]]:
+    """Starts and stops a broker; the ends of the topic's queues, the group's offsets, and the topics."""
+
+    async def run() -> tuple[dict[int, int], dict[str, int], set[str]]:
+        broker = controller(data, store, restoring=restoring)
+        await broker.start()
+        context = broker.context
+        found = (
+            context.store.following_offsets().get(TOPIC, {}),
+            {name: queues[0] for name, queues in context.offsets.table().items()},
+            {topic for topic in context.topics.topics if not context.topics.is_system(topic)},
+        )
+        await broker.shutdown()
+        return found
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_restore_that_was_cut_short_goes_on_and_gives_the_same(tmp_path: Path, archive: Path, step: str) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    shutil.copytree(archive, store)
+    with failpoint.armed(f"restore.after_{step}"), pytest.raises((FailpointError, StartupError), match="failpoint"):
+        start(data, store, restoring=True)
+    with pytest.raises(StartupError, match="start again with --restore-from"):
+        start(data, store, restoring=False)
+    ends, offsets, topics = start(data, store, restoring=True)
+    assert min(ends.values()) >= 10
+    assert (offsets, topics) == ({f"{TOPIC}@g": 4}, {TOPIC})
+    assert start(data, store, restoring=False) == (ends, offsets, topics)
+    catalog = read_catalog(open_source(f"dir:{store}"), "broker-a")
+    spans = sorted((gap.first, gap.last) for gap in catalog.gaps() if (gap.topic, gap.queue) == (TOPIC, 0))
+    assert [first for first, _ in spans] == [6] and spans[-1][1] == ends[0] - 1
+    assert catalog.open_intents() == {}
+
+
+def test_a_restore_fills_only_an_empty_directory_from_an_archive_that_is_there(tmp_path: Path, archive: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    shutil.copytree(archive, store)
+    before = files(store)
+    with pytest.raises(StartupError, match="belongs to another data directory"):
+        start(data, store, restoring=False)
+    start(data, store, restoring=True)  # what the refused start left is as good as empty
+    assert sum(isinstance(entry, Epoch) for entry in journal_of(store)) == 2
+    assert files(store).keys() > before.keys()
+    with pytest.raises(StartupError, match="is not empty"):
+        start(data, store, restoring=True)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(StartupError, match="no archive of broker broker-a"):
+        start(tmp_path / "other", tmp_path / "nothing", restoring=True)
+    start(tmp_path / "other", tmp_path / "nothing", restoring=False)
+
+
+def test_a_restore_that_another_overtook_leaves_the_archive_to_that(tmp_path: Path, archive: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(archive, store)
+    with failpoint.armed("restore.after_queues"), pytest.raises((FailpointError, StartupError), match="failpoint"):
+        start(tmp_path / "slow", store, restoring=True)
+    start(tmp_path / "fast", store, restoring=True)
+    with pytest.raises(StartupError, match="belongs to another data directory"):
+        start(tmp_path / "slow", store, restoring=True)
+
+
+@pytest.mark.servers
+def test_a_broker_comes_back_from_a_bucket(tmp_path: Path, neve_up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tmp_path / "minio") as server:
+        create_bucket(server, "archive")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        url = server.url("archive", "x")
+
+        def known(following: int) -> None:
+            def written() -> bool:
+                state = read_state(open_source(url), "broker-a")
+                return state is not None and state.queues.get(TOPIC, {}).get(0) == following
+
+            wait_until(written)
+
+        live_and_die(tmp_path, neve_up, url, known)
+        assert dry_run(tmp_path / "data", url)["lost"]["messages"] == 2
+        with neve_up(tmp_path, "--restore-from", url, *OFTEN) as neve:
+            assert position(neve) == 4
+            (new,) = send(neve, b"new")
+            assert list(read_all(neve).values()) == [*(b"%d" % index for index in range(6)), b"new"]
+            assert new >= 10

@@ -81,7 +81,7 @@ def test_other_log_is_refused(rig: Rig, tmp_path: Path) -> None:
     stranger = rig.new_journal(tmp_path / "other", "log-2")
     with pytest.raises(
         ArchiveRefused,
-        match=r"archive of broker b reaches \d+.*data directory back, or use another",
+        match=r"archive of broker b reaches \d+.*data directory back, use --restore-from.* another brokerName",
     ):
         stranger.attach(0)
     with pytest.raises(ArchiveRefused, match="another brokerName"):

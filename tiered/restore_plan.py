@@ -1,0 +1,179 @@
+"""What a broker with an empty disk goes on with: a pure function of its archive and its last state slot.
+
+Every queue goes on above the highest offset that is known from anywhere, and above what may have been given since the
+last state slot: nobody can know that exactly, and offsets are plenty. The log goes on likewise. What lies between is
+lost, or was never there, and is recorded as a GAP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from neve.archive.catalog import Catalog
+from neve.archive.follow import JournalSource, entries
+from neve.archive.journal import Gap, Topic
+from neve.archive.state import BrokerState, read_state
+
+# Far more than a broker gives out between two states, or in the hours that a store may be away.
+QUEUE_MARGIN = 10_000_000
+LOG_MARGIN = 1 << 40
+GAPS_IN_ENTRY = 10_000
+GAP_REASON = "restored from the archive: not archived, or never given"
+
+Queues = dict[str, dict[int, int]]
+
+
+class Basis(msgspec.Struct):
+    """What a plan is made from, besides the catalog."""
+
+    state: BrokerState | None
+    deleted: list[str]  # topics whose tombstone is younger than the state
+
+
+class RestorePlan(msgspec.Struct, kw_only=True):
+    log_start: int
+    newest_ms: int  # store times never run backwards, whatever the new machine's clock says
+    queues: Queues  # topic -> queue -> next offset
+    ended: Queues  # the same of topics that don't exist now: should they come again
+    topics: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+    forbidden: dict[str, list[str]]
+    offsets: Queues  # topic@group -> queue -> next offset to consume
+    report: dict[str, Any]
+
+
+def read_basis(source: JournalSource, broker: str, prefix: str = "") -> Basis:
+    state = read_state(source, broker, prefix)
+    deleted: dict[str, bool] = {}
+    if state is not None:
+        for _, entry in entries(source, broker, prefix, state.next_seq):
+            if isinstance(entry, Topic):
+                deleted[entry.topic] = entry.deleted
+    return Basis(state, sorted(topic for topic, gone in deleted.items() if gone))
+
+
+def plan_restore(
+    catalog: Catalog, basis: Basis, broker: str, *, segment: int, archived: Callable[[str], bool]
+) -> RestorePlan:
+    """`segment` is the size of a CommitLog file in bytes: the log starts at a multiple of it.
+
+    `archived` tells users' topics from the broker's own: what waits in those is counted as such, not as messages.
+    """
+    state = basis.state or BrokerState(broker=broker)
+    topics = _topics(catalog, state, set(basis.deleted))
+    alive = {str(topic["topicName"]) for topic in topics}
+    known = _known(catalog, state)
+    following = {topic: {queue: end + QUEUE_MARGIN for queue, end in ends.items()} for topic, ends in known.items()}
+    high = max([catalog.intent_end, state.log_end, *(name.end for name in catalog.objects())])
+    return RestorePlan(
+        log_start=-(-(high + LOG_MARGIN) // segment) * segment,
+        newest_ms=max((name.max_time for name in catalog.objects()), default=0),
+        queues={topic: ends for topic, ends in following.items() if topic in alive},
+        ended={topic: ends for topic, ends in following.items() if topic not in alive},
+        topics=topics,
+        groups=state.groups,
+        forbidden=state.forbidden,
+        offsets=_offsets(catalog, state, following, alive),
+        report=_report(catalog, basis.state, set(filter(archived, alive))),
+    )
+
+
+def gaps_of(catalog: Catalog, queues: Queues) -> list[Gap]:
+    """What of each queue is nowhere, as entries to append; none where they stand already."""
+    spans = []
+    for topic, ends in sorted(queues.items()):
+        named = catalog.named_offsets(topic)
+        for queue, following in sorted(ends.items()):
+            first = max(named.get(queue, -1) + 1, catalog.recorded_minimum(topic, queue))
+            if first < following:
+                spans.append((topic, queue, first, following - 1))
+    found = []
+    for position in range(0, len(spans), GAPS_IN_ENTRY):
+        (topic, queue, first, last), *more = spans[position : position + GAPS_IN_ENTRY]
+        found.append(Gap(topic=topic, queue=queue, first=first, last=last, reason=GAP_REASON, more=more))
+    return found
+
+
+def _topics(catalog: Catalog, state: BrokerState, deleted: set[str]) -> list[dict[str, Any]]:
+    """The state's, and topics that have messages in the archive but came after it: unknown means keep."""
+    found = {str(topic["topicName"]): topic for topic in state.topics if topic["topicName"] not in deleted}
+    for topic in catalog.topics():
+        queues = [queue for queue in catalog.queues(topic) if catalog.min_offset(topic, queue) is not None]
+        if queues and topic not in found and topic not in deleted:
+            count = max(queues) + 1
+            found[topic] = {"topicName": topic, "readQueueNums": count, "writeQueueNums": count}
+    return [found[name] for name in sorted(found)]
+
+
+def _known(catalog: Catalog, state: BrokerState) -> Queues:
+    """Topic -> queue -> one above the highest offset that anything speaks of."""
+    known: Queues = {}
+
+    def note(topic: str, queue: int, following: int) -> None:
+        ends = known.setdefault(topic, {})
+        ends[queue] = max(ends.get(queue, 0), following)
+
+    for topic in {*catalog.topics(), *catalog.named_topics()}:
+        for queue in catalog.queues(topic):
+            note(topic, queue, catalog.recorded_minimum(topic, queue))
+            note(topic, queue, catalog.max_offset(topic, queue) or 0)
+        for queue, last in catalog.named_offsets(topic).items():
+            note(topic, queue, last + 1)
+    for topic, ends in state.queues.items():
+        for queue, following in ends.items():
+            note(topic, queue, following)
+    for topic, _, queue, offset in _commits(state):
+        note(topic, queue, offset)
+    return known
+
+
+def _commits(state: BrokerState) -> Iterator[tuple[str, str, int, int]]:
+    for name, queues in state.offsets.items():
+        topic = name.partition("@")[0]
+        for queue, offset in queues.items():
+            yield topic, name, queue, offset
+
+
+def _archived_end(catalog: Catalog, topic: str, queue: int) -> int:
+    """Above the last message that can be read."""
+    return max(catalog.max_offset(topic, queue) or 0, catalog.recorded_minimum(topic, queue))
+
+
+def _offsets(catalog: Catalog, state: BrokerState, following: Queues, alive: set[str]) -> Queues:
+    """A group that has read all that is left stands behind the hole: it is not behind by what nobody has."""
+    found: Queues = {}
+    for topic, name, queue, offset in _commits(state):
+        if topic in alive:
+            caught_up = offset >= _archived_end(catalog, topic, queue)
+            found.setdefault(name, {})[queue] = following[topic][queue] if caught_up else offset
+    return found
+
+
+def _report(catalog: Catalog, state: BrokerState | None, archived: set[str]) -> dict[str, Any]:
+    objects = catalog.objects()
+    lost = _lost(catalog, state, archived) if state is not None else {}
+    return {
+        "topics": len(archived),
+        "groups": len(state.groups) if state is not None else 0,
+        "group_offsets": sum(map(len, state.offsets.values())) if state is not None else 0,
+        "objects": len(objects),
+        "messages": sum(name.rows for name in objects),
+        "bytes": sum(name.size for name in objects),
+        "state": None if state is None else {"time_ms": state.time_ms, "clean_stop": state.clean},
+        "lost": {"messages": sum(lost.values()), "by_topic": lost, **(state.pending if state is not None else {})},
+    }
+
+
+def _lost(catalog: Catalog, state: BrokerState, topics: set[str]) -> dict[str, int]:
+    """Topic -> messages that the broker had when it wrote its state and the archive has not."""
+    lost: dict[str, int] = {}
+    for topic in sorted(topics & state.queues.keys()):
+        missing = 0
+        for queue, following in state.queues[topic].items():
+            missing += max(following - _archived_end(catalog, topic, queue), 0)
+        if missing:
+            lost[topic] = missing
+    return lost
