@@ -243,10 +243,10 @@ class Lifecycle:
     def _expire_objects(self, now: int) -> int:
         assert self._journal is not None
         catalog = self._journal.catalog
-        plan = plan_expiry(catalog.objects(), self.policy, now)
+        plan = plan_expiry(catalog.objects(), self.policy, now, catalog.recorded_minimum)
         dropped = [key for key in self._dropped() if key not in set(plan.keys)]
         after = now + self.policy.grace_ms
-        if plan.keys:
+        if plan.keys or plan.minimums:
             self._journal.append(Expire(keys=plan.keys, delete_after_ms=after, minimums=plan.minimums))
         if dropped:
             self._journal.append(Expire(keys=dropped, delete_after_ms=after, reason="topic deleted"))

@@ -150,21 +150,49 @@ class ExpirePlan(NamedTuple):
     minimums: dict[str, dict[int, int]]
 
 
-def plan_expiry(objects: Iterable[CommittedName], policy: Policy, now_ms: int) -> ExpirePlan:
-    """Objects whose last row group has expired; per topic in log order, up to the first that has not."""
+def plan_expiry(
+    objects: Iterable[CommittedName],
+    policy: Policy,
+    now_ms: int,
+    minimum: Callable[[str, int], int] = lambda topic, queue: 0,
+) -> ExpirePlan:
+    """Objects whose last row group has expired; per topic in log order, up to the first that has not.
+
+    Of that one, the row groups that have expired leave the readers' view: queues whose `minimum` thereby rises. Store
+    times never run backwards in a log, so nothing behind it has expired.
+    """
     keys: list[str] = []
     minimums: dict[str, dict[int, int]] = {}
     held: set[str] = set()
     for name in sorted(objects, key=lambda each: (each.topic, each.start)):
         ttl = policy.ttl_ms(name.topic)
-        if ttl is None or name.topic in held or not _expired(name, ttl, now_ms):
-            held.add(name.topic)
+        if ttl is None or name.topic in held:
             continue
-        keys.append(name.key)
-        rising = minimums.setdefault(name.topic, {})
-        for queue, (_, last, _) in name.queues.items():
-            rising[queue] = max(rising.get(queue, 0), last + 1)
+        if _expired(name, ttl, now_ms):
+            keys.append(name.key)
+            ends = {queue: last + 1 for queue, (_, last, _) in name.queues.items()}
+        else:
+            held.add(name.topic)
+            ends = _expired_ends(name, ttl, now_ms)
+            ends = {queue: end for queue, end in ends.items() if end > minimum(name.topic, queue)}
+        if ends:
+            rising = minimums.setdefault(name.topic, {})
+            rising |= {queue: max(rising.get(queue, 0), end) for queue, end in ends.items()}
     return ExpirePlan(keys, minimums)
+
+
+def _expired_ends(name: CommittedName, ttl_ms: int, now_ms: int) -> dict[int, int]:
+    """For each queue, one above its last offset in the expired row groups at its beginning."""
+    ends: dict[int, int] = {}
+    live: set[int] = set()
+    for group in name.row_groups:
+        expired = group.newest_ms >= 0 and group.newest_ms + ttl_ms <= now_ms
+        for queue, _, last in group.runs:
+            if not expired:
+                live.add(queue)
+            elif queue not in live:
+                ends[queue] = last + 1
+    return ends
 
 
 def _expired(name: CommittedName, ttl_ms: int, now_ms: int) -> bool:

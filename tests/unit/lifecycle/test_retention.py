@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from infra import failpoint
@@ -12,7 +13,7 @@ from infra.object_store import NotFound, StoreUnavailable
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import FOR_EVER_HOURS, Policy, is_system_topic, plan_expiry, upload_rate
 from lifecycle.safe_clock import ClocksDisagree
-from neve.archive.journal import Topic
+from neve.archive.journal import RowGroup, Topic
 from tests.unit.lifecycle.fakes import Rig
 
 HOUR = 3_600_000
@@ -234,3 +235,20 @@ def test_a_running_lifecycle_takes_up_a_changed_policy_and_lets_go_at_its_end(ri
     assert rig.worker.rates[-1] == 500
     rig.lifecycle.stop()
     assert rig.worker.rates[-1] == 0
+
+
+def test_only_the_beginning_of_each_queue_expires_within_an_object(rig: Rig) -> None:
+    name = rig.journal.catalog.objects("a")[0]
+
+    def group(newest: int, *runs: tuple[int, int, int]) -> RowGroup:
+        return RowGroup(0, 1, 4, 100, newest, newest, 100, list(runs))
+
+    now, policy = 10 * HOUR, Policy(ttl_hours=lambda topic: 1)
+    old, young, unknown = HOUR, now, -1
+    groups = [group(old, (0, 0, 4)), group(old, (0, 5, 9), (1, 0, 1)), group(unknown, (1, 2, 3)), group(old, (1, 4, 5))]
+    groups += [group(young, (2, 0, 3)), group(old, (3, 0, 8))]
+    held = msgspec.structs.replace(name, row_groups=groups)
+    after = msgspec.structs.replace(name, key="later", start=name.end, row_groups=[group(old, (0, 10, 12))])
+    assert plan_expiry([held, after], policy, now) == ([], {"a": {0: 10, 1: 2, 3: 9}})
+    assert plan_expiry([held], policy, now, lambda topic, queue: 9) == ([], {"a": {0: 10}})
+    assert plan_expiry([held], policy, now, lambda topic, queue: 10) == ([], {})
