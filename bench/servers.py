@@ -256,7 +256,11 @@ class ApacheServer(Processes):
         return mqadmin(self.namesrv, "clusterList", home=self.directory / "admin")
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.kill()  # what was started must not outlive what it was started for
+            raise
 
     def __exit__(self, *exc: object) -> None:
         self.stop()

@@ -18,7 +18,7 @@ SYSTEM_GROUPS = (
 
 
 # Bit of RocketMQ's forbidden table that takes the right to read.
-_FORBIDDEN_READ = 1
+_FORBIDDEN_READ = 4
 
 
 class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
@@ -60,7 +60,7 @@ class SubscriptionGroupManager:
         for name, config in value.get("subscriptionGroupTable", {}).items():
             self.groups[name] = msgspec.convert(config, SubscriptionGroupConfig)
         for name, topics in value.get("forbiddenTable", {}).items():
-            self._forbidden[name] = {topic for topic, bits in topics.items() if int(bits) & _FORBIDDEN_READ}
+            self._forbidden[name] = {topic for topic, bits in topics.items() if int(bits)}
         self.data_version.read(value.get("dataVersion", {}))
         for name in SYSTEM_GROUPS:
             if name not in self.groups:

@@ -102,7 +102,7 @@ class AdminInspectProcessor:
                     "clientId": channel.client_id,
                     "language": channel.language,
                     "lastUpdateTimestamp": channel.last_update_ms,
-                    "remoteIP": channel.connection.remote[0],
+                    "remoteIP": "/{}:{}".format(*channel.connection.remote),  # Java's text of a socket address
                     "version": channel.version,
                 }
                 for channel in channels.values()

@@ -81,9 +81,7 @@ class AdminRelayProcessor:
         info = self._context.clients.consumers.get(group)
         channels = [] if info is None else list(info.channels.values())
         if not channels:
-            raise BrokerError(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"No Any Consumer online in the consumer group: [{group}]"
-            )
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{group}]")
         table: dict[str, Any] = {}
         for channel in channels:
             host, port = channel.connection.remote

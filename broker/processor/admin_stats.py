@@ -111,7 +111,8 @@ class AdminStatsProcessor:
         group = require_str(request.ext, "group")
         live = self._context.clients.consumers.get(group)
         topics = {*self._context.offsets.topics_of(group), *(live.subscriptions if live is not None else ())}
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"topicList": sorted(topics)}))
+        body = {"topicList": sorted(topics), "brokerAddr": "{}:{}".format(*self._context.address)}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
 
     def subscription(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group, topic = require_str(request.ext, "group"), require_str(request.ext, "topic")

@@ -27,7 +27,7 @@ class ClientManageProcessor:
         self._context.watch(connection)
         for producer in data.producer_data_set:
             self._context.clients.register_producer(producer.group_name, channel)
-        changed = False
+        changed = not data.consumer_data_set
         for consumer in data.consumer_data_set:
             changed |= self._register_consumer(channel, data, consumer)
         ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}

@@ -34,8 +34,9 @@ class ConsumerManageProcessor:
     def update_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext, context = request.ext, self._context
         group, topic = require_str(ext, "consumerGroup"), require_str(ext, "topic")
-        context.find_group(group)
         context.find_topic(topic)
+        if group not in context.groups.groups:
+            raise BrokerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
         queue, offset = require_int(ext, "queueId"), require_int(ext, "commitOffset")
         if queue < 0 or offset < 0:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"queueId {queue}, commitOffset {offset}")

@@ -115,6 +115,7 @@ class PopMessageProcessor:
 
     def polling_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group, topic = require_str(request.ext, "consumerGroup"), require_str(request.ext, "topic")
+        self._context.find_topic(topic)
         queue = optional_int(request.ext, "queueId", ANY_QUEUE)
         number = self._context.polling.waiting_for(group, topic, queue)
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"pollingNum": str(number)})

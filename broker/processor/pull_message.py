@@ -13,7 +13,7 @@ from broker.client_manager import BROADCASTING
 from broker.filter.record_filter import Predicate, select
 from broker.filter.sql92 import SqlError, compile_sql
 from broker.pull_request_hold import HeldPull
-from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, NO_MESSAGE, OVERFLOW_ONE, TOO_SMALL, ReadResult
+from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, NO_MESSAGE, OVERFLOW_ONE, ReadResult
 from broker.validators import PERM_READ
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -29,6 +29,7 @@ _MAX_COUNT = 1024
 _DEFAULT_BYTES = 256 * 1024
 _MAX_BYTES = 8 << 20
 _MAX_SUSPEND_SECONDS = 25.0
+_RESET = "OFFSET_RESET"
 # Records looked at by one pull with an expression: it runs on the loop, and others wait.
 _FILTER_COUNT = 256
 _FILTER_BYTES = 1 << 20
@@ -194,7 +195,7 @@ class PullMessageProcessor:
         """An administrator set the group back or forward: the consumer goes on there."""
         header, tiered = pull.header, self._context.tiered
         low, high = (f(header.topic, header.queue_id) for f in (tiered.min_offset, tiered.max_offset))
-        return ReadResult(TOO_SMALL, target, low, high)
+        return ReadResult(_RESET, target, low, high)
 
     def _hold(self, pull: Pull, offset: int, deadline: float) -> None:
         def resume(last: bool) -> None:

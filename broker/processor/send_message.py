@@ -311,14 +311,14 @@ class SendMessageProcessor:
         elif timers is not None and (when := context.timers.time_of(timers)) is not None:
             return self._put_timer(message, when, timers.get(RECALL_KEY))
         result = self._append(message, topic, queue_id, properties, code)
-        return self._stored(result, queue_id)
+        return self._stored(result, message.queue_id)
 
     def _put_timer(self, message: Outgoing, when: int, recall: str | None) -> Stored:
         out = f"{OUT_MS}\x01{when}\x02".encode()
         properties = _ended_bytes(message.properties) + out + _target(message.topic, message.queue_id)
         result = self._append(message, WHEEL_TIMER_TOPIC, 0, properties, -when if recall else when)
         self._context.timers.added(when, result, recall)
-        stored = self._stored(result, 0)
+        stored = self._stored(result, message.queue_id)
         stored.deliver_ms = when
         return stored
 
@@ -330,7 +330,7 @@ class SendMessageProcessor:
         message.keys = message.unique_key = None
         result = self._append(message, HALF_TOPIC, 0, raw, 0)
         self._context.transactions.added(result, properties)
-        return self._stored(result, 0)
+        return self._stored(result, message.queue_id)
 
     def _append(self, message: Outgoing, topic: str, queue_id: int, properties: bytes, code: int) -> PutResult:
         try:

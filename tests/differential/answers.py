@@ -5,14 +5,17 @@ address        the server's own and its client's addresses, its broker's name   
 time           ms since 1970 within a day of the run                                <time>
 id             offsetMsgIds and unique ids that the server made, or a JVM client's  <id>; what the step sent stays
 position       where a record lies in the CommitLog, and how large it is there      <position>
+rate           messages in a second                                                 <rate>
 data version   {"counter","stateVersion","timestamp"}                               <data version>
 null           a null field                                                         nothing: fastjson leaves it out
-order          lists of JSON: sets on the Java side                                 the list, sorted
-remark         prose: <text> of a refusal, nothing of a success                     <text>; a word in capitals stays
+order          lists of JSON: sets on the Java side                                 the list, sorted; of texts a set
+remark         prose                                                                nothing; a word in capitals stays
+handle         the recall handle of a timer message                                 its text, to which the rules apply
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping
@@ -28,11 +31,13 @@ _DAY_MS = 86_400_000
 _ID = re.compile(r"(?<![0-9A-F])[0-9A-F]{32}(?![0-9A-F])")
 _EPOCH_MS = re.compile(r"\b1[0-9]{12}\b")
 _WORD = re.compile(r"[A-Z_]*")
+_VERSION_TEXT = re.compile(r'\{"counter":\d+,"stateVersion":\d+,"timestamp":[^}]*\}')
 _DATA_VERSION = {"counter", "stateVersion", "timestamp"}
 _POSITIONS = ("physical_offset", "size", "prepared_transaction_offset")
+_MEASURED = {"physicOffset": "position", "tps": "rate", "consumeTps": "rate", "topicPutTps": "rate"}
 _RECORD_MAGICS = (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab")
-#: The answer of a connection that the server closed instead.
-CLOSED = -1
+#: Instead of an answer: the server closed the connection, or said nothing in time.
+CLOSED, SILENT = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,11 @@ def at_path(tree: Any, path: str) -> Any:
     return tree
 
 
+def names_of(tree: Any) -> Any:
+    """The same tree with its values left out."""
+    return {name: names_of(value) for name, value in tree.items()} if isinstance(tree, dict) else "<value>"
+
+
 @dataclass(frozen=True, slots=True)
 class Normaliser:
     """The rules, for one server: `names` maps its own addresses and names to what stands for them."""
@@ -112,12 +122,12 @@ class Normaliser:
 
     def apply(self, answer: Answer) -> dict[str, Any]:
         tree = answer.tree()
-        remark = tree.pop("remark")
-        if not remark:
-            remark = None
-        elif not _WORD.fullmatch(remark):
-            remark = "<text>" if answer.code else None
-        tree["remark"] = remark
+        if not (answer.remark and _WORD.fullmatch(answer.remark)):
+            del tree["remark"]
+        if handle := answer.ext.get("recallHandle"):
+            tree["ext"]["recallHandle"] = base64.urlsafe_b64decode(handle).decode()
+        if "indexLastUpdatePhyoffset" in answer.ext:
+            tree["ext"]["indexLastUpdatePhyoffset"] = "<position>"
         return {name: self._value(value) for name, value in tree.items() if value is not None}
 
     def _value(self, value: Any) -> Any:
@@ -127,6 +137,8 @@ class Normaliser:
             return self._object(value)
         if isinstance(value, list):
             items = [self._value(item) for item in value]
+            if items and all(isinstance(item, str) for item in items):
+                return dict.fromkeys(items, "there")
             is_records = bool(value) and isinstance(value[0], dict) and "physical_offset" in value[0]
             return items if is_records else sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
         if type(value) is int and abs(value - self.now_ms) < _DAY_MS:
@@ -134,6 +146,8 @@ class Normaliser:
         return value
 
     def _object(self, value: dict[str, Any]) -> Any:
+        measured = {name: f"<{_MEASURED[name]}>" for name in _MEASURED.keys() & value.keys()}
+        value = value | measured
         if value.keys() == _DATA_VERSION:
             return "<data version>"
         if "physical_offset" in value:
@@ -144,7 +158,8 @@ class Normaliser:
         for own, name in self.names.items():
             text = text.replace(own, name)
         text = _ID.sub(lambda match: match.group() if match.group() in self.sent else "<id>", text)
-        return _EPOCH_MS.sub(self._time, text)
+        text = _EPOCH_MS.sub(self._time, text)
+        return _VERSION_TEXT.sub("<data version>", text)
 
     def _time(self, match: re.Match[str]) -> str:
         return "<time>" if abs(int(match.group()) - self.now_ms) < _DAY_MS else match.group()

@@ -10,14 +10,17 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from neve.message import parse_offset_msg_id
 from neve.remoting.command import FLAG_ONEWAY, RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
-from tests.differential.answers import CLOSED, Answer, Normaliser, at_path, read_answer
+from tests.differential.answers import CLOSED, SILENT, Answer, Normaliser, at_path, names_of, read_answer
 from tests.differential.steps import BROKER, NAMESRV, Body, Scenario, Step
 
-_PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
-_ANSWER_S = 20.0
+_PLACEHOLDER = re.compile(r"\$\{(\w+)(:place)?\}")
+_CONNECT_S = 10.0
 _UNTIL_S = 10.0
+#: A body of that size holds no ids, only weight.
+_LARGE = 65_536
 
 
 class Line:
@@ -25,13 +28,16 @@ class Line:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), _ANSWER_S)
+        self.socket = socket.create_connection((host, int(port)), _CONNECT_S)
         name = self.socket.getsockname()
         self.own = f"{name[0]}:{name[1]}"
         self._decoder = FrameDecoder()
         self._opaque = 0
 
-    def ask(self, code: int, ext: dict[str, str], body: bytes, oneway: bool) -> Answer:
+    def ask(
+        self, code: int, ext: dict[str, str], body: bytes, *, oneway: bool = False, patience_s: float = 20.0
+    ) -> Answer:
+        self.socket.settimeout(patience_s)
         self._opaque += 1
         flag = FLAG_ONEWAY if oneway else 0
         request = RemotingCommand(code, self._opaque, flag, language="JAVA", ext=ext, body=body)
@@ -42,7 +48,7 @@ class Line:
             while (frame := self._decoder.next_frame()) is None:
                 data = self.socket.recv(1 << 18)
                 if not data:
-                    return Answer(CLOSED, "the connection was closed", {}, "")
+                    return Answer(CLOSED, None, {}, "")
                 self._decoder.receive_data(data)
             answer = decode_command(frame)
             if answer.is_response and answer.opaque == self._opaque:
@@ -63,7 +69,7 @@ class Player:
     _lines: dict[tuple[str, str], Line] = field(default_factory=dict)
 
     def play(self, scenario: Scenario) -> None:
-        self._sent = [f"{step.ext} {step.body!r}" for step in scenario.steps]
+        self._sent = [f"{step.ext} {step.body!r}" for step in scenario.steps if len(step.body) < _LARGE]
         self._saved = {"broker": self.broker, "namesrv": self.namesrv, "broker_name": self.broker_name}
         try:
             for step in scenario.steps:
@@ -77,14 +83,16 @@ class Player:
             self._lines.clear()
 
     def _step(self, step: Step) -> dict[str, Any]:
-        deadline = time.monotonic() + _UNTIL_S
+        deadline = time.monotonic() + min(_UNTIL_S, step.patience_s)
         answer = self._ask(step)
         while not self._holds(step, answer) and time.monotonic() < deadline:
             threading.Event().wait(0.05)
             answer = self._ask(step)
         for name, path in step.save.items():
             self._saved[name] = str(at_path(answer.tree(), path))
-        return self._normaliser().apply(answer)
+            assert self._saved[name] != "None", f"{step.name}: nothing at {path} of {answer}"
+        tree = self._normaliser().apply(answer)
+        return tree | {"body": names_of(tree.get("body"))} if step.names_only else tree
 
     def _holds(self, step: Step, answer: Answer) -> bool:
         return all(at_path(answer.tree(), path) == value for path, value in step.until.items())
@@ -97,9 +105,11 @@ class Player:
             assert step.to in (BROKER, NAMESRV)
         ext = {name: self._fill(value) for name, value in step.ext.items()}
         try:
-            answer = line.ask(step.code, ext, self._body(step.body), step.oneway)
+            answer = line.ask(step.code, ext, self._body(step.body), oneway=step.oneway, patience_s=step.patience_s)
         except ConnectionError:
-            answer = Answer(CLOSED, "the connection was closed", {}, "")
+            answer = Answer(CLOSED, None, {}, "")
+        except TimeoutError:
+            answer = Answer(SILENT, None, {}, "")
         if answer.code == CLOSED:
             self._lines.pop(key).socket.close()
         return answer
@@ -112,12 +122,16 @@ class Player:
     def _fill(self, value: object) -> str:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         known = {**self._saved, "now": str(_now_ms())}
-        return _PLACEHOLDER.sub(lambda match: known[match.group(1)], text)
+        return _PLACEHOLDER.sub(lambda match: _place(known[match[1]]) if match[2] else known[match[1]], text)
 
     def _normaliser(self) -> Normaliser:
         names = {line.own: f"<client {name}>" for (_, name), line in self._lines.items()}
         names |= {self.broker: "<broker>", self.namesrv: "<namesrv>", self.broker_name: "<broker name>"}
         return Normaliser(names, _now_ms(), "\n".join(self._sent))
+
+
+def _place(message_id: str) -> str:
+    return str(parse_offset_msg_id(message_id)[2])
 
 
 def _now_ms() -> int:

@@ -4,6 +4,7 @@ Values may hold placeholders, filled in for each broker apart:
 
     ${broker} ${broker_name} ${namesrv}     the server's own addresses and name
     ${now}                                  ms since 1970, when the step is sent
+    ${name:place}                           the place in the log that a saved offsetMsgId names
     ${name}                                 what an earlier step of the scenario saved under that name
 """
 
@@ -24,6 +25,8 @@ class Step:
     `save` names parts of the answer for later steps: paths such as `ext.msgId` or `body.0.properties.POP_CK`.
     `until` is what the answer must hold before it counts: the request is sent again till then, with a deadline.
     `line` is the connection: clients are told apart by theirs.
+    `names_only`: the body's values are measurements or settings of the machine; their names are compared.
+    `patience_s` is how long an answer, or what is waited for, may take.
     """
 
     name: str
@@ -35,6 +38,8 @@ class Step:
     until: Mapping[str, object] = field(default_factory=dict)
     line: str = "main"
     oneway: bool = False
+    names_only: bool = False
+    patience_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
+from tests.differential.scenarios.heartbeats import heartbeat
 from tests.differential.scenarios.requests import create_group, create_topic, max_offset, properties, pull, send
 from tests.differential.steps import Scenario, Step
 
 T = "diff_pull"
 _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4
-
-
-def _heartbeat(name: str, group: str, topic: str, expression: str = "*", kind: str = "TAG", **more: object) -> Step:
-    consumer = {
-        "groupName": group,
-        "consumeType": "CONSUME_PASSIVELY",
-        "messageModel": "CLUSTERING",
-        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
-        "subscriptionDataSet": [
-            {
-                "topic": topic,
-                "subString": expression,
-                "expressionType": kind,
-                "subVersion": 5,
-                "tagsSet": [tag.strip() for tag in expression.split("||") if kind == "TAG" and tag.strip() != "*"],
-                "codeSet": [2_001 for tag in expression.split("||") if kind == "TAG" and tag.strip() != "*"],
-                "classFilterMode": False,
-            }
-        ],
-        "unitMode": False,
-        **more,
-    }
-    return Step(name, 34, {}, {"clientID": f"{group}@1", "producerDataSet": [], "consumerDataSet": [consumer]})
 
 
 _FILLED = (
@@ -129,7 +107,7 @@ SUBSCRIBED = Scenario(
         send("red", T + "_s", properties=properties(TAGS="red")),
         send("blue", T + "_s", properties=properties(TAGS="blue")),
         max_offset("there", T + "_s", 2),
-        _heartbeat("heartbeat", "diff_sub", T + "_s"),
+        heartbeat("heartbeat", "diff_sub", T + "_s"),
         pull("by heartbeat", T + "_s", sysFlag=0, consumerGroup="diff_sub", subVersion=5),
         pull("older than the heartbeat", T + "_s", sysFlag=0, consumerGroup="diff_sub", subVersion=4),
         pull("newer than the heartbeat", T + "_s", sysFlag=0, consumerGroup="diff_sub", subVersion=6),
@@ -140,10 +118,10 @@ SUBSCRIBED = Scenario(
         Step("is it forbidden", 353, {"group": "diff_sub", "topic": T + "_s"}),
         Step("allow", 353, {"group": "diff_sub", "topic": T + "_s", "readable": True}),
         pull("allowed again", T + "_s", sysFlag=0, consumerGroup="diff_sub", subVersion=5),
-        _heartbeat("sql heartbeat", "diff_sql", T + "_s", "TAGS = 'blue'", "SQL92"),
+        heartbeat("sql heartbeat", "diff_sql", T + "_s", "TAGS = 'blue'", "SQL92"),
         pull("by sql heartbeat", T + "_s", sysFlag=0, consumerGroup="diff_sql", subVersion=5),
         create_group("no broadcast", "diff_no_broadcast", consumeBroadcastEnable=False),
-        _heartbeat("broadcasting", "diff_no_broadcast", T + "_s", messageModel="BROADCASTING"),
+        heartbeat("broadcasting", "diff_no_broadcast", T + "_s", messageModel="BROADCASTING"),
         pull("by broadcast", T + "_s", sysFlag=0, consumerGroup="diff_no_broadcast", subVersion=5),
     ),
 )
