@@ -36,6 +36,7 @@ SETTINGS = {
 MARKER_CODE, MARKER_OPAQUE = 9_999, 1_999_999_999
 PER_CONNECTION = 200
 PIPELINED = 16
+FATAL_SHARE = 8
 PROBE_PERIOD_S = 0.05
 #: The server may use so much CPU, or the machine so much time, before a sound request is answered.
 PAUSE_CPU_S, PAUSE_WALL_S = 1.0, 30.0
@@ -135,7 +136,7 @@ class Attacker:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             answers = Answers(link, self._figures)
             for _ in range(PER_CONNECTION // together):
-                stream, count, is_last = _group(mutator, together)
+                stream, count, is_last = self._group(mutator, together)
                 self._figures.frames += count
                 try:
                     for piece in mutator.cut(stream if is_last else stream + self._marker):
@@ -148,23 +149,31 @@ class Attacker:
                     answers.until_quiet()
                     return
 
+    def _group(self, mutator: Mutator, together: int) -> tuple[bytes, int, bool]:
+        """Frames up to `together`, or to the first that is fatal to the connection: only the last may be.
 
-def _group(mutator: Mutator, together: int) -> tuple[bytes, int, bool]:
-    """Frames up to `together`, or to the first that ends the connection or leaves it out of step: only the last may."""
-    parts: list[bytes] = []
-    for _ in range(together):
-        stream = mutator.frame()
-        parts.append(stream)
-        decoder = FrameDecoder()
-        try:
-            decoder.receive_data(stream)
-            while (frame := decoder.next_frame()) is not None:
-                decode_command(frame)
-        except ProtocolError:
-            return b"".join(parts), len(parts), True
-        if decoder.pending:
-            return b"".join(parts), len(parts), True
-    return b"".join(parts), len(parts), False
+        Two in five would be. They are the codec's business more than the handlers': one of FATAL_SHARE is sent.
+        """
+        parts: list[bytes] = []
+        while len(parts) < together:
+            stream = mutator.frame()
+            if not _is_fatal(stream):
+                parts.append(stream)
+            elif self._random.randrange(FATAL_SHARE) == 0:
+                return b"".join((*parts, stream)), len(parts) + 1, True
+        return b"".join(parts), len(parts), False
+
+
+def _is_fatal(stream: bytes) -> bool:
+    """Whether the connection must end with these bytes, or is out of step after them."""
+    decoder = FrameDecoder()
+    try:
+        decoder.receive_data(stream)
+        while (frame := decoder.next_frame()) is not None:
+            decode_command(frame)
+    except ProtocolError:
+        return True
+    return decoder.pending
 
 
 class Answers:
