@@ -1,0 +1,168 @@
+"""The parts of consumers that need no server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neve.client.consume_stats import ConsumeStatsTable
+from neve.client.delivery import DeliveryBuffer, Lane
+from neve.client.model import Message, MessageQueue
+from neve.client.offset_store import LocalFileOffsetStore
+from neve.client.pop import Receipt
+from neve.client.process_queue import ProcessQueue
+from neve.client.received import Received
+from neve.errors import ClientError, ProtocolError
+
+QUEUE = MessageQueue("t", "b0", 0)
+
+
+def message(offset: int, body: bytes = b"xy") -> Received:
+    return Received("t", body, queue_offset=offset)
+
+
+def taken(buffer: DeliveryBuffer) -> list[int]:
+    found = []
+    while (one := buffer.take()) is not None:
+        found.append(one.queue_offset)
+    return found
+
+
+# ---- lanes
+
+
+def test_lanes_take_turns() -> None:
+    buffer = DeliveryBuffer(lambda: None)
+    one, two = Lane(), Lane()
+    buffer.put(one, [message(0), message(1), message(2)])
+    buffer.put(two, [message(10)])
+    assert (buffer.count, buffer.bytes) == (4, 8)
+    assert taken(buffer) == [0, 10, 1, 2]
+    assert (buffer.count, buffer.bytes) == (0, 0)
+
+
+def test_a_lane_in_order_waits_for_its_message_to_be_settled() -> None:
+    buffer = DeliveryBuffer(lambda: None)
+    ordered, free = Lane(in_order=True), Lane()
+    buffer.put(ordered, [message(0), message(1)])
+    buffer.put(free, [message(10), message(11)])
+    assert taken(buffer) == [0, 10, 11]
+    buffer.settled(ordered)
+    assert taken(buffer) == [1]
+
+
+def test_a_closed_lane_hands_out_nothing_until_it_is_opened() -> None:
+    buffer = DeliveryBuffer(lambda: None)
+    lane = Lane()
+    buffer.put(lane, [message(0)])
+    buffer.close(lane)
+    assert taken(buffer) == []
+    buffer.put(lane, [message(1)])
+    assert taken(buffer) == []
+    buffer.open(lane)
+    assert taken(buffer) == [0, 1]
+
+
+def test_what_is_discarded_gives_its_room_back() -> None:
+    rooms = []
+    buffer = DeliveryBuffer(lambda: rooms.append(1))
+    lane = Lane()
+    buffer.put(lane, [message(0), message(1)])
+    assert [one.queue_offset for one in buffer.discard(lane)] == [0, 1]
+    assert (buffer.count, buffer.bytes, lane.waiting_bytes, len(rooms)) == (0, 0, 0, 1)
+    assert taken(buffer) == []
+
+
+def test_a_queue_whose_lock_lapsed_is_not_usable() -> None:
+    books = ProcessQueue(QUEUE, 0, in_order=True)
+    assert books.is_usable(1e9)
+    books.locked_until = 30.0
+    assert books.is_usable(29.9)
+    assert not books.is_usable(30.0)
+
+
+# ---- local offsets
+
+
+def test_local_offsets_come_back_in_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "id" / "g" / "offsets.json"
+
+    async def work() -> None:
+        store = LocalFileOffsetStore(path)
+        await store.load()
+        assert await store.read(QUEUE) is None
+        await store.write({QUEUE: 5})
+        await store.write({QUEUE._replace(queue_id=1): 7})
+        again = LocalFileOffsetStore(path)
+        await again.load()
+        assert (await again.read(QUEUE), await again.read(QUEUE._replace(queue_id=1))) == (5, 7)
+
+    asyncio.run(work())
+    first = '{"brokerName":"b0","queueId":0,"topic":"t"}:5'
+    second = '{"brokerName":"b0","queueId":1,"topic":"t"}:7'
+    assert path.read_text() == '{"offsetTable":{' + first + "," + second + "}}"  # as RocketMQ's Java client writes it
+    assert path.with_name("offsets.json.bak").read_text() == '{"offsetTable":{' + first + "}}"
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"offsetTable":{{"brok', b"[]"])
+def test_a_missing_or_torn_offsets_file_falls_back_to_the_one_before(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "offsets.json"
+
+    async def work() -> None:
+        store = LocalFileOffsetStore(path)
+        await store.write({QUEUE: 5})
+        await store.write({QUEUE: 6})
+        path.unlink() if content is None else path.write_bytes(content)
+        again = LocalFileOffsetStore(path)
+        await again.load()
+        assert await again.read(QUEUE) == 5
+        path.with_name("offsets.json.bak").write_bytes(b"{")
+        if content is not None:
+            with pytest.raises(ClientError):
+                await again.load()
+
+    asyncio.run(work())
+
+
+# ---- receipts
+
+
+@given(
+    st.builds(Receipt, *[st.integers(0, 2**62)] * 4, st.sampled_from("012"), st.just("b-0"), *[st.integers(0, 9)] * 2)
+)
+def test_a_receipt_is_read_as_it_was_written(receipt: Receipt) -> None:
+    assert Receipt.parse(receipt.text) == receipt
+
+
+def test_a_receipt_names_the_topic_that_the_message_is_stored_in() -> None:
+    names = [Receipt.parse(f"7 1000 60000 2 {retry} b 3 9").real_topic("t", "g") for retry in "012"]
+    assert names == ["t", "%RETRY%g_t", "%RETRY%g+t"]
+    assert Receipt.parse("7 1000 60000 2 0 b 3 9").visible_at == 61000
+    for bad in ("", "1 2 3", "a 1 1 1 0 b 1 1"):
+        with pytest.raises(ProtocolError):
+            Receipt.parse(bad)
+
+
+# ---- statistics
+
+
+def test_rates_are_those_of_the_last_minute() -> None:
+    table = ConsumeStatsTable()
+    table.pulled("t", 30, 0.5, 100.0)
+    table.pulled("t", 30, 1.5, 101.0)
+    table.consumed("t", 0.25, 101.5)
+    table.failed("t", 101.9)
+    status = table.status_table(102.0)["t"]
+    assert (status["pullRT"], status["pullTPS"], status["consumeRT"], status["consumeFailedMsgs"]) == (1000, 1, 250, 1)
+    later = table.status_table(162.0)["t"]
+    assert (later["pullTPS"], later["consumeOKTPS"], later["consumeFailedMsgs"]) == (0, 0, 1)
+
+
+def test_messages_without_a_consumer_cannot_be_settled() -> None:
+    assert isinstance(message(0), Message)
+    with pytest.raises(ClientError):
+        asyncio.run(message(0).ack())
