@@ -28,6 +28,7 @@ from bench import jvm
 #: The command of the environment that runs this.
 NEVE = str(Path(sys.executable).with_name("neve"))
 _READY_S = 60.0
+_JAVA_READY_S = 180.0  # of a busy machine
 _STOP_S = 30.0
 _ADMIN_S = 120.0
 _MODULE_FLAGS = [
@@ -244,12 +245,12 @@ class ApacheServer(Processes):
         broker = start.format("broker", "BrokerStartup")
         arguments = ["-c", str(conf / "namesrv.conf")]
         self.spawn(jvm.java(library, namesrv, *arguments, home=self.directory, flags=small), "namesrv.out", env)
-        wait_until(lambda: accepts(self.namesrv), "Apache's name server")
+        wait_until(lambda: accepts(self.namesrv), "Apache's name server", _JAVA_READY_S)
         arguments = ["-c", str(conf / "broker.conf")]
         self.spawn(jvm.java(library, broker, *arguments, home=self.directory, flags=large), "broker.out", env)
-        wait_until(lambda: accepts(self.broker), "Apache's broker")
+        wait_until(lambda: accepts(self.broker), "Apache's broker", _JAVA_READY_S)
         # The port is open seconds before the name server knows the broker.
-        wait_until(lambda: "stock" in self._clusters(), "the broker's registration", step=1.0)
+        wait_until(lambda: "stock" in self._clusters(), "the broker's registration", _JAVA_READY_S, step=1.0)
         return self
 
     def _clusters(self) -> str:
