@@ -13,7 +13,7 @@ from neve.cli.cluster import cluster_options, connect
 from neve.cli.output import say
 
 if TYPE_CHECKING:
-    from neve.client import AsyncClient, Message
+    from neve.client import AsyncClient, Consumer, Message, PopConsumer, Subscription
 
 IN_FLIGHT = 64
 
@@ -97,6 +97,15 @@ async def _send(client: AsyncClient, topic: str, body: bytes, options: dict[str,
 @click.argument("topic")
 @click.option("-g", "--group", help="Join this group; otherwise read without one, from every queue.")
 @click.option("--tags", "expression", default="*", help='Tag filter, such as "EWR || JFK".')
+@click.option("--sql", help="SQL92 filter over the properties, such as \"size > 5 AND colour = 'red'\".")
+@click.option(
+    "--broadcast",
+    "how",
+    flag_value="broadcast",
+    help="With a group: read all queues beside the other members; offsets are kept in ~/.rocketmq_offsets.",
+)
+@click.option("--pop", "how", flag_value="pop", help="With a group: pop; the broker gives each message to one member.")
+@click.option("--share", "how", flag_value="share", default=True, help="With a group: pull a share of the queues.")
 @click.option("--from", "start", default="first", show_default=True, help="first, last, or ISO 8601 time.")
 @click.option("-c", "--count", type=click.IntRange(1), help="End after so many messages.")
 @click.option(
@@ -110,6 +119,8 @@ def consume(
     topic: str,
     group: str | None,
     expression: str,
+    sql: str | None,
+    how: str,
     start: str,
     count: int | None,
     idle: float,
@@ -118,12 +129,19 @@ def consume(
     namesrv: str,
 ) -> None:
     """Print the messages of a topic, archived ones too: bodies, or JSON lines with everything."""
+    from neve.client import Subscription
+
     begin = _start(start)
+    if sql is not None and expression != "*":
+        raise click.UsageError("--tags or --sql, not both")
+    wanted = Subscription(expression) if sql is None else Subscription.sql(sql)
     if group is None:
-        work = _read(namesrv, topic, expression=expression, start=begin, queue=queue, count=count, output=output)
+        if how != "share":
+            raise click.UsageError(f"--{how} needs a --group")
+        work = _read(namesrv, topic, wanted=wanted, start=begin, queue=queue, count=count, output=output)
     else:
-        work = _join(
-            namesrv, topic, expression=expression, start=begin, group=group, idle=idle, count=count, output=output
+        work = _consume_in_group(
+            namesrv, {topic: wanted}, start=begin, group=group, how=how, idle=idle, count=count, output=output
         )
     say(f"{asyncio.run(work)} messages")
 
@@ -137,11 +155,18 @@ def _start(text: str) -> str | int:
 
 
 async def _read(
-    namesrv: str, topic: str, *, expression: str, start: str | int, queue: int | None, count: int | None, output: str
+    namesrv: str,
+    topic: str,
+    *,
+    wanted: Subscription,
+    start: str | int,
+    queue: int | None,
+    count: int | None,
+    output: str,
 ) -> int:
     seen = 0
     async with connect(namesrv) as client:
-        async for message in client.reader(topic, start=start, queue=queue, expression=expression):
+        async for message in client.reader(topic, start=start, queue=queue, expression=wanted):
             _print(message, output)
             seen += 1
             if seen == count:
@@ -149,19 +174,30 @@ async def _read(
     return seen
 
 
-async def _join(
+async def _consume_in_group(
     namesrv: str,
-    topic: str,
+    topics: dict[str, Subscription],
     *,
-    expression: str,
     start: str | int,
     group: str,
+    how: str,
     idle: float,
     count: int | None,
     output: str,
 ) -> int:
+    async with connect(namesrv) as client:
+        if how == "pop":
+            if isinstance(start, int):
+                raise click.BadParameter("--pop begins first or last", param_hint="--from")
+            popping = client.pop_consumer(group, topics, start=start)
+            return await _join(popping, idle=idle, count=count, output=output)
+        pulling = client.consumer(group, topics, start=start, broadcast=how == "broadcast")
+        return await _join(pulling, idle=idle, count=count, output=output)
+
+
+async def _join(consumer: Consumer | PopConsumer, *, idle: float, count: int | None, output: str) -> int:
     seen = 0
-    async with connect(namesrv) as client, client.consumer(group, {topic: expression}, start=start) as consumer:
+    async with consumer:
         while seen != count and (message := await consumer.receive(timeout=idle)) is not None:
             _print(message, output)
             seen += 1

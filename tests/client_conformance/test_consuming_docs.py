@@ -1,0 +1,78 @@
+"""`docs/consuming.md` shows programs that run, and `neve consume` reads in each of its ways."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neve import connect
+from neve.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "consuming.md"
+DEADLINE_S = 60
+
+
+def examples() -> list[Any]:
+    """The functions of the page, by name."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) >= 8
+    found: dict[str, Any] = {}
+    for block in blocks:
+        scope: dict[str, Any] = {}
+        exec(compile(block, str(PAGE), "exec"), scope)
+        found |= {name: value for name, value in scope.items() if inspect.iscoroutinefunction(value)}
+    return [pytest.param(value, id=name) for name, value in found.items()]
+
+
+@pytest.fixture(scope="module")
+def orders(server: Any) -> str:
+    """The topic of the page, on a broker that has it once for all examples."""
+
+    async def fill() -> None:
+        async with asyncio.timeout(DEADLINE_S), connect(server.namesrv) as client:
+            for number in range(24):
+                properties = {"size": str(number), "colour": "red"}
+                await client.send("orders", str(number), tags="new", properties=properties)
+
+    asyncio.run(fill())
+    return str(server.namesrv)
+
+
+@pytest.mark.parametrize("example", examples())
+def test_an_example_runs(orders: str, example: Callable[[Any], Any]) -> None:
+    async def work() -> None:
+        async with asyncio.timeout(DEADLINE_S), connect(orders) as client:
+            await example(client)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["--sql", "size = 7"],
+        ["--group", "cli-sql", "--sql", "size = 7"],
+        ["--group", "cli-pop", "--pop", "--sql", "size = 7"],
+        ["--group", "cli-all", "--broadcast", "--sql", "size = 7"],
+    ],
+    ids=["reader", "group", "pop", "broadcast"],
+)
+def test_neve_consume_selects(
+    orders: str, how: list[str], capfd: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main.run(["consume", "orders", "--namesrv", orders, "--count", "1", "--idle", "30", *how]) == 0
+    assert capfd.readouterr().out == "7\n"
+    assert (tmp_path / ".rocketmq_offsets").exists() == ("--broadcast" in how)
+
+
+def test_neve_consume_says_what_does_not_go_together(capfd: Any) -> None:
+    for arguments in (["--pop"], ["--broadcast"], ["--sql", "a > 1", "--tags", "b"]):
+        assert main.run(["consume", "orders", *arguments]) == 2
+    assert "--tags or --sql" in capfd.readouterr().err
