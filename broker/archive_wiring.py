@@ -182,6 +182,7 @@ class ArchiveWiring:
                 config.cold_cache_bytes,
                 fetch_budget=config.cold_fetch_bytes,
                 is_current=lambda: journal.online,
+                clock=context.clock,
             )
             context.tiered.cold = self.reader
         loop = asyncio.get_running_loop()

@@ -23,6 +23,7 @@ from infra.config import BrokerConfig
 from infra.metrics import Histogram
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
+from tiered.cold_query import Found
 from tiered.cold_reader import ColdResult, ColdUnavailable, Located
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ _LATER = "the archive can't be read now, try again later"
 # Questions that need several row groups run in threads of their own; beyond these in line, the next is refused.
 _QUERY_THREADS = 4
 _QUERIES_MAX = 64
+_NOT_ASKED = Found([], "the archive, which can't be read now")
 _LATENCY_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"
@@ -74,9 +76,9 @@ class ColdTier(Protocol):
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int: ...
 
-    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]: ...
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found: ...
 
-    def record_at(self, physical_offset: int) -> bytes | None: ...
+    def record_at(self, physical_offset: int) -> Found: ...
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int | None: ...
 
@@ -232,22 +234,29 @@ class TieredStore:
         found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
         return -1 if found is None else found
 
-    async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
-        """Records with a key out of both tiers, newest first; without the archive while it can't be read."""
+    async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
+        """Records with a key out of both tiers, newest first, and what of the archive was not searched."""
         found = self.hot.query(topic, key, max_num, begin, end)
         cold = self._archive()
         if cold is None or len(found) >= max_num:
-            return found
-        older = await self._ask_cold("query", cold.query, topic, key, max_num, begin, end)
+            return Found(found)
+        older = await self._ask_cold("query", cold.query, topic, key, max_num, begin, end) or _NOT_ASKED
         known = set(found)
-        return (found + [raw for raw in older or () if raw not in known])[:max_num]
+        return Found((found + [raw for raw in older.records if raw not in known])[:max_num], older.unsearched)
 
     async def record_at(self, physical_offset: int) -> bytes | None:
+        """None: there is none. Raises BrokerError SYSTEM_BUSY where that is not sure."""
         found = self.hot.record_at(physical_offset)
         cold = self._archive()
         if found is not None or cold is None or not 0 <= physical_offset < self.hot.min_physical_offset:
             return found
-        return await self._ask_cold("record", cold.record_at, physical_offset)
+        archived = await self._ask_cold("record", cold.record_at, physical_offset) or _NOT_ASKED
+        if not archived.records and archived.unsearched:
+            raise BrokerError(
+                ResponseCode.SYSTEM_BUSY,
+                f"no message found at {physical_offset}, but not all was searched: {archived.unsearched}",
+            )
+        return archived.records[0] if archived.records else None
 
     async def _ask_cold(self, what: str, ask: Callable[..., T], *arguments: Any) -> T | None:
         self.cold_reads += 1

@@ -1,79 +1,101 @@
 """Looking messages up in the archive: by key, and by their place in the log.
 
-The archive has no index of keys: row groups are fetched, newest first, and searched as bytes, up to a budget.
-What is found as bytes is decoded and compared, so a body that holds the key is no hit.
+The archive has no index of keys: row groups are fetched, newest first and a few ahead, and searched as bytes, so many
+of them and so long. What is found as bytes is decoded and compared, so a body that holds the key is no hit. What was
+not searched is said.
 """
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from datetime import UTC, datetime
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 
+from infra.clock import Clock
 from neve.archive.catalog import Catalog
-from neve.archive.journal import CommittedName
+from neve.archive.journal import CommittedName, RowGroup
 from neve.message import MalformedRecord, MessageRecord, decode_record
 from tiered.worker_client import DecodedGroup
 
-Fetch = Callable[[CommittedName, int], DecodedGroup]
-
-# Wire bytes that one question may have decoded; a client waits a few seconds only.
-_BUDGET = 128 << 20
+# One question: a stock client waits 15 s for its answer.
+GROUPS_MAX = 64
+SECONDS_MAX = 10.0
+_AHEAD = 4
 _LONG = Struct(">q")
 
 
-class ColdQuery:
-    def __init__(self, catalog: Catalog, fetch: Fetch, budget: int = _BUDGET) -> None:
-        self._catalog, self._fetch, self._budget = catalog, fetch, budget
+class ColdUnavailable(Exception):
+    """The archive can't answer now: the client is told to come back, its offset stays."""
 
-    def by_key(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
+
+class Found(NamedTuple):
+    records: list[bytes]
+    unsearched: str = ""  # what may hold more; empty: nothing
+
+
+class _Place(NamedTuple):
+    name: CommittedName
+    number: int
+
+    @property
+    def group(self) -> RowGroup:
+        return self.name.row_groups[self.number]
+
+
+# The row group, on its way or there; raises ColdUnavailable when too many wait.
+Ask = Callable[[CommittedName, int], "Future[DecodedGroup]"]
+
+
+class ColdQuery:
+    def __init__(self, catalog: Catalog, ask: Ask, clock: Clock) -> None:
+        self._catalog, self._ask, self._clock = catalog, ask, clock
+
+    def by_key(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
         """The newest records with this word in KEYS or this unique key, stored in [begin, end], newest first."""
-        groups = [
-            (name, index)
+        places = [
+            _Place(name, index)
             for name in self._catalog.objects(topic)
             for index, group in enumerate(name.row_groups)
             if group.newest_ms >= begin and group.oldest_ms <= end
         ]
-        groups.sort(key=lambda place: place[0].row_groups[place[1]].newest_ms, reverse=True)
-        needle = key.encode("utf-8", "surrogatepass")
-        found: list[tuple[int, bytes]] = []
-        for hits in self._search(groups, needle):
-            found += [
-                (record.physical_offset, raw)
-                for raw, record in hits
-                if has_key(record, topic, key) and begin <= record.store_timestamp <= end
-            ]
-            if len(found) >= max_num:
-                break
-        found.sort(reverse=True)
-        return [raw for _, raw in found[:max_num]]
+        places.sort(key=lambda place: place.group.newest_ms, reverse=True)
+        pattern = re.compile(re.escape(key.encode("utf-8", "surrogatepass")))
+        found: list[tuple[int, int, bytes]] = []
+        search = _Search(places, self._ask, self._clock)
+        with contextlib.closing(search.groups()) as groups:
+            for group in groups:
+                found += [
+                    (record.store_timestamp, record.physical_offset, raw)
+                    for raw, record in self._matches(group, pattern)
+                    if has_key(record, topic, key) and begin <= record.store_timestamp <= end
+                ]
+                found.sort(reverse=True)
+                # Groups overlap in time: only what is older than all that is found can be left out.
+                if len(found) >= max_num and found[max_num - 1][0] >= search.newest_left:
+                    return Found([raw for _, _, raw in found[:max_num]])
+        return Found([raw for _, _, raw in found[:max_num]], search.unsearched)
 
-    def at(self, physical_offset: int) -> bytes | None:
+    def at(self, physical_offset: int) -> Found:
         """The record that was stored at this place of the log."""
-        groups = [
-            (name, index)
+        places = [
+            _Place(name, index)
             for name in self._catalog.objects()
             if name.start <= physical_offset < name.end
             for index in range(len(name.row_groups))
         ]
-        for hits in self._search(groups, _LONG.pack(physical_offset)):
-            for raw, record in hits:
-                if record.physical_offset == physical_offset:
-                    return raw
-        return None
-
-    def _search(
-        self, groups: Iterable[tuple[CommittedName, int]], needle: bytes
-    ) -> Iterator[list[tuple[bytes, MessageRecord]]]:
-        """Group by group, the readable records that hold these bytes somewhere."""
-        pattern = re.compile(re.escape(needle))
-        spent = 0
-        for name, index in groups:
-            size = name.row_groups[index].wire_bytes
-            if spent and spent + size > self._budget:
-                return
-            spent += size
-            yield self._matches(self._fetch(name, index), pattern)
+        pattern = re.compile(re.escape(_LONG.pack(physical_offset)))
+        search = _Search(places, self._ask, self._clock)
+        with contextlib.closing(search.groups()) as groups:
+            for group in groups:
+                for raw, record in self._matches(group, pattern):
+                    if record.physical_offset == physical_offset:
+                        return Found([raw])
+        return Found([], search.unsearched)
 
     def _matches(self, group: DecodedGroup, pattern: "re.Pattern[bytes]") -> list[tuple[bytes, MessageRecord]]:
         found = []
@@ -91,6 +113,67 @@ class ColdQuery:
     def _is_visible(self, record: MessageRecord) -> bool:
         low = self._catalog.min_offset(record.topic, record.queue_id)
         return low is not None and record.queue_offset >= low
+
+
+class _Search:
+    """Row groups in their order, the next ones on their way; keeps account of what is left out, and why."""
+
+    def __init__(self, places: Sequence[_Place], ask: Ask, clock: Clock) -> None:
+        self._rest = deque(places[:GROUPS_MAX])
+        self._beyond = places[GROUPS_MAX:]
+        self._failed: list[_Place] = []
+        self._coming: deque[tuple[_Place, Future[DecodedGroup]]] = deque()
+        self._ask, self._clock = ask, clock
+        self._deadline = clock.monotonic() + SECONDS_MAX
+
+    @property
+    def newest_left(self) -> int:
+        """The newest time that an unsearched group may hold."""
+        return max((place.group.newest_ms for place in self._left()), default=-1)
+
+    @property
+    def unsearched(self) -> str:
+        left = self._left()
+        if not left:
+            return ""
+        oldest, newest = min(place.group.oldest_ms for place in left), max(place.group.newest_ms for place in left)
+        return f"{len(left)} row groups stored from {_text(oldest)} to {_text(newest)}"
+
+    def groups(self) -> Generator[DecodedGroup, None, None]:
+        try:
+            while self._begin_more():
+                place, future = self._coming[0]
+                try:
+                    group = future.result(max(self._deadline - self._clock.monotonic(), 0))
+                except TimeoutError:
+                    return
+                except ColdUnavailable:
+                    self._failed.append(place)
+                    self._coming.popleft()
+                    continue
+                self._coming.popleft()
+                yield group
+        finally:
+            for _, future in self._coming:
+                future.cancel()
+
+    def _begin_more(self) -> bool:
+        """False: there is nothing left to wait for."""
+        while self._rest and len(self._coming) < _AHEAD:
+            place = self._rest.popleft()
+            try:
+                self._coming.append((place, self._ask(place.name, place.number)))
+            except ColdUnavailable:
+                self._failed.append(place)
+        return bool(self._coming)
+
+    def _left(self) -> list[_Place]:
+        return [*self._failed, *(place for place, _ in self._coming), *self._rest, *self._beyond]
+
+
+def _text(time_ms: int) -> str:
+    """A damaged record has no time; a group of such begins at the epoch."""
+    return datetime.fromtimestamp(max(time_ms, 0) / 1000, UTC).isoformat(timespec="seconds")
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:

@@ -17,21 +17,20 @@ from typing import Protocol
 
 import numpy as np
 
+from infra.clock import Clock, SystemClock
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.journal import CommittedName
 from tiered.cold_cache import GroupCache, Key
-from tiered.cold_query import ColdQuery
+from tiered.cold_query import ColdQuery, ColdUnavailable, Found
 from tiered.fetch_queue import Fetch, FetchQueue, QueueFull
 from tiered.read_ahead import WINDOW_MAX, ReadAhead, Reader
 from tiered.worker_client import DecodedGroup, WorkerFailed
 
+__all__ = ["ColdCounts", "ColdReader", "ColdResult", "ColdUnavailable", "GroupSource", "Located"]
+
 _FETCH_THREADS = 8
 _FETCH_BUDGET = 64 << 20
 _QUERIES = ""  # the line of who asks without a consumer group
-
-
-class ColdUnavailable(Exception):
-    """The archive can't answer now: the client is told to come back, its offset stays."""
 
 
 @dataclass(slots=True)
@@ -80,6 +79,7 @@ class _Flight:
     fetch: Fetch = field(init=False)
     waiters: dict["Future[DecodedGroup]", None] = field(default_factory=dict)
     ahead: bool = False
+    keep: bool = False  # in memory, once it is there
 
 
 class ColdReader:
@@ -92,12 +92,13 @@ class ColdReader:
         *,
         fetch_budget: int = _FETCH_BUDGET,
         is_current: Callable[[], bool] = lambda: True,
+        clock: Clock | None = None,
     ) -> None:
         """`is_current`: whether the catalog is known to reach the journal's end; what it lacks is lost only then."""
         self._is_current = is_current
         self._catalog, self._worker, self._store_url = catalog, worker, store_url
         self._cache = GroupCache(cache_bytes)
-        self._query = ColdQuery(catalog, self._group_of)
+        self._query = ColdQuery(catalog, self._group_of, clock or SystemClock())
         self._queue = FetchQueue(_FETCH_THREADS, fetch_budget)
         # Together, what is fetched ahead of all readers stays within the part of the cache that scans may use.
         self._ahead_max = cache_bytes // 4
@@ -209,12 +210,12 @@ class ColdReader:
             return None if first is None else max(first, low)
         return max((high if first is None else first) - 1, low)
 
-    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
-        """Records with a key, stored in [begin, end], newest first, out of a bounded part. Raises ColdUnavailable."""
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
+        """Records with a key, stored in [begin, end], newest first, and what was not searched."""
         return self._query.by_key(topic, key, max_num, begin, end)
 
-    def record_at(self, physical_offset: int) -> bytes | None:
-        """The record from a place in the log. Raises ColdUnavailable."""
+    def record_at(self, physical_offset: int) -> Found:
+        """The record from a place in the log, and what was not searched."""
         return self._query.at(physical_offset)
 
     def _first_at(self, topic: str, queue_id: int, timestamp: int) -> int | None:
@@ -251,14 +252,17 @@ class ColdReader:
             return ColdResult("OFFSET_OVERFLOW_ONE", offset)
         raise ColdUnavailable(f"{topic}/{queue_id}: offset {offset} lies in a round that is not committed yet")
 
-    def _group_of(self, name: CommittedName, index: int) -> DecodedGroup:
+    def _group_of(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
         queue, first, last = name.row_groups[index].runs[0]
-        return self._want(Location(name, index, queue, first, last), _QUERIES, first).result()
+        return self._want(Location(name, index, queue, first, last), _QUERIES, first, keep=False)
 
     # ---- row groups
 
-    def _want(self, location: Location, group: str, offset: int) -> "Future[DecodedGroup]":
-        """The row group from the cache, or from the one fetch that is on its way. Raises ColdUnavailable."""
+    def _want(self, location: Location, group: str, offset: int, *, keep: bool = True) -> "Future[DecodedGroup]":
+        """The row group from the cache, or from the one fetch that is on its way. Raises ColdUnavailable.
+
+        `keep`: in memory; what is searched once would only push out what readers need.
+        """
         key = (location.name.key, location.row_group)
         waiter: Future[DecodedGroup] = Future()
         with self._lock:
@@ -269,6 +273,7 @@ class ColdReader:
                 return waiter
             flight = self._flight(key, location)
             flight.waiters[waiter] = None
+            flight.keep |= keep
         waiter.add_done_callback(functools.partial(self._left, flight))
         try:
             self._queue.put(flight.fetch, group)
@@ -347,7 +352,8 @@ class ColdReader:
                 self.counts.fetches += 1
                 self.counts.fetched_bytes += group.fetched
                 self.counts.disk_hits += bool(group.cached and not group.fetched)
-                self._cache.put(flight.key, group, ahead=flight.ahead and not waiters)
+                if flight.keep or flight.ahead:
+                    self._cache.put(flight.key, group, ahead=flight.ahead and not waiters)
             else:
                 self.counts.failures += 1
         for waiter in waiters:

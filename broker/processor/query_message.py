@@ -21,7 +21,7 @@ class QueryMessageProcessor:
         ext = request.ext
         unique = optional_bool(ext, "_UNIQUE_KEY_QUERY")
         count = _UNIQUE_HITS if unique else min(max(require_int(ext, "maxNum"), 1), _MAX_HITS)
-        hits = await self._context.tiered.query(
+        found = await self._context.tiered.query(
             require_str(ext, "topic"),
             require_str(ext, "key"),
             count,
@@ -29,14 +29,21 @@ class QueryMessageProcessor:
             require_int(ext, "endTimestamp"),
         )
         # The index knows hashes only, and tells the newest first.
-        hits = [record for record in reversed(hits) if has_key(decode_record(record), ext["topic"], ext["key"])]
+        hits = [
+            record for record in reversed(found.records) if has_key(decode_record(record), ext["topic"], ext["key"])
+        ]
+        left = f"not searched: {found.unsearched}" if found.unsearched else None
+        if not hits and left:
+            raise BrokerError(
+                ResponseCode.SYSTEM_BUSY, f"nothing found, but {left}; try a narrower time range, or later"
+            )
         if not hits:
             raise BrokerError(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
         answer = {
             "indexLastUpdateTimestamp": str(self._context.clock.now_ms()),
             "indexLastUpdatePhyoffset": str(self._context.store.max_physical_offset),
         }
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=answer, parts=list(hits))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, left, ext=answer, parts=list(hits))
 
     async def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         offset = require_int(request.ext, "offset")

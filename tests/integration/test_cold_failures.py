@@ -141,6 +141,14 @@ def test_a_spoilt_object_holds_its_readers_until_it_is_mended(tmp_path: Path) ->
             assert (answer.code, bytes(answer.body)) == (ResponseCode.SYSTEM_BUSY, b"")
             assert "nextBeginOffset" not in answer.ext
             assert (await pull(connection, COUNT)).code == ResponseCode.SUCCESS
+        for code, what in ((Code.QUERY_MESSAGE, {"key": "x"}), (Code.VIEW_MESSAGE_BY_ID, {"offset": 0})):
+            asked = {"topic": "T", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 1 << 60, **what}
+            answer = await ask(connection, code, **asked)
+            assert answer.code == ResponseCode.SYSTEM_BUSY and "1 row groups stored from" in (answer.remark or "")
+            path.write_bytes(whole)
+            answer = await ask(connection, code, **asked)
+            assert answer.code == (ResponseCode.QUERY_NOT_FOUND if code == Code.QUERY_MESSAGE else ResponseCode.SUCCESS)
+            path.write_bytes(b"")
         path.write_bytes(whole)
         answer = await pull(connection, 7)
         assert [record.queue_offset for record in iter_records(answer.body)] == list(range(7, 39))

@@ -1,13 +1,15 @@
 """Finding archived messages by key and by place, over row groups made here."""
 
 import mmap
+from concurrent.futures import Future
 
 import numpy as np
 
+from infra.clock import ManualClock
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, RowGroup, Topic
 from neve.message import encode_record, properties_to_bytes
-from tiered.cold_query import ColdQuery
+from tiered.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found
 from tiered.worker_client import DecodedGroup
 
 ROWS = 4
@@ -27,26 +29,35 @@ def record(offset: int) -> bytes:
 class Fetched:
     def __init__(self) -> None:
         self.groups: list[int] = []
+        self.fails: set[int] = set()
+        self.hangs: set[int] = set()
 
-    def __call__(self, name: CommittedName, index: int) -> DecodedGroup:
+    def __call__(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
         self.groups.append(index)
+        future: Future[DecodedGroup] = Future()
+        if index in self.hangs:
+            return future
+        if index in self.fails:
+            future.set_exception(ColdUnavailable("down"))
+            return future
         records = [record(offset) for offset in range(index * ROWS, (index + 1) * ROWS)]
         wire = b"".join(records)
         positions = np.cumsum([0, *map(len, records)], dtype=np.int64)
         numbers = np.concatenate([positions, np.zeros(3 * ROWS, np.int64)])
         mapped = mmap.mmap(-1, numbers.nbytes + len(wire))
         mapped.write(numbers.tobytes() + wire)
-        return DecodedGroup(mapped, ROWS, len(wire))
+        future.set_result(DecodedGroup(mapped, ROWS, len(wire)))
+        return future
 
 
-def catalog() -> Catalog:
+def catalog(count: int = GROUPS) -> Catalog:
     groups = [
         RowGroup(i * ROWS, ROWS, 0, 1, (i * ROWS + 3) * 10, i * ROWS * 10, 600, [(0, i * ROWS, i * ROWS + 3)])
-        for i in range(GROUPS)
+        for i in range(count)
     ]
     name = CommittedName(
-        key="k", topic="t", day="", start=0, end=12_000, size=1, footer=1, etag="", checksum=("", ""), sha256="",
-        rows=GROUPS * ROWS, wire_bytes=1, min_time=0, max_time=110, queues={0: (0, GROUPS * ROWS - 1, 0)},
+        key="k", topic="t", day="", start=0, end=count * 4000, size=1, footer=1, etag="", checksum=("", ""), sha256="",
+        rows=count * ROWS, wire_bytes=1, min_time=0, max_time=110, queues={0: (0, count * ROWS - 1, 0)},
         row_groups=groups,
     )  # fmt: skip
     made = Catalog()
@@ -54,36 +65,69 @@ def catalog() -> Catalog:
     return made
 
 
+def query_of(fetched: Fetched, made: Catalog | None = None) -> ColdQuery:
+    return ColdQuery(made or catalog(), fetched, ManualClock())
+
+
 def test_a_key_is_found_newest_first_and_exactly() -> None:
-    fetched = Fetched()
-    query = ColdQuery(catalog(), fetched)
-    assert query.by_key("t", "odd", 3, 0, 1000) == [record(11), record(9), record(7)]
-    assert fetched.groups == [2, 1]
-    assert query.by_key("t", "k1", 32, 0, 1000) == [record(1)]
-    assert query.by_key("t", "ID5", 32, 0, 1000) == [record(5)]
-    assert query.by_key("t", "dd", 32, 0, 1000) == []
-    assert query.by_key("other", "odd", 32, 0, 1000) == []
+    query = query_of(Fetched())
+    assert query.by_key("t", "odd", 3, 0, 1000) == Found([record(11), record(9), record(7)])
+    assert query.by_key("t", "k1", 32, 0, 1000) == Found([record(1)])
+    assert query.by_key("t", "ID5", 32, 0, 1000) == Found([record(5)])
+    assert query.by_key("t", "dd", 32, 0, 1000) == Found([])
+    assert query.by_key("other", "odd", 32, 0, 1000) == Found([])
 
 
 def test_only_groups_of_the_time_are_read() -> None:
     fetched = Fetched()
-    assert ColdQuery(catalog(), fetched).by_key("t", "odd", 32, 45, 65) == [record(5)]
+    assert query_of(fetched).by_key("t", "odd", 32, 45, 65) == Found([record(5)])
     assert fetched.groups == [1]
 
 
-def test_a_question_reads_no_more_than_its_budget() -> None:
+def test_enough_is_enough_and_what_was_on_its_way_is_called_back() -> None:
     fetched = Fetched()
-    assert ColdQuery(catalog(), fetched, budget=1300).at(11_000) is None
-    assert fetched.groups == [0, 1]
-    fetched.groups.clear()
-    ColdQuery(catalog(), fetched, budget=1300).by_key("t", "none", 32, 0, 1000)
-    assert fetched.groups == [2, 1]
+    assert query_of(fetched, catalog(50)).by_key("t", "odd", 2, 0, 10_000) == Found([record(199), record(197)])
+    assert fetched.groups == [49, 48, 47, 46]
+
+
+def test_a_question_reads_so_many_groups_and_says_what_it_left() -> None:
+    fetched = Fetched()
+    query = query_of(fetched, catalog(GROUPS_MAX + 2))
+    found = query.by_key("t", "k1", 32, 0, 1 << 60)
+    assert fetched.groups == list(range(GROUPS_MAX + 1, 1, -1))
+    assert found == Found([], "2 row groups stored from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:00:00+00:00")
+    assert query.at(1000) == Found([record(1)])
+    assert query.at((GROUPS_MAX + 1) * 4000).unsearched.startswith("2 row groups")
+
+
+def test_a_group_that_cannot_be_read_is_left_out_and_said() -> None:
+    fetched = Fetched()
+    fetched.fails = {1}
+    found = query_of(fetched).by_key("t", "odd", 32, 0, 1000)
+    assert found.records == [record(offset) for offset in (11, 9, 3, 1)]
+    assert found.unsearched.startswith("1 row groups")
+    # What failed may hold newer ones than what was found: two are enough only where it may not.
+    assert query_of(fetched).by_key("t", "odd", 2, 0, 1000) == Found([record(11), record(9)])
+    assert query_of(fetched).by_key("t", "odd", 3, 0, 1000).unsearched.startswith("1 row groups")
+
+
+def test_a_question_ends_in_time_with_what_it_has() -> None:
+    class Late(ManualClock):
+        def monotonic(self) -> float:
+            self.advance(int(SECONDS_MAX * 1000 / 3))
+            return super().monotonic()
+
+    fetched = Fetched()
+    fetched.hangs = {1}
+    found = ColdQuery(catalog(), fetched, Late()).by_key("t", "odd", 32, 0, 1000)
+    assert found.records == [record(11), record(9)]
+    assert found.unsearched.startswith("2 row groups")
 
 
 def test_a_place_in_the_log_is_found_and_hidden_messages_are_not() -> None:
     made = catalog()
-    query = ColdQuery(made, Fetched())
-    assert query.at(6000) == record(6)
-    assert query.at(6001) is None
+    query = query_of(Fetched(), made)
+    assert query.at(6000) == Found([record(6)])
+    assert query.at(6001) == Found([])
     made.apply(1, Topic(topic="t", deleted=True, minimums={0: 12}))
-    assert (query.at(6000), query.by_key("t", "odd", 32, 0, 1000)) == (None, [])
+    assert (query.at(6000), query.by_key("t", "odd", 32, 0, 1000)) == (Found([]), Found([]))
