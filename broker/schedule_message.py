@@ -24,6 +24,7 @@ from neve.message import (
     PROPERTY_UNIQUE_KEY,
     MessageRecord,
     iter_records,
+    parse_host,
     tags_code,
 )
 
@@ -113,7 +114,6 @@ class ScheduleMessage:
         if not topic or not queue.isdigit():
             log.error("scheduled message at %s names no topic: left out", record.physical_offset)
             return
-        host, _, port = record.born_host.rpartition(":")
         self._store.put(
             topic,
             int(queue),
@@ -122,7 +122,7 @@ class ScheduleMessage:
             flag=record.flag,
             sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp,
-            born_host=(host.strip("[]"), int(port)),
+            born_host=parse_host(record.born_host),
             reconsume_times=record.reconsume_times,
             tags_code=tags_code(properties.get(PROPERTY_TAGS)),
             keys=properties.get(PROPERTY_KEYS),

@@ -21,7 +21,7 @@ from broker.validators import WHEEL_TIMER_TOPIC
 from infra.clock import Clock
 from infra.config import BrokerConfig
 from neve.errors import BrokerError
-from neve.message import PROPERTIES_LENGTH_MAX, MessageRecord, decode_record, tags_code
+from neve.message import PROPERTIES_LENGTH_MAX, MessageRecord, decode_record, parse_host, tags_code
 from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class TimerMessages:
         self._put(record, topic, int(queue), properties)
 
     def _put(self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str]) -> None:
-        raw, host = record.properties_raw, record.born_host.rpartition(":")
+        raw = record.properties_raw
         stamp = f"{DEQUEUE_MS}\x01{self._clock.now_ms()}\x02".encode()
         if len(raw) + len(stamp) <= PROPERTIES_LENGTH_MAX:
             raw += stamp
@@ -159,7 +159,7 @@ class TimerMessages:
                 flag=record.flag,
                 sys_flag=record.sys_flag,
                 born_timestamp=record.born_timestamp,
-                born_host=(host[0].strip("[]"), int(host[2])),
+                born_host=parse_host(record.born_host),
                 reconsume_times=record.reconsume_times,
                 prepared_transaction_offset=record.prepared_transaction_offset,
                 tags_code=tags_code(properties.get("TAGS")),

@@ -156,6 +156,38 @@ def encode_record(
     return record
 
 
+def reencode_record(
+    record: MessageRecord, *, topic: str, properties: Mapping[str, str], queue_id: int | None = None
+) -> bytes:
+    """The record as it is, but for the topic and properties (and queue) under which somebody is to see it.
+
+    Properties that became too long for a record are left as they were.
+    """
+    return encode_record(
+        topic=topic.encode(),
+        body=record.body,
+        properties=fitting_properties(record, properties),
+        queue_id=record.queue_id if queue_id is None else queue_id,
+        flag=record.flag,
+        queue_offset=record.queue_offset,
+        physical_offset=record.physical_offset,
+        sys_flag=record.sys_flag,
+        born_timestamp=record.born_timestamp,
+        born_host=parse_host(record.born_host),
+        store_timestamp=record.store_timestamp,
+        store_host=parse_host(record.store_host),
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.prepared_transaction_offset,
+        body_crc=record.body_crc,
+    )
+
+
+def fitting_properties(record: MessageRecord, properties: Mapping[str, str]) -> bytes:
+    """The properties for a copy of the record, or its own where what was added to them does not fit."""
+    raw = properties_to_bytes(properties)
+    return raw if len(raw) <= PROPERTIES_LENGTH_MAX else record.properties_raw
+
+
 def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> MessageRecord:
     """The record that begins at `offset`.
 
@@ -233,6 +265,12 @@ def _unpack_host(view: memoryview, position: int, is_v6: int) -> tuple[str, int]
     address, port = packing.unpack_from(_need(view, position, packing.size))
     text = str(ipaddress.IPv6Address(address)) if is_v6 else ".".join(map(str, address))
     return (f"[{text}]:{port}" if is_v6 else f"{text}:{port}"), position + packing.size
+
+
+def parse_host(text: str) -> Host:
+    """A decoded record's `ip:port`."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def pack_host(host: Host) -> bytes:

@@ -19,8 +19,8 @@ from neve.message import (
     PROPERTY_TAGS,
     PROPERTY_UNIQUE_KEY,
     MessageRecord,
+    fitting_properties,
     iter_records,
-    properties_to_bytes,
     tags_code,
 )
 
@@ -112,7 +112,7 @@ class PopRevive:
             retry,
             0,
             record.body,
-            properties_to_bytes(properties),
+            fitting_properties(record, properties),
             flag=record.flag,
             sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp,

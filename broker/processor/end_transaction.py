@@ -3,11 +3,11 @@
 from broker.broker_context import BrokerContext
 from broker.processor.send_message import Outgoing, SendMessageProcessor
 from broker.store.errors import StoreError
-from broker.transaction.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, host_of, immunity
+from broker.transaction.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, immunity
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
-from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record, parse_offset_msg_id
+from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record, parse_host, parse_offset_msg_id
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
@@ -102,7 +102,7 @@ class EndTransactionProcessor:
             record.flag,
             record.sys_flag & ~TRANSACTION_BITS | TRANSACTION_COMMIT,
             record.born_timestamp,
-            host_of(record.born_host),
+            parse_host(record.born_host),
             record.reconsume_times,
             properties.get("TAGS"),
             properties.get("KEYS"),

@@ -26,9 +26,8 @@ from neve.errors import BrokerError
 from neve.message import (
     PROPERTY_POP_CK,
     MessageRecord,
-    encode_record,
     iter_records,
-    properties_to_bytes,
+    reencode_record,
 )
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -262,23 +261,7 @@ class PopMessageProcessor:
             record.queue_offset,
         )
         properties[PROPERTY_POP_CK] = checkpoint.to_text()
-        return encode_record(
-            topic=header.topic.encode(),
-            body=record.body,
-            properties=properties_to_bytes(properties),
-            queue_id=record.queue_id,
-            flag=record.flag,
-            queue_offset=record.queue_offset,
-            physical_offset=record.physical_offset,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=_host(record.born_host),
-            store_timestamp=record.store_timestamp,
-            store_host=_host(record.store_host),
-            reconsume_times=record.reconsume_times,
-            prepared_transaction_offset=record.prepared_transaction_offset,
-            body_crc=record.body_crc,
-        )
+        return reencode_record(record, topic=header.topic, properties=properties)
 
     async def _read(self, taking: Taking, topic: str, queue_id: int, offset: int) -> ReadResult:
         tiered, wanted = self._context.tiered, taking.wanted
@@ -394,8 +377,3 @@ class PopMessageProcessor:
 def _cancel_pops(connection: Connection) -> None:
     for task in tuple(connection.state.get("pops", ())):
         task.cancel()
-
-
-def _host(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)

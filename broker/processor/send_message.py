@@ -33,6 +33,7 @@ from neve.message import (
     decode_batch,
     decode_record,
     offset_msg_id,
+    parse_host,
     properties_to_bytes,
     tags_code,
 )
@@ -411,7 +412,6 @@ class SendMessageProcessor:
     def _put_again(
         self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str], delay: str | None
     ) -> None:
-        host, _, port = record.born_host.rpartition(":")
         raw = properties_to_bytes(properties)
         if len(raw) > PROPERTIES_LENGTH_MAX:
             raise BrokerError(
@@ -425,7 +425,7 @@ class SendMessageProcessor:
             record.flag,
             record.sys_flag,
             record.born_timestamp,
-            (host.strip("[]"), int(port)),
+            parse_host(record.born_host),
             record.next_reconsume_times,
             properties.get("TAGS"),
             properties.get("KEYS"),

@@ -5,9 +5,9 @@ import logging
 
 from broker.broker_context import BrokerContext
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
-from broker.transaction.half_messages import ROLLBACK, TRANSACTION_BITS, Half, host_of
+from broker.transaction.half_messages import ROLLBACK, TRANSACTION_BITS, Half
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
-from neve.message import MessageRecord, decode_record, encode_record, offset_msg_id, properties_to_bytes, tags_code
+from neve.message import MessageRecord, decode_record, offset_msg_id, parse_host, reencode_record, tags_code
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 
@@ -63,21 +63,11 @@ class CheckBack:
     def _question(self, half: Half, record: MessageRecord, properties: dict[str, str]) -> RemotingCommand:
         context, unique = self._context, properties.get("UNIQ_KEY", "")
         properties["TRANSACTION_CHECK_TIMES"] = str(half.checks + 1)
-        body = encode_record(
-            topic=properties.get("REAL_TOPIC", "").encode(),
-            body=record.body,
-            properties=properties_to_bytes(properties),
+        body = reencode_record(
+            record,
+            topic=properties.get("REAL_TOPIC", ""),
+            properties=properties,
             queue_id=int(properties.get("REAL_QID", "0")),
-            flag=record.flag,
-            queue_offset=record.queue_offset,
-            physical_offset=record.physical_offset,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=host_of(record.born_host),
-            store_timestamp=record.store_timestamp,
-            store_host=host_of(record.store_host),
-            reconsume_times=record.reconsume_times,
-            body_crc=record.body_crc,
         )
         ext = {
             "topic": HALF_TOPIC,
@@ -103,7 +93,7 @@ class CheckBack:
                 flag=record.flag,
                 sys_flag=record.sys_flag & ~TRANSACTION_BITS,
                 born_timestamp=record.born_timestamp,
-                born_host=host_of(record.born_host),
+                born_host=parse_host(record.born_host),
                 reconsume_times=record.reconsume_times,
                 tags_code=tags_code(properties.get("TAGS")),
                 keys=properties.get("KEYS"),

@@ -20,7 +20,7 @@ from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.validators import HALF_TOPIC, OP_HALF_TOPIC
 from infra.clock import Clock
-from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record, iter_records, tags_code
+from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record, iter_records, parse_host, tags_code
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class HalfMessages:
             flag=record.flag,
             sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp,
-            born_host=host_of(record.born_host),
+            born_host=parse_host(record.born_host),
             reconsume_times=record.reconsume_times,
         )
         self.added(stored, record.properties)
@@ -200,9 +200,3 @@ def immunity(properties: dict[str, str]) -> int | None:
     """Milliseconds in which a producer doesn't want to be asked; what is no number of seconds is no wish."""
     text = properties.get(_IMMUNITY, "")
     return int(text) * 1000 if _SECONDS.fullmatch(text) else None
-
-
-def host_of(text: str) -> tuple[str, int]:
-    """A record's `ip:port`."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -149,6 +150,29 @@ def test_the_highest_count_of_retries_keeps_neither_this_nor_another_message_fro
         assert {(r.body, r.reconsume_times) for r in again} == {(b"worn", 2**31 - 1), (b"fresh", 1)}
         back = {"group": "workers", "offset": str(again[0].physical_offset), "delayLevel": "-1"}
         assert (await ask(connection, Code.CONSUMER_SEND_MSG_BACK, back)).code == ResponseCode.SUCCESS
+
+    with neve_up(tmp_path) as neve:
+        run(neve.broker, work)
+        assert "Traceback" not in neve.log.read_text()
+
+
+def test_a_message_with_as_many_properties_as_fit_comes_again_as_well(neve_up: NeveUp, tmp_path: Path) -> None:
+    async def work(connection: Connection) -> None:
+        ext = {
+            "a": "p", "b": "jobs", "c": "TBW102", "d": "1", "e": "0", "f": "0",
+            "g": "1700000000000", "h": "0", "i": "k\x01" + "v" * 32_767, "j": "0", "k": "false", "m": "false",
+        }  # fmt: skip
+        refused = await ask(connection, Code.SEND_MESSAGE_V2, ext, b"large")
+        match = re.search(r"have (\d+) bytes, the limit is (\d+)", refused.remark or "")
+        assert match is not None, refused.remark
+        ext["i"] = ext["i"][: int(match[2]) - int(match[1])]
+        sent = await ask(connection, Code.SEND_MESSAGE_V2, ext, b"large")
+        assert sent.code == ResponseCode.SUCCESS, sent.remark
+        await send(connection, b"small")
+        assert len(records(await pop(connection, invisible=1))) == 2
+        again = await pop_until(connection, 2)
+        assert sorted(record.body for record in again) == [b"large", b"small"]
+        assert {record.properties["k"] for record in again if record.body == b"large"} == {ext["i"][2:]}
 
     with neve_up(tmp_path) as neve:
         run(neve.broker, work)

@@ -145,3 +145,13 @@ def test_unique_ids_have_rocketmqs_length_and_do_not_repeat() -> None:
     made = {ids.next(1) for _ in range(1000)}
     assert len(made) == 1000
     assert {len(one) for one in made} == {32}
+
+
+def test_a_copy_whose_properties_became_too_long_keeps_its_own() -> None:
+    own = m.properties_to_bytes({"k": "v" * 32_700})
+    record = m.decode_record(encode(properties=own))
+    grown = {**record.properties, "more": "x" * 70}
+    copy = m.decode_record(m.reencode_record(record, topic="u", properties=grown))
+    assert (copy.topic, copy.properties_raw, copy.queue_id) == ("u", own, 3)
+    shorter = m.decode_record(m.reencode_record(record, topic="u", properties={"a": "b"}, queue_id=9))
+    assert (shorter.properties, shorter.queue_id) == ({"a": "b"}, 9)
