@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.pop.extra_info import ExtraInfo
+from infra.auth.permissions import NEEDS
 from neve.errors import NeveError, ProtocolError
 from neve.message import (
     MalformedRecord,
@@ -27,6 +28,7 @@ from neve.message import (
 from neve.remoting import body, headers
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
+from neve.remoting.signature import ACCESS_KEY, verify
 from tests.fuzz.mutate import Mutator
 
 #: CPU seconds that one frame may take: the wall clock would count the machine's other work.
@@ -113,6 +115,10 @@ def _parsed(command: RemotingCommand, figures: Figures) -> None:
     ext, data = command.ext, command.body
     send: Any = _tried(figures, headers.parse_send_header, command.code if command.code in SEND_CODES else 310, ext)
     _tried(figures, headers.parse_header, ext, headers.PullMessageHeader)
+    needs = NEEDS.get(command.code)
+    if needs is not None:
+        _tried(figures, lambda: list(needs(command, "cluster")))
+    _tried(figures, verify, "secret", {**ext, ACCESS_KEY: "someone"}, data)
     for name in ext:
         _tried(figures, headers.require_int, ext, name)
         break
