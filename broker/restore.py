@@ -19,14 +19,15 @@ import msgspec
 from broker import topic_config_manager, validators
 from broker.broker_context import BrokerContext
 from broker.store.errors import StoreError
+from broker.store.opening import clear_store
 from broker.subscription_group_manager import SubscriptionGroupConfig
 from broker.topic_config_manager import TopicConfig
 from infra import failpoint
 from infra.clock import Clock
 from infra.config import BrokerConfig, ConfigError
-from infra.disk import Disk
+from infra.disk import Disk, DiskLocked
 from infra.object_store import BadStoreUrl, ObjectStoreError, open_store
-from infra.startup import EXIT_ARCHIVE, EXIT_DISK, StartupError
+from infra.startup import EXIT_ARCHIVE, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.archive.follow import catalogs
 from neve.archive.journal import MalformedEntry, NewerFormat
 from tiered.journal import JournalWriter
@@ -57,9 +58,22 @@ class Restore:
         """Before anything in the directory is opened. Raises StartupError where it is not empty."""
         if self._disk.exists(self._path):
             self._marker = read_marker(self._config, self._disk)
-            log.warning("going on with the restore that began in %s", self._config.root)
+            self._begin_again()
         else:
             refuse_occupied(self._config, self._disk)
+
+    def _begin_again(self) -> None:
+        """Nothing was accepted while the marker stood, so the half-made store goes and is made again."""
+        root = self._config.root
+        try:
+            release = self._disk.lock(root / "lock")
+        except DiskLocked as error:
+            raise StartupError(f"data directory {root} is in use by another broker", EXIT_IN_USE) from error
+        try:
+            clear_store(root, self._disk)
+        finally:
+            release()
+        log.warning("going on with the restore that began in %s", root)
 
     def claim(self) -> None:
         """Right before the archive is taken over: from here on this directory holds a restore or a broker."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.store.checkpoint import Checkpoint
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.errors import StoreCorrupt
 from broker.store.recovery import LogScan, Recovered, RecoveryReport, walk_topics, zero_above
+from infra.disk import Disk
 from neve.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, MessageRecord
 
 if TYPE_CHECKING:
@@ -38,6 +40,37 @@ def open_store(store: Appender) -> RecoveryReport:
         raise StoreCorrupt(f"the CommitLog reached {checkpoint.physical} and is gone from {log.directory}")
     store.build_index()
     return report
+
+
+def clear_store(root: Path, disk: Disk) -> None:
+    """Remove a store's files but its `log_uuid`: for a restore that begins again, into which nothing was stored yet.
+
+    Between its steps such a store may be one that no start can open: a log without its checkpoint.
+    """
+    for name in ("checkpoint", "queue_state", "abort"):
+        if disk.exists(root / name):
+            disk.remove(root / name)
+    queues = root / "consumequeue"
+    for topic in _names(disk, queues):
+        for queue in _names(disk, queues / topic):
+            _clear_directory(disk, queues / topic / queue)
+            disk.remove_dir(queues / topic / queue)
+        disk.remove_dir(queues / topic)
+    for name in ("commitlog", "commitlogcrc", "commitlogtable", "index"):
+        _clear_directory(disk, root / name)
+    disk.fsync_dir(root)
+
+
+def _clear_directory(disk: Disk, directory: Path) -> None:
+    names = _names(disk, directory)
+    for name in names:
+        disk.remove(directory / name)
+    if names:
+        disk.fsync_dir(directory)
+
+
+def _names(disk: Disk, directory: Path) -> list[str]:
+    return disk.list_dir(directory) if disk.exists(directory) else []
 
 
 def _load_queues(store: Appender, below: int, *, scrub: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -225,6 +227,26 @@ def test_a_restore_that_was_cut_short_goes_on_and_gives_the_same(tmp_path: Path,
     spans = sorted((gap.first, gap.last) for gap in catalog.gaps() if (gap.topic, gap.queue) == (TOPIC, 0))
     assert [first for first, _ in spans] == [6] and spans[-1][1] == ends[0] - 1
     assert catalog.open_intents() == {}
+
+
+def test_a_restore_that_was_killed_between_the_log_and_its_checkpoint_goes_on(tmp_path: Path, archive: Path) -> None:
+    """No start can open such a directory; a restore makes it again."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    shutil.copytree(archive, store)
+    settings = (f"storePathRootDir={data}", "listenPort=0", "adminPort=-1", "mappedFileSizeCommitLog=64k")
+    command = [str(Path(sys.executable).with_name("neve")), "broker", "--restore-from", f"dir:{store}"]
+    killed = subprocess.run(
+        [*command, *(part for setting in settings for part in ("--set", setting))],
+        env={**os.environ, "NEVE_FAILPOINT": "store.roll=crash"},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert list((data / "commitlog").iterdir())
+    ends, offsets, _ = start(data, store, restoring=True)
+    assert (min(ends.values()) >= 10, offsets) == (True, {f"{TOPIC}@g": 4})
+    assert start(data, store, restoring=False)[0] == ends
 
 
 def test_a_restore_fills_only_an_empty_directory_from_an_archive_that_is_there(tmp_path: Path, archive: Path) -> None:
