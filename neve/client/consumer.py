@@ -406,9 +406,11 @@ class Consumer:
             books.is_leaving = True
             self._buffer.close(books.lane)
             return False
-        await self._positions.leave(queue)
-        if self._locks is not None:
-            await self._locks.unlock([queue])
+        try:
+            await self._positions.leave(queue)
+        finally:
+            if self._locks is not None:
+                await self._locks.unlock([queue])
         return True
 
     async def _renew_forever(self) -> None:

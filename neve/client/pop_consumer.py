@@ -211,8 +211,7 @@ class PopConsumer:
         """Lets go of the message: it comes again `seconds` from now, to any member."""
         held = message.receipt
         if isinstance(held, Held) and self._release(message, held):
-            await self._give_back(held, seconds)
-            self._buffer.settled(held.lane)
+            await self._let_go(held, seconds)
 
     def _ack_last(self) -> None:
         """Without waiting: an ack that fails means one more delivery."""
@@ -248,8 +247,12 @@ class PopConsumer:
                 return
         level = delay_level if delay_level > 0 else message.reconsume_times + 1
         seconds = _RETRY_DELAYS_S[min(max(level, 1), len(_RETRY_DELAYS_S)) - 1]
+        await self._let_go(held, seconds)
+
+    async def _let_go(self, held: Held, seconds: float) -> None:
+        """In order, those that were popped after it come again after it."""
         later = self._buffer.discard(held.lane) if held.lane.in_order else []
-        for one in (held, *(message.receipt for message in later)):  # in order those after it come again after it
+        for one in (held, *(message.receipt for message in later)):
             self._renewer.release(one)
             await self._give_back(one, seconds)
         self._buffer.settled(held.lane)

@@ -64,18 +64,16 @@ class Rebalancer:
         settled = True
         async with self.lock:
             topics = list(self._topics())
-            for queue in [queue for queue in self._assignee.held() if queue.topic not in topics]:
-                settled &= await self._assignee.leave(queue)
-            for topic in topics:
+            for topic in {*topics, *(queue.topic for queue in self._assignee.held())}:
                 try:
-                    settled &= await self._settle(topic)
+                    settled &= await self._settle(topic, is_wanted=topic in topics)
                 except NeveError as error:
                     log.info("rebalance of %s: %s", topic, error)
                     settled = False
         return settled
 
-    async def _settle(self, topic: str) -> bool:
-        mine = await self._share(topic)
+    async def _settle(self, topic: str, *, is_wanted: bool) -> bool:
+        mine = await self._share(topic) if is_wanted else set()
         if mine is None:  # nobody knows: as it is
             return True
         settled = True

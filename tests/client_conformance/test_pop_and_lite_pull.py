@@ -129,6 +129,25 @@ def test_popping_in_order_has_one_message_of_a_queue_in_hand(run: Run, unique: s
     run(work)
 
 
+def test_popping_in_order_what_is_let_go_comes_again_before_what_follows(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(4):
+            await client.send(topic, str(number), queue=1)
+        async with client.pop_consumer(unique, topic, start="first", in_order=True, auto_ack=False) as consumer:
+            seen = []
+            while len(seen) < 5:
+                (message,) = await receive(consumer, 1)
+                seen.append((message.body, message.reconsume_times))
+                if seen == [(b"0", 0), (b"1", 0)]:
+                    await consumer.change_invisible(message, 1.0)
+                else:
+                    await message.ack()
+            assert [body for body, _ in seen] == [b"0", b"1", b"1", b"2", b"3"]
+            assert seen[2][1] == 1
+
+    run(work)
+
+
 def test_pop_selects_by_tag_and_by_sql(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for tag in ("Aa", "BB", "C"):
