@@ -50,10 +50,11 @@ class PopPolling:
                 woken.add(waiter.group)
                 waiter.future.set_result(None)
 
-    def wake(self, group: str, topic: str) -> None:
-        """There is more than a pop of the group could take."""
+    def wake(self, group: str, topic: str, queue_id: int = ANY_QUEUE) -> None:
+        """There is more than a pop of the group could take, in that queue: one that waits for another cannot help."""
         for waiter in self._waiting.get(topic, ()):
-            if waiter.group == group and not waiter.future.done():
+            fits = queue_id == ANY_QUEUE or waiter.fits(topic, queue_id)
+            if waiter.group == group and fits and not waiter.future.done():
                 waiter.future.set_result(None)
                 return
 

@@ -88,7 +88,7 @@ class PopRevive:
         for offset in back:
             queue.counts[offset] = queue.counts.get(offset, 0) + 1
         self._context.pops.record(Reset(*queue.key, queue.low()))
-        self._context.polling.wake(queue.key[0], queue.key[1])
+        self._context.polling.wake(*queue.key)
         return len(back)
 
     async def _read(self, group: str, topic: str, queue_id: int, offset: int) -> MessageRecord | None:

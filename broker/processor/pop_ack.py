@@ -89,7 +89,7 @@ class PopAckProcessor:
         was_in_order = queue.flights[out[0]].in_order
         self._context.pops.record(Acked(group, topic, queue_id, pop_time, out))
         if was_in_order and not queue.flights:
-            self._context.polling.wake(group, topic)
+            self._context.polling.wake(group, topic, queue_id)
 
 
 def _batch_item(ack: Any) -> tuple[str, str, int, int, list[int]]:

@@ -184,7 +184,7 @@ class PopMessageProcessor:
         for topic, queue_id in self._places(taking, retry_first=retry_first):
             await self._take_from(taking, topic, queue_id)
         if taking.buffers and taking.rest:
-            self._context.polling.wake(taking.header.consumer_group, taking.header.topic)
+            self._context.polling.wake(taking.header.consumer_group, taking.header.topic, taking.header.queue_id)
 
     def _places(self, taking: Taking, *, retry_first: bool) -> list[tuple[str, int]]:
         header = taking.header

@@ -177,3 +177,17 @@ def test_pop_clients_share_brokers_or_their_neighbours_queues() -> None:
     assert everything == [MessageQueue("t", "a", -1), MessageQueue("t", "b", -1)]
     part = assignment.share_for_pop(assignment.AVERAGE, "4", queues, ["1", "2", "3", "4"], 1)
     assert sorted(part) == [queues[0], queues[3]]
+
+
+def test_a_queue_that_is_free_again_wakes_who_waits_for_it() -> None:
+    async def work() -> None:
+        polling = PopPolling()
+        zero, one = (Waiter("g", "t", "r", queue_id) for queue_id in (0, 1))
+        polling.add(zero)
+        polling.add(one)
+        polling.wake("g", "t", 1)
+        assert (zero.future.done(), one.future.done()) == (False, True)
+        polling.wake("g", "t")
+        assert zero.future.done()
+
+    asyncio.run(work())
