@@ -42,6 +42,7 @@ class Rebalancer:
         self._share = share
         self._assignee = assignee
         self._wanted = asyncio.Event()
+        self._is_settled = True
         self.lock = asyncio.Lock()
 
     def wake(self) -> None:
@@ -49,18 +50,18 @@ class Rebalancer:
         self._wanted.set()
 
     async def forever(self) -> None:
-        interval = self._session.options.rebalance_interval
         while True:
+            interval = self._session.options.rebalance_interval if self._is_settled else _AGAIN_S
             try:
                 async with asyncio.timeout(interval):
                     await self._wanted.wait()
             except TimeoutError:
                 pass
             self._wanted.clear()
-            interval = self._session.options.rebalance_interval if await self.once() else _AGAIN_S
+            await self.once()
 
-    async def once(self) -> bool:
-        """One round over all topics; False when some topic could not be settled."""
+    async def once(self) -> None:
+        """One round over all topics; the next is soon when some topic could not be settled."""
         settled = True
         async with self.lock:
             topics = list(self._topics())
@@ -70,7 +71,7 @@ class Rebalancer:
                 except NeveError as error:
                     log.info("rebalance of %s: %s", topic, error)
                     settled = False
-        return settled
+        self._is_settled = settled
 
     async def _settle(self, topic: str, *, is_wanted: bool) -> bool:
         mine = await self._share(topic) if is_wanted else set()

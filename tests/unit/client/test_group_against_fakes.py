@@ -1,0 +1,306 @@
+"""A member of a group against a broker in the test's own loop: locks, ways back, bounds, resets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from neve.client import connect
+from neve.client import consumer as consumer_module
+from neve.client.model import MessageQueue
+from neve.message import bytes_to_properties, encode_record, properties_to_bytes
+from neve.remoting.body import dumps, loads_as
+from neve.remoting.command import RemotingCommand
+
+DEADLINE_S = 20
+QUEUE = MessageQueue("t", "b0", 0)
+RETRY = MessageQueue("%RETRY%g", "b0", 0)
+Answer = tuple[int, dict[str, str], bytes] | None
+
+
+class GroupBroker:
+    """One queue of topic `t` with `count` messages, and one group; pulls at the end are left open."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.offsets: dict[str, int] = {}
+        self.members: list[str] = []
+        self.pulls: list[int] = []
+        self.locks_are = "granted"  # or refused, or failing
+        self.unlocked: list[Any] = []
+        self.refused: set[int] = set()  # codes that are answered with an error
+
+    def __call__(self, request: RemotingCommand) -> Answer:
+        ext = request.ext
+        if request.code in self.refused:
+            return 1, {}, b""
+        match request.code:
+            case 34:
+                self.members = [loads_as(request.body, dict)["clientID"]]
+            case 38:
+                return (0, {}, dumps({"consumerIdList": self.members})) if self.members else (1, {}, b"")
+            case 14:
+                found = self.offsets.get(ext["topic"])
+                return (22, {}, b"") if found is None else (0, {"offset": str(found)}, b"")
+            case 15:
+                self.offsets[ext["topic"]] = int(ext["commitOffset"])
+            case 31:
+                return 0, {"offset": "0"}, b""
+            case 30:
+                return 0, {"offset": str(self.count if ext["topic"] == "t" else 0)}, b""
+            case 41 | 42:
+                return self._lock(request)
+            case 11:
+                return self._pull(ext)
+            case 310:
+                return 0, {"msgId": "ID", "queueId": "0", "queueOffset": "7"}, b""
+        return 0, {}, b""
+
+    def _lock(self, request: RemotingCommand) -> Answer:
+        queues = json.loads(request.body)["mqSet"]
+        if request.code == 42:
+            self.unlocked += queues
+            return 0, {}, b""
+        if self.locks_are == "failing":
+            return 1, {}, b""
+        return 0, {}, dumps({"lockOKMQSet": queues if self.locks_are == "granted" else []})
+
+    def _pull(self, ext: dict[str, str]) -> Answer:
+        offset = int(ext["queueOffset"])
+        end = min(self.count, offset + int(ext["maxMsgNums"]))
+        if ext["topic"] != "t" or offset >= end:
+            return None
+        self.pulls.append(offset)
+        where = {"suggestWhichBrokerId": "0", "minOffset": "0", "maxOffset": str(self.count)}
+        return 0, {**where, "nextBeginOffset": str(end)}, b"".join(record(number) for number in range(offset, end))
+
+
+def record(offset: int) -> bytes:
+    return encode_record(
+        topic=b"t",
+        body=b"x" * 10,
+        properties=properties_to_bytes({"TAGS": "A", "UNIQ_KEY": f"key{offset}", "TRAN_MSG": "true"}),
+        queue_id=0,
+        flag=0,
+        queue_offset=offset,
+        physical_offset=offset * 100,
+        sys_flag=0,
+        born_timestamp=1,
+        born_host=("127.0.0.1", 1),
+        store_timestamp=1,
+        store_host=("127.0.0.1", 1),
+    )
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await work()
+
+    asyncio.run(limited())
+
+
+# ---- locks
+
+
+def test_a_queue_whose_lock_is_refused_is_not_read(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(5)
+        broker.locks_are = "refused"
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first", in_order=True) as consumer,
+        ):
+            assert (consumer.assigned, broker.pulls) == ([], [])
+            broker.locks_are = "granted"
+            assert await consumer.receive() is not None
+
+    run(work)
+
+
+def test_a_lock_that_another_member_got_ends_the_queue_without_a_commit(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(5)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first", in_order=True, auto_ack=False) as consumer,
+        ):
+            message = await consumer.receive()
+            assert message is not None
+            broker.locks_are = "refused"
+            broker.offsets["t"] = 3  # the other member's
+            await consumer.renew_locks()
+            assert consumer.assigned == []
+            await message.ack()
+            assert broker.offsets["t"] == 3
+            broker.locks_are = "granted"
+            following = await consumer.receive()
+            assert following is not None
+            assert following.queue_offset == 3
+
+    run(work)
+
+
+def test_without_an_answer_a_lock_counts_until_its_time_is_over(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(5)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first", in_order=True) as consumer,
+        ):
+            assert await consumer.receive() is not None
+            broker.locks_are = "failing"
+            await consumer.renew_locks()
+            assert await consumer.receive() is not None
+            books = consumer._fetcher.assigned[QUEUE]
+            books.locked_until = asyncio.get_running_loop().time()  # as if 30 s had passed
+            assert await consumer.receive(0.05) is None
+            assert consumer.assigned == [QUEUE]
+            broker.locks_are = "granted"
+            await consumer.renew_locks()  # it lapsed, others may have had it: it is taken anew, from the stored offset
+            following = await consumer.receive()
+            assert following is not None
+            assert following.receipt is not books
+
+    run(work)
+
+
+def test_a_member_in_order_gives_its_locks_back(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(0)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", in_order=True):
+                assert broker.unlocked == []
+            assert {queue["topic"] for queue in broker.unlocked} == {"t", "%RETRY%g"}
+
+    run(work)
+
+
+# ---- ways back
+
+
+def test_the_copy_for_the_retry_topic_says_where_it_comes_from(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(1)
+        broker.refused = {36}
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", start="first", auto_ack=False, max_redeliveries=9) as consumer:
+                message = await consumer.receive()
+                assert message is not None
+                await message.nack()
+                assert consumer.position(QUEUE) == 1
+            (copy,) = [request for request in cluster.brokers[0].requests if request.code == 310]
+            properties = bytes_to_properties(copy.ext["i"].encode())
+            assert (copy.ext["b"], copy.ext["j"], copy.ext["l"], copy.body) == ("%RETRY%g", "1", "9", b"x" * 10)
+            assert properties == {
+                "TAGS": "A", "UNIQ_KEY": "key0", "RETRY_TOPIC": "t", "DELAY": "3", "ORIGIN_MESSAGE_ID": "key0",
+            }  # fmt: skip
+
+    run(work)
+
+
+def test_a_message_that_nobody_takes_back_stays_open_and_comes_again_here(
+    fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_AGAIN_HERE_S", 0.01)
+
+    async def work() -> None:
+        broker = GroupBroker(1)
+        broker.refused = {36, 310}
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", start="first", auto_ack=False) as consumer:
+                message = await consumer.receive()
+                assert message is not None
+                await message.nack()
+                assert consumer.position(QUEUE) == 0
+                again = await consumer.receive()
+                assert again is not None
+                assert (again.queue_offset, again.reconsume_times) == (0, 1)
+                await again.ack()
+            assert broker.offsets["t"] == 1
+
+    run(work)
+
+
+# ---- positions and bounds
+
+
+def test_where_a_new_group_began_is_stored_before_its_first_message(fake_cluster: Any) -> None:
+    """Else it would begin at the end again after a restart, and skip what came in between."""
+
+    async def work() -> None:
+        broker = GroupBroker(50)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", start="last"):
+                pass
+            assert broker.offsets == {"t": 50, "%RETRY%g": 0}
+
+    run(work)
+
+
+def test_no_more_of_a_queue_is_fetched_than_its_own_bound(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(1000)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first", pull_batch=10, max_buffered_per_queue=20) as consumer,
+        ):
+            while len(broker.pulls) < 2:
+                await client.topic_route("t")
+            for offset in range(100):
+                message = await consumer.receive()
+                assert message is not None
+                assert message.queue_offset == offset
+                assert max(broker.pulls) <= offset + 1 + 20
+        async with (
+            fake_cluster(GroupBroker(1000)) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first", pull_batch=10, max_buffered_bytes=150) as consumer,
+        ):
+            assert await consumer.receive() is not None
+            assert consumer._fetcher.buffer.bytes <= 150 + 100
+
+    run(work)
+
+
+def test_a_reset_may_come_as_the_list_that_cpp_tools_cause(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(100)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first") as consumer,
+        ):
+            assert await consumer.receive() is not None
+            body = dumps({"offsetTable": [{"topic": "t", "brokerName": "b0", "queueId": 0, "offset": 70}]})
+            cluster.brokers[0].push(RemotingCommand(220, 5, 2, ext={"group": "g", "topic": "t"}, body=body))
+            while consumer.position(QUEUE) < 70:
+                await client.topic_route("t")
+            assert broker.offsets["t"] == 70
+
+    run(work)
+
+
+def test_a_message_for_a_member_that_asks_by_itself_is_refused(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with (
+            fake_cluster(GroupBroker(0)) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.lite_pull_consumer("g") as consumer,
+        ):
+            await consumer.subscribe("t")
+            server = cluster.brokers[0]
+            server.push(RemotingCommand(309, 77, 0, ext={"consumerGroup": "g", "brokerName": "b0"}, body=record(0)))
+            while not (answers := [r for r in server.requests if r.is_response and r.opaque == 77]):
+                await client.topic_list()
+            assert answers[0].code == 1
+
+    run(work)
