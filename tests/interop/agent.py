@@ -1,4 +1,4 @@
-"""The Python end of Agent.java: one JVM that runs stock clients of one version, a verb and its rows at a time."""
+"""The Python end of Agent.java and its like: a JVM with stock clients of one version, a line and its rows at a time."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class Got(NamedTuple):
         return dict(line.split("=", 1) for line in self.properties.splitlines())[name]
 
 
-class Agent:
-    """Stock clients of one version beside a broker."""
+class Conversation:
+    """A Java program that answers each line of its input with rows and END, or with ERROR and why."""
 
-    def __init__(self, namesrv: str, version: str, home: Path) -> None:
+    def __init__(self, main: str, *arguments: str, sources: Path, version: str, home: Path) -> None:
         (home / "conf").mkdir(parents=True, exist_ok=True)
         (home / "conf" / "logback_tools.xml").write_text("<configuration/>")  # mqadmin of 4.x does nothing without it
         flags = [*FLAGS, f"-Drocketmq.home.dir={home}"]
-        command = jvm.java(jvm.classes(SOURCES, version), "Agent", namesrv, home=home, flags=flags)
+        command = jvm.java(jvm.classes(sources, version), main, *arguments, home=home, flags=flags)
         self.version = version
         self._log = home / "agent.log"
         with self._log.open("ab") as errors:
@@ -98,6 +98,30 @@ class Agent:
             assert not line.startswith("ERROR\t"), f"{words}: {line}\n{self._log.read_text()[-3000:]}"
             rows.append(line.split("\t"))
         return rows
+
+    def close(self) -> None:
+        self._in.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Agent(Conversation):
+    """Stock clients of one version beside a broker."""
+
+    def __init__(self, namesrv: str, version: str, home: Path) -> None:
+        super().__init__("Agent", namesrv, sources=SOURCES, version=version, home=home)
 
     def produce(self, mode: str, topic: str, count: int, prefix: str) -> list[Sent]:
         rows = self.ask("produce", mode, topic, count, prefix)
@@ -130,23 +154,6 @@ class Agent:
     def admin(self, *arguments: object) -> str:
         """What `mqadmin` prints."""
         return base64.b64decode(self.ask("admin", *arguments)[0][1]).decode()
-
-    def close(self) -> None:
-        self._in.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _got(rows: Iterable[list[str]]) -> list[Got]:

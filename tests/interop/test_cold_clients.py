@@ -6,90 +6,28 @@ the archive forced to answer.
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 import pytest
 
 from bench import jvm
-from bench.servers import NeveServer, wait_until
-from bench.wire import Client
-from infra import minio
-from tests.interop.agent import Agent, Got, Sent
+from tests.interop.agent import Got, Sent
+from tests.interop.cold_cluster import Cluster, running
 
 pytestmark = pytest.mark.servers
-SETTINGS = {
-    "archiveMinBytes": "1",
-    "enablePropertyFilter": "true",
-    "mappedFileSizeCommitLog": "8m",
-    "tieredStorageLevel": "FORCE",
-}
 COUNT = 60
 PAIR_QUEUES, PAIR_COUNT = 10, 800
 FOREVER = 1 << 60
 DEAD = "%DLQ%g_dead"
 
 
-@dataclass
-class Cluster:
-    """A broker whose archive is in MinIO, clients of one version, and what they saw before anything was archived."""
-
-    server: NeveServer
-    agent: Agent
-    hot: dict[str, list[Got]] = field(default_factory=dict)
-
-    def make_topic(self, name: str, queues: int = 4) -> None:
-        with Client(self.server.broker) as broker:
-            broker.create_topic(name, queues)
-
-    def consumed_hot(self, topic: str, count: int) -> list[Got]:
-        self.hot[topic] = self.agent.push(f"hot_{len(self.hot)}", topic, count)
-        assert len(self.hot[topic]) == count
-        return self.hot[topic]
-
-    def offload(self) -> list[dict[str, object]]:
-        """Everything into the archive, and the local segments away: `neve archive offload --roll --evict`."""
-        request = urllib.request.Request(f"http://{self.server.admin}/archive/offload?roll=1&evict=1", method="POST")
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return [json.loads(line) for line in answer.read().splitlines() if line.strip()]
-
-    def offload_all(self) -> None:
-        """Returns once nothing that is in the log now is local: what waits for its time may keep it there a while."""
-        written = self.segments()
-        wait_until(lambda: not self.offload_leaves(written), "the eviction of all", step=0.5)
-
-    def offload_leaves(self, segments: set[str]) -> set[str]:
-        """Those of the segments that are still local after another offload."""
-        self.offload()
-        return segments & self.segments()
-
-    def segments(self) -> set[str]:
-        """Commit log files that hold something; after a roll there may be none."""
-        files = (self.server.directory / "data").rglob("commitlog/*")
-        return {file.name for file in files if file.name.isdigit() and file.read_bytes()[:64].strip(b"\0")}
-
-    def cold_reads(self) -> float:
-        with urllib.request.urlopen(f"http://{self.server.admin}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("neve_cold_reads"))
-
-
 @pytest.fixture(scope="module", params=[jvm.SERVER, jvm.CLIENT_OLD])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    home = tmp_path_factory.mktemp("cold")
-    with minio.running(home / "minio") as store, pytest.MonkeyPatch.context() as patch:
-        minio.create_bucket(store, "cold")
-        for key, value in store.environment.items():
-            patch.setenv(key, value)
-        server = NeveServer(home / "neve", store=store.url("cold"), settings=SETTINGS)
-        with server, Agent(server.namesrv, request.param, home / "agent") as agent:
-            cluster = Cluster(server, agent)
-            fill(cluster)
-            cluster.offload_all()
-            yield cluster
+    with running(tmp_path_factory.mktemp("cold"), request.param) as cluster:
+        fill(cluster)
+        cluster.offload_all()
+        yield cluster
 
 
 def fill(cluster: Cluster) -> None:

@@ -54,6 +54,7 @@ public class Agent {
         namesrv = args[0];
         producer = new DefaultMQProducer("agent");
         producer.setNamesrvAddr(namesrv);
+        producer.setMqClientApiTimeout(30_000);
         producer.setSendMsgTimeout(10_000);
         producer.start();
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -149,6 +150,7 @@ public class Agent {
     private static void transactions(String topic, int count, String prefix) throws Exception {
         TransactionMQProducer sender = new TransactionMQProducer("agent_" + prefix);
         sender.setNamesrvAddr(namesrv);
+        sender.setMqClientApiTimeout(30_000);
         sender.setTransactionListener(new TransactionListener() {
             @Override public LocalTransactionState executeLocalTransaction(Message message, Object number) {
                 return (Integer) number % 3 == 0 ? LocalTransactionState.ROLLBACK_MESSAGE : LocalTransactionState.COMMIT_MESSAGE;
@@ -181,6 +183,7 @@ public class Agent {
     private static DefaultMQPushConsumer consumer(String group, String topic, String expression, String mode, Taker taker) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(namesrv);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setAwaitTerminationMillisWhenShutdown(10_000);
         if (mode.contains("sql")) consumer.subscribe(topic, MessageSelector.bySql(expression));
@@ -277,6 +280,7 @@ public class Agent {
     private static void lite(String group, String topic, int queue, long offset, int count) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
         consumer.setNamesrvAddr(namesrv);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setAutoCommit(false);
         consumer.start();
         MessageQueue place = queue(topic, queue);

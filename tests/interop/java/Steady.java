@@ -27,6 +27,7 @@ public class Steady {
         System.setOut(System.err);
         DefaultMQProducer producer = new DefaultMQProducer("steady_producer");
         producer.setNamesrvAddr(args[0]);
+        producer.setMqClientApiTimeout(30_000);
         producer.setPollNameServerInterval(1_000);
         producer.setHeartbeatBrokerInterval(1_000);
         producer.setRetryTimesWhenSendFailed(5);
@@ -51,6 +52,7 @@ public class Steady {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[2]);
         consumer.setInstanceName("member" + number);
         consumer.setNamesrvAddr(args[0]);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setPollNameServerInterval(1_000);
         consumer.setHeartbeatBrokerInterval(1_000);
         consumer.setPersistConsumerOffsetInterval(1_000);

@@ -1,0 +1,80 @@
+"""A broker whose archive is in MinIO, beside stock clients: shared by the tests that read cold."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bench.servers import NeveServer, wait_until
+from bench.wire import Client
+from infra import minio
+from tests.interop.agent import Agent, Got
+
+SETTINGS = {
+    "archiveMinBytes": "1",
+    "enablePropertyFilter": "true",
+    "mappedFileSizeCommitLog": "8m",
+    "tieredStorageLevel": "FORCE",
+}
+
+
+@dataclass
+class Cluster:
+    """A broker whose archive is in MinIO, clients of one version, and what they saw before anything was archived."""
+
+    server: NeveServer
+    agent: Agent
+    hot: dict[str, list[Got]] = field(default_factory=dict)
+
+    def make_topic(self, name: str, queues: int = 4) -> None:
+        with Client(self.server.broker) as broker:
+            broker.create_topic(name, queues)
+
+    def consumed_hot(self, topic: str, count: int) -> list[Got]:
+        self.hot[topic] = self.agent.push(f"hot_{len(self.hot)}", topic, count)
+        assert len(self.hot[topic]) == count
+        return self.hot[topic]
+
+    def offload(self) -> list[dict[str, object]]:
+        """Everything into the archive, and the local segments away: `neve archive offload --roll --evict`."""
+        request = urllib.request.Request(f"http://{self.server.admin}/archive/offload?roll=1&evict=1", method="POST")
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return [json.loads(line) for line in answer.read().splitlines() if line.strip()]
+
+    def offload_all(self) -> None:
+        """Returns once nothing that is in the log now is local: what waits for its time may keep it there a while."""
+        written = self.segments()
+        wait_until(lambda: not self.offload_leaves(written), "the eviction of all", step=0.5)
+
+    def offload_leaves(self, segments: set[str]) -> set[str]:
+        """Those of the segments that are still local after another offload."""
+        self.offload()
+        return segments & self.segments()
+
+    def segments(self) -> set[str]:
+        """Commit log files that hold something; after a roll there may be none."""
+        files = (self.server.directory / "data").rglob("commitlog/*")
+        return {file.name for file in files if file.name.isdigit() and file.read_bytes()[:64].strip(b"\0")}
+
+    def cold_reads(self) -> float:
+        with urllib.request.urlopen(f"http://{self.server.admin}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("neve_cold_reads"))
+
+
+@contextmanager
+def running(home: Path, version: str) -> Iterator[Cluster]:
+    """A broker with a bucket of its own, and clients."""
+    with minio.running(home / "minio") as store, pytest.MonkeyPatch.context() as patch:
+        minio.create_bucket(store, "cold")
+        for key, value in store.environment.items():
+            patch.setenv(key, value)
+        server = NeveServer(home / "neve", store=store.url("cold"), settings=SETTINGS)
+        with server, Agent(server.namesrv, version, home / "agent") as agent:
+            yield Cluster(server, agent)
