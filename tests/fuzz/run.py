@@ -23,7 +23,9 @@ from tests.fuzz.server_target import Siege
 PROCESSES = 2
 #: Frames of one mutator: what fails is found again with its batch alone.
 BATCH = 10_000
+BATCHES_TOLD = 50
 MIB = 1 << 20
+FRAMES_TOLD = 50_000
 CODEC_GROWTH, SERVER_GROWTH = 64 * MIB, 512 * MIB
 
 
@@ -42,7 +44,13 @@ def codec_batches(seed: str, first: int, frames: int, step: int = 1) -> codec_ta
         except Exception as error:
             error.add_note(f"in batch {name}")
             raise
+        if batch % BATCHES_TOLD == first:
+            _tell(f"codec: {figures.frames} frames of part {first}, longest {figures.longest_s:.3f} s")
     return figures
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _codec(seed: str, frames: int) -> None:
@@ -58,7 +66,7 @@ def _codec(seed: str, frames: int) -> None:
 def _server(seed: str, frames: int) -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory, Siege(Path(directory), everything(), seed) as siege:
-        siege.attack(frames)
+        siege.attack(frames, FRAMES_TOLD)
         siege.assert_sound(SERVER_GROWTH)
         print(json.dumps({"server": asdict(siege.figures), "seconds": round(time.monotonic() - started)}), flush=True)
 
@@ -69,7 +77,7 @@ def main() -> None:
     parser.add_argument("--server", type=int, default=1_000_000, help="frames into a running server")
     parser.add_argument("--seed", default=secrets.token_hex(4))
     arguments = parser.parse_args()
-    print(f"seed {arguments.seed}", file=sys.stderr, flush=True)
+    _tell(f"seed {arguments.seed}")
     if arguments.codec:
         _codec(arguments.seed, arguments.codec)
     if arguments.server:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -221,6 +222,7 @@ class Siege:
         self._server.start()
         self._process = psutil.Process(self._server.roots[0].pid)
         self._client = SoundClient(self._server, self.figures)
+        self._attacker = Attacker(self._server, self._corpus, self._seed, self.figures)
         self._connections = self._open_connections()
         self.figures.anonymous_before = self.anonymous_bytes()
         return self
@@ -228,11 +230,15 @@ class Siege:
     def __exit__(self, *exc: object) -> None:
         self._server.stop()
 
-    def attack(self, frames: int) -> None:
-        attacker = Attacker(self._server, self._corpus, self._seed, self.figures)
+    def attack(self, frames: int, told_every: int = 0) -> None:
+        """Send so many, with the sound client beside; raises what that client met."""
         self._client.start()
+        told = 0
         while self.figures.frames < frames and self._client.fault is None:
-            attacker.one_connection()
+            self._attacker.one_connection()
+            if told_every and self.figures.frames - told >= told_every:
+                told = self.figures.frames
+                print(f"server: {told} frames, longest pause {self.figures.longest_pause_s:.3f} s", file=sys.stderr)
         self._client.end()
 
     def assert_sound(self, growth_limit: int) -> None:
