@@ -165,6 +165,9 @@ STATISTICS = Scenario(
         Step("runtime", 28, names_only=True),
         Step("ha", 907, names_only=True),
         Step("epochs", 1007),
+        Step("all offsets", 43, names_only=True),
+        Step("all delay offsets", 45, names_only=True),
+        Step("roll pops back", 200056),
     ),
 )
 

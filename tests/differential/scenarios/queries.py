@@ -88,6 +88,8 @@ TRANSACTIONS = Scenario(
         _end("from a check", 8, fromTransactionCheck=True),
         pull("two are committed", T + "_tx", 1, step={"until": {"code": 0}}),
         Step("end without fields", 37),
+        Step("check again without fields", 323),
+        Step("check an unknown message again", 323, {"topic": T + "_tx", "msgId": "7F00000100002A9F7FFFFFFFFFFFFF00"}),
         create_topic("another topic", T + "_twice"),
         _half("half to commit twice", "k4", _IDS[3], T + "_twice"),
         _end("commit once", 8, topic=T + "_twice"),
