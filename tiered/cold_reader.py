@@ -30,6 +30,7 @@ __all__ = ["ColdCounts", "ColdReader", "ColdResult", "ColdUnavailable", "GroupSo
 
 _FETCH_THREADS = 8
 _FETCH_BUDGET = 64 << 20
+_QUESTION_SECONDS = 20.0  # that a thread waits for one row group
 _QUERIES = ""  # the line of who asks without a consumer group
 
 
@@ -195,7 +196,7 @@ class ColdReader:
         if not isinstance(found, Location):
             return -1
         row = _first_row(found) + offset - found.first
-        return int(self._want(found, _QUERIES, offset).result().times[row])
+        return int(self._awaited(found, offset).times[row])
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool = False) -> int | None:
         """The first offset stored at or after a time, or (upper) the last at or before it; None: not in the archive.
@@ -224,13 +225,21 @@ class ColdReader:
             begin = _first_row(location)
             end = begin + location.last - location.first + 1
             # A damaged record has no time; it counts as stored with the one before it.
-            decoded = self._want(location, _QUERIES, location.first).result()
-            times = np.maximum.accumulate(decoded.times[begin:end])
+            times = np.maximum.accumulate(self._awaited(location, location.first).times[begin:end])
             index = int(np.searchsorted(times, timestamp))
             if index < len(times):
                 return location.first + index
             location = self._after(location)
         return None
+
+    def _awaited(self, location: Location, offset: int) -> DecodedGroup:
+        """Raises ColdUnavailable, also where the store hangs."""
+        waiter = self._want(location, _QUERIES, offset)
+        try:
+            return waiter.result(_QUESTION_SECONDS)
+        except TimeoutError as error:
+            waiter.cancel()
+            raise ColdUnavailable(f"{location.name.key}: no answer in {_QUESTION_SECONDS:.0f} s") from error
 
     def _after(self, location: Location) -> Location | None:
         """The next run, over gaps."""

@@ -10,6 +10,7 @@ import pytest
 
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
+from tiered import cold_reader
 from tiered.cold_cache import GroupCache
 from tiered.cold_reader import ColdReader, ColdUnavailable, Located
 from tiered.fetch_queue import LINE_MAX
@@ -170,6 +171,19 @@ def test_who_gives_up_leaves_the_line_and_the_line_is_bounded() -> None:
     source.gate.set()
     assert int(twice.decoded.result(20).offsets[0]) == 500 * ROWS
     assert set(source.reads) <= {*range(10), 500}
+    reader.close()
+
+
+def test_a_question_to_a_store_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reader, "_QUESTION_SECONDS", 0.05)
+    source = Source()
+    source.gate.clear()
+    reader = ColdReader(catalog_of(1), source, "")
+    for question in (lambda: reader.store_time("t", 0, 3), lambda: reader.offset_by_time("t", 0, 3)):
+        with pytest.raises(ColdUnavailable, match="no answer"):
+            question()
+    source.gate.set()
+    assert reader.store_time("t", 0, 3) == 3
     reader.close()
 
 
