@@ -93,6 +93,11 @@ async def _send(client: AsyncClient, topic: str, body: bytes, options: dict[str,
     click.echo(json.dumps(answer))
 
 
+_IDLE_S = 3.0
+# Who asks for a number of messages wants them, even where the first ones have to come from the archive.
+_IDLE_COUNTED_S = 60.0
+
+
 @click.command()
 @click.argument("topic")
 @click.option("-g", "--group", help="Join this group; otherwise read without one, from every queue.")
@@ -108,9 +113,7 @@ async def _send(client: AsyncClient, topic: str, body: bytes, options: dict[str,
 @click.option("--share", "how", flag_value="share", default=True, help="With a group: pull a share of the queues.")
 @click.option("--from", "start", default="first", show_default=True, help="first, last, or ISO 8601 time.")
 @click.option("-c", "--count", type=click.IntRange(1), help="End after so many messages.")
-@click.option(
-    "--idle", type=float, default=3.0, show_default=True, help="With a group: end after so many idle seconds."
-)
+@click.option("--idle", type=float, help="With a group: end after so many idle seconds.  [default: 3, with --count 60]")
 @click.option("--queue", type=int, help="Only this queue (without a group).")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @cluster_options
@@ -123,7 +126,7 @@ def consume(
     how: str,
     start: str,
     count: int | None,
-    idle: float,
+    idle: float | None,
     queue: int | None,
     output: str,
     namesrv: str,
@@ -135,6 +138,8 @@ def consume(
     if sql is not None and expression != "*":
         raise click.UsageError("--tags or --sql, not both")
     wanted = Subscription(expression) if sql is None else Subscription.sql(sql)
+    if idle is None:
+        idle = _IDLE_S if count is None else _IDLE_COUNTED_S
     if group is None:
         if how != "share":
             raise click.UsageError(f"--{how} needs a --group")
