@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from infra.object_store import (
     probe,
 )
 from infra.s3_multipart import STALE_MS, MultipartUploads
+from tests.unit.object_store.test_stores import winners_of_a_race
 
 pytestmark = pytest.mark.servers
 BUCKET = "archive"
@@ -79,24 +79,8 @@ def test_round_trip_and_literal_keys(store: ObjectStore, server: S3Server, tmp_p
 
 def test_conditional_put_has_one_winner(store: ObjectStore) -> None:
     probe(store)
-    won: list[int] = []
-    barrier = threading.Barrier(8)
-
-    def race(number: int) -> None:
-        barrier.wait()
-        try:
-            store.put("one", str(number).encode(), if_absent=True)
-        except PreconditionFailed:
-            return
-        won.append(number)
-
-    threads = [threading.Thread(target=race, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert store.get("one") == str(won[0]).encode()
+    (winner,) = winners_of_a_race(store, "one")
+    assert store.get("one") == str(winner).encode()
 
 
 def test_wrong_credentials_are_named(server: S3Server, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
