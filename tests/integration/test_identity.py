@@ -210,6 +210,7 @@ def test_lost_newest_files_are_read_from_the_archive(tmp_path: Path, neve_up: Up
         more = [b"%d" % index * 5000 for index in range(10, 40)]
         send(neve, *more)
         offload(neve)
+        pull(neve, 0)  # the group is made by its first pull
         ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": "35"}, b""))
         table = tmp_path / "data/broker/config/consumerOffset.json"
         wait_until(lambda: table.exists() and "35" in table.read_text())

@@ -63,6 +63,12 @@ def position(neve: Any) -> int:
     return int(answer.ext["offset"])
 
 
+def commit(neve: Any, offset: int) -> None:
+    pull(neve, 0)  # the group is made by its first pull
+    (answer,) = ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": str(offset)}, b""))
+    assert answer.code == 0, answer.remark
+
+
 def wait_for_state(store: Path, following: int) -> None:
     def known() -> bool:
         state = state_in(store)
@@ -89,7 +95,7 @@ def live_and_die(tmp_path: Path, neve_up: Up, url: str, known: Callable[[int], N
     with neve_up(tmp_path, "--store", url, *OFTEN) as neve:
         assert send(neve, *(b"%d" % index for index in range(6))) == list(range(6))
         offload(neve, "?roll=1&evict=1")
-        ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": "4"}, b""))
+        commit(neve, 4)
         ask(neve, (Code.SEND_MESSAGE_V2, TIMED, b"later"))
         send(neve, b"6", b"7")
         known(8)
@@ -103,7 +109,7 @@ def test_the_bucket_knows_the_brokers_state_while_it_runs_and_after_its_stop(tmp
     store.mkdir()
     with neve_up(tmp_path, "--store", f"dir:{store}", *OFTEN) as neve:
         send(neve, b"a", b"b", b"c")
-        ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": "2"}, b""))
+        commit(neve, 2)
         wait_for_state(store, 3)
         wait_until(lambda: f"{TOPIC}@g" in (state_in(store) or BrokerState(broker="")).offsets)
         running_state = state_in(store)
