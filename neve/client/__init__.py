@@ -1,5 +1,6 @@
-"""The client. Read client, session, connection, route; then draft, producer, transaction, request_reply; then pull,
-consumer, admin; sync wraps them."""
+"""The client. Read client, session, connection, route; then draft, producer, transaction, request_reply; then
+consumers with pull, group, rebalance, process_queue, delivery, fetcher, positions, consumer, lite_pull and
+pop_consumer; then group_requests, admin; sync wraps them."""
 
 from neve.client.client import AsyncClient, connect
 from neve.client.connection import ConnectionFailed
