@@ -33,7 +33,11 @@ from neve import spark as neve_spark
 from neve.remoting.body import TopicRouteData, loads_as
 from tests.interop.agent import FLAGS, SOURCES
 
-pytestmark = [pytest.mark.servers, pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # pyspark's
+]
 #: `make soak`: both clients, more messages between two events, and Spark on what is left.
 SOAK = bool(os.environ.get("NEVE_SOAK"))
 VERSIONS = [jvm.SERVER, jvm.CLIENT_OLD] if SOAK else [jvm.SERVER]
