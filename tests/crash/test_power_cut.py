@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 
@@ -148,6 +149,27 @@ def test_power_cut_at_a_place(seed: int, place: str) -> None:
         world.step()
     world.flush()
     world.check()
+
+
+@pytest.mark.parametrize("filled", ["a record", "to the brim"])
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("place", ["store.allocate", "store.roll", "store.flush", "store.checkpoint"])
+def test_power_cut_while_the_log_goes_on_above_its_archive(place: str, nth: int, filled: str) -> None:
+    world = World(7, "SYNC_FLUSH")
+    for _ in range(30 if filled == "a record" else 1):
+        world.put()
+    while filled == "to the brim" and world.store._limit - world.store._position > 400:
+        world.put()
+    world.flush()
+    with contextlib.suppress(_PowerCut), failpoint.armed(place, action=_cut, nth=nth):
+        world.store.restart_log_at(1_000_000)
+    world.power_cut()
+    if world.store.max_physical_offset < 1_000_000:
+        world.store.restart_log_at(1_000_000)
+    world.put()
+    world.flush()
+    world.power_cut()
+    assert world.store.max_physical_offset > 1_000_000
 
 
 def test_readers_never_saw_what_was_lost() -> None:
