@@ -212,7 +212,7 @@ class ArchiveWiring:
             if store.max_physical_offset < attachment.resume_at:
                 store.restart_log_at(attachment.resume_at)
         for (topic, queue), following in attachment.queue_next.items():
-            if store.max_offset(topic, queue) < following:
+            if store.next_offset(topic, queue) < following:
                 store.create_queue_at(topic, queue, following)
                 # What lies below is in the archive or lost; read here, it would end in a hole.
                 store.set_min_offset(topic, queue, store.max_offset(topic, queue))

@@ -95,6 +95,11 @@ class MessageStore(Appender):
         queue = self._queue(topic, queue_id)
         return 0 if queue is None else queue.visible
 
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the queue's next message gets; of a deleted queue, should it come again."""
+        queue = self._queue(topic, queue_id)
+        return queue.end if queue is not None else self.state.ended.get(topic, {}).get(str(queue_id), 0)
+
     def set_min_offset(self, topic: str, queue_id: int, offset: int) -> None:
         """Hide the messages below an offset, for good."""
         queue = self._queue(topic, queue_id)

@@ -48,3 +48,7 @@ def test_once_archived_it_goes_on_above_and_shows_nothing_old(tmp_path: Path, ne
         assert send(neve, b"4") == [4]
         offload(neve, "?roll=1&evict=1")
         assert read_all(neve) == {3: b"3", 4: b"4"}
+        delete(neve)
+    with neve_up(tmp_path, *arguments) as neve:
+        assert not (tmp_path / "data/broker/consumequeue" / TOPIC).exists()
+        assert send(neve, b"5") == [5]
