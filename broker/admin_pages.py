@@ -169,6 +169,8 @@ def _register_metrics(controller: BrokerController) -> None:
     gauge("messages_out", "messages read since the start", processors.totals.got)
     gauge("bytes_in", "bytes stored since the start", lambda: processors.sender.bytes)
     gauge("bytes_out", "bytes read since the start", lambda: processors.puller.bytes)
+    gauge("pop_revives", "popped messages that came back since the start", lambda: controller.revive.revived)
+    gauge("pop_revives_waiting", "messages to come back that wait for the archive", lambda: controller.revive.waiting)
     gauge("held_pulls", "pulls that wait for a message", lambda: context.hold.count)
     gauge(
         "flush_lag_bytes",

@@ -73,6 +73,7 @@ class BrokerController:
             config.name_servers[0].rpartition(":")[0] if config.name_servers else None
         )
         self.context = self._make_context(host)
+        self.revive = PopRevive(self.context, self._supervisor.spawn)
         self.processors = processor_table.Processors(self.context, self._drop_topic)
         self.router = RequestRouter()
         self.processors.register_on(self.router)
@@ -246,7 +247,7 @@ class BrokerController:
         self._supervisor.spawn("register", self._register_when_wanted())
         every("schedule", _SCHEDULE_PERIOD, self._deliver_due)
         every("tick", _TICK, self._tick)
-        every("pop-revive", _REVIVE_PERIOD, PopRevive(context).run_due)
+        every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)
         every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context).run)
         every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
         every("clients", _CLIENT_SCAN, context.clients.expire)

@@ -1,15 +1,23 @@
 """Messages that were popped and not acknowledged in time: back through the group's pop-retry topic.
 
 Put there first, then taken off the book: a crash between the two shows a message twice, never not at all.
+
+    due ─▶ hot, or in order: at once
+        └▶ cold: the line of its queue ─▶ one of a few lanes, one record after the other
+
+So an archive that hangs holds up nobody but the messages that only it has. What stands in a line is still in the book:
+acknowledged, hidden for longer or reset meanwhile, it is left alone when its turn comes.
 """
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from broker.broker_context import BrokerContext
 from broker.pop.extra_info import pop_retry_topic
-from broker.pop.pop_book import Flight, PopQueue
+from broker.pop.pop_book import Flight, Key, PopQueue
 from broker.pop.pop_log import Acked, Reset
 from broker.store.errors import StoreError
 from neve.errors import BrokerError
@@ -31,38 +39,91 @@ _RETRY_LATER_MS = 10_000
 _MAX_BYTES = 1 << 20
 # After so many the loop serves others.
 _SLICE = 64
+# Queues whose cold messages are read at a time; the others' lines wait, and are no longer than what may be out.
+_LANES = 32
+
+Due = tuple[PopQueue, int, Flight]
 
 
 class PopRevive:
-    def __init__(self, context: BrokerContext) -> None:
+    def __init__(
+        self, context: BrokerContext, spawn: Callable[[str, Coroutine[Any, Any, object]], asyncio.Task[None]]
+    ) -> None:
+        """`spawn` starts a lane: a background task that ends by itself, or when its owner stops."""
         self._context = context
+        self._spawn = spawn
+        self._lines: OrderedDict[Key, deque[Due]] = OrderedDict()
+        self._running: set[Key] = set()
         self.revived = 0
 
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for the archive."""
+        return sum(map(len, self._lines.values()))
+
     async def run_due(self) -> int:
-        """How many messages came back."""
-        context, count = self._context, 0
-        if not context.accepting:
+        """How many messages came back at once; those that only the archive has come back by themselves."""
+        if not self._context.accepting:
             return 0
-        due = deque(context.pops.take_due())
+        before, due = self.revived, deque(self._context.pops.take_due())
         try:
             while due:
                 queue, offset, flight = due[0]
-                try:
-                    count += await self._revive(queue, offset, flight)
-                except (BrokerError, StoreError) as error:
-                    log.warning("revive of %s offset %d: %s", queue.key, offset, error)
-                    self._put_off(queue, offset, flight)
+                if self._is_cold(queue, offset, flight):
+                    self._lines.setdefault(queue.key, deque()).append(due[0])
+                elif not await self._try(*due[0]):
+                    self._put_off(*due[0])
                 due.popleft()
                 if len(due) % _SLICE == 0:
                     await asyncio.sleep(0)
         finally:
             for item in due:  # none is forgotten, whatever went wrong with one of them
                 self._put_off(*item)
-        self.revived += count
-        return count
+        self._fill_lanes()
+        return self.revived - before
+
+    # ---- cold ones
+
+    def _is_cold(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
+        _, topic, queue_id = queue.key
+        return not flight.in_order and not self._context.tiered.is_hot(topic, queue_id, offset)
+
+    def _fill_lanes(self) -> None:
+        for key in [key for key in self._lines if key not in self._running][: _LANES - len(self._running)]:
+            self._spawn("pop-revive-cold", self._run_lane(key))
+            self._running.add(key)
+
+    async def _run_lane(self, key: Key) -> None:
+        """A queue's line to its end, or to the first message that can't be read now: the others look again later."""
+        line = self._lines[key]
+        try:
+            while line and self._context.accepting and await self._try(*line[0]):
+                line.popleft()
+                await asyncio.sleep(0)
+        finally:
+            for item in line:
+                self._put_off(*item)
+            del self._lines[key]
+            self._running.discard(key)
+        self._fill_lanes()
+
+    # ---- one message
+
+    async def _try(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
+        """False: it can't be revived now."""
+        try:
+            self.revived += await self._revive(queue, offset, flight)
+        except (BrokerError, StoreError) as error:
+            log.warning("revive of %s offset %d: %s", queue.key, offset, error)
+            return False
+        return True
 
     def _put_off(self, queue: PopQueue, offset: int, flight: Flight) -> None:
         self._context.pops.put_off(queue, offset, flight, self._context.clock.now_ms() + _RETRY_LATER_MS)
+
+    def _is_out(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
+        """Asks the book, which follows the group's offset where somebody has set it."""
+        return self._context.pops.find(*queue.key) is queue and queue.flights.get(offset) is flight
 
     async def _revive(self, queue: PopQueue, offset: int, flight: Flight) -> int:
         context = self._context
@@ -70,12 +131,12 @@ class PopRevive:
         if context.topics.select(topic) is None or group not in context.groups.groups:
             context.pops.drop(topic=topic, group=group)
             return 0
-        if context.pops.find(*queue.key) is not queue or queue.flights.get(offset) is not flight:
+        if not self._is_out(queue, offset, flight):
             return 0
         if flight.in_order:
             return self._again_in_place(queue)
         record = await self._read(group, topic, queue_id, offset)
-        if queue.flights.get(offset) is not flight:
+        if not self._is_out(queue, offset, flight):
             return 0
         if record is not None:
             self._put_to_retry(pop_retry_topic(topic, group), record, flight)

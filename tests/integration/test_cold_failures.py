@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
+from broker.pop.extra_info import pop_retry_topic
+from broker.pop.pop_log import Acked, Popped
 from infra.clock import SystemClock
 from infra.config import BrokerConfig, load
 from infra.disk import RealDisk
@@ -20,6 +22,7 @@ from neve.remoting.command import RemotingCommand
 
 COUNT = 50
 PULLS = 300
+COLD_GROUPS = 40  # more than lanes
 
 Check = Callable[[BrokerController, Connection, Path], Awaitable[None]]
 
@@ -153,5 +156,71 @@ def test_a_spoilt_object_holds_its_readers_until_it_is_mended(tmp_path: Path) ->
         answer = await pull(connection, 7)
         assert [record.queue_offset for record in iter_records(answer.body)] == list(range(7, 39))
         assert broker.context.tiered.cold_failures == 4
+
+    with_archive(tmp_path, check)
+
+
+def take_out(broker: BrokerController, group: str, offsets: list[int]) -> int:
+    """As if popped and due at once; returns the pop time."""
+    context = broker.context
+    context.find_group(group)
+    context.pops.open(group, "T", 0, offsets[0])
+    now = context.clock.now_ms()
+    context.pops.record(Popped(group, "T", 0, offsets[-1] + 1, now, now, False, offsets))
+    return now
+
+
+def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_ones_do_later(tmp_path: Path) -> None:
+    async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
+        context, revive = broker.context, broker.revive
+        kept, pipe = path.with_suffix(".kept"), path.with_suffix(".pipe")
+        path.rename(kept)
+        os.mkfifo(path)
+
+        def back(group: str) -> list[bytes]:
+            got = context.store.get(pop_retry_topic("T", group), 0, 0, COUNT * 2, 1 << 20)
+            return [bytes(record.body) for buffer in got.buffers for record in iter_records(buffer)]
+
+        popped = take_out(broker, "long", list(range(COUNT)))
+        for n in range(COLD_GROUPS):
+            take_out(broker, f"cold{n}", [n])
+        await until(lambda: revive.waiting == COUNT + COLD_GROUPS)
+        for n in range(2):
+            take_out(broker, f"hot{n}", [COUNT])
+            await until(lambda n=n: back(f"hot{n}") == [b"%d" % COUNT])
+        assert (revive.revived, revive.waiting) == (2, COUNT + COLD_GROUPS)
+        assert 0 < context.tiered.cold_parked <= 32 and threading.active_count() < 60
+        context.pops.record(Acked("long", "T", 0, popped, [0, 7]))
+        context.offsets.commit("cold3", "T", 0, 20)  # by hand: what is out is forgotten
+        path.rename(pipe)
+        kept.rename(path)
+        await until(lambda: revive.waiting == 0 or (let_go(pipe) and False))
+        assert back("long") == [b"%d" % n for n in range(COUNT) if n not in (0, 7)]
+        assert [back(f"cold{n}") for n in range(COLD_GROUPS)] == [
+            [b"%d" % n] if n != 3 else [] for n in range(COLD_GROUPS)
+        ]
+        assert context.offsets.query("cold3", "T", 0) == 20
+        assert not any(queue.flights for queue in context.pops.queues.values())
+
+    with_archive(tmp_path, check)
+
+
+def test_popped_messages_whose_archive_is_lost_stay_out_and_come_back_once_it_is_there(tmp_path: Path) -> None:
+    async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
+        context = broker.context
+        kept = path.with_suffix(".kept")
+        path.rename(kept)
+        take_out(broker, "g", [4, 5])
+        await until(lambda: context.tiered.cold_failures > 0 and not broker.revive.waiting)
+        queue = context.pops.find("g", "T", 0)
+        assert queue is not None
+        now = context.clock.now_ms()
+        assert {offset: flight.visible_at > now for offset, flight in queue.flights.items()} == {4: True, 5: True}
+        assert context.tiered.cold_failures == 1, "one failure puts off the whole line"
+        kept.rename(path)
+        for offset, flight in list(queue.flights.items()):
+            context.pops.put_off(queue, offset, flight, now)
+        await until(lambda: not queue.flights)
+        assert context.store.max_offset(pop_retry_topic("T", "g"), 0) == 2
 
     with_archive(tmp_path, check)
