@@ -7,7 +7,6 @@ stop:   accepting off → ports → held pulls answered → jobs → flush, tabl
 import asyncio
 import functools
 import logging
-from pathlib import Path
 
 from broker import processor_table, topic_config_manager
 from broker.admin_pages import register_pages
@@ -373,7 +372,3 @@ class BrokerController:
         context.tiered.close()
         await asyncio.to_thread(context.store.shutdown)
         log.info("broker %s stopped", self.config.broker_name)
-
-    @property
-    def data_directory(self) -> Path:
-        return self.context.root

@@ -120,8 +120,3 @@ def check_reserve_time(value: str) -> None:
         raise ValueError(f"reserve.time={value}: whole hours are expected") from error
     if hours == 0 or hours < -1 or hours > _RESERVE_TIME_MAX:
         raise ValueError(f"reserve.time={value}: allowed are -1 (the broker's default) and whole hours from 1")
-
-
-def perm_to_string(perm: int) -> str:
-    read, write = "R" if perm & PERM_READ else "-", "W" if perm & PERM_WRITE else "-"
-    return read + write + ("X" if perm & PERM_INHERIT else "-")

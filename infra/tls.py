@@ -12,7 +12,6 @@ import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from infra.startup import StartupError
 
@@ -23,8 +22,6 @@ FIRST_BYTE_S = 10.0
 _BACKLOG = 1024
 _ACCEPTS_PER_TURN = 64
 _RETRY_S = 0.1  # after accept failed for want of descriptors
-
-Mode = Literal["disabled", "permissive", "enforcing"]
 
 
 class Certificate:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from infra import failpoint
 from infra.clock import Clock
-from infra.object_store import AccessDenied, NotFound
+from infra.object_store import AccessDenied
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import (
     HOUR_MS,
@@ -352,37 +351,11 @@ class Lifecycle:
                     found[info.key] = info.size
         return found
 
-    def plan_ttl(self, topic: str, hours: int) -> dict[str, int]:
-        """What a TTL of so many hours would take out of view at once; changes nothing."""
-        if self._journal is None:
-            return {"objects": 0, "rows": 0, "bytes": 0}
-        objects = self._journal.catalog.objects(topic)
-        policy = replace(self.policy, ttl_hours=lambda _: hours)
-        going = set(plan_expiry(objects, policy, self._clock.now_ms()).keys)
-        names = [name for name in objects if name.key in going]
-        return {
-            "objects": len(names),
-            "rows": sum(name.rows for name in names),
-            "bytes": sum(name.size for name in names),
-        }
-
     def verify(self, deep: bool = False) -> VerifyReport:
         """Journal against objects: one HEAD per object; `deep` reads each of them as well."""
         if self._journal is None:
             return VerifyReport()
         return verify(self._journal.catalog, self._journal.store, deep=deep)
-
-    def missing_objects(self) -> list[str]:
-        """Objects that the catalog has and the store does not: told, never taken for expired."""
-        if self._journal is None:
-            return []
-        missing = []
-        for name in self._journal.catalog.objects():
-            try:
-                self._journal.store.head(name.key)
-            except NotFound:
-                missing.append(name.key)
-        return missing
 
     # --- status --------------------------------------------------------------------------------------------
 

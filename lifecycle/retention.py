@@ -14,24 +14,6 @@ from neve.archive.journal import CommittedName
 
 HOUR_MS = 3_600_000
 FOR_EVER_HOURS = 1_000_000
-SYSTEM_TOPICS = frozenset(
-    {
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "SCHEDULE_TOPIC_XXXX",
-        "rmq_sys_wheel_timer",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "TBW102",
-        "SELF_TEST_TOPIC",
-    }
-)
-SYSTEM_PREFIXES = ("rmq_sys_", "RMQ_SYS_TRANS_")
-
-
-def is_system_topic(topic: str) -> bool:
-    """Half, schedule, timer, revive and offset topics are never archived."""
-    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIXES)
 
 
 class Pending(NamedTuple):
@@ -49,7 +31,7 @@ class Policy:
     disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
     grace_ms: int = 24 * HOUR_MS
     upload_bytes_per_second: int = 0  # 0: no limit
-    archived: Callable[[str], bool] = field(default=lambda topic: not is_system_topic(topic))
+    archived: Callable[[str], bool] = field(default=lambda topic: True)
     # Topics of the broker's own, of which it needs what is pinned and nothing else.
     internal: Callable[[str], bool] = field(default=lambda topic: False)
     exists: Callable[[str], bool] = field(default=lambda topic: True)

@@ -86,10 +86,6 @@ def parse_data_key(key: str) -> DataKey | None:
     )
 
 
-def topic_prefix(prefix: str, topic: str) -> str:
-    return _join(prefix, topic_component(topic)) + "/"
-
-
 def brokers_prefix(prefix: str) -> str:
     """Listing this with a delimiter names the brokers that have an archive here."""
     return _join(prefix, "_neve") + "/"

@@ -46,7 +46,7 @@ class Admin:
         """Creates the topic, or changes it, on all masters (or on the broker named).
 
         Args:
-            attributes: such as `{"reserve.time": "3600000"}`; None as a value removes the attribute.
+            attributes: such as `{"reserve.time": "720"}`, in whole hours; None as a value removes the attribute.
         """
         signed = [f"-{key}" if value is None else f"+{key}={value}" for key, value in (attributes or {}).items()]
         ext = {

@@ -47,7 +47,7 @@ class AsyncClient:
     """
 
     def __init__(self, namesrv: str, options: ClientOptions) -> None:
-        self._namesrv, self._options = namesrv, options
+        self._options = options
         self._session = Session(namesrv, options)
         self._producer = Producer(self._session)
         self._puller = Puller(self._session)

@@ -193,4 +193,3 @@ BINARY_CODE_ALIASES: dict[int, int] = {
 
 VERSION = 479  # what we report: RocketMQ 5.3.3
 VERSION_STANDARD_JSON_ROUTE = 401  # from 4.9.4 clients read routes with quoted keys
-VERSION_5_0_0 = 413

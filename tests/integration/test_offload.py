@@ -181,7 +181,7 @@ def offload_evict_and_read_back(tmp_path: Path, store_url: str, worker: WorkerCl
     for place in places:
         assert cold_bytes(journal, worker, *place) == before[place]
         assert journal.catalog.max_offset(*place) == store.max_offset(*place)
-    assert lifecycle.missing_objects() == []
+    assert lifecycle.verify().ok
     listed = {info.key for info in journal.store.list("") if info.key.startswith("topic=")}
     assert listed == {name.key for name in journal.catalog.objects()}
     store.shutdown()

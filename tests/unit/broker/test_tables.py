@@ -30,6 +30,13 @@ def test_a_configuration_takes_rocketmq_keys_with_units(tmp_path: Path) -> None:
     assert "brokerIP1=10.0.0.1\n" in to_properties(config)
 
 
+def test_the_brokers_own_topics_are_known_and_nobody_elses_is() -> None:
+    for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "rmq_sys_REVIVE_LOG_c"):
+        assert validators.is_system_topic(topic)
+    for topic in ("orders", "%RETRY%g", "%DLQ%g"):
+        assert not validators.is_system_topic(topic)
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
