@@ -103,7 +103,6 @@ class BrokerController:
                 commit_log_file_size=config.mapped_file_size_commit_log,
                 flush_disk_type=config.flush_disk_type,
                 store_host=(host, config.listen_port),
-                max_message_size=config.max_message_size,
             ),
             disk,
             clock,

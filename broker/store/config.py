@@ -17,7 +17,9 @@ class StoreConfig:
     commit_log_file_size: int = 1 << 30
     flush_disk_type: str = ASYNC_FLUSH
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
-    max_message_size: int = 4 << 20
+    # The most that a broker can be set to let in. Its own limit is asked of clients, when they send: what is in the log
+    # already (a delayed message, a half, a retry) is copied whatever that limit is by then.
+    max_message_size: int = 15 << 20
     queue_file_size: int = 6_000_000
     queue_first_step: int = 64 << 10
     mapped_queue_files: int = 8192

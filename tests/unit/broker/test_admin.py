@@ -56,9 +56,9 @@ async def ask(connection: Connection, code: int, body: bytes = b"", **ext: objec
     return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 20)
 
 
-async def send(connection: Connection, topic: str, properties: str = "") -> RemotingCommand:
+async def send(connection: Connection, topic: str, properties: str = "", body: bytes = b"body") -> RemotingCommand:
     answer = await ask(
-        connection, Code.SEND_MESSAGE_V2, b"body", a="p", b=topic, c="TBW102", d=1, e=0, f=0, g=1, h=0, i=properties,
+        connection, Code.SEND_MESSAGE_V2, body, a="p", b=topic, c="TBW102", d=1, e=0, f=0, g=1, h=0, i=properties,
         j=0, k="false", m="false",
     )  # fmt: skip
     assert answer.code == 0, answer.remark
@@ -296,3 +296,31 @@ def test_a_lock_of_a_queue_without_a_name_is_refused_and_nothing_is_logged_as_a_
 
     with_broker(tmp_path, work)
     assert "Traceback" not in caplog.text
+
+
+def test_a_limit_raised_on_the_running_broker_lets_larger_messages_in(tmp_path: Path) -> None:
+    large = bytes(200 << 10)
+
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        with pytest.raises(AssertionError, match="maxMessageSize is 1024"):
+            await send(connection, "T", body=large)
+        answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, b"maxMessageSize=256k\n")
+        assert answer.code == 0, answer.remark
+        await send(connection, "T", body=large)
+        assert [record.body for record in iter_records((await pull(connection, 0)).body)] == [large]
+
+    with_broker(tmp_path, work, "maxMessageSize=1k")
+
+
+def test_what_waits_comes_though_it_is_above_a_limit_set_since(tmp_path: Path) -> None:
+    large = bytes(200 << 10)
+
+    async def sends(broker: BrokerController, connection: Connection) -> None:
+        await send(connection, "T", "DELAY\x011\x02", large)
+
+    async def receives(broker: BrokerController, connection: Connection) -> None:
+        answer = await pull(connection, 0, flags=SUBSCRIPTION | SUSPEND)
+        assert [record.body for record in iter_records(answer.body)] == [large]
+
+    with_broker(tmp_path, sends, "messageDelayLevel=1s", "maxMessageSize=256k")
+    with_broker(tmp_path, receives, "messageDelayLevel=1s", "maxMessageSize=1k")
