@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra import minio
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from infra import failpoint, minio
+from infra.clock import SystemClock
+from infra.disk import RealDisk
+from infra.failpoint import FailpointError
 from infra.object_store import ObjectStore, open_store
 from neve import spark as neve_spark
 from neve.archive.journal import (
@@ -29,6 +34,8 @@ from neve.archive.journal import (
 )
 from neve.archive.keys import data_key, journal_key
 from neve.archive.schema import SCHEMA
+from tests.integration.test_offload import StoreAdapter, put, start
+from tiered.worker_client import WorkerClient
 
 pytestmark = [
     pytest.mark.servers,
@@ -172,3 +179,26 @@ def test_what_is_not_there_is_said(servers: tuple[Any, dict[str, str]], tmp_path
         neve_spark.read_topic(spark, TOPIC, store=f"dir:{tmp_path}")
     with pytest.raises(FileNotFoundError, match="broker c"):
         neve_spark.read_topic(spark, TOPIC, store=urls["s3"], broker="c")
+
+
+def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
+    """By the catalog, and for whoever only lists the directory: the second attempt adopted what the first had sent."""
+    spark, _ = servers
+    url = f"dir:{tmp_path}/archive"
+    store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 18), RealDisk(), SystemClock())
+    store.load()
+    for queue in (0, 1):
+        put(store, "orders", queue, 60)
+    hot = StoreAdapter(store)
+    hot.flush()
+    with closing(WorkerClient(work_dir=tmp_path)) as worker:
+        with failpoint.armed("offload.after_upload"), pytest.raises(FailpointError):
+            start(tmp_path, url, hot, worker)[1].run_offload(roll=True)
+        start(tmp_path, url, hot, worker)[1].run_offload(roll=True, evict=True)
+    store.shutdown()
+    sent = [(queue, offset) for queue in (0, 1) for offset in range(60)]
+    for frame in (
+        neve_spark.read_topic(spark, "orders", store=url),
+        spark.read.parquet(f"file:{tmp_path}/archive/topic=orders"),
+    ):
+        assert sorted((row.queue_id, row.queue_offset) for row in frame.collect()) == sent
