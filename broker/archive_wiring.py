@@ -15,6 +15,7 @@ from broker.broker_context import BrokerContext
 from broker.pop.pop_book import revive_log
 from broker.restore import Restore
 from broker.state_capture import capture_state
+from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import EntryRun, Segment
 from infra.disk import Disk
 from infra.object_store import BadStoreUrl, ObjectStore, ObjectStoreError, open_store
@@ -73,7 +74,11 @@ class LoopHotStore:
         self._call(self._context.store.roll)
 
     def evict(self, base: int) -> None:
-        self._call(lambda: self._context.store.evict(base))
+        store = self._context.store
+        end = next((segment.end for segment in self.segments() if segment.base == base), 0)
+        if self._call(lambda: store.want_checkpoint(end)):
+            self.flush()  # in the flusher's thread; what is still missing then, `evict` does on the loop
+        self._call(lambda: store.evict(base))
 
     def queues(self) -> Mapping[str, Sequence[int]]:
         return self._call(self._context.store.queues)
@@ -98,6 +103,13 @@ class LoopHotStore:
 
     def pinned_from(self) -> int | None:
         return self._call(self._context.pinned_from)
+
+    def carry_waiting(self, below: int) -> None:
+        try:
+            while self._call(lambda: self._context.timers.carry(below)):
+                pass
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("waiting timers keep their segments: %s", error)
 
     def state(self) -> BrokerState:
         return self._call(lambda: capture_state(self._context))

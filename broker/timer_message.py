@@ -7,6 +7,9 @@ queue 1   marks, one after each batch of deliveries; body: `time,offset,position
 
 Deliveries are in order of (time, queue offset) and a new message is always due after the last delivery, so one mark
 says all. A crash between a batch and its mark delivers that batch twice rather than not at all.
+
+A message that waits longer than its log file may stay is carried: appended again for the same time, and the next mark
+passes its old place. A crash before that mark delivers it twice rather than not at all.
 """
 
 import heapq
@@ -50,7 +53,7 @@ class TimerMessages:
         self._delivered = (0, -1)
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._waiting)
 
     # ---- a message comes ---------------------------------------------------------------------------------------
 
@@ -78,7 +81,7 @@ class TimerMessages:
                 raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "timer message illegal: a recall of the past")
             return None
         most = self._config.timer_max_pending
-        if len(self._heap) >= most:
+        if len(self) >= most:
             raise BrokerError(
                 ResponseCode.SYSTEM_ERROR,
                 f"timer message is under flow control, max num limit is {most}: timerMaxPending of them wait already",
@@ -113,6 +116,9 @@ class TimerMessages:
         try:
             while done < _BATCH and heap and heap[0][0] <= now and heap[0][2] < self._store.confirmed_offset:
                 when, offset, position = heap[0]
+                if offset not in self._waiting:  # it was carried: its copy comes at the same time
+                    heapq.heappop(heap)
+                    continue
                 self._deliver(position, offset)
                 heapq.heappop(heap)
                 self._waiting.discard(offset)
@@ -136,14 +142,17 @@ class TimerMessages:
             if self._recalls.get(recall) == offset:
                 del self._recalls[recall]
             return
-        topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
-        unique = properties.get("UNIQ_KEY", "")
-        if unique in self._recalls or f"{topic}+{unique}" in self._recalls:
+        if self._is_recalled(properties):
             return
+        topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
         if not queue.isdigit() or not self._topic_exists(topic):
             log.warning("timer message at %d: its topic %r is gone", position, topic)
             return
         self._put(record, topic, int(queue), properties)
+
+    def _is_recalled(self, properties: Mapping[str, str]) -> bool:
+        topic, unique = properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", "")
+        return unique in self._recalls or f"{topic}+{unique}" in self._recalls
 
     def _put(self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str]) -> None:
         raw = record.properties_raw
@@ -169,6 +178,61 @@ class TimerMessages:
         except MessageIllegal as error:
             log.error("the timer message at %d is too large by now: %s", record.physical_offset, error)
 
+    # ---- its place in the log is wanted --------------------------------------------------------------------------
+
+    def carry(self, below: int) -> bool:
+        """Append again, for the same time, a batch of what waits below a log position; False: nothing is left there.
+
+        Raises StoreFull or StoreNotWritable; what was carried by then stays carried.
+        """
+        carried = 0
+        try:
+            while carried < _BATCH and (entry := self._first_stored()) is not None and entry[2] < below:
+                self._carry(entry)
+                carried += 1
+        finally:
+            if carried:
+                self._mark()
+        return carried > 0
+
+    def _carry(self, entry: tuple[int, int, int]) -> None:
+        when, offset, position = entry
+        raw = self._store.record_at(position)
+        if raw is None:
+            log.error("the timer message at %d is no longer in the log: left out", position)
+            self._waiting.discard(offset)
+            return
+        record = decode_record(raw)
+        recall = record.properties.get(RECALL_KEY)
+        if recall is None and self._is_recalled(record.properties):
+            # carried it would come behind its recall, which is due at the same time and stands for nobody else
+            self._waiting.discard(offset)
+            return
+        stored = self._store.put(
+            WHEEL_TIMER_TOPIC,
+            _MESSAGES,
+            record.body,
+            record.properties_raw,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=parse_host(record.born_host),
+            reconsume_times=record.reconsume_times,
+            prepared_transaction_offset=record.prepared_transaction_offset,
+            tags_code=when if recall is None else -when,
+        )
+        self._waiting.discard(offset)
+        self._add((when, stored.queue_offset, stored.physical_offset))
+        if recall is not None and self._recalls.get(recall) == offset:
+            self._recalls[recall] = stored.queue_offset
+
+    def _first_stored(self) -> tuple[int, int, int] | None:
+        """What waits longest in the log."""
+        order = self._stored_order
+        while order and order[0][1] not in self._waiting:
+            order.popleft()
+        return order[0] if order else None
+
     def _mark(self) -> None:
         pinned = self.pinned_from()
         position = self._store.max_physical_offset if pinned is None else pinned
@@ -185,10 +249,8 @@ class TimerMessages:
 
     def pinned_from(self) -> int | None:
         """The lowest log position that a waiting message needs."""
-        order = self._stored_order
-        while order and order[0][1] not in self._waiting:
-            order.popleft()
-        return order[0][2] if order else None
+        first = self._first_stored()
+        return None if first is None else first[2]
 
     # ---- start -------------------------------------------------------------------------------------------------
 

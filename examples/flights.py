@@ -104,7 +104,8 @@ def run(root: Path, kind: str, limit: int | None, stack: ExitStack) -> None:
 async def publish_all(servers: Servers, flights: pd.DataFrame, weather: pd.DataFrame) -> None:
     neve("topic", "create", FLIGHTS, "--queues", str(QUEUES), "--namesrv", servers.namesrv)
     neve("topic", "create", WEATHER, "--queues", "1", "--ttl", "30d", "--namesrv", servers.namesrv)
-    async with connect(servers.namesrv) as client:
+    # Long enough for any machine: a batch that is sent again after a time-out may be stored twice, and it is counted.
+    async with connect(servers.namesrv, timeout=120.0, attempt_timeout=60.0) as client:
         with stage("publish", "flights", len(flights)):
             await publish(client, FLIGHTS, flight_messages(flights), QUEUES)
         with stage("publish", "hours of weather", len(weather)):

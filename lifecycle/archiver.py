@@ -204,6 +204,7 @@ class Lifecycle:
             return self._evict(wanted_segments(self._hot.segments(), self.policy, now, self._hot.disk_ratio()), None)
 
     def _evict(self, wanted: Sequence[Segment], progress: Progress | None) -> list[int]:
+        self._carry_out_of(wanted)
         pinned = self._hot.pinned_from()
         # What a message no longer waits for, its delivery or its end, must be as durable as the segment that goes.
         self._hot.flush()
@@ -223,6 +224,14 @@ class Lifecycle:
             if progress is not None:
                 progress({"event": "evicted", "segment": base})
         return plan
+
+    def _carry_out_of(self, wanted: Sequence[Segment]) -> None:
+        """A timer may wait for days: it moves to the head of the log where it alone would keep segments."""
+        segments = self._hot.segments()
+        through, now = self._through(), self._clock.now_ms()
+        free = set(eviction_plan(segments, wanted, through, self.policy, now_ms=now, pinned=None))
+        if free:
+            self._hot.carry_waiting(max(segment.end for segment in segments if segment.base in free))
 
     # --- expiry --------------------------------------------------------------------------------------------
 

@@ -53,6 +53,10 @@ class HotStore(HotLog, Protocol):
         """The lowest CommitLog offset that a timer, half message or pop checkpoint still needs; None: none does."""
         ...
 
+    def carry_waiting(self, below: int) -> None:
+        """Append again the timers that wait below a CommitLog offset, so that they no longer need what lies there."""
+        ...
+
     def disk_ratio(self) -> float:
         """The used share of the disk that holds the log, 0 to 1."""
         ...

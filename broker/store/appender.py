@@ -95,6 +95,7 @@ class Appender:
         self._due: _DueCheckpoint | None = None
         self._checkpoint_at = 0
         self._checkpoint_time = 0
+        self.checkpointed = 0  # the log position of the checkpoint on the disk
         # the end of the log: the active file, the position inside it, the limit for a record's end (-1: refuse)
         self._active: LogFile | None = None
         self._position = 0
@@ -367,6 +368,7 @@ class Appender:
             self.log.write_tables(due.content.physical)
             self.directory.write_checkpoint(due.content)
             self.checkpoint_is_put_off = False
+            self.checkpointed = due.content.physical
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
@@ -415,6 +417,15 @@ class Appender:
         self._due = self._describe_checkpoint()
         self._checkpoint_at = self._appended
         self.after_flush(self.flush())
+
+    def want_checkpoint(self, physical_offset: int) -> bool:
+        """Have the next flush write a checkpoint; False: one stands at or above the offset already."""
+        if self.checkpointed >= physical_offset:
+            return False
+        if self._due is None:
+            self._due = self._describe_checkpoint()
+            self._checkpoint_at, self._checkpoint_time = self._appended, self._now()
+        return True
 
     def build_index(self) -> None:
         """Index the keys of messages appended since the last call."""

@@ -151,6 +151,13 @@ class CommitLog:
             if self.files and self._next is None:
                 self._next = self._create(self.files[-1].end)
 
+    def drop_next(self) -> None:
+        """Give up the file that was prepared ahead."""
+        with self._allocation:
+            file, self._next = self._next, None
+            if file is not None:
+                self._remove(file)
+
     @property
     def next_is_ready(self) -> bool:
         """Whether the next file is allocated."""

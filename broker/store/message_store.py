@@ -11,7 +11,7 @@ from broker.store.appender import Appender, PutResult
 from broker.store.commit_log import LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.errors import StoreError
+from broker.store.errors import StoreError, StoreFull
 from broker.store.opening import open_store
 from broker.store.reading import EntryRun, GetResult
 from broker.store.recovery import RecoveryReport
@@ -273,10 +273,21 @@ class MessageStore(Appender):
             self._start_file(self._active.end)
 
     def evict(self, base: int) -> None:
-        """Remove the oldest file. The minimum of each queue follows."""
+        """Remove the oldest file. The minimum of each queue follows.
+
+        The checkpoint must lie above it: a start that finds it below the log can't tell an eviction from a lost file.
+        Raises StoreFull if there is no room even for a checkpoint.
+        """
         file = self.log.files[0] if self.log.files else None
         if file is None or file.base != base or file is self._active or file.end > self._flushed:
             raise StoreError(f"the file at {base} is not the oldest, or not sealed and flushed")
+        if self.checkpointed < file.end:
+            self._checkpoint_now()
+        if self.checkpointed < file.end:  # the disk is full: the file that was prepared ahead makes room
+            self.log.drop_next()
+            self._checkpoint_now()
+        if self.checkpointed < file.end:
+            raise StoreFull(f"no room for a checkpoint above the file at {base}")
         self.log.evict(file)
         self.build_index()
         self.index.evict(self.min_physical_offset)

@@ -33,6 +33,7 @@ def open_store(store: Appender) -> RecoveryReport:
     _load_queues(store, checkpoint.physical, scrub=not clean)
     store.index.load(checkpoint.index_base, checkpoint.index_count, scrub=not clean)
     store.last_time = checkpoint.store_time
+    store.checkpointed = checkpoint.physical
     report.start = report.end = checkpoint.physical
     if log.files:
         _replay(store, checkpoint, report, strict=strict)

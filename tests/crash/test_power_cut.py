@@ -59,6 +59,8 @@ class World:
             self.store.roll()
         elif choice < 0.991:
             self.delete()
+        elif choice < 0.994:
+            self.evict()
         else:
             self.store.prepare_next()
 
@@ -82,6 +84,16 @@ class World:
             self.flushed.setdefault((topic, queue_id), {})[queue_offset] = body
         self.unflushed.clear()
 
+    def evict(self) -> None:
+        self.flush()
+        oldest = self.store.segments()[0] if self.store.segments() else None
+        if oldest is None or not oldest.sealed:
+            return
+        self.store.evict(oldest.base)
+        for (topic, queue_id), promised in self.flushed.items():
+            low = self.store.min_offset(topic, queue_id)
+            self.flushed[topic, queue_id] = {offset: body for offset, body in promised.items() if offset >= low}
+
     def delete(self) -> None:
         """The topic comes again with its next message, at offset 0."""
         topic = self.random.choice(TOPICS)
@@ -103,15 +115,16 @@ class World:
 
     def read(self, topic: str, queue_id: int) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
+        offset = self.store.min_offset(topic, queue_id)
         while True:
-            result = self.store.get(topic, queue_id, len(found), 32, 1 << 20)
+            result = self.store.get(topic, queue_id, offset, 32, 1 << 20)
             if result.status != "FOUND":
-                assert len(found) == self.store.max_offset(topic, queue_id)
+                assert offset == self.store.max_offset(topic, queue_id)
                 return found
             for buffer in result.buffers:
                 for record in iter_records(buffer):
-                    assert (record.topic, record.queue_id) == (topic, queue_id)
-                    assert record.queue_offset == len(found)
+                    assert (record.topic, record.queue_id, record.queue_offset) == (topic, queue_id, offset)
+                    offset += 1
                     assert int(record.body.partition(b":")[0]) > self.deleted_at[topic], "a deleted message is back"
                     found[record.queue_offset] = record.body
 

@@ -72,6 +72,9 @@ class StoreAdapter:
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
         return self.store.files(start, end)
 
+    def carry_waiting(self, below: int) -> None:
+        """Nothing waits here."""
+
     def pinned_from(self) -> int | None:
         return None
 

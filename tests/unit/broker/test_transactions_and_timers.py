@@ -267,3 +267,63 @@ def test_more_timers_than_allowed_are_refused_until_one_was_delivered(machine: C
     before.clock.advance(1000)
     assert before.timers.deliver_due() == 2
     assert before.timers.time_of({"TIMER_DELAY_SEC": "5"}) is not None
+
+
+def test_a_waiting_timer_is_carried_out_of_its_segment_and_comes_once(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    for index in range(100):
+        first.timer(b"%d" % index, TIMER_DELAY_SEC="3600")
+    first.timer(b"recalled", TIMER_DELAY_SEC="3600")
+    first.timer(b"recall", recall="orders+id-recalled", TIMER_DELAY_SEC="3600")
+    first.store.roll()
+    segment = first.store.segments()[0]
+    assert (first.timers.pinned_from(), len(first.timers)) == (segment.base, 102)
+    while first.timers.carry(segment.end):
+        assert len(first.timers) >= 101
+    pinned = first.timers.pinned_from()
+    assert pinned is not None
+    assert pinned >= segment.end
+    first.store.after_flush(first.store.flush())
+    first.store.evict(segment.base)
+    second = machine()
+    assert second.timers.pinned_from() == pinned
+    for each in (first, second):
+        each.clock.set_wall(first.clock.now_ms())
+    first.clock.advance(3_600_000)
+    for each in (first, second):
+        while each.timers.deliver_due():
+            pass
+        assert each.delivered() == [b"%d" % index for index in range(100)]
+        assert len(each.timers) == 0
+
+
+def test_a_crash_before_the_mark_of_a_carried_timer_loses_none(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    first.timer(b"a", TIMER_DELAY_SEC="60")
+    first.store.roll()
+    first.timers._mark = lambda: None  # type: ignore[method-assign]
+    assert first.timers.carry(first.store.segments()[0].end)
+    second = machine()
+    first.clock.advance(60_000)
+    second.timers.deliver_due()
+    assert second.delivered() == [b"a", b"a"]
+
+
+def test_a_timer_that_can_not_be_carried_keeps_its_place(
+    machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine()
+    first.timer(b"a", TIMER_DELAY_SEC="60")
+    first.store.roll()
+
+    def full(*_: object, **__: object) -> PutResult:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.store, "put", full)
+        with pytest.raises(StoreFull):
+            first.timers.carry(first.store.segments()[0].end)
+    assert (first.timers.pinned_from(), len(first.timers)) == (0, 1)
+    first.clock.advance(60_000)
+    first.timers.deliver_due()
+    assert first.delivered() == [b"a"]

@@ -55,6 +55,8 @@ class FakeHot:
         self.pinned: int | None = None
         self.disk = 0.1
         self.evicted: list[int] = []
+        self.timer: int | None = None  # where the oldest waiting timer lies
+        self.carried: list[int] = []
 
     def put(self, topic: str, queue: int = 0, count: int = 1) -> None:
         for _ in range(count):
@@ -123,6 +125,11 @@ class FakeHot:
 
     def pinned_from(self) -> int | None:
         return self.pinned
+
+    def carry_waiting(self, below: int) -> None:
+        self.carried.append(below)
+        if self.timer is not None and self.timer < below:
+            self.timer, self.pinned = self.tail, self.tail
 
     def disk_ratio(self) -> float:
         return self.disk

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.store.checkpoint import Checkpoint
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
@@ -342,3 +344,48 @@ def test_mapped_queue_files_are_bounded(open_store: Open, put: Put) -> None:
         assert len(store.maps) <= 5
     for queue_id in range(20):
         assert bodies(store, queue_id) == [b"%d" % n for n in range(queue_id, 60, 20)]
+
+
+def test_a_crash_right_after_an_eviction_leaves_a_log_that_opens(
+    open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
+) -> None:
+    """The last checkpoint may lie in the file that goes: then another is written first."""
+    store = open_store()
+    put(store)
+    store.roll()
+    put(store, body=b"kept")
+    store.after_flush(store.flush())
+    assert store.checkpointed < store.segments()[0].end
+    store.evict(0)
+    again = MessageStore(store.config, disk.power_cut(), clock)
+    again.load()
+    assert again.min_offset("t", 0) == 1
+    assert put(again).queue_offset == 2
+
+
+def test_on_a_full_disk_the_file_prepared_ahead_makes_room_for_an_eviction(
+    open_store: Open, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    write = store.directory.write_checkpoint
+
+    def write_if_there_is_room(content: Checkpoint) -> None:
+        if store.log.next_is_ready:
+            raise OSError(errno.ENOSPC, "no space")
+        write(content)
+
+    def fill_one() -> None:
+        put(store)
+        store.roll()
+        put(store)
+        store.prepare_next()
+        store.after_flush(store.flush())
+
+    monkeypatch.setattr(store.directory, "write_checkpoint", write_if_there_is_room)
+    fill_one()
+    store.evict(0)
+    assert len(store.segments()) == 1
+    monkeypatch.setattr(store.log, "drop_next", lambda: None)
+    fill_one()
+    with pytest.raises(StoreFull):
+        store.evict(store.segments()[0].base)
