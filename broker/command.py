@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import importlib
 import json
-import os
 import secrets
 from collections.abc import Awaitable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import click
 
 from infra.config import BrokerConfig, ConfigError, SecurityConfig
-from infra.server_command import catch_signals, run_and_exit, settings_option
+from infra.server_command import announce, catch_signals, run_and_exit, settings_option
 from infra.startup import EXIT_IN_USE, StartupError, check_port
 
 RestoreFrom = click.option(
@@ -117,7 +116,7 @@ async def _run(config: BrokerConfig, embedded: tuple[Path, int] | None, *, resto
             ready["admin"] = "{}:{}".format(*controller.admin_address)
         if restore is not None:
             ready["restored"] = restore.report
-        click.echo(json.dumps({**ready, "pids": [os.getpid()]}))
+        announce(ready)
         await controller.stopped.wait()
         await controller.shutdown()
         return controller.exit_code

@@ -9,7 +9,9 @@ import argparse
 import http.client
 import os
 import secrets
+import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -192,7 +194,7 @@ def _free_port() -> int:
 
 
 def create_bucket(server: S3Server, bucket: str) -> None:
-    """Make a bucket; the archive itself never creates one."""
+    """Make a bucket where there is none; the archive itself never creates one."""
     import boto3  # noqa: PLC0415 - development only
 
     client = boto3.client(
@@ -202,17 +204,40 @@ def create_bucket(server: S3Server, bucket: str) -> None:
         aws_access_key_id=server.access_key,
         aws_secret_access_key=server.secret_key,
     )
-    client.create_bucket(Bucket=bucket)
+    if bucket not in {found["Name"] for found in client.list_buckets()["Buckets"]}:
+        client.create_bucket(Bucket=bucket)
 
 
 def main(program: Program, module: str) -> None:
-    """`python -m MODULE --ensure`: print the path of the binary, building it when there is none."""
+    """`python -m MODULE --ensure` prints the binary's path; `--serve DIR` runs it until a signal, for trying out."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description=f"{program.binary} for development and tests"
     )
-    parser.add_argument("--ensure", action="store_true", required=True, help="print the binary's path; build if needed")
-    parser.parse_args()
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--ensure", action="store_true", help="print the binary's path; build if needed")
+    what.add_argument("--serve", type=Path, metavar="DIR", help="run over DIR until a signal; print lines for a shell")
+    parser.add_argument("--port", type=int, default=0, help="with --serve: default any free one")
+    parser.add_argument("--bucket", default="archive", help="with --serve: made when it is not there (archive)")
+    chosen = parser.parse_args()
     try:
-        sys.stdout.write(f"{ensure(program)}\n")
+        if chosen.serve is None:
+            sys.stdout.write(f"{ensure(program)}\n")
+        else:
+            _serve(program, chosen.serve, chosen.port, chosen.bucket)
     except ServerMissing as error:
         sys.exit(f"error: {error}")
+
+
+def _serve(program: Program, directory: Path, port: int, bucket: str) -> None:
+    """Credentials are those of the environment, so that a restart keeps them, or new ones."""
+    given = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+    keys = (given[0], given[1]) if given[0] and given[1] else None
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    with running(program, directory, port, keys) as server:
+        create_bucket(server, bucket)
+        exports = server.environment | {"NEVE_STORE": server.url(bucket, "neve")}
+        sys.stdout.write("".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()))
+        sys.stdout.flush()
+        stopped.wait()

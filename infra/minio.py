@@ -1,6 +1,7 @@
 """MinIO for development and tests.
 
-python -m infra.minio --ensure      print the path of the binary, building it when there is none
+python -m infra.minio --ensure        print the path of the binary, building it when there is none
+python -m infra.minio --serve DIR     run it over DIR with a bucket `archive`; prints what a shell needs to use it
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """What the commands that run a server share: their `--set`, their exit codes, their way to stop."""
 
 import asyncio
+import json
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn
 
 import click
 
@@ -54,3 +56,16 @@ def catch_signals(stop: Callable[[], None]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, first, number)
+
+
+def announce(ready: Mapping[str, Any]) -> None:
+    """The one line on stdout by which a server says that it serves; systemd (Type=notify) hears it as well."""
+    click.echo(json.dumps({**ready, "pids": [os.getpid()]}))
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+        try:
+            notify.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+        except OSError as error:
+            log.warning("NOTIFY_SOCKET %s: %s", address, error)

@@ -1,6 +1,7 @@
 """The Versity S3 gateway over a directory, for tests: a second implementation of S3 beside MinIO.
 
-python -m infra.versitygw --ensure      print the path of the binary, building it when there is none
+python -m infra.versitygw --ensure        print the path of the binary, building it when there is none
+python -m infra.versitygw --serve DIR     run it over DIR with a bucket `archive`; prints what a shell needs to use it
 """
 
 from __future__ import annotations

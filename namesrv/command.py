@@ -1,15 +1,13 @@
 """`neve namesrv`."""
 
 import asyncio
-import json
-import os
 from collections.abc import Awaitable
 from pathlib import Path
 
 import click
 
 from infra.config import load
-from infra.server_command import catch_signals, run_and_exit, settings_option
+from infra.server_command import announce, catch_signals, run_and_exit, settings_option
 from infra.startup import check_port
 from namesrv.namesrv_config import NamesrvConfig
 
@@ -41,7 +39,7 @@ async def _run(config: NamesrvConfig) -> int:
     stopped = asyncio.Event()
     catch_signals(stopped.set)
     await server.start()
-    click.echo(json.dumps({"namesrv": f"{config.bind_address}:{server.port}", "pids": [os.getpid()]}))
+    announce({"namesrv": f"{config.bind_address}:{server.port}"})
     await stopped.wait()
     await server.shutdown()
     return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -212,6 +214,23 @@ def test_a_lifetime_on_the_command_line(ttl: str, said: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_systemd_hears_that_a_server_serves(tmp_path: Path) -> None:
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(address))
+        heard.settimeout(30)
+        command = [NEVE, "namesrv", "--set", "listenPort=0", "--set", f"kvConfigPath={tmp_path / 'kv.json'}"]
+        environment = {**os.environ, "NOTIFY_SOCKET": str(address)}
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        ) as process:
+            try:
+                assert heard.recv(100) == b"READY=1"
+            finally:
+                process.terminate()
+            assert process.wait(60) == 0
 
 
 def test_a_name_server_alone_says_what_is_wrong_and_stops_on_the_first_signal(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,26 @@ from neve.archive.keys import journal_key
 from neve.cli import main
 
 pytestmark = pytest.mark.servers
+NEVE = str(Path(sys.executable).with_name("neve"))
+
+
+def test_a_minio_to_try_with(tmp_path: Path) -> None:
+    """`--serve` prints what a shell needs, keeps bucket and keys over a restart, and ends on a signal."""
+    command = [sys.executable, "-m", "infra.minio", "--serve", str(tmp_path / "minio")]
+    exports: dict[str, str] = {}
+    for _ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **exports}) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(3)]
+            before, exports = exports, dict(shlex.split(line)[1].split("=", 1) for line in lines)
+            doctor = [NEVE, "doctor", "--store", exports["NEVE_STORE"], "-o", "json"]
+            told = subprocess.run(doctor, capture_output=True, text=True, env={**os.environ, **exports}, check=False)
+            process.terminate()
+            assert process.wait(30) == 0
+        assert {check["state"] for check in json.loads(told.stdout) if "store" in check["check"]} == {"ok"}, told.stderr
+        assert [exports[key] for key in before if key.startswith("AWS_")] == [
+            before[key] for key in before if key.startswith("AWS_")
+        ]
 
 
 def test_doctor_and_journal(

@@ -1,0 +1,36 @@
+"""The files in conf/ name every key there is, show its default, and start a server as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from infra.config import BrokerConfig, live_keys, load, parse_properties, to_properties
+from namesrv.namesrv_config import NamesrvConfig
+
+CONF = Path(__file__).parents[2] / "conf"
+#: Keys that to_properties never shows.
+SECRET = {"initAuthenticationUser": "", "innerClientAuthenticationCredentials": ""}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("broker.conf", BrokerConfig), ("namesrv.conf", NamesrvConfig)])
+def test_the_example_shows_every_key_with_its_default(name: str, kind: type, tmp_path: Path) -> None:
+    text = (CONF / name).read_text()
+    load(kind, CONF / name)
+    active = [key for _, key, _ in parse_properties(text, name)]
+    shown = re.findall(r"^#?(\w+)=", text, re.MULTILINE)
+    known = {key: value for _, key, value in parse_properties(to_properties(kind()), "defaults")} | SECRET
+    assert sorted(shown) == sorted(known), "each key once"
+    defaults = tmp_path / name
+    defaults.write_text("\n".join(re.findall(r"^#(\w+=.*)", text, re.MULTILINE)))
+    assert load(kind, defaults) == kind(), "what is commented out is the default"
+    assert len(active) < 10
+
+
+@pytest.mark.parametrize(("name", "kind"), [("broker.conf", BrokerConfig), ("namesrv.conf", NamesrvConfig)])
+def test_keys_marked_live_are(name: str, kind: type) -> None:
+    paragraphs = re.findall(r"((?:^# .*\n)*)((?:^#?\w+=.*\n)+)", (CONF / name).read_text(), re.MULTILINE)
+    marked = {key for about, keys in paragraphs if "(live)" in about for key in re.findall(r"#?(\w+)=", keys)}
+    assert sorted(marked) == sorted(live_keys(kind()))
