@@ -178,6 +178,9 @@ def _register_metrics(controller: BrokerController) -> None:
         lambda: context.store.max_physical_offset - context.store.flushed_offset,
     )
     gauge("flush_rounds", "group commits since the start", lambda: context.flusher.rounds)
+    gauge(
+        "index_skipped_keys", "keys not indexed since the start, for want of room", lambda: context.store.index.skipped
+    )
     gauge("disk_used_ratio", "used share of the data disk", processors.totals.disk_ratio)
     gauge("topics", "topics of this broker", lambda: len(context.topics.topics))
     gauge("consumer_groups_online", "groups with a member", lambda: len(context.clients.consumers))

@@ -61,7 +61,7 @@ class BrokerConfig(SecurityConfig):
     broker_permission: int = key(6, low=0, high=7, live=True)
     auto_create_topic_enable: bool = key(True, live=True)
     auto_create_subscription_group: bool = key(True, live=True)
-    default_topic_queue_nums: int = key(8, low=1, high=1024, live=True)
+    default_topic_queue_nums: int = key(8, low=1, high=1024)
     trace_topic_enable: bool = key(False)
     message_delay_level: str = key("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
     long_polling_enable: bool = key(True, live=True)

@@ -134,7 +134,7 @@ class KeyIndex:
         self._disk = disk
         self.files: list[IndexFile] = []
         self._dirty: set[Path] = set()
-        self.skipped = 0
+        self.skipped = 0  # keys since the start, for want of room
 
     def load(self, base: int, count: int, *, scrub: bool) -> None:
         """Open the files as a checkpoint described them; what is newer goes, to be built again."""

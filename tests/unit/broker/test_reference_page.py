@@ -1,0 +1,115 @@
+"""`docs/reference.md` has every key with its true default and range, and every metric; `operators.md` agrees."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from infra.clock import SystemClock
+from infra.config import BrokerConfig, ConfigError, SecurityConfig, load, wire_name
+from infra.disk import RealDisk
+from namesrv.namesrv_config import NamesrvConfig
+
+DOCS = Path(__file__).parents[3] / "docs"
+KEY_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (live)? \| (.+) \|$", re.MULTILINE)
+METRIC_ROW = re.compile(r"^\| `(neve_\w+)` \| (.+) \|$", re.MULTILINE)
+SECTIONS: list[tuple[str, type[Any]]] = [
+    ("Broker", BrokerConfig),
+    ("Name server", NamesrvConfig),
+    ("Both: TLS, users and policies", SecurityConfig),
+]
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text("utf-8").replace("\N{MINUS SIGN}", "-")
+
+
+def section(title: str) -> str:
+    return page("reference.md").split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def fields_of(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """By key; those that both servers have are in a section of their own."""
+    shared = {item.name for item in dataclasses.fields(SecurityConfig)} if config is not SecurityConfig else set()
+    return {
+        item.metadata["name"] or wire_name(item.name): item
+        for item in dataclasses.fields(config)
+        if item.name not in shared
+    }
+
+
+def set_to(config: type[Any], key: str, text: str, attribute: str) -> Any:
+    """What a line of the configuration file with this text sets."""
+    return getattr(load(config, None, [f"{key}={text}"]), attribute)
+
+
+@pytest.mark.parametrize(("title", "config"), SECTIONS)
+def test_each_key_is_on_the_page_with_its_default_and_its_range(title: str, config: type[Any]) -> None:
+    rows = {row[0]: row[1:] for row in KEY_ROW.findall(section(title))}
+    fields = fields_of(config)
+    assert list(rows) == list(fields)
+    for key, (default, allowed, live, meaning) in rows.items():
+        item, rules = fields[key], fields[key].metadata
+        assert set_to(config, key, default, item.name) == item.default, key
+        assert bool(live) == rules["live"], key
+        assert rules["alias"] in meaning, key
+        if rules["choices"]:
+            assert allowed == ", ".join(rules["choices"]), key
+        elif isinstance(item.default, bool):
+            assert allowed == "true, false", key
+        elif isinstance(item.default, int):
+            low, high = allowed.split(" … ")
+            assert (set_to(config, key, low, item.name), set_to(config, key, high, item.name)) == (
+                rules["low"],
+                rules["high"],
+            )
+            for beyond in (rules["low"] - 1, rules["high"] + 1):
+                with pytest.raises(ConfigError, match="allowed"):
+                    set_to(config, key, str(beyond), item.name)
+
+
+def test_the_operators_page_gives_the_same_defaults() -> None:
+    fields, found = fields_of(BrokerConfig), 0
+    text = page("operators.md").split("| key | default | meaning |")[1].split("\n\n")[0]
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        keys = re.findall(r"`(\w+)`", cells[1]) if len(cells) > 3 else []
+        for key, default in zip(keys, cells[2].split(", ") if keys else [], strict=True):
+            item = fields[key]
+            value = default.partition(":")[0]
+            expected = "" if value in ("empty", "first address") else value
+            assert set_to(BrokerConfig, key, expected, item.name) == item.default, key
+            found += 1
+    assert found > 10
+
+
+def scraped(root: Path) -> str:
+    async def main() -> str:
+        settings = [f"storePathRootDir={root / 'data'}", f"storeUrl=dir:{root / 'archive'}", "listenPort=0"]
+        settings += ["adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", "mappedFileSizeCommitLog=1m"]
+        controller = BrokerController(load(BrokerConfig, None, settings), SystemClock(), RealDisk())
+        await controller.start()
+        try:
+            assert controller.admin_address is not None
+            host, port = controller.admin_address
+            answer = await asyncio.to_thread(urllib.request.urlopen, f"http://{host}:{port}/metrics", timeout=20)
+            with answer:
+                return str(answer.read(), "utf-8")
+        finally:
+            await controller.shutdown()
+
+    return asyncio.run(main())
+
+
+def test_each_metric_is_on_the_page_in_its_own_words(tmp_path: Path) -> None:
+    helps = dict(re.findall(r"^# HELP (\w+) (.+)$", scraped(tmp_path), re.MULTILINE))
+    assert dict(METRIC_ROW.findall(section("Metrics"))) == helps
+    mentioned = set(re.findall(r"\bneve_[a-z_]+\b", page("operators.md")))
+    assert mentioned <= set(helps)
