@@ -16,6 +16,7 @@ import pytest
 from bench.servers import ApacheServer, NeveServer
 from neve import BrokerError, connect
 from neve.client import AsyncClient
+from tests.waiting import until
 
 DEADLINE_S = 60
 
@@ -58,7 +59,6 @@ def unique() -> str:
     return f"c{uuid.uuid4().hex[:10]}"
 
 
-Until = Callable[..., Awaitable[None]]
 Work = Callable[[AsyncClient, str], Awaitable[None]]
 
 
@@ -91,12 +91,6 @@ def topic(server: Server) -> str:
     return name
 
 
-@pytest.fixture
-def until() -> Until:
-    """`await until(condition, "what")`: a test cannot import this file, so it asks for the function."""
-    return wait_until
-
-
 async def create_topic(client: AsyncClient, topic: str, queues: int) -> None:
     """Returns once the name server would send a client to the topic."""
     await client.create_topic(topic, queues)
@@ -107,19 +101,4 @@ async def create_topic(client: AsyncClient, topic: str, queues: int) -> None:
         except BrokerError:
             return False
 
-    await wait_until(is_routed, f"the route of {topic}")
-
-
-async def wait_until(condition: Callable[[], Awaitable[bool]], what: str, timeout: float = DEADLINE_S) -> None:
-    """Returns once `condition` holds; a deadline instead of a guess how long something takes."""
-    never = asyncio.Event()
-    try:
-        async with asyncio.timeout(timeout):
-            while not await condition():
-                try:
-                    async with asyncio.timeout(0.05):
-                        await never.wait()
-                except TimeoutError:
-                    continue
-    except TimeoutError:
-        raise AssertionError(f"{what}: not within {timeout:g} s") from None
+    await until(is_routed, f"the route of {topic}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ import pytest
 from neve import BrokerError, connect
 from neve.client import AsyncClient, Consumer, Received, Subscription
 from neve.client.queue_locks import QueueLocks
+from tests.waiting import until
 
 Run = Callable[..., None]
-Until = Callable[..., Awaitable[None]]
 RECEIVE_S = 30
 
 
@@ -140,7 +140,7 @@ def test_in_order_a_message_repeated_too_often_goes_to_the_dead_letters_and_the_
 
 
 def test_in_order_a_queue_moves_to_another_member_only_when_its_message_is_settled(
-    run: Run, unique: str, server: Any, until: Until
+    run: Run, unique: str, server: Any
 ) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(8):

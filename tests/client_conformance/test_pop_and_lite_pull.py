@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from neve import ClientError, connect
 from neve.client import AsyncClient, LitePullConsumer, Message, PopConsumer, Received, Subscription, sync
+from tests.waiting import until
 
 Run = Callable[..., None]
-Until = Callable[..., Awaitable[None]]
 RECEIVE_S = 30
 
 
@@ -45,7 +45,7 @@ def bodies(messages: list[Any]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("mode", ["PULL", "POP"])
-def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, until: Until, mode: str) -> None:
+def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, mode: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         if mode == "POP":
             await client.set_request_mode(unique, topic, mode)
@@ -215,9 +215,7 @@ def test_offsets_are_found_by_time(run: Run, unique: str) -> None:
     run(work)
 
 
-def test_subscribed_members_share_the_queues_and_go_on_where_they_were(
-    run: Run, unique: str, server: Any, until: Until
-) -> None:
+def test_subscribed_members_share_the_queues_and_go_on_where_they_were(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.lite_pull_consumer(unique, start="first") as one:
             await one.subscribe(topic, "A || B")

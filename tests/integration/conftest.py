@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bench.servers import free_ports
 
 START_DEADLINE = 60
 STOP_DEADLINE = 60
@@ -44,21 +45,6 @@ class RunningNeve:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_DEADLINE)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, with the one two below free as well: a broker listens on that too."""
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            below = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                below.bind(("127.0.0.1", port - 2))
-                ports.append(port)
-        return ports
 
 
 def _ready_line(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from neve import BrokerError, connect
 from neve.client import AsyncClient, Consumer, Message, PullStatus, sync
+from tests.waiting import until
 
 DEADLINE = 60
 RECEIVE = 20
@@ -28,16 +29,6 @@ def run(namesrv: str, work: Callable[[AsyncClient, str], Awaitable[None]], queue
             await work(client, topic)
 
     asyncio.run(inside())
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    never = asyncio.Event()
-    while not await condition():
-        try:
-            async with asyncio.timeout(0.05):
-                await never.wait()
-        except TimeoutError:
-            pass
 
 
 async def until_routed(client: AsyncClient, topic: str) -> None:

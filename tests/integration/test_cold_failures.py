@@ -19,6 +19,7 @@ from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from tests.waiting import until
 
 COUNT = 50
 PULLS = 300
@@ -45,12 +46,6 @@ async def pull(connection: Connection, offset: int, group: str = "g") -> Remotin
         connection, Code.PULL_MESSAGE, consumerGroup=group, topic="T", queueId=0, queueOffset=offset, maxMsgNums=32,
         sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*", expressionType="TAG",
     )  # fmt: skip
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 def let_go(pipe: Path) -> bool:

@@ -11,8 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -32,6 +30,7 @@ from neve.cli.store import open_source
 from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
+from tests.waiting import wait_until
 from tiered.journal import StoreFormat
 
 Up = Callable[..., AbstractContextManager[Any]]
@@ -105,13 +104,6 @@ def post(neve: Any, path: str) -> list[dict[str, Any]]:
 
 def offload(neve: Any, query: str = "?roll=1") -> dict[str, Any]:
     return post(neve, f"/archive/offload{query}")[-1]
-
-
-def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not what():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        pause.wait(0.05)
 
 
 def journal_of(store: Path) -> list[Any]:

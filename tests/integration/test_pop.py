@@ -14,6 +14,7 @@ from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from tests.waiting import until
 
 NeveUp = Callable[..., AbstractContextManager[Any]]
 
@@ -61,8 +62,11 @@ async def notified(connection: Connection, **more: str) -> str:
 
 async def until_one_waits(connection: Connection) -> None:
     ext = {"consumerGroup": "workers", "topic": "jobs", "queueId": "0"}
-    while (await ask(connection, Code.POLLING_INFO, ext)).ext["pollingNum"] != "1":
-        await asyncio.sleep(0)
+
+    async def waits() -> bool:
+        return (await ask(connection, Code.POLLING_INFO, ext)).ext["pollingNum"] == "1"
+
+    await until(waits)
 
 
 def records(answer: RemotingCommand) -> list[MessageRecord]:

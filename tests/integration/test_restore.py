@@ -45,8 +45,8 @@ from tests.integration.test_identity import (
     read_all,
     refusal,
     send,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 Up = Callable[..., AbstractContextManager[Any]]
 OFTEN = ("--set", "statePeriod=100", *SMALL)

@@ -2,7 +2,6 @@
 
 import mmap
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
+from tests.waiting import wait_until
 from tiered import cold_reader
 from tiered.cold_cache import GroupCache
 from tiered.cold_reader import ColdReader, ColdUnavailable, Located
@@ -85,7 +85,7 @@ def test_one_failure_is_retried_and_two_are_told() -> None:
     reader.close()
 
 
-def test_a_sequential_reader_is_read_ahead_of_and_a_random_one_not(wait_until: Callable[..., None]) -> None:
+def test_a_sequential_reader_is_read_ahead_of_and_a_random_one_not() -> None:
     source = Source()
     reader = ColdReader(catalog_of(40), source, "")
     for offset in (350, 200, 5):
@@ -113,7 +113,7 @@ def test_the_cache_is_bounded_and_a_scan_does_not_drive_out_what_is_read_again()
     assert ("hot", 0) in cache and ("scan", 0) not in cache
 
 
-def test_read_ahead_stops_before_it_evicts_its_own_work(wait_until: Callable[..., None]) -> None:
+def test_read_ahead_stops_before_it_evicts_its_own_work() -> None:
     source = Source()
     reader = ColdReader(catalog_of(400), source, "", 64 * group_of(0).nbytes)
     for offset in range(0, 160, 5):
@@ -124,9 +124,7 @@ def test_read_ahead_stops_before_it_evicts_its_own_work(wait_until: Callable[...
     reader.close()
 
 
-def test_two_groups_that_read_one_queue_do_not_disturb_each_others_read_ahead(
-    wait_until: Callable[..., None],
-) -> None:
+def test_two_groups_that_read_one_queue_do_not_disturb_each_others_read_ahead() -> None:
     source = Source()
     reader = ColdReader(catalog_of(40), source, "")
     for step in range(2):

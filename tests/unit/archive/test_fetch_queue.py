@@ -1,20 +1,19 @@
 """Turns between groups, the byte budget and read-ahead's place in line."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
+from tests.waiting import wait_until
 from tiered.fetch_queue import LINE_MAX, Fetch, FetchQueue, QueueFull
 
 
 class Work:
     """Fetches that note their order; `gate` holds those that run."""
 
-    def __init__(self, wait_until: Callable[..., None]) -> None:
+    def __init__(self) -> None:
         self.order: list[str] = []
         self.gate = threading.Event()
-        self._wait_until = wait_until
 
     def fetch(self, name: str, nbytes: int = 1) -> Fetch:
         def run() -> None:
@@ -24,12 +23,12 @@ class Work:
         return Fetch(nbytes, run)
 
     def begun(self, count: int) -> None:
-        self._wait_until(lambda: len(self.order) >= count)
+        wait_until(lambda: len(self.order) >= count)
 
 
 @pytest.fixture
-def work(wait_until: Callable[..., None]) -> Work:
-    return Work(wait_until)
+def work() -> Work:
+    return Work()
 
 
 def test_groups_take_turns(work: Work) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Gap, Intent, IntentName, encode_entry
 from neve.archive.keys import data_key, journal_key
 from neve.message import encode_record, tags_code
+from tests.waiting import wait_until
 from tiered.cold_reader import ColdReader, ColdUnavailable
 from tiered.offload import ContentConflict
 from tiered.worker_client import WorkerClient, WorkerFailed
@@ -131,9 +132,7 @@ def test_an_upload_is_adopted_when_it_is_ours_and_a_conflict_when_not(
         upload(worker, url, Round(made.name, other.entries, other.files, {}))
 
 
-def test_a_dead_worker_is_replaced_and_an_idle_one_ends(
-    tmp_path: Path, url: str, worker: WorkerClient, wait_until: Callable[..., None]
-) -> None:
+def test_a_dead_worker_is_replaced_and_an_idle_one_ends(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     name = upload(worker, url, made)
     assert worker.pid is not None
@@ -148,9 +147,7 @@ def test_a_dead_worker_is_replaced_and_an_idle_one_ends(
     brief.close()
 
 
-def test_an_upload_waits_for_its_rate_until_that_is_lifted(
-    tmp_path: Path, url: str, worker: WorkerClient, wait_until: Callable[..., None]
-) -> None:
+def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     first, second = make_round(tmp_path, 0, 0, {0: 20}), make_round(tmp_path, 1 << 20, 20, {0: 20})
     worker.set_upload_rate(1)  # thousands of bytes: hours
     name = upload(worker, url, first)

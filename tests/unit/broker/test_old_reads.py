@@ -16,6 +16,7 @@ from broker.tiered_store import FOUND, ReadResult, TieredStore
 from infra.clock import SystemClock
 from infra.config import BrokerConfig
 from infra.disk import RealDisk
+from tests.waiting import until
 
 COUNT = 90
 FILE = 1 << 13
@@ -127,9 +128,7 @@ def test_a_segment_may_be_evicted_while_it_is_read(store: MessageStore, disk: Sl
             disk.gate.clear()
         reading = asyncio.create_task(old.load(planned))
         if when == "during":
-            async with asyncio.timeout(20):
-                while not disk.threads or disk.threads[-1].startswith("Main"):
-                    await asyncio.sleep(0)
+            await until(lambda: bool(disk.threads) and not disk.threads[-1].startswith("Main"))
         while store.segments()[0].sealed:
             store.evict(store.segments()[0].base)
         disk.gate.set()
@@ -145,9 +144,7 @@ def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStor
     async def main() -> None:
         disk.gate.clear()
         reads = [asyncio.create_task(tiered.load(tiered.get_hot("T", 0, 0, 5, 1000, None))) for _ in range(100)]
-        async with asyncio.timeout(20):
-            while tiered.old.waiting < 100:
-                await asyncio.sleep(0)
+        await until(lambda: tiered.old.waiting >= 100)
         hot = tiered.get_hot("T", 1, COUNT - 1, 5, 1000, None)
         assert (hot.status, hot.count, hot.pending) == (FOUND, 1, [])
         for task in reads[:50]:

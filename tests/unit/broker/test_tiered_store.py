@@ -3,7 +3,6 @@
 import asyncio
 import mmap
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Gap, RowGroup
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
+from tests.waiting import until
 from tiered.cold_reader import ColdReader
 from tiered.worker_client import DecodedGroup, WorkerFailed
 
@@ -82,12 +82,6 @@ def tiered_over(source: Source, timeout_ms: int = 20_000) -> TieredStore:
 
 def read(tiered: TieredStore, offset: int, group: str = "g") -> Any:
     return tiered.get_cold("t", 0, offset, 4, 1 << 20, None, group=group)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> None:

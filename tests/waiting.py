@@ -1,0 +1,43 @@
+"""Waiting until something is so, or a deadline: never a guess how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+DEADLINE_S = 60.0
+_STEP_S = 0.01
+
+
+def wait_until(
+    condition: Callable[[], bool], what: str = "what the test waits for", timeout: float = DEADLINE_S
+) -> None:
+    deadline, pause = time.monotonic() + timeout, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
+        pause.wait(_STEP_S)
+
+
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]],
+    what: str = "what the test waits for",
+    timeout: float = DEADLINE_S,
+) -> None:
+    """The same on a loop, which goes on with its work meanwhile; the condition may ask a server."""
+    never = asyncio.Event()
+    try:
+        async with asyncio.timeout(timeout):
+            while not await _holds(condition):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STEP_S):
+                        await never.wait()
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {timeout:g} s") from None
+
+
+async def _holds(condition: Callable[[], bool | Awaitable[bool]]) -> bool:
+    found = condition()
+    return found if isinstance(found, bool) else await found
