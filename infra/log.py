@@ -10,6 +10,8 @@ def configure(level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # Their INFO repeats each job and each request.
-    for chatty in ("apscheduler", "botocore", "urllib3"):
+    # Their INFO repeats each request.
+    for chatty in ("botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It tells each run that waits for a long one, and each failure, which our scheduler tells once.
+    logging.getLogger("apscheduler").setLevel(logging.CRITICAL)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import email.utils
 import http.client
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,9 @@ MULTIPART_ABOVE = 128 << 20
 MULTIPART_ABOVE_MIN, MULTIPART_ABOVE_MAX = 5 << 20, 5 << 30
 PART_SIZE = 32 << 20
 READ_RETRIES = 2
+_BOOKKEEPING = re.compile(r" in [\d.]+[a-zµ]+(, after \d+ retries, max_retries: \d+, retry_timeout: \w+ )?")
+_CAUSE = re.compile(r'^ +message: "([^"]+)"', re.MULTILINE)
+_METADATA_HOST = "//169.254.169.254/"
 _FAILURES = (errors.BaseError, OSError)  # the library reports 404 as the built-in FileNotFoundError
 
 
@@ -220,18 +224,39 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _profile_provider() -> Any:
-    """boto3 knows profiles, SSO and credential processes; it is only loaded where a profile is asked for."""
+    """boto3 knows profiles, SSO and credential processes; it is only loaded where there is one.
+
+    Without AWS_PROFILE the profile `default` counts, as everywhere else.
+    """
     profile = os.environ.get("AWS_PROFILE")
-    if not profile or os.environ.get("AWS_ACCESS_KEY_ID"):
+    if os.environ.get("AWS_ACCESS_KEY_ID") or not (profile or _has_profiles()):
         return None
     import boto3  # noqa: PLC0415
     from botocore.exceptions import BotoCoreError  # noqa: PLC0415
     from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
 
     try:
-        return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+        session = boto3.Session(profile_name=profile or None)
+        if not profile and session.get_credentials() is None:
+            return None  # the files are there, and say nothing of credentials
+        return Boto3CredentialProvider(session)
     except (BotoCoreError, ValueError) as error:
-        raise AccessDenied(f"profile {profile}: {error}") from error
+        raise AccessDenied(f"profile {profile or 'default'}: {error}") from error
+
+
+def _has_profiles() -> bool:
+    files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+    return any(Path(os.environ.get(name) or usual).expanduser().is_file() for name, usual in files.items())
+
+
+def _text(error: Exception) -> str:
+    """The library's first line without its bookkeeping, and the cause that it hides in a dump of its structs."""
+    lines = str(error).splitlines()
+    if not lines:
+        return type(error).__name__
+    text = _BOOKKEEPING.sub("", lines[0].removeprefix("Generic S3 error: ").removeprefix("Error performing "))[:300]
+    cause = _CAUSE.search("\n".join(lines[1:]))
+    return f"{text}: {cause[1]}" if cause is not None and cause[1] not in text else text
 
 
 def _info(meta: Any) -> ObjectInfo:
@@ -240,7 +265,12 @@ def _info(meta: Any) -> ObjectInfo:
 
 
 def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectStoreError:
-    text = f"{key}: {str(error).splitlines()[0][:300] if str(error) else type(error).__name__}"
+    text = f"{key}: {_text(error)}"
+    if _METADATA_HOST in text:  # the library's last resort; it asked nobody else before
+        return StoreUnavailable(
+            f"{key}: no credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set, nor AWS_PROFILE, "
+            "there is no credentials file, and the machine's role does not answer"
+        )
     if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
         return PreconditionFailed(text)
     if isinstance(error, FileNotFoundError | errors.NotFoundError):

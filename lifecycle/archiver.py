@@ -221,6 +221,7 @@ class Lifecycle:
             self._hot.evict(base)
             failpoint.hit("offload.after_evict")
             self._evicted += 1
+            _log.info("the local segment at %d is evicted", base)
             if progress is not None:
                 progress({"event": "evicted", "segment": base})
         return plan
@@ -258,6 +259,9 @@ class Lifecycle:
             self._journal.append(Expire(keys=plan.keys, delete_after_ms=after, minimums=plan.minimums))
         if dropped:
             self._journal.append(Expire(keys=dropped, delete_after_ms=after, reason="topic deleted"))
+        if plan.keys or dropped:
+            grace = self.policy.grace_ms // 1000
+            _log.info("%d objects expired, %d of deleted topics; gone in %d s", len(plan.keys), len(dropped), grace)
         failpoint.hit("ttl.after_expire")
         return len(plan.keys) + len(dropped)
 
@@ -297,6 +301,7 @@ class Lifecycle:
                 failpoint.hit("ttl.after_delete")
             self._journal.append(Deleted(keys=batch))
             self._deleted += len(batch)
+            _log.info("%d expired objects are deleted", len(batch))
         return len(due)
 
     def run_checkpoint(self) -> bool:

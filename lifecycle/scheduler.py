@@ -1,7 +1,7 @@
 """Jobs by the clock: one scheduler thread pool for the whole lifecycle.
 
-A job never overlaps itself, runs once after a pause of any length, and a failure is logged with its traceback and
-counted; the job comes again at its next time.
+A job never overlaps itself, runs once after a pause of any length, and a failure is counted and logged, with its
+traceback unless it is one that operators know; the job comes again at its next time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from infra.clock import Clock
+from infra.object_store import ObjectStoreError
+from lifecycle.safe_clock import ClocksDisagree
+from neve.archive.journal import NewerFormat
+from tiered.journal import Fenced
 
 _log = logging.getLogger(__name__)
 _THREADS = 8  # jobs wait for one another; one that does not must still find a thread
+#: What a store, a clock or another owner does to a job: an operator needs no traceback for it.
+_EXPECTED = (ObjectStoreError, Fenced, ClocksDisagree, NewerFormat)
 
 
 class JobScheduler:
@@ -28,6 +34,7 @@ class JobScheduler:
         self.runs: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.last_error: dict[str, str] = {}
+        self._in_a_row: dict[str, tuple[int, type[BaseException] | None]] = {}
         self._jobs: dict[str, Callable[[], object]] = {}
         self._scheduler: Any = BackgroundScheduler(
             timezone=UTC,
@@ -63,8 +70,24 @@ class JobScheduler:
             return
         self.runs[event.job_id] += 1
         if event.exception is not None:
-            self.failures[event.job_id] += 1
-            self.last_error[event.job_id] = f"{type(event.exception).__name__}: {event.exception}"
-            _log.error("job %s failed: %s\n%s", event.job_id, event.exception, event.traceback)
+            self._failed(event.job_id, event.exception, event.traceback)
+            return
+        self.last_error.pop(event.job_id, None)
+        failed, _ = self._in_a_row.pop(event.job_id, (0, None))
+        if failed:
+            _log.info("job %s works again after %d failures", event.job_id, failed)
+
+    def _failed(self, name: str, error: BaseException, traceback: str) -> None:
+        """Said the first time, and when the failures in a row have doubled: a store may be away for hours."""
+        self.failures[name] += 1
+        self.last_error[name] = f"{type(error).__name__}: {error}"
+        before, kind = self._in_a_row.get(name, (0, None))
+        failed = before + 1 if kind is type(error) else 1
+        self._in_a_row[name] = failed, type(error)
+        if failed & (failed - 1):
+            return
+        again = "" if failed == 1 else f", {failed} times in a row"
+        if isinstance(error, _EXPECTED):
+            _log.error("job %s failed%s: %s", name, again, error)
         else:
-            self.last_error.pop(event.job_id, None)
+            _log.error("job %s failed%s: %s\n%s", name, again, error, traceback)

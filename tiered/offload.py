@@ -142,6 +142,8 @@ class OffloadRound:
             failpoint.hit("offload.before_commit")
             self._journal.append(Commit(round=number, names=report.committed))
             failpoint.hit("offload.after_commit")
+            rows, size = sum(one.rows for one in report.committed), sum(one.size for one in report.committed)
+            _log.info("round %d: %d objects, %d rows, %d bytes", number, len(report.committed), rows, size)
             _tell(progress, event="commit", round=number, objects=len(report.committed))
         for name, reason in lost:
             self._abort(number, name, reason, report)

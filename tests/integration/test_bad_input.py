@@ -15,13 +15,16 @@ from typing import Any
 
 import boto3
 import pytest
+from obstore.exceptions import GenericError
 
 from broker.broker_controller import BrokerController
 from infra.clock import SystemClock
 from infra.config import BrokerConfig
 from infra.disk import RealDisk
 from infra.minio import Minio, create_bucket, running
+from infra.object_store import StoreUnavailable
 from infra.remoting_server import open_connection
+from infra.s3_store import _profile_provider, _translate
 from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
@@ -101,6 +104,31 @@ def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     code, text = start_with_store(tmp_path, "s3://bucket?endpoint=http://127.0.0.1:9&region=x")
     assert (code, "http://127.0.0.1:9" in text, "PUT" in text) == (EXIT_ARCHIVE, True, True), text
+    assert text.endswith("Connection refused"), text
+    assert "retries" not in text
+
+
+def test_no_credentials_anywhere() -> None:
+    """The library asks the machine's role last, whatever answers there; its words say nothing of what is missing."""
+    said = GenericError(
+        "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 3ms - Forbidden"
+    )
+    told = _translate(said, "key", writing=True)
+    assert isinstance(told, StoreUnavailable)
+    assert "no credentials: AWS_ACCESS_KEY_ID" in str(told)
+
+
+def test_the_default_profile_counts_without_being_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    assert _profile_provider() is None
+    (tmp_path / "credentials").write_text("[other]\naws_access_key_id = o\naws_secret_access_key = s\n")
+    assert _profile_provider() is None
+    (tmp_path / "credentials").write_text("[default]\naws_access_key_id = mine\naws_secret_access_key = s\n")
+    assert _profile_provider()()["access_key_id"] == "mine"
 
 
 @pytest.fixture(scope="module")
