@@ -1,15 +1,15 @@
 """Looking messages up in the archive: by key, and by their place in the log.
 
-The archive has no index of keys: row groups are fetched, newest first and a few ahead, and searched as bytes, so many
-of them and so long. What is found as bytes is decoded and compared, so a body that holds the key is no hit. What was
-not searched is said.
+The archive has no index of keys, but each row group has bloom filters of them: what they do not rule out is fetched,
+newest first and a few ahead, and searched as bytes, so many of them and so long. What is found as bytes is decoded and
+compared, so a body that holds the key is no hit. What was not searched is said.
 """
 
 import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
 from struct import Struct
 from typing import NamedTuple
@@ -24,8 +24,10 @@ from tiered.worker_client import DecodedGroup
 
 # One question: a stock client waits 15 s for its answer.
 GROUPS_MAX = 64
+OBJECTS_MAX = 1024  # whose filters are asked
 SECONDS_MAX = 10.0
 _AHEAD = 4
+_OBJECTS_AHEAD = 6
 _LONG = Struct(">q")
 
 
@@ -49,14 +51,19 @@ class _Place(NamedTuple):
 
 # The row group, on its way or there; raises ColdUnavailable when too many wait.
 Ask = Callable[[CommittedName, int], "Future[DecodedGroup]"]
+# Which of an object's row groups may hold a word, on its way or there; whoever gives up cancels it.
+MayHold = Callable[[CommittedName, list[int], bytes], "Future[frozenset[int]]"]
 
 
 class ColdQuery:
-    def __init__(self, catalog: Catalog, ask: Ask, clock: Clock) -> None:
-        self._catalog, self._ask, self._clock = catalog, ask, clock
+    def __init__(self, catalog: Catalog, ask: Ask, clock: Clock, may_hold: MayHold | None = None) -> None:
+        """Without `may_hold` every row group of the time is read."""
+        self._catalog, self._ask, self._clock, self._may_hold = catalog, ask, clock, may_hold
 
     def by_key(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
         """The newest records with this word in KEYS or this unique key, stored in [begin, end], newest first."""
+        if not key:
+            return Found([])  # no index has an empty word
         places = [
             _Place(name, index)
             for name in self._catalog.objects(topic)
@@ -64,9 +71,11 @@ class ColdQuery:
             if group.newest_ms >= begin and group.oldest_ms <= end
         ]
         places.sort(key=lambda place: place.group.newest_ms, reverse=True)
-        pattern = re.compile(re.escape(key.encode("utf-8", "surrogatepass")))
+        word = key.encode("utf-8", "surrogatepass")
+        pattern = re.compile(re.escape(word))
         found: list[tuple[int, int, bytes]] = []
-        search = _Search(places, self._ask, self._clock)
+        looks = _Looks(places, word, self._may_hold) if self._may_hold is not None else None
+        search = _Search(places, self._ask, self._clock, looks)
         with contextlib.closing(search.groups()) as groups:
             for group in groups:
                 found += [
@@ -115,12 +124,43 @@ class ColdQuery:
         return low is not None and record.queue_offset >= low
 
 
+class _Looks:
+    """At the filters of the objects, in the order of their newest row groups, the next ones on their way."""
+
+    def __init__(self, places: Sequence[_Place], word: bytes, may_hold: MayHold) -> None:
+        objects: dict[str, tuple[CommittedName, list[int]]] = {}
+        for place in places:
+            objects.setdefault(place.name.key, (place.name, []))[1].append(place.number)
+        self._next = deque(list(objects.values())[:OBJECTS_MAX])
+        self._begun: dict[str, Future[frozenset[int]]] = {}
+        self._word, self._may_hold = word, may_hold
+
+    def of(self, place: _Place) -> "Future[frozenset[int]] | None":
+        """None: one object too many."""
+        coming = sum(not look.done() for look in self._begun.values())
+        while self._next and (place.name.key not in self._begun or coming < _OBJECTS_AHEAD):
+            name, numbers = self._next.popleft()
+            self._begun[name.key] = self._may_hold(name, numbers, self._word)
+            coming += 1
+        return self._begun.get(place.name.key)
+
+    def rules_out(self, place: _Place) -> bool:
+        """As far as is known."""
+        look = self._begun.get(place.name.key)
+        return look is not None and look.done() and not look.cancelled() and place.number not in look.result()
+
+    def close(self) -> None:
+        for look in self._begun.values():
+            look.cancel()
+
+
 class _Search:
     """Row groups in their order, the next ones on their way; keeps account of what is left out, and why."""
 
-    def __init__(self, places: Sequence[_Place], ask: Ask, clock: Clock) -> None:
-        self._rest = deque(places[:GROUPS_MAX])
-        self._beyond = places[GROUPS_MAX:]
+    def __init__(self, places: Sequence[_Place], ask: Ask, clock: Clock, looks: _Looks | None = None) -> None:
+        self._rest = deque(places)
+        self._looks = looks
+        self._asked = 0
         self._failed: list[_Place] = []
         self._coming: deque[tuple[_Place, Future[DecodedGroup]]] = deque()
         self._ask, self._clock = ask, clock
@@ -144,23 +184,37 @@ class _Search:
             while self._begin_more():
                 place, future = self._coming[0]
                 try:
-                    group = future.result(max(self._deadline - self._clock.monotonic(), 0))
-                except TimeoutError:
-                    return
+                    group = future.result(self._seconds_left())
                 except ColdUnavailable:
                     self._failed.append(place)
                     self._coming.popleft()
                     continue
                 self._coming.popleft()
                 yield group
+        except TimeoutError:
+            return
         finally:
             for _, future in self._coming:
                 future.cancel()
+            if self._looks is not None:
+                self._looks.close()
+
+    def _seconds_left(self) -> float:
+        return max(self._deadline - self._clock.monotonic(), 0)
 
     def _begin_more(self) -> bool:
-        """False: there is nothing left to wait for."""
-        while self._rest and len(self._coming) < _AHEAD:
+        """False: there is nothing left to wait for. Raises TimeoutError."""
+        while self._rest and len(self._coming) < _AHEAD and self._asked < GROUPS_MAX:
+            if self._looks is not None:
+                look = self._looks.of(self._rest[0])
+                if look is None or (self._coming and not look.done()):
+                    break
+                with contextlib.suppress(CancelledError):  # it may hold anything
+                    if self._rest[0].number not in look.result(self._seconds_left()):
+                        self._rest.popleft()
+                        continue
             place = self._rest.popleft()
+            self._asked += 1
             try:
                 self._coming.append((place, self._ask(place.name, place.number)))
             except ColdUnavailable:
@@ -168,7 +222,8 @@ class _Search:
         return bool(self._coming)
 
     def _left(self) -> list[_Place]:
-        return [*self._failed, *(place for place, _ in self._coming), *self._rest, *self._beyond]
+        rest = (place for place in self._rest if self._looks is None or not self._looks.rules_out(place))
+        return [*self._failed, *(place for place, _ in self._coming), *rest]
 
 
 def _text(time_ms: int) -> str:

@@ -9,6 +9,7 @@ be read raises ColdUnavailable, and no offset passes a range that was not read.
 """
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -23,13 +24,17 @@ from neve.archive.journal import CommittedName
 from tiered.cold_cache import GroupCache, Key
 from tiered.cold_query import ColdQuery, ColdUnavailable, Found
 from tiered.fetch_queue import Fetch, FetchQueue, QueueFull
+from tiered.frames import MayHold
 from tiered.read_ahead import WINDOW_MAX, ReadAhead, Reader
 from tiered.worker_client import DecodedGroup, WorkerFailed
 
 __all__ = ["ColdCounts", "ColdReader", "ColdResult", "ColdUnavailable", "GroupSource", "Located"]
 
+log = logging.getLogger(__name__)
+
 _FETCH_THREADS = 8
 _FETCH_BUDGET = 64 << 20
+_FILTER_BYTES = 256 << 10  # of the budget, for a look at an object's filters
 _QUESTION_SECONDS = 20.0  # that a thread waits for one row group
 _QUERIES = ""  # the line of who asks without a consumer group
 
@@ -59,6 +64,7 @@ class ColdCounts:
     """Since the start, for metrics."""
 
     fetches: int = 0
+    filters: int = 0  # objects whose bloom filters were asked
     fetched_bytes: int = 0
     failures: int = 0
     memory_hits: int = 0
@@ -69,6 +75,8 @@ class GroupSource(Protocol):
     """The worker's reading half."""
 
     def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup: ...
+
+    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +107,7 @@ class ColdReader:
         self._is_current = is_current
         self._catalog, self._worker, self._store_url = catalog, worker, store_url
         self._cache = GroupCache(cache_bytes)
-        self._query = ColdQuery(catalog, self._group_of, clock or SystemClock())
+        self._query = ColdQuery(catalog, self._group_of, clock or SystemClock(), self._may_hold)
         self._queue = FetchQueue(_FETCH_THREADS, fetch_budget)
         # Together, what is fetched ahead of all readers stays within the part of the cache that scans may use.
         self._ahead_max = cache_bytes // 4
@@ -107,6 +115,7 @@ class ColdReader:
         self._ahead_coming = 0
         self._lock = threading.Lock()
         self._flights: dict[Key, _Flight] = {}
+        self._looks: set[Future[frozenset[int]]] = set()
         self.counts = ColdCounts()
 
     @property
@@ -176,7 +185,9 @@ class ColdReader:
     def close(self) -> None:
         self._queue.close()
         with self._lock:
-            flights = list(self._flights.values())
+            flights, looks = list(self._flights.values()), list(self._looks)
+        for look in looks:
+            look.cancel()
         for flight in flights:
             if not flight.fetch.started:
                 self._land(flight, None, ColdUnavailable("the broker stops"))
@@ -264,6 +275,40 @@ class ColdReader:
     def _group_of(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
         queue, first, last = name.row_groups[index].runs[0]
         return self._want(Location(name, index, queue, first, last), _QUERIES, first, keep=False)
+
+    def _may_hold(self, name: CommittedName, indices: list[int], word: bytes) -> "Future[frozenset[int]]":
+        """Those of an object's row groups that may hold a word: all of them where the filters can't be asked."""
+        look: Future[frozenset[int]] = Future()
+        fetch = Fetch(_FILTER_BYTES, functools.partial(self._look, look, name, indices, word))
+        with self._lock:
+            self._looks.add(look)
+        look.add_done_callback(functools.partial(self._looked, fetch))
+        try:
+            self._queue.put(fetch, _QUERIES)
+        except QueueFull:
+            look.set_result(frozenset(indices))
+        return look
+
+    def _look(self, look: "Future[frozenset[int]]", name: CommittedName, indices: list[int], word: bytes) -> None:
+        if not look.set_running_or_notify_cancel():
+            return
+        found = frozenset(indices)
+        try:
+            answer = self._worker.may_hold(self._store_url, name, indices, word)
+            found = frozenset(answer.groups)
+            with self._lock:
+                self.counts.filters += 1
+                self.counts.fetched_bytes += answer.fetched
+        except (WorkerFailed, OSError) as error:
+            log.warning("the filters of %s can't be asked: %s", name.key, error)
+        finally:
+            look.set_result(found)
+
+    def _looked(self, fetch: Fetch, look: "Future[frozenset[int]]") -> None:
+        with self._lock:
+            self._looks.discard(look)
+        if look.cancelled():
+            self._queue.withdraw(fetch)
 
     # ---- row groups
 

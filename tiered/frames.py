@@ -50,6 +50,18 @@ class ReadGroup(msgspec.Struct, tag="read_group"):
     runs: list[tuple[int, int, int]]  # queue, first and last offset that the journal says are in the row group
 
 
+class AskFilters(msgspec.Struct, tag="ask_filters"):
+    """Which of these row groups may hold a word, by their bloom filters."""
+
+    id: int
+    store_url: str
+    key: str
+    size: int
+    footer: int
+    groups: list[int]
+    word: bytes
+
+
 class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
     id: int
     store_url: str
@@ -70,6 +82,13 @@ class GroupRead(msgspec.Struct, tag="group_read"):
     cached: int  # bytes that came from the disk cache
 
 
+class MayHold(msgspec.Struct, tag="may_hold"):
+    id: int
+    groups: list[int]
+    fetched: int
+    cached: int
+
+
 class StaleRemoved(msgspec.Struct, tag="stale_removed"):
     id: int
     count: int
@@ -81,9 +100,9 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-Request = EncodeUpload | ReadGroup | RemoveStaleUploads
+Request = EncodeUpload | ReadGroup | AskFilters | RemoveStaleUploads
 Message = Request | SetUploadRate
-Reply = Committed | GroupRead | StaleRemoved | Failed
+Reply = Committed | GroupRead | MayHold | StaleRemoved | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 decode_message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -28,6 +28,7 @@ from neve.message import (
     STORE_HOST_V6,
     MalformedRecord,
     MessageRecord,
+    bytes_to_properties,
     decode_record,
 )
 
@@ -185,10 +186,11 @@ def _columns(record: MessageRecord) -> dict[str, Any]:
 def _property_columns(raw: bytes) -> dict[str, Any]:
     pairs, tail = split_properties(raw)
     named = dict(pairs)
+    seen = named | bytes_to_properties(raw)  # where a name comes twice or is no UTF-8: what a query by key compares
     return {
-        "msg_id": named.get(PROPERTY_UNIQUE_KEY),
+        "msg_id": seen.get(PROPERTY_UNIQUE_KEY),
         "tags": named.get(PROPERTY_TAGS),
-        "keys": [key for key in named.get(PROPERTY_KEYS, "").split(" ") if key],
+        "keys": [key for key in seen.get(PROPERTY_KEYS, "").split(" ") if key],
         "properties": pairs,
         "properties_tail": tail,
     }

@@ -5,6 +5,7 @@ nothing: it writes no journal and deletes no object. It ends when its socket doe
 """
 
 import argparse
+import functools
 import os
 import socket
 import sys
@@ -33,6 +34,7 @@ from neve.archive.journal import CommittedName, NewerFormat
 from neve.archive.keys import parse_data_key
 from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_footer
 from tiered import frames
+from tiered.bloom_filter import filter_reads
 from tiered.disk_cache import DiskCache
 from tiered.segment_writer import MissingBytes, encode
 from tiered.upload_rate import UploadRate
@@ -87,6 +89,8 @@ class Worker:
                 reply: frames.Reply = frames.Committed(request.id, name, self._rate.waited - before)
             elif isinstance(request, frames.RemoveStaleUploads):
                 reply = frames.StaleRemoved(request.id, self._remove_stale(request))
+            elif isinstance(request, frames.AskFilters):
+                reply = self._may_hold(request)
             else:
                 reply, answer = self._read_group(request)
         except (ObjectStoreError, ValueError, OSError, pa.ArrowException) as error:
@@ -193,6 +197,24 @@ class Worker:
         parts = [np.ascontiguousarray(array, np.int64).data for array in arrays]
         answer = frames.shared([*parts, rows.wire])
         return frames.GroupRead(request.id, len(rows.offsets), len(rows.wire), got.fetched, got.cached), answer
+
+    def _may_hold(self, request: frames.AskFilters) -> frames.MayHold:
+        """A row group without a whole filter may hold anything."""
+        store, got = self._store(request.store_url), _Got()
+        footer = _Range(request.store_url, request.key, request.size - request.footer, request.footer)
+        wanted, without = set(request.groups), set(request.groups)
+        may: set[int] = set()
+        for read in filter_reads(self._footer(store, footer, got)):
+            if wanted.isdisjoint(read.groups):
+                continue
+            place = _Range(request.store_url, request.key, read.start, read.length)
+            search = functools.partial(read.may_hold, word=request.word)
+            try:
+                may |= self._decoded(store, place, search, got)
+            except DamagedObject:
+                continue
+            without.difference_update(read.groups)
+        return frames.MayHold(request.id, sorted(wanted & may | without), got.fetched, got.cached)
 
     def _footer(self, store: ObjectStore, place: "_Range", got: "_Got") -> pq.FileMetaData:
         with self._shared:

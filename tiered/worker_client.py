@@ -61,7 +61,7 @@ class DecodedGroup:
         self.nbytes = len(mapped)
 
 
-Answer = CommittedName | DecodedGroup | int
+Answer = CommittedName | DecodedGroup | frames.MayHold | int
 
 
 class WorkerClient:
@@ -137,6 +137,12 @@ class WorkerClient:
         )  # fmt: skip
         answer = self._call(request, None)
         assert isinstance(answer, DecodedGroup)
+        return answer
+
+    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> frames.MayHold:
+        """Which of an object's row groups may hold a word, by their bloom filters. Raises WorkerFailed."""
+        answer = self._call(frames.AskFilters(0, store_url, name.key, name.size, name.footer, groups, word), None)
+        assert isinstance(answer, frames.MayHold)
         return answer
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
@@ -257,6 +263,8 @@ class WorkerClient:
             future.set_result(reply.name)
         elif isinstance(reply, frames.StaleRemoved):
             future.set_result(reply.count)
+        elif isinstance(reply, frames.MayHold):
+            future.set_result(reply)
         elif isinstance(reply, frames.Failed):
             future.set_exception(WorkerFailed(reply.kind, reply.message))
         else:

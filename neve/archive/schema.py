@@ -18,7 +18,8 @@
     damaged                                         bool                    CRC or framing did not hold
 
 File metadata (all keys begin with `neve.`) repeats what the journal says of the object, so that a catalog can be
-rebuilt from the objects alone. Bloom filters stand on `msg_id` and `keys.list.element` (pyarrow 26 writes them).
+rebuilt from the objects alone. Bloom filters stand on `msg_id` and `keys.list.element` (pyarrow 26 writes them);
+`neve.filters` says that these columns hold all that a query by key may ask for, so that no means no.
 """
 
 import json
@@ -79,6 +80,8 @@ STATISTICS: Final = [
     "damaged",
 ]
 DICTIONARY: Final = ["tags", "body_codec", "born_host", "store_host", "properties.key_value.key", "sys_flag", "flag"]
+FILTERED: Final = ("msg_id", "keys.list.element")
+FILTERS_MARK: Final = "neve.filters"
 
 
 class DamagedObject(ValueError):
@@ -109,7 +112,7 @@ def writer_options(rows: int) -> dict[str, Any]:
         "data_page_size": PAGE_BYTES,
         "write_page_index": True,
         "write_page_checksum": True,
-        "bloom_filter_options": {"msg_id": bloom, "keys.list.element": bloom},
+        "bloom_filter_options": dict.fromkeys(FILTERED, bloom),
         "sorting_columns": [pq.SortingColumn(0), pq.SortingColumn(1)],
         "store_schema": True,
     }
@@ -127,7 +130,7 @@ def file_metadata(facts: ObjectFacts, sha256: str, groups: list[RowGroup]) -> di
     """Byte ranges are left out: the Parquet footer itself has them."""
     described = [[g.wire_bytes, g.oldest_ms, g.newest_ms, g.runs] for g in groups]
     values = {**facts._asdict(), "format_version": FORMAT_VERSION, "sha256": sha256, "groups": json.dumps(described)}
-    return {f"neve.{name}": str(value) for name, value in values.items()}
+    return {**{f"neve.{name}": str(value) for name, value in values.items()}, FILTERS_MARK: "1"}
 
 
 def parse_footer(footer: bytes | memoryview) -> pq.FileMetaData:

@@ -4,11 +4,13 @@ import mmap
 from concurrent.futures import Future
 
 import numpy as np
+import pytest
 
 from infra.clock import ManualClock
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, RowGroup, Topic
 from neve.message import encode_record, properties_to_bytes
+from tiered import cold_query
 from tiered.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found
 from tiered.worker_client import DecodedGroup
 
@@ -131,3 +133,59 @@ def test_a_place_in_the_log_is_found_and_hidden_messages_are_not() -> None:
     assert query.at(6001) == Found([])
     made.apply(1, Topic(topic="t", deleted=True, minimums={0: 12}))
     assert (query.at(6000), query.by_key("t", "odd", 32, 0, 1000)) == (Found([]), Found([]))
+
+
+class Filters:
+    """Row groups that may hold any word; a look ends at once unless it hangs."""
+
+    def __init__(self, *may: int, hangs: bool = False) -> None:
+        self.may, self.hangs = frozenset(may), hangs
+        self.looks: list[Future[frozenset[int]]] = []
+
+    def __call__(self, name: CommittedName, numbers: list[int], word: bytes) -> "Future[frozenset[int]]":
+        look: Future[frozenset[int]] = Future()
+        self.looks.append(look)
+        if not self.hangs:
+            look.set_result(self.may.intersection(numbers))
+        return look
+
+
+def test_what_filters_rule_out_is_neither_read_nor_counted() -> None:
+    fetched = Fetched()
+    filters = Filters(0, 7)
+    query = ColdQuery(catalog(GROUPS_MAX * 3), fetched, ManualClock(), filters)
+    assert query.by_key("t", "k1", 32, 0, 1 << 60) == Found([record(1)])
+    assert (fetched.groups, len(filters.looks)) == ([7, 0], 1)
+    fetched.fails = {7}
+    assert query.by_key("t", "k1", 32, 0, 1 << 60).unsearched.startswith("1 row groups")
+    assert query.at(5000) == Found([record(5)]), "a place is no word"
+    assert query.by_key("t", "", 32, 0, 1000) == Found([])
+
+
+def test_filters_that_do_not_answer_leave_all_unsearched_and_are_called_back() -> None:
+    class Hurried(ManualClock):
+        def monotonic(self) -> float:
+            self.advance(6_000)
+            return super().monotonic()
+
+    filters = Filters(hangs=True)
+    found = ColdQuery(catalog(), Fetched(), Hurried(), filters).by_key("t", "k1", 32, 0, 1000)
+    assert found.records == [] and found.unsearched.startswith(f"{GROUPS} row groups")
+    assert all(look.cancelled() for look in filters.looks)
+
+
+def test_a_look_that_was_called_off_may_hold_everything() -> None:
+    def called_off(name: CommittedName, numbers: list[int], word: bytes) -> "Future[frozenset[int]]":
+        look: Future[frozenset[int]] = Future()
+        look.cancel()
+        return look
+
+    assert ColdQuery(catalog(), Fetched(), ManualClock(), called_off).by_key("t", "k1", 1, 0, 1000) == Found(
+        [record(1)]
+    )
+
+
+def test_one_object_too_many_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_query, "OBJECTS_MAX", 0)
+    found = ColdQuery(catalog(), Fetched(), ManualClock(), Filters(0)).by_key("t", "k1", 1, 0, 1000)
+    assert found.records == [] and found.unsearched.startswith(f"{GROUPS} row groups")
