@@ -6,17 +6,14 @@ Without `storeUrl` only local retention and TTL run. Nothing here is imported by
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from broker import validators
 from broker.broker_context import BrokerContext
+from broker.loop_hot_store import LoopHotStore
 from broker.pop.pop_book import revive_log
 from broker.restore import Restore
 from broker.state_capture import capture_state
-from broker.store.errors import StoreFull, StoreNotWritable
-from broker.store.message_store import EntryRun, Segment
 from infra.disk import Disk
 from infra.object_store import BadStoreUrl, ObjectStore, ObjectStoreError, open_store
 from infra.startup import EXIT_ARCHIVE, StartupError
@@ -25,7 +22,7 @@ from lifecycle.retention import Policy
 from lifecycle.scheduler import JobScheduler
 from lifecycle.state_keeper import StateKeeper
 from neve.archive.journal import MalformedEntry, NewerFormat, Topic
-from neve.archive.state import BrokerState, StateTooLarge
+from neve.archive.state import StateTooLarge
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from tiered.cold_reader import ColdReader
@@ -34,90 +31,11 @@ from tiered.worker_client import WorkerClient
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-_CALL_TIMEOUT = 120.0
 _TTL_SECONDS = 60.0
 _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
 _CHECKPOINT_SECONDS = 60.0
 _SWEEP_SECONDS = 6 * 3600.0
-
-
-class LoopHotStore:
-    """The store as job threads see it: each call runs on the broker's loop, where the store lives."""
-
-    def __init__(self, context: BrokerContext, loop: asyncio.AbstractEventLoop, *, starting: bool = False) -> None:
-        self._context, self._loop = context, loop
-        self._starting = starting  # the flusher doesn't run yet
-
-    def _call(self, work: Callable[[], T]) -> T:
-        async def run() -> T:
-            return work()
-
-        future: Future[T] = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        return future.result(_CALL_TIMEOUT)
-
-    def segments(self) -> Sequence[Segment]:
-        return self._call(self._context.store.segments)
-
-    def flush(self) -> int:
-        if self._starting:
-            store = self._context.store
-            offset = store.flush()
-            self._call(lambda: store.after_flush(offset))
-            return offset
-        flusher = self._context.flusher
-        asyncio.run_coroutine_threadsafe(flusher.flush_now(), self._loop).result(_CALL_TIMEOUT)
-        return flusher.flushed_offset
-
-    def roll(self) -> None:
-        self._call(self._context.store.roll)
-
-    def evict(self, base: int) -> None:
-        store = self._context.store
-        end = next((segment.end for segment in self.segments() if segment.base == base), 0)
-        if self._call(lambda: store.want_checkpoint(end)):
-            self.flush()  # in the flusher's thread; what is still missing then, `evict` does on the loop
-        self._call(lambda: store.evict(base))
-
-    def queues(self) -> Mapping[str, Sequence[int]]:
-        return self._call(self._context.store.queues)
-
-    def min_offset(self, topic: str, queue: int) -> int:
-        return self._call(lambda: self._context.store.min_offset(topic, queue))
-
-    def set_min_offset(self, topic: str, queue: int, offset: int) -> None:
-        self._call(lambda: self._context.store.set_min_offset(topic, queue, offset))
-
-    def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
-        return self._call(lambda: self._context.store.offset_by_time(topic, queue, time_ms, upper))
-
-    def store_time(self, topic: str, queue: int, offset: int) -> int:
-        return self._call(lambda: self._context.store.store_time(topic, queue, offset))
-
-    def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
-        return self._call(lambda: self._context.store.entries(topic, start, end))
-
-    def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
-        return self._call(lambda: self._context.store.files(start, end))
-
-    def pinned_from(self) -> int | None:
-        return self._call(self._context.pinned_from)
-
-    def carry_waiting(self, below: int) -> None:
-        try:
-            while self._call(lambda: self._context.timers.carry(below)):
-                pass
-        except (StoreFull, StoreNotWritable) as error:
-            log.warning("waiting timers keep their segments: %s", error)
-
-    def state(self) -> BrokerState:
-        return self._call(lambda: capture_state(self._context))
-
-    def disk_ratio(self) -> float:
-        disk, root = self._context.store.disk, self._context.root
-        total = disk.total_bytes(root)
-        return 1 - disk.free_bytes(root) / total if total else 0.0
 
 
 class ArchiveWiring:
@@ -158,52 +76,60 @@ class ArchiveWiring:
 
     async def attach(self, restore: Restore | None = None) -> None:
         """Settle whose archive this is before the first send; raises StartupError with what to do."""
-        config, context = self._context.config, self._context
-        attachment: Attachment | None = None
-        if config.store_url:
-            try:
-                self.store = open_store(config.store_url)
-                self.journal = JournalWriter(
-                    self.store,
-                    "",
-                    config.broker_name,
-                    context.store.log_uuid,
-                    local=self._local,
-                    disk=self._disk,
-                    clock=context.clock,
-                    cluster=config.broker_cluster_name,
-                    checkpoint_entries=config.journal_checkpoint_entries,
-                )
-                if restore is None:
-                    attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
-                else:
-                    await asyncio.to_thread(self.journal.attach_restoring, restore.claim, take_over=restore.takes_over)
-            except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
-                raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
-            self._state = StateKeeper(self.journal, context.clock)
-            # A directory is a disk already: a second copy of it would gain nothing.
-            cache_bytes = 0 if config.store_url.startswith("dir:") else config.cold_cache_disk_bytes
-            cache_dir = context.root / "coldcache" if cache_bytes else None
-            self._uploader = WorkerClient()
-            self._reader_worker = WorkerClient(cache_dir=cache_dir, cache_bytes=cache_bytes)
-            journal = self.journal
-            self.reader = ColdReader(
-                journal.catalog,
-                self._reader_worker,
-                config.store_url,
-                config.cold_cache_bytes,
-                fetch_budget=config.cold_fetch_bytes,
-                is_current=lambda: journal.online,
-                clock=context.clock,
-            )
-            context.tiered.cold = self.reader
+        attachment = None
+        if self._context.config.store_url:
+            attachment = await self._open(restore)
         loop = asyncio.get_running_loop()
-        starting = self._lifecycle(LoopHotStore(context, loop, starting=True))
+        starting = self._lifecycle(LoopHotStore(self._context, loop, starting=True))
         if restore is not None:
             await self._restore(restore, starting)
         elif attachment is not None:
             await self._go_on_above(attachment, starting)
-        self.lifecycle = self._lifecycle(LoopHotStore(context, loop))
+        self.lifecycle = self._lifecycle(LoopHotStore(self._context, loop))
+
+    async def _open(self, restore: Restore | None) -> Attachment | None:
+        """The store and its journal, and all that stands on them; None where a restore takes the archive over."""
+        config, context = self._context.config, self._context
+        attachment: Attachment | None = None
+        try:
+            self.store = open_store(config.store_url)
+            self.journal = JournalWriter(
+                self.store,
+                "",
+                config.broker_name,
+                context.store.log_uuid,
+                local=self._local,
+                disk=self._disk,
+                clock=context.clock,
+                cluster=config.broker_cluster_name,
+                checkpoint_entries=config.journal_checkpoint_entries,
+            )
+            if restore is None:
+                attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
+            else:
+                await asyncio.to_thread(self.journal.attach_restoring, restore.claim, take_over=restore.takes_over)
+        except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
+            raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
+        self._state = StateKeeper(self.journal, context.clock)
+        self._uploader = WorkerClient()
+        self.reader = context.tiered.cold = self._cold_reader(self.journal)
+        return attachment
+
+    def _cold_reader(self, journal: JournalWriter) -> ColdReader:
+        config, context = self._context.config, self._context
+        # A directory is a disk already: a second copy of it would gain nothing.
+        cache_bytes = 0 if config.store_url.startswith("dir:") else config.cold_cache_disk_bytes
+        cache_dir = context.root / "coldcache" if cache_bytes else None
+        self._reader_worker = WorkerClient(cache_dir=cache_dir, cache_bytes=cache_bytes)
+        return ColdReader(
+            journal.catalog,
+            self._reader_worker,
+            config.store_url,
+            config.cold_cache_bytes,
+            fetch_budget=config.cold_fetch_bytes,
+            is_current=lambda: journal.online,
+            clock=context.clock,
+        )
 
     def _lifecycle(self, hot: LoopHotStore) -> Lifecycle:
         context = self._context

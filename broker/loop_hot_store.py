@@ -1,0 +1,95 @@
+"""The hot store as the archive's job threads see it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from broker.broker_context import BrokerContext
+from broker.state_capture import capture_state
+from broker.store.errors import StoreFull, StoreNotWritable
+from broker.store.message_store import EntryRun, Segment
+from neve.archive.state import BrokerState
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_CALL_TIMEOUT_S = 120.0  # of a loop that is busy: longer, and the job has failed
+
+
+class LoopHotStore:
+    """The store as job threads see it: each call runs on the broker's loop, where the store lives."""
+
+    def __init__(self, context: BrokerContext, loop: asyncio.AbstractEventLoop, *, starting: bool = False) -> None:
+        self._context, self._loop = context, loop
+        self._starting = starting  # the flusher doesn't run yet
+
+    def _call(self, work: Callable[[], T]) -> T:
+        async def run() -> T:
+            return work()
+
+        future: Future[T] = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        return future.result(_CALL_TIMEOUT_S)
+
+    def segments(self) -> Sequence[Segment]:
+        return self._call(self._context.store.segments)
+
+    def flush(self) -> int:
+        if self._starting:
+            store = self._context.store
+            offset = store.flush()
+            self._call(lambda: store.after_flush(offset))
+            return offset
+        flusher = self._context.flusher
+        asyncio.run_coroutine_threadsafe(flusher.flush_now(), self._loop).result(_CALL_TIMEOUT_S)
+        return flusher.flushed_offset
+
+    def roll(self) -> None:
+        self._call(self._context.store.roll)
+
+    def evict(self, base: int) -> None:
+        store = self._context.store
+        end = next((segment.end for segment in self.segments() if segment.base == base), 0)
+        if self._call(lambda: store.want_checkpoint(end)):
+            self.flush()  # in the flusher's thread; what is still missing then, `evict` does on the loop
+        self._call(lambda: store.evict(base))
+
+    def queues(self) -> Mapping[str, Sequence[int]]:
+        return self._call(self._context.store.queues)
+
+    def min_offset(self, topic: str, queue: int) -> int:
+        return self._call(lambda: self._context.store.min_offset(topic, queue))
+
+    def set_min_offset(self, topic: str, queue: int, offset: int) -> None:
+        self._call(lambda: self._context.store.set_min_offset(topic, queue, offset))
+
+    def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
+        return self._call(lambda: self._context.store.offset_by_time(topic, queue, time_ms, upper))
+
+    def store_time(self, topic: str, queue: int, offset: int) -> int:
+        return self._call(lambda: self._context.store.store_time(topic, queue, offset))
+
+    def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
+        return self._call(lambda: self._context.store.entries(topic, start, end))
+
+    def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
+        return self._call(lambda: self._context.store.files(start, end))
+
+    def pinned_from(self) -> int | None:
+        return self._call(self._context.pinned_from)
+
+    def carry_waiting(self, below: int) -> None:
+        try:
+            while self._call(lambda: self._context.timers.carry(below)):
+                pass
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("waiting timers keep their segments: %s", error)
+
+    def state(self) -> BrokerState:
+        return self._call(lambda: capture_state(self._context))
+
+    def disk_ratio(self) -> float:
+        disk, root = self._context.store.disk, self._context.root
+        total = disk.total_bytes(root)
+        return 1 - disk.free_bytes(root) / total if total else 0.0
