@@ -112,7 +112,10 @@ class _Pages:
         journal = self._archive.journal
         if journal is None:
             return Response(409, b"no archive: set storeUrl\n")
-        first = int(request.query.get("from", "0"))
+        text = request.query.get("from", "0")
+        if not text.isdecimal():
+            return Response(400, b"from is the number of an entry\n")
+        first = int(text)
 
         def read() -> list[dict[str, Any]]:
             rows = []

@@ -46,6 +46,7 @@ from infra.remoting_server import RemotingLimits, RemotingServer, RequestRouter
 from infra.startup import EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError, check_port, free_port, local_address
 from infra.supervisor import Supervisor
 from infra.tls import server_tls
+from lifecycle.scheduler import KNOWN_FAILURES
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class BrokerController:
         self.outer_api = BrokerOuterApi(config, lambda: self.context.address)
         self.context.route_of = self.outer_api.route
         self.archive = ArchiveWiring(self.context, disk)
-        self._admin = AdminHttp(port=max(config.admin_port, 0))
+        self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
 
     def _make_context(self, host: str) -> BrokerContext:

@@ -48,8 +48,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class AdminHttp:
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._host, self._port = host, port
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, expected: tuple[type[Exception], ...] = ()) -> None:
+        """`expected` are failures that whoever asks can act on: told to them (503), with no traceback in the log."""
+        self._host, self._port, self._expected = host, port, expected
         self._routes: dict[tuple[str, str], Handler] = {}
         self._server: asyncio.Server | None = None
 
@@ -74,7 +75,7 @@ class AdminHttp:
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
             log.debug("admin connection ended: %r", error)
         except ValueError as error:
-            await _write(writer, Response(400, f"{error}\n".encode()))
+            await self._write(writer, Response(400, f"{error}\n".encode()))
         finally:
             writer.close()
 
@@ -87,10 +88,35 @@ class AdminHttp:
         else:
             try:
                 response = await handler(request)
+            except self._expected as error:
+                response = Response(503, f"{error}\n".encode())
             except Exception as error:
                 log.exception("admin request %s %s", request.method, request.path)
                 response = Response(500, f"{type(error).__name__}: {error}\n".encode())
-        await _write(writer, response)
+        await self._write(writer, response)
+
+    async def _write(self, writer: asyncio.StreamWriter, response: Response) -> None:
+        kind = "application/x-ndjson" if response.lines is not None else response.content_type
+        status = f"{response.status} {_REASONS.get(response.status, '')}"
+        head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
+        if response.lines is None:
+            writer.write(f"{head}Content-Length: {len(response.body)}\r\n\r\n".encode() + response.body)
+            await writer.drain()
+            return
+        writer.write(f"{head}\r\n".encode())  # The end of the connection is the end of the lines.
+        try:
+            async for item in response.lines:
+                writer.write(json.dumps(item).encode() + b"\n")
+                await writer.drain()
+        except (ConnectionResetError, BrokenPipeError):
+            raise  # who asked has gone
+        except Exception as error:
+            expected = isinstance(error, self._expected)
+            if not expected:
+                log.exception("admin stream")
+            text = str(error) if expected else f"{type(error).__name__}: {error}"
+            writer.write(json.dumps({"error": text}).encode() + b"\n")
+            await writer.drain()
 
     def _find(self, request: Request) -> Handler | None:
         exact = self._routes.get((request.method, request.path))
@@ -114,22 +140,3 @@ def parse_head(head: bytes) -> Request:
         if separator:
             headers[name.strip().lower()] = value.strip()
     return Request(parts[0], unquote(target.path), dict(parse_qsl(target.query, keep_blank_values=True)), headers)
-
-
-async def _write(writer: asyncio.StreamWriter, response: Response) -> None:
-    kind = "application/x-ndjson" if response.lines is not None else response.content_type
-    status = f"{response.status} {_REASONS.get(response.status, '')}"
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
-    if response.lines is None:
-        writer.write(f"{head}Content-Length: {len(response.body)}\r\n\r\n".encode() + response.body)
-        await writer.drain()
-        return
-    writer.write(f"{head}\r\n".encode())  # The end of the connection is the end of the lines.
-    try:
-        async for item in response.lines:
-            writer.write(json.dumps(item).encode() + b"\n")
-            await writer.drain()
-    except Exception as error:
-        log.exception("admin stream")
-        writer.write(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
-        await writer.drain()

@@ -25,7 +25,7 @@ from tiered.journal import Fenced
 _log = logging.getLogger(__name__)
 _THREADS = 8  # jobs wait for one another; one that does not must still find a thread
 #: What a store, a clock or another owner does to a job: an operator needs no traceback for it.
-_EXPECTED = (ObjectStoreError, Fenced, ClocksDisagree, NewerFormat)
+KNOWN_FAILURES = (ObjectStoreError, Fenced, ClocksDisagree, NewerFormat)
 
 
 class JobScheduler:
@@ -87,7 +87,7 @@ class JobScheduler:
         if failed & (failed - 1):
             return
         again = "" if failed == 1 else f", {failed} times in a row"
-        if isinstance(error, _EXPECTED):
+        if isinstance(error, KNOWN_FAILURES):
             _log.error("job %s failed%s: %s", name, again, error)
         else:
             _log.error("job %s failed%s: %s\n%s", name, again, error, traceback)

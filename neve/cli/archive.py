@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli.failures import FAILED, Failure
-from neve.cli.output import admin_option, emit, output_option, say, size_text, store_option, time_text
+from neve.cli.output import admin_option, chosen_store, emit, output_option, say, size_text, store_option, time_text
 
 if TYPE_CHECKING:
     from neve.archive.journal import AnyEntry, CommittedName
@@ -31,7 +31,7 @@ def archive() -> None:
 @output_option
 def ls(topic: str | None, broker: str | None, store: str | None, admin: str, output: str) -> None:
     """List the objects that readers see now."""
-    if store is not None:
+    if (store := chosen_store(store)) is not None:
         rows: Iterable[Mapping[str, Any]] = _objects(store, topic, broker)
     else:
         from neve.cli.admin import get_json
@@ -49,7 +49,7 @@ def ls(topic: str | None, broker: str | None, store: str | None, admin: str, out
 @output_option
 def journal(broker: str | None, first: int, store: str | None, admin: str, output: str) -> None:
     """Print the journal: what happened to the archive, in order."""
-    if store is not None:
+    if (store := chosen_store(store)) is not None:
         rows: Iterable[Mapping[str, Any]] = _entries(store, broker, first)
     else:
         from neve.cli.admin import get_json
@@ -64,19 +64,22 @@ def journal(broker: str | None, first: int, store: str | None, admin: str, outpu
 @click.option("--evict", is_flag=True, help="Then delete the local segments that are wholly archived.")
 @admin_option
 def offload(roll: bool, evict: bool, admin: str) -> None:
-    """Run an offload round now. Prints progress as JSON lines, or as a bar on a terminal."""
+    """Run an offload round now. Prints progress as JSON lines, or as a bar on a terminal. Exit code 1: not all went."""
     from neve.cli.admin import post_lines
 
     query = {name: "true" for name, wanted in (("roll", roll), ("evict", evict)) if wanted}
     lines = post_lines(admin, "/archive/offload", **query)
+    last: dict[str, Any] = {}
     if sys.stderr.isatty() and sys.stdout.isatty():
-        _bar(lines)
-        return
-    for item in lines:
-        click.echo(json.dumps(item, ensure_ascii=False))
+        last = _bar(lines)
+    else:
+        for last in lines:
+            click.echo(json.dumps(last, ensure_ascii=False))
+    if last.get("failed"):
+        raise Failure(FAILED, f"{last['failed']} objects could not be made; the broker's log says why, it tries again")
 
 
-def _bar(lines: Iterator[dict[str, Any]]) -> None:
+def _bar(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
     """Steps as they come; the bar has a length once the round tells how many objects it makes."""
     last: dict[str, Any] = {}
     with click.progressbar(length=1, label="offload", file=sys.stderr, show_pos=True) as bar:
@@ -88,6 +91,7 @@ def _bar(lines: Iterator[dict[str, Any]]) -> None:
                 bar.update(done - bar.pos)
         bar.update((bar.length or 1) - bar.pos)
     click.echo(json.dumps(last, ensure_ascii=False))
+    return last
 
 
 @archive.command()
@@ -98,7 +102,7 @@ def _bar(lines: Iterator[dict[str, Any]]) -> None:
 @output_option
 def verify(deep: bool, broker: str | None, store: str | None, admin: str, output: str) -> None:
     """Check that journal and objects agree and that the queues have no hole. Exit code 1 when something is wrong."""
-    if store is not None:
+    if (store := chosen_store(store)) is not None:
         from neve.cli.verify import verify_store
 
         findings, summary = verify_store(store, broker, deep=deep)
@@ -175,6 +179,8 @@ def _entries(store: str, broker: str | None, first: int) -> Iterator[dict[str, A
 
     source = open_source(store)
     known = brokers(source)
+    if not known:
+        raise FileNotFoundError("no archive here: nothing below _neve/")
     if broker is not None and broker not in known:
         raise FileNotFoundError(f"no archive of broker {broker} here")
     for name in known if broker is None else [broker]:

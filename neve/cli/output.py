@@ -40,6 +40,34 @@ def store_option(required: bool = False) -> Callable[[Command], Command]:
     return add
 
 
+def chosen_store(store: str | None) -> str | None:
+    """The store to read, unless it is only NEVE_STORE's and the command line names a broker."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    by_store, by_admin = (context.get_parameter_source(name) is typed for name in ("store", "admin"))
+    if by_store and by_admin:
+        raise click.UsageError("--store asks the store, --admin a broker: one of them")
+    return None if by_admin else store
+
+
+def ask(question: str) -> None:
+    """Go on only after a yes; without a terminal to answer from, --yes is the way.
+
+    Raises:
+        Failure: nobody said yes.
+    """
+    from neve.cli.failures import FAILED, Failure
+
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort as nobody:
+        if isinstance(nobody.__context__, KeyboardInterrupt):
+            raise
+        raise Failure(FAILED, "nothing was changed: nobody answered; --yes does it without asking") from nobody
+    if not agreed:
+        raise Failure(FAILED, "nothing was changed")
+
+
 def say(text: str) -> None:
     """A message for the person at the terminal."""
     click.echo(text, err=True)

@@ -9,14 +9,10 @@ from typing import Any
 import click
 
 from neve.cli.cluster import cluster_options, connect
-from neve.cli.output import emit, emit_one, output_option, say
+from neve.cli.output import ask, emit, emit_one, output_option, say
+from neve.cli.topic_names import topic_names
 from neve.cli.topic_ttl import RESERVE_TIME, hours_of, ttl
 from neve.cli.ttl import format_ttl, ttl_value
-
-# Topics that the servers keep for themselves; `list` shows them with --all only.
-SYSTEM_TOPICS = frozenset(
-    {"TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRACE_TOPIC"}
-)
 
 
 @click.group()
@@ -69,18 +65,7 @@ def list_topics(everything: bool, namesrv: str, output: str) -> None:
 
 async def _list(namesrv: str, everything: bool) -> list[str]:
     async with connect(namesrv) as client:
-        names = await client.topic_list()
-        if everything:
-            return names
-        brokers = (await client.cluster_info()).values()
-    # each broker and cluster has topics of its own name
-    own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
-    own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
-    return [name for name in names if name not in own and not _is_systems(name)]
-
-
-def _is_systems(name: str) -> bool:
-    return name in SYSTEM_TOPICS or name.startswith(("rmq_sys_", "RMQ_SYS_", "%"))
+        return await topic_names(client, everything)
 
 
 @topic.command()
@@ -130,7 +115,7 @@ async def _describe(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[
 def delete(name: str, yes: bool, namesrv: str) -> None:
     """Delete a topic and all its messages."""
     if not yes:
-        click.confirm(f"Delete topic {name} and all its messages, the archived ones too?", abort=True, err=True)
+        ask(f"Delete topic {name} and all its messages, the archived ones too?")
     asyncio.run(_delete(namesrv, name))
     say(f"deleted {name}")
 

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from neve.cli.cluster import cluster_options, connect
-from neve.cli.output import emit, output_option, say, size_text, store_option
+from neve.cli.output import ask, emit, output_option, say, size_text, store_option
+from neve.cli.topic_names import topic_names
 from neve.cli.ttl import BROKER_DEFAULT, FOREVER_HOURS, format_ttl, shorter, ttl_value
 
 RESERVE_TIME = "reserve.time"
@@ -41,11 +42,13 @@ def get_ttl(topic: str, namesrv: str, output: str) -> None:
 
 
 @ttl.command(name="list")
+@click.option("--all", "everything", is_flag=True, help="Also the servers' own topics, retry topics among them.")
 @cluster_options
 @output_option
-def list_ttls(namesrv: str, output: str) -> None:
+def list_ttls(everything: bool, namesrv: str, output: str) -> None:
     """Show the TTL of every topic."""
-    emit([_row(topic, hours) for topic, hours in asyncio.run(_all(namesrv))], ["topic", "ttl"], output)
+    found = asyncio.run(_all(namesrv, everything))
+    emit([_row(topic, hours) for topic, hours in found], ["topic", "ttl"], output)
 
 
 @ttl.command(name="set")
@@ -65,7 +68,7 @@ def set_ttl(topic: str, hours: int, yes: bool, store: str | None, namesrv: str) 
             emit([_plan_of(store, topic, hours)], PLAN_COLUMNS, "table")
         if not yes:
             question = f"Shorten the TTL of {topic} from {format_ttl(before)} to {format_ttl(hours)}?"
-            click.confirm(question, abort=True, err=True)
+            ask(question)
     asyncio.run(_change(namesrv, topic, str(hours)))
     say(f"TTL of {topic}: {format_ttl(before)} → {format_ttl(hours)}")
 
@@ -79,7 +82,7 @@ def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
     before = asyncio.run(_get(namesrv, topic))
     if before is not None and not yes:
         question = f"The broker's default may be shorter than {format_ttl(before)}. Unset the TTL of {topic}?"
-        click.confirm(question, abort=True, err=True)
+        ask(question)
     asyncio.run(_change(namesrv, topic, None))
     say(f"TTL of {topic}: {format_ttl(before)} → default")
 
@@ -153,12 +156,12 @@ async def _get(namesrv: str, topic: str) -> int | None:
         return hours_of((await client.topic_config(topic)).attributes)
 
 
-async def _all(namesrv: str) -> list[tuple[str, int | None]]:
+async def _all(namesrv: str, everything: bool = True) -> list[tuple[str, int | None]]:
     from neve.errors import NeveError
 
     found: list[tuple[str, int | None]] = []
     async with connect(namesrv) as client:
-        for topic in await client.topic_list():
+        for topic in await topic_names(client, everything):
             try:
                 found.append((topic, hours_of((await client.topic_config(topic)).attributes)))
             except NeveError as error:

@@ -34,6 +34,7 @@ from tests.waiting import wait_until
 from tiered.journal import StoreFormat
 
 Up = Callable[..., AbstractContextManager[Any]]
+NEVE = str(Path(sys.executable).with_name("neve"))
 SMALL = ("--set", "mappedFileSizeCommitLog=64k")
 TOPIC = "orders"
 FOUND, NOTHING_YET, MOVED = 0, 19, 21
@@ -325,8 +326,13 @@ def test_a_stopped_minio_is_waited_for(tmp_path: Path, neve_up: Up, monkeypatch:
         stack.close()
         with neve_up(tmp_path, *arguments) as neve:
             unreachable(neve, first=1)
+            refused = subprocess.run(
+                [NEVE, "archive", "offload", "--admin", neve.admin], capture_output=True, check=False
+            )
+            assert (refused.returncode, b"Connection refused" in refused.stderr) == (1, True), refused.stderr
             with again(tmp_path / "minio", server):
                 back(neve)
+        assert "Traceback" not in neve.log.read_text()
 
 
 @contextlib.contextmanager
@@ -351,7 +357,7 @@ def test_a_deep_check_reads_the_objects(tmp_path: Path, neve_up: Up) -> None:
         (found,) = get(neve, "/archive/verify?deep=true")["findings"]
         assert path.name in found
         assert "the journal says" in found
-        neve_cli = [str(Path(sys.executable).with_name("neve")), "archive", "verify", "--deep"]
+        neve_cli = [NEVE, "archive", "verify", "--deep"]
         for where in (["--admin", neve.admin], ["--store", f"dir:{store}"]):
             ended = subprocess.run([*neve_cli, *where], capture_output=True, text=True, timeout=60, check=False)
             assert (ended.returncode, path.name in ended.stdout) == (1, True), ended.stderr

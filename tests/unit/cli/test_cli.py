@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -56,8 +57,28 @@ def test_nothing_listens_is_6(capsys: pytest.CaptureFixture[str]) -> None:
     assert "127.0.0.1:1" in captured.err
 
 
+def test_a_broker_that_is_named_is_asked_whatever_the_environment_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NEVE_STORE", f"dir:{tmp_path}")
+    for verb in ("ls", "journal", "verify"):
+        assert main.run(["archive", verb]) == 3, "the store of the environment has no archive"
+        assert main.run(["archive", verb, "--admin", "127.0.0.1:1"]) == 6
+        assert main.run(["archive", verb, "--admin", "127.0.0.1:1", "--store", f"dir:{tmp_path}"]) == 2
+    capsys.readouterr()
+
+
+def test_a_question_that_nobody_answers_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed, said in (("", "--yes does it without asking"), ("n\n", "nothing was changed")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        assert main.run(["topic", "delete", "orders", "--namesrv", "127.0.0.1:1"]) == 1
+        assert said in capsys.readouterr().err
+
+
 def test_no_archive_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("ls", "verify"):
+    for verb in ("ls", "journal", "verify"):
         assert main.run(["archive", verb, "--store", f"dir:{tmp_path}"]) == 3
     assert main.run(["archive", "ls", "--store", f"dir:{tmp_path}/nowhere"]) == 3
     assert capsys.readouterr().out == ""

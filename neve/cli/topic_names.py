@@ -1,0 +1,28 @@
+"""Which of a cluster's topics are its users', and which the servers keep for themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from neve.client import AsyncClient
+
+SYSTEM_TOPICS = frozenset(
+    {"TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRACE_TOPIC"}
+)
+
+
+async def topic_names(client: AsyncClient, everything: bool) -> list[str]:
+    """The topics of the cluster; with `everything` the servers' own as well."""
+    names = await client.topic_list()
+    if everything:
+        return names
+    brokers = (await client.cluster_info()).values()
+    # each broker and cluster has topics of its own name
+    own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
+    own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
+    return [name for name in names if name not in own and not _is_systems(name)]
+
+
+def _is_systems(name: str) -> bool:
+    return name in SYSTEM_TOPICS or name.startswith(("rmq_sys_", "RMQ_SYS_", "%"))
