@@ -23,6 +23,9 @@ _BACKLOG = {
     "backlog_age_ms": "age of the oldest message that is not archived yet",
     "upload_bytes_per_second": "limit in force for uploads, 0 for none",
     "upload_waited_ms": "how long that limit has held uploads back since the start",
+    "rows": "rows written into objects since the start",
+    "rows_with_wire": "rows of these whose columns do not rebuild the record, so that it is kept whole",
+    "rows_damaged": "rows of these whose record is damaged: CRC or framing do not hold",
     "open_names": "objects that a round named and has not published",
 }
 

@@ -12,7 +12,7 @@ FORCE        the archive answers all that it has; the local log what is not arch
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -61,7 +61,9 @@ class ReadResult:
 class ColdTier(Protocol):
     """What `tiered.cold_reader.ColdReader` offers. The questions that answer with bytes or times block: in a thread."""
 
-    def locate(self, group: str, topic: str, queue_id: int, offset: int) -> Located | ColdResult: ...
+    def locate(
+        self, group: str, topic: str, queue_id: int, offset: int, client: Hashable = None
+    ) -> Located | ColdResult: ...
 
     def take(
         self, located: Located, decoded: Any, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
@@ -151,15 +153,19 @@ class TieredStore:
         codes: frozenset[int] | None,
         *,
         group: str,
+        client: Hashable = None,
     ) -> ReadResult:
-        """Parked like a long poll; `group` is who reads. Raises BrokerError SYSTEM_BUSY when the archive is silent."""
+        """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive is silent.
+
+        `group` is who reads, `client` which one of it where each goes its own way.
+        """
         self.cold_reads += 1
         self.cold_parked += 1
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             async with asyncio.timeout(self._config.cold_read_timeout / 1000):
-                got = await self._read_cold(group, topic, queue_id, offset, max_count, max_bytes, codes)
+                got = await self._read_cold(group, client, topic, queue_id, offset, max_count, max_bytes, codes)
         except (ColdUnavailable, TimeoutError) as error:
             self.cold_failures += 1
             log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
@@ -180,6 +186,7 @@ class TieredStore:
     async def _read_cold(  # noqa: PLR0917
         self,
         group: str,
+        client: Hashable,
         topic: str,
         queue_id: int,
         offset: int,
@@ -190,7 +197,7 @@ class TieredStore:
         """No thread waits; whoever is cancelled here, by the clock or by its connection's end, leaves the line."""
         cold = self.cold
         assert cold is not None
-        while isinstance(located := cold.locate(group, topic, queue_id, offset), Located):
+        while isinstance(located := cold.locate(group, topic, queue_id, offset, client), Located):
             decoding = located.decoded
             try:
                 decoded = decoding.result() if decoding.done() else await asyncio.wrap_future(decoding)

@@ -31,7 +31,7 @@ from lifecycle.safe_clock import SafeClock
 from neve.archive import keys
 from neve.archive.journal import Deleted, Expire
 from tiered.journal import JournalWriter
-from tiered.offload import OffloadRound, Progress, RoundReport, Uploader
+from tiered.offload import OffloadRound, Progress, RoundReport, RowCounts, Uploader
 from tiered.offload_plan import TopicRange
 from tiered.verify import VerifyReport, verify
 
@@ -379,6 +379,7 @@ class Lifecycle:
         if self._journal is None:
             return {"archive": "off", **common}
         backlog = self._backlog()
+        written = self._worker.written if self._worker is not None else RowCounts()
         return {
             "archive": "fenced" if self._journal.fenced else "online" if self._journal.online else "unreachable",
             "epoch": self._journal.epoch,
@@ -392,6 +393,9 @@ class Lifecycle:
             "last_round": self._last_round,
             "upload_bytes_per_second": self._upload_rate,
             "upload_waited_ms": int(self._worker.upload_waited * 1000) if self._worker is not None else 0,
+            "rows": written.rows,
+            "rows_with_wire": written.wire,
+            "rows_damaged": written.damaged,
             "store_requests": dict(self._journal.store.requests),
             **common,
         }

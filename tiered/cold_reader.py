@@ -11,7 +11,7 @@ be read raises ColdUnavailable, and no offset passes a range that was not read.
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -129,14 +129,16 @@ class ColdReader:
 
     # ---- one read in three steps: locate, await `decoded`, take
 
-    def locate(self, group: str, topic: str, queue_id: int, offset: int) -> Located | ColdResult:
-        """Where a consumer group's read begins, its row group on the way. Raises ColdUnavailable."""
+    def locate(
+        self, group: str, topic: str, queue_id: int, offset: int, client: Hashable = None
+    ) -> Located | ColdResult:
+        """Where a read of a consumer group's client begins, its row group on the way. Raises ColdUnavailable."""
         found = self._catalog.find(topic, queue_id, offset)
         if found is None:
             return self._outside(topic, queue_id, offset)
         if isinstance(found, GapHit):
             return ColdResult("GAP", found.next_offset)
-        reader = (group, topic, queue_id)
+        reader = (group, topic, queue_id, client)
         decoded = self._want(found, group, offset)
         with self._lock:
             window = self._ahead.note(reader, found, offset)
@@ -169,9 +171,10 @@ class ColdReader:
         max_bytes: int,
         tag_codes: frozenset[int] | None = None,
         group: str = _QUERIES,
+        client: Hashable = None,
     ) -> ColdResult:
         """All three steps; the caller's thread waits. Raises ColdUnavailable."""
-        located = self.locate(group, topic, queue_id, offset)
+        located = self.locate(group, topic, queue_id, offset, client)
         if isinstance(located, ColdResult):
             return located
         try:
@@ -179,7 +182,7 @@ class ColdReader:
         except ColdUnavailable:
             if not self.has_moved(located):
                 raise
-            return self.get(topic, queue_id, offset, max_count, max_bytes, tag_codes, group)
+            return self.get(topic, queue_id, offset, max_count, max_bytes, tag_codes, group, client)
         return self.take(located, decoded, max_count, max_bytes, tag_codes)
 
     def close(self) -> None:

@@ -72,6 +72,8 @@ class Committed(msgspec.Struct, tag="committed"):
     id: int
     name: CommittedName
     waited: float  # seconds that the rate held its parts back, summed
+    wire_rows: int  # of `name.rows`: those that are kept whole
+    damaged_rows: int
 
 
 class GroupRead(msgspec.Struct, tag="group_read"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,6 +42,17 @@ class TrimmedRun:
     tags: Any
 
 
+class RowCounts(NamedTuple):
+    """Rows of objects that were written since the start; `wire` and `damaged`: those with these columns set."""
+
+    rows: int = 0
+    wire: int = 0
+    damaged: int = 0
+
+    def plus(self, rows: int, wire: int, damaged: int) -> RowCounts:
+        return RowCounts(self.rows + rows, self.wire + wire, self.damaged + damaged)
+
+
 class Uploader(Protocol):
     """Encodes, verifies and uploads one named object; raises ContentConflict, EncodeFailed or a store's error.
 
@@ -51,6 +62,7 @@ class Uploader(Protocol):
     """
 
     upload_waited: float
+    written: RowCounts
 
     def set_upload_rate(self, bytes_per_second: int) -> None: ...
 

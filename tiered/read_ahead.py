@@ -2,6 +2,7 @@
 that it enters in order, nothing for a reader that jumps. Pure bookkeeping, bounded; the caller locks."""
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from neve.archive.catalog import Location
@@ -9,7 +10,8 @@ from neve.archive.catalog import Location
 WINDOW_MAX = 32 << 20
 _READERS_MAX = 4096
 
-Reader = tuple[str, str, int]  # consumer group, topic, queue
+# Consumer group, topic, queue, and which of the group's clients: in broadcast, all of them read the same queue.
+Reader = tuple[str, str, int, Hashable]
 
 
 @dataclass(slots=True)

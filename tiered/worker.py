@@ -36,7 +36,7 @@ from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_foot
 from tiered import frames
 from tiered.bloom_filter import filter_reads
 from tiered.disk_cache import DiskCache
-from tiered.segment_writer import MissingBytes, encode
+from tiered.segment_writer import MissingBytes, WrittenObject, encode
 from tiered.upload_rate import UploadRate
 
 T = TypeVar("T")
@@ -85,8 +85,11 @@ class Worker:
         try:
             if isinstance(request, frames.EncodeUpload):
                 before = self._rate.waited
-                name = self._encode_upload(request, descriptor)
-                reply: frames.Reply = frames.Committed(request.id, name, self._rate.waited - before)
+                name, written = self._encode_upload(request, descriptor)
+                waited = self._rate.waited - before
+                reply: frames.Reply = frames.Committed(
+                    request.id, name, waited, written.wire_rows, written.damaged_rows
+                )
             elif isinstance(request, frames.RemoveStaleUploads):
                 reply = frames.StaleRemoved(request.id, self._remove_stale(request))
             elif isinstance(request, frames.AskFilters):
@@ -115,7 +118,9 @@ class Worker:
 
     # ---- writing
 
-    def _encode_upload(self, request: frames.EncodeUpload, descriptor: int | None) -> CommittedName:
+    def _encode_upload(
+        self, request: frames.EncodeUpload, descriptor: int | None
+    ) -> tuple[CommittedName, WrittenObject]:
         if descriptor is None:
             raise MissingBytes("the entries did not come along")
         name, extra = request.name, request.metadata
@@ -132,7 +137,7 @@ class Worker:
             runs = _runs(request.runs, descriptor)
             written = encode(runs, request.files, Path(directory) / "object.parquet", facts=facts, key=name.key)
             failpoint.hit("offload.after_encode")
-            return self._upload(self._store(request.store_url), written.path, written.name)
+            return self._upload(self._store(request.store_url), written.path, written.name), written
 
     def _upload(self, store: ObjectStore, path: Path, name: CommittedName) -> CommittedName:
         try:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from infra import object_store
 from neve.archive.journal import CommittedName, IntentName
 from tiered import frames
-from tiered.offload import ContentConflict, EncodeFailed
+from tiered.offload import ContentConflict, EncodeFailed, RowCounts
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class WorkerClient:
         self._rate = 0
         self.starts = 0
         self.upload_waited = 0.0  # seconds that the upload rate held uploads back
+        self.written = RowCounts()
 
     @property
     def pid(self) -> int | None:
@@ -260,6 +261,7 @@ class WorkerClient:
             future = pending.pop(reply.id)
         if isinstance(reply, frames.Committed):
             self.upload_waited += reply.waited
+            self.written = self.written.plus(reply.name.rows, reply.wire_rows, reply.damaged_rows)
             future.set_result(reply.name)
         elif isinstance(reply, frames.StaleRemoved):
             future.set_result(reply.count)

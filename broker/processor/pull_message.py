@@ -176,8 +176,9 @@ class PullMessageProcessor:
     async def _pull_cold(self, pull: Pull) -> RemotingCommand:
         header = pull.header
         result = await self._context.tiered.get_cold(
-            header.topic, header.queue_id, pull.start, *self._limits(pull), group=header.consumer_group
-        )
+            header.topic, header.queue_id, pull.start, *self._limits(pull),
+            group=header.consumer_group, client=pull.connection.remote,
+        )  # fmt: skip
         return self._response(pull, self._selected(pull, result))
 
     @staticmethod

@@ -298,7 +298,9 @@ def test_cold_messages_are_byte_for_byte_the_hot_ones(up: Up) -> None:
     assert events[-1] == "done"
     assert "evicted" in events
     assert run(up, read) == hot
-    assert "neve_cold_reads 1.0" in up.get("/metrics")
+    figures = dict(line.split() for line in up.get("/metrics").splitlines() if not line.startswith("#"))
+    wanted = {"cold_reads": 1, "archive_rows": 20, "archive_rows_with_wire": 0, "archive_rows_damaged": 0}
+    assert {name: float(figures[f"neve_{name}"]) for name in wanted} == wanted
     assert json.loads(up.get("/archive/ls"))[0]["topic"] == "orders"
     assert json.loads(up.get("/archive/verify"))["findings"] == []
 

@@ -135,6 +135,17 @@ def test_two_groups_that_read_one_queue_do_not_disturb_each_others_read_ahead() 
     reader.close()
 
 
+def test_two_clients_of_one_group_that_broadcasts_do_not_disturb_each_others_read_ahead() -> None:
+    source = Source()
+    reader = ColdReader(catalog_of(40), source, "")
+    for step in range(2):
+        reader.get("t", 0, 5 + step, 1, 1 << 20, group="g", client=("10.0.0.1", 1))
+        reader.get("t", 0, 300 + step, 1, 1 << 20, group="g", client=("10.0.0.2", 1))
+    wait_until(lambda: {1, 31} <= set(source.reads))
+    assert sorted(source.reads) == [0, 1, 30, 31]
+    reader.close()
+
+
 def test_one_group_that_replays_does_not_hold_up_anothers_single_read() -> None:
     source = Source()
     source.gate.clear()

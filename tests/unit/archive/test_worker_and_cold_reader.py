@@ -126,6 +126,7 @@ def test_an_upload_is_adopted_when_it_is_ours_and_a_conflict_when_not(
 ) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     once = upload(worker, url, made)
+    assert worker.written == (20, 3, 0), "every seventh has a time beyond its column"
     assert upload(worker, url, made) == once
     other = make_round(tmp_path, 0, 0, {0: 20}, body=199)
     with pytest.raises(ContentConflict):

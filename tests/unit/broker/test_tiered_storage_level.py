@@ -32,7 +32,7 @@ class Archive:
     def min_offset(self, topic: str, queue_id: int) -> int:
         return 0
 
-    def locate(self, group: str, topic: str, queue_id: int, offset: int) -> ColdResult:
+    def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> ColdResult:
         if self.down:
             raise ColdUnavailable("no answer")
         return ColdResult(FOUND, offset + 1, [memoryview(b"cold")], 1)

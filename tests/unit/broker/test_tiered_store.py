@@ -99,6 +99,18 @@ def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> 
     asyncio.run(main())
 
 
+def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
+    async def main() -> None:
+        tiered = tiered_over(source)
+        for step in range(2):
+            for client, start in (("a", 0), ("b", 50)):
+                await tiered.get_cold("t", 0, start + 4 * step, 4, 1 << 20, None, group="g", client=client)
+        await until(lambda: source.reads == 4)
+        tiered.close()
+
+    asyncio.run(main())
+
+
 def test_a_store_that_is_down_is_asked_twice_and_the_client_told_to_come_back(source: Source) -> None:
     async def main() -> None:
         tiered = tiered_over(source)

@@ -17,7 +17,7 @@ from lifecycle.archiver import Lifecycle
 from lifecycle.retention import Policy
 from neve.archive.journal import CommittedName, IntentName, RowGroup
 from tiered.journal import JournalWriter
-from tiered.offload import ContentConflict
+from tiered.offload import ContentConflict, RowCounts
 from tiered.offload_plan import EntryRun
 
 RECORD = 100
@@ -158,6 +158,7 @@ class FakeWorker:
         self.store, self.hot = store, hot
         self.unknown_times = False
         self.upload_waited = 0.0
+        self.written = RowCounts()
         self.rates: list[int] = []
 
     def encode_upload(
