@@ -1,6 +1,6 @@
 """Sends (10, 310, 320) and send-backs (36): checked as RocketMQ checks them, appended, answered.
 
-The answer of a send is made from a template: its header differs in six places only.
+Plain sends take the express lane (`express_send`); what it leaves comes here, and both answer alike (`send_response`).
 """
 
 import functools
