@@ -92,6 +92,25 @@ class SimDisk:
                 after._names[path] = after._durable_names[path] = survivor
         return after
 
+    def copy(self) -> SimDisk:
+        """What a backup, or a second machine that was given one, has: every file as it is now, all of it durable."""
+        other = SimDisk(self.capacity)
+        other._random = random.Random(self._random.random())
+        other._directories = set(self._directories)
+        for path, file in self._names.items():
+            copied = _File(file.content(), file.size())
+            copied.sync()
+            other._names[path] = other._durable_names[path] = copied
+        return other
+
+    def kill(self) -> None:
+        """The process that used this disk is gone, and its locks with it; what it wrote is in the page cache."""
+        self._locks.clear()
+
+    def open_path(self, path: Path) -> str:
+        """Where a file can be opened by whoever knows only the operating system, as long as it exists here."""
+        return f"/proc/self/fd/{self._file(path).descriptor}"
+
     def _file(self, path: Path) -> _File:
         file = self._names.get(path)
         if file is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from infra import failpoint
@@ -277,7 +277,7 @@ class Lifecycle:
 
     def _expire_local(self, now: int) -> int:
         """The TTL holds on the hot tier too: a queue's minimum moves up, never back."""
-        raised = 0
+        rising: dict[str, dict[int, int]] = {}
         policy = self.policy
         for topic, queues in self._hot.queues().items():
             ttl = policy.ttl_ms(topic)
@@ -286,9 +286,27 @@ class Lifecycle:
             for queue in queues:
                 offset = self._hot.offset_by_time(topic, queue, now - ttl + 1, False)
                 if offset > self._hot.min_offset(topic, queue):
-                    self._hot.set_min_offset(topic, queue, offset)
-                    raised += 1
-        return raised
+                    rising.setdefault(topic, {})[queue] = offset
+        self._record_unarchived(rising)
+        for topic, minimums in rising.items():
+            for queue, offset in minimums.items():
+                self._hot.set_min_offset(topic, queue, offset)
+        return sum(map(len, rising.values()))
+
+    def _record_unarchived(self, rising: Mapping[str, Mapping[int, int]]) -> None:
+        """What expires before a round has taken it must not come back into view with that round's COMMIT."""
+        if self._journal is None:
+            return
+        catalog, archived = self._journal.catalog, self.policy.archived
+        minimums: dict[str, dict[int, int]] = {}
+        for topic in filter(archived, rising):
+            named = catalog.named_offsets(topic)
+            for queue, offset in rising[topic].items():
+                if offset > max(named.get(queue, -1) + 1, catalog.recorded_minimum(topic, queue)):
+                    minimums.setdefault(topic, {})[queue] = offset
+        if minimums:
+            after = self._clock.now_ms() + self.policy.grace_ms  # of no object
+            self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums))
 
     def _delete_expired(self, now: int) -> int:
         """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted."""

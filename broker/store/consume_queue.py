@@ -295,6 +295,7 @@ class ConsumeQueue:
 
     def next_existing(self, offset: int) -> int:
         """The first offset at or above that is no hole."""
+        self.settle()
         for file in self.files:
             if offset < file.base:
                 return file.base

@@ -171,6 +171,8 @@ class MessageStore(Appender):
             queue.delete()
         self.dirty_queues = [queue for queue in self.dirty_queues if queue.topic != topic]
         parent = self.config.root / "consumequeue"
+        for name in self.disk.list_dir(parent / topic):
+            self.disk.remove_dir(parent / topic / name)  # of a queue whose first file a power cut took
         self.disk.fsync_dir(parent / topic)
         self.disk.remove_dir(parent / topic)
         self.disk.fsync_dir(parent)
@@ -305,7 +307,8 @@ class MessageStore(Appender):
     def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryRun]:
         """Per queue the entries of records in [start, end), as arrays of their own."""
         runs: dict[int, EntryRun] = {}
-        start = max(start_phys, self.state.deleted.get(topic, 0))
+        # a queue's file may still have entries of log files that are evicted
+        start = max(start_phys, self.state.deleted.get(topic, 0), self.min_physical_offset)
         for (name, queue_id), queue in self.table.items():
             if name != topic:
                 continue

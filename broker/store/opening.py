@@ -39,8 +39,17 @@ def open_store(store: Appender) -> RecoveryReport:
         _replay(store, checkpoint, report, strict=strict)
     elif checkpoint.physical:
         raise StoreCorrupt(f"the CommitLog reached {checkpoint.physical} and is gone from {log.directory}")
+    _lower_marks(store, report.end)
     store.build_index()
     return report
+
+
+def _lower_marks(store: Appender, end: int) -> None:
+    """A deleted topic's mark may lie above a log that lost its end: what comes next there is a new message."""
+    above = [topic for topic, mark in store.state.deleted.items() if mark > end]
+    if above:
+        store.state.deleted.update(dict.fromkeys(above, end))
+        store.directory.write_queue_state(store.state)
 
 
 def clear_store(root: Path, disk: Disk) -> None:
@@ -117,8 +126,11 @@ def _replay(store: Appender, checkpoint: Checkpoint, report: RecoveryReport, *, 
     log.forget_table(end_file)
     if not report.clean:
         report.cut_bytes = zero_above(log, end_file, scan.position)
-        store.disk.fdatasync(end_file.path)
-        store.disk.fdatasync(end_file.crc_path)
+        # What was read is promised from here on, and after a kill it may be in the page cache only.
+        for file in log.files:
+            if file.end > first.base:
+                store.disk.fdatasync(file.path)
+                store.disk.fdatasync(file.crc_path)
     else:
         log.drop_after(end_file)  # at most one, prepared ahead and never used
     store.last_time = scan.store_time

@@ -236,3 +236,15 @@ def test_only_the_beginning_of_each_queue_expires_within_an_object(rig: Rig) -> 
     assert plan_expiry([held, after], policy, now) == ([], {"a": {0: 10, 1: 2, 3: 9}})
     assert plan_expiry([held], policy, now, lambda topic, queue: 9) == ([], {"a": {0: 10}})
     assert plan_expiry([held], policy, now, lambda topic, queue: 10) == ([], {})
+
+
+def test_what_expired_before_its_round_does_not_come_back_with_it(rig: Rig) -> None:
+    rig.policy = Policy(ttl_hours=lambda topic: 1 if topic == "c" else None)
+    rig.hot.put("c", count=2)
+    rig.clock.advance(HOUR + 1)
+    rig.hot.put("c", count=2)
+    rig.lifecycle.run_ttl()
+    assert rig.hot.min_offset("c", 0) == 2
+    rig.offload()
+    assert rig.journal.catalog.min_offset("c", 0) == 2, "a queue's minimum never moves back"
+    rig.check_tiles("c")

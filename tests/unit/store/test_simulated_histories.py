@@ -1,0 +1,87 @@
+"""What the simulation of the storage side found in the local store, each as a history of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.sim_disk import SimDisk
+
+Open = Callable[..., MessageStore]
+Put = Callable[..., Any]
+
+
+def flush(store: MessageStore) -> None:
+    store.after_flush(store.flush())
+
+
+def test_a_time_is_found_in_a_queue_that_nobody_has_read(open_store: Open, put: Put, clock: ManualClock) -> None:
+    store = open_store()
+    put(store)
+    assert store.min_offset("t", 0) == 0
+    for _ in range(3):
+        clock.advance(1000)
+        put(store)
+    assert store.offset_by_time("t", 0, clock.now_ms() - 60_000, False) == 0, "all would be taken for expired"
+    assert store.offset_by_time("t", 0, clock.now_ms() - 1000, False) == 2
+
+
+def test_what_a_start_after_a_kill_read_outlives_a_power_cut(
+    open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
+) -> None:
+    store = open_store()
+    for _ in range(6):
+        put(store, body=b"x" * 5000)  # two files are full and not synced
+    disk.kill()
+    again = MessageStore(store.config, disk, clock)
+    assert again.load().records == 6
+    for seed in range(6):
+        last = MessageStore(store.config, disk.power_cut(seed), clock)
+        last.load()
+        found = last.get("t", 0, 0, 32, 1 << 20)
+        assert b"".join(found.buffers).count(b"x" * 5000) == 6
+
+
+def test_a_topic_is_deleted_although_a_power_cut_took_a_queues_first_file(open_store: Open, put: Put) -> None:
+    store = open_store()
+    put(store)
+    store.disk.make_dirs(Path("/store/consumequeue/t/1"))
+    store.delete_topic("t")
+    assert not store.disk.exists(Path("/store/consumequeue/t"))
+
+
+def test_a_message_after_a_power_cut_is_not_taken_for_a_deleted_one(
+    open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
+) -> None:
+    store = open_store()
+    put(store, topic="t")
+    flush(store)
+    put(store, topic="other", body=b"x" * 9000)
+    store.delete_topic("t")
+    cut = disk.power_cut(seed=2)
+    again = MessageStore(store.config, cut, clock)
+    again.load()
+    assert again.max_physical_offset < store.max_physical_offset, "the seed lets the last message survive"
+    put(again, topic="t", body=b"new")
+    assert again.min_offset("t", 0) == 1
+    assert again.get("t", 0, 1, 1, 1 << 20).status == "FOUND"
+    flush(again)
+    last = MessageStore(store.config, cut.power_cut(), clock)
+    last.load()
+    assert last.get("t", 0, 1, 1, 1 << 20).status == "FOUND"
+
+
+def test_entries_of_evicted_files_are_none(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for _ in range(6):
+        put(store, body=b"x" * 5000)
+    flush(store)
+    end = store.max_physical_offset
+    assert store.entries("t", 0, end)[0].first_offset == 0
+    store.evict(0)
+    held = store.entries("t", 0, end)[0]
+    assert held.physical[0] == store.min_physical_offset
+    assert held.first_offset == store.min_offset("t", 0)
