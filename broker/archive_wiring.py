@@ -109,7 +109,8 @@ class ArchiveWiring:
             else:
                 await asyncio.to_thread(self.journal.attach_restoring, restore.claim, take_over=restore.takes_over)
         except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
-            raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
+            reason = str(error).removeprefix(f"{config.store_url}: ")
+            raise StartupError(f"archive {config.store_url}: {reason}", EXIT_ARCHIVE) from error
         self._state = StateKeeper(self.journal, context.clock)
         self._uploader = WorkerClient()
         self.reader = context.tiered.cold = self._cold_reader(self.journal)

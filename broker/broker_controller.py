@@ -148,6 +148,7 @@ class BrokerController:
     async def start(self) -> None:
         """Raises StartupError with a text for the operator; nothing is left running or locked then."""
         check_port(self.config.bind_address, self.config.listen_port)
+        check_port("127.0.0.1", max(self.config.admin_port, 0), "adminPort")
         if self._restore is not None:
             await asyncio.to_thread(self._restore.begin)
         else:
@@ -174,7 +175,10 @@ class BrokerController:
 
     def _check_disk(self) -> None:
         root = self.context.root
-        self._disk.make_dirs(root / "config")
+        try:
+            self._disk.make_dirs(root / "config")
+        except OSError as error:
+            raise StartupError(f"storePathRootDir={root}: {error.strerror or error}", EXIT_DISK) from error
         needed = _MIN_FREE_FILES * self.config.mapped_file_size_commit_log
         free = self._disk.free_bytes(root)
         if free < needed and not self._disk.exists(root / "commitlog"):

@@ -38,6 +38,8 @@ STALE_UPLOAD_SECONDS = 24 * 3600
 class DirectoryStore:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
+        if self.root.exists() and not self.root.is_dir():
+            raise BadStoreUrl(f"{self.root} is not a directory")
         self.url = f"dir:{self.root}"
         self.requests: Counter[str] = Counter()
 

@@ -205,6 +205,8 @@ def _granted(store: ObjectStore, call: str, right: str) -> Iterator[None]:
     """Says of a refusal which call it met and which right is missing."""
     try:
         yield
+    except NotFound as error:
+        raise ProbeFailed(f"{store.url}: no such bucket: create it, neve does not") from error
     except AccessDenied as error:
         raise AccessDenied(f"{call} was refused; grant access (in S3: {right}) to {store.url}: {error}") from error
 

@@ -42,13 +42,13 @@ def addresses(bind_address: str) -> list[str]:
     return [part.strip() for part in bind_address.split(",") if part.strip()] or ["0.0.0.0"]
 
 
-def check_port(bind_address: str, port: int) -> None:
+def check_port(bind_address: str, port: int, what: str = "port") -> None:
     """A port that somebody else listens on is told by name, before the data directory is touched."""
     for host in addresses(bind_address) if port else []:
         try:
             _bound(host, port).close()
         except OSError as error:
-            raise StartupError(f"port {port} on {host}: {error.strerror or error}", EXIT_IN_USE) from error
+            raise StartupError(f"{what} {port} on {host}: {error.strerror or error}", EXIT_IN_USE) from error
 
 
 def free_port(bind_address: str) -> int:

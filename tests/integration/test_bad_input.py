@@ -25,7 +25,7 @@ from infra.minio import Minio, create_bucket, running
 from infra.object_store import StoreUnavailable
 from infra.remoting_server import open_connection
 from infra.s3_store import _profile_provider, _translate
-from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, StartupError
+from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -99,6 +99,27 @@ def test_a_store_that_is_none(tmp_path: Path, url: str, said: str) -> None:
     assert (code, said in text) == (EXIT_ARCHIVE, True), text
 
 
+def test_a_store_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, text = start_with_store(tmp_path / "data", f"dir:{tmp_path / 'file'}")
+    assert (code, text.endswith("/file is not a directory")) == (EXIT_ARCHIVE, True), text
+
+
+def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, text = start_with_store(tmp_path / "file" / "data", "")
+    assert (code, "storePathRootDir=" in text, "Not a directory" in text) == (EXIT_DISK, True, True), text
+
+
+def test_an_admin_port_in_use_is_named_before_anything_is_touched(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, text = start("--set", f"adminPort={port}", "--set", f"storePathRootDir={tmp_path / 'data'}", "--set",
+                           "listenPort=0")  # fmt: skip
+    assert (code, f"adminPort {port} on 127.0.0.1" in text) == (EXIT_IN_USE, True), text
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
@@ -136,6 +157,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
     with running(tmp_path_factory.mktemp("minio")) as instance:
         create_bucket(instance, "archive")
         yield instance
+
+
+@pytest.mark.servers
+def test_a_bucket_that_is_not_there(tmp_path: Path, server: Minio, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    url = server.url("nowhere")
+    code, text = start_with_store(tmp_path, url)
+    assert (code, text) == (EXIT_ARCHIVE, f"neve: archive {url}: no such bucket: create it, neve does not")
 
 
 @pytest.mark.servers
