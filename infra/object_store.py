@@ -21,6 +21,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from infra.clock import Clock, SystemClock
 
 PROBE_RACERS = 4
+# A write that was sent under a lease may land after it, over an entry of the next owner, and no clock can prevent that.
+NO_LEASE = "a lease can't replace that (fencing=lease is not offered, docs/archive-format.md says why)"
 
 Pace = Callable[[int], None]
 """Called with a number of bytes before they go out; it may wait."""
@@ -141,6 +143,8 @@ def open_store(url: str) -> ObjectStore:
     if "@" in parts.netloc:
         raise BadStoreUrl("credentials don't belong in storeUrl: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    if "fencing" in options:
+        raise BadStoreUrl(f"the fence rests on the store's If-None-Match: * alone; {NO_LEASE}")
     unknown = sorted(set(options) - {"endpoint", "region", "multipartAbove"})
     if unknown:
         raise BadStoreUrl(
@@ -176,11 +180,14 @@ def probe(store: ObjectStore) -> None:
 
     try:
         with _granted(store, "PUT", "s3:PutObject"), ThreadPoolExecutor(PROBE_RACERS) as pool:
-            won = list(pool.map(race, range(PROBE_RACERS)))
+            try:
+                won = list(pool.map(race, range(PROBE_RACERS)))
+            except UnknownOutcome as error:
+                raise _why_undecided(store, f"{key}-plain", error) from error
         if sum(won) != 1:
             raise ProbeFailed(
                 f"{store.url}: {sum(won)} of {PROBE_RACERS} racing PUTs with If-None-Match: * won, not exactly one; "
-                "this store can't fence off a second writer"
+                f"this store can't fence off a second writer, and {NO_LEASE}"
             )
         with _granted(store, "GET", "s3:GetObject"):
             found = store.get(key)
@@ -198,6 +205,25 @@ def probe(store: ObjectStore) -> None:
     except NotFound:
         return
     raise ProbeFailed(f"{store.url}: DELETE left the object; grant the right to delete (in S3: s3:DeleteObject)")
+
+
+def _why_undecided(store: ObjectStore, key: str, error: UnknownOutcome) -> ObjectStoreError:
+    """Some stores answer a conditional PUT with an error, always: told from a store that is ill by a plain one."""
+    try:
+        store.put(key, b"")
+        try:
+            store.put(f"{key}-2", b"", if_absent=True)
+        except UnknownOutcome as again:
+            return ProbeFailed(
+                f"{store.url}: PUT works, with If-None-Match: * it does not ({again}); this store can't fence off a "
+                f"second writer, and {NO_LEASE}"
+            )
+    except ObjectStoreError:
+        return error
+    finally:
+        _remove_quietly(store, key)
+        _remove_quietly(store, f"{key}-2")
+    return error
 
 
 @contextlib.contextmanager

@@ -104,6 +104,13 @@ class IgnoresConditions(MemoryStore):
         return super().put(key, data)
 
 
+class RefusesConditions(MemoryStore):
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> PutOutcome:
+        if if_absent:
+            raise UnknownOutcome("501 Not Implemented")
+        return super().put(key, data)
+
+
 class KeepsDeleted(MemoryStore):
     def delete(self, key: str) -> None:
         """Answer success and do nothing."""
@@ -112,8 +119,23 @@ class KeepsDeleted(MemoryStore):
 def test_probe_names_what_is_missing() -> None:
     with pytest.raises(ProbeFailed, match=r"If-None-Match.*can't fence"):
         probe(IgnoresConditions())
+    with pytest.raises(ProbeFailed, match=r"(?s)PUT works.*501.*fencing=lease is not offered"):
+        probe(refusing := RefusesConditions())
+    assert not refusing.objects
     with pytest.raises(ProbeFailed, match="right to delete"):
         probe(KeepsDeleted())
+
+
+def test_a_probe_of_a_store_that_is_ill_accuses_nobody() -> None:
+    store = MemoryStore()
+    store.fail("put", UnknownOutcome("503"), times=20)
+    with pytest.raises(UnknownOutcome, match="503"):
+        probe(store)
+    store.faults.clear()
+    store.fail("put", UnknownOutcome("503"))
+    with pytest.raises(UnknownOutcome, match="503"):
+        probe(store)
+    assert not store.objects
 
 
 def test_directory_store_never_shows_a_partial_object(tmp_path: Path) -> None:
@@ -153,6 +175,7 @@ def test_memory_faults_strike_before_or_after_the_effect() -> None:
         ("dir:", "path"),
         ("file:///x", "storeUrl"),
         ("s3://bucket?endpoint=ftp://host", "endpoint"),
+        ("s3://bucket?fencing=lease", "fencing=lease is not offered"),
     ],
 )
 def test_bad_urls_are_refused(url: str, message: str) -> None:
