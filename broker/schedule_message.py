@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from broker.record_copy import put_copy
 from broker.state_file import StateFile
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
@@ -17,15 +18,10 @@ from infra.clock import Clock
 from infra.config import ConfigError
 from infra.disk import Disk
 from neve.message import (
-    PROPERTY_KEYS,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_TAGS,
-    PROPERTY_UNIQUE_KEY,
     MessageRecord,
     iter_records,
-    parse_host,
-    tags_code,
 )
 
 log = logging.getLogger(__name__)
@@ -114,20 +110,7 @@ class ScheduleMessage:
         if not topic or not queue.isdigit():
             log.error("scheduled message at %s names no topic: left out", record.physical_offset)
             return
-        self._store.put(
-            topic,
-            int(queue),
-            record.body,
-            record.properties_raw,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=parse_host(record.born_host),
-            reconsume_times=record.reconsume_times,
-            tags_code=tags_code(properties.get(PROPERTY_TAGS)),
-            keys=properties.get(PROPERTY_KEYS),
-            unique_key=properties.get(PROPERTY_UNIQUE_KEY),
-        )
+        put_copy(self._store, record, topic, int(queue), found_by=properties)
 
     def oldest_pending_physical(self) -> int | None:
         """The lowest log position that a waiting message needs: its segment must not be evicted."""

@@ -18,13 +18,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from broker.record_copy import put_copy
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.validators import WHEEL_TIMER_TOPIC
 from infra.clock import Clock
 from infra.config import BrokerConfig
 from neve.errors import BrokerError
-from neve.message import PROPERTIES_LENGTH_MAX, MessageRecord, decode_record, parse_host, tags_code
+from neve.message import PROPERTIES_LENGTH_MAX, MessageRecord, decode_record
 from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -160,20 +161,14 @@ class TimerMessages:
         if len(raw) + len(stamp) <= PROPERTIES_LENGTH_MAX:
             raw += stamp
         try:
-            self._store.put(
+            put_copy(
+                self._store,
+                record,
                 topic,
                 queue,
-                record.body,
-                raw,
-                flag=record.flag,
-                sys_flag=record.sys_flag,
-                born_timestamp=record.born_timestamp,
-                born_host=parse_host(record.born_host),
-                reconsume_times=record.reconsume_times,
+                properties_raw=raw,
+                found_by=properties,
                 prepared_transaction_offset=record.prepared_transaction_offset,
-                tags_code=tags_code(properties.get("TAGS")),
-                keys=properties.get("KEYS"),
-                unique_key=properties.get("UNIQ_KEY"),
             )
         except MessageIllegal as error:
             log.error("the timer message at %d is too large by now: %s", record.physical_offset, error)
@@ -208,18 +203,13 @@ class TimerMessages:
             # carried it would come behind its recall, which is due at the same time and stands for nobody else
             self._waiting.discard(offset)
             return
-        stored = self._store.put(
+        stored = put_copy(
+            self._store,
+            record,
             WHEEL_TIMER_TOPIC,
             _MESSAGES,
-            record.body,
-            record.properties_raw,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=parse_host(record.born_host),
-            reconsume_times=record.reconsume_times,
+            code=when if recall is None else -when,
             prepared_transaction_offset=record.prepared_transaction_offset,
-            tags_code=when if recall is None else -when,
         )
         self._waiting.discard(offset)
         self._add((when, stored.queue_offset, stored.physical_offset))

@@ -4,10 +4,11 @@ import asyncio
 import logging
 
 from broker.broker_context import BrokerContext
+from broker.record_copy import put_copy
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.transaction.half_messages import ROLLBACK, TRANSACTION_BITS, Half
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
-from neve.message import MessageRecord, decode_record, offset_msg_id, parse_host, reencode_record, tags_code
+from neve.message import MessageRecord, decode_record, offset_msg_id, reencode_record
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 
@@ -85,20 +86,8 @@ class CheckBack:
         context, properties = self._context, record.properties
         context.topics.create_plain(CHECK_MAX_TOPIC, 1)
         try:
-            context.store.put(
-                CHECK_MAX_TOPIC,
-                0,
-                record.body,
-                record.properties_raw,
-                flag=record.flag,
-                sys_flag=record.sys_flag & ~TRANSACTION_BITS,
-                born_timestamp=record.born_timestamp,
-                born_host=parse_host(record.born_host),
-                reconsume_times=record.reconsume_times,
-                tags_code=tags_code(properties.get("TAGS")),
-                keys=properties.get("KEYS"),
-                unique_key=properties.get("UNIQ_KEY"),
-            )
+            sys_flag = record.sys_flag & ~TRANSACTION_BITS
+            put_copy(context.store, record, CHECK_MAX_TOPIC, 0, found_by=properties, sys_flag=sys_flag)
         except (StoreFull, StoreNotWritable, MessageIllegal) as error:
             log.warning("transaction %s can't be given up now: %s", properties.get("UNIQ_KEY"), error)
             return

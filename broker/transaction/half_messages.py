@@ -16,11 +16,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from broker.record_copy import put_copy
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.validators import HALF_TOPIC, OP_HALF_TOPIC
 from infra.clock import Clock
-from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record, iter_records, parse_host, tags_code
+from neve.message import TRANSACTION_COMMIT, MessageRecord, decode_record, iter_records, tags_code
 
 log = logging.getLogger(__name__)
 
@@ -103,18 +104,7 @@ class HalfMessages:
 
     def put_again(self, record: MessageRecord) -> None:
         """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
-        stored = self._store.put(
-            HALF_TOPIC,
-            0,
-            record.body,
-            record.properties_raw,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=parse_host(record.born_host),
-            reconsume_times=record.reconsume_times,
-        )
-        self.added(stored, record.properties)
+        self.added(put_copy(self._store, record, HALF_TOPIC, 0), record.properties)
 
     def write_marks(self) -> None:
         """Also those that found the disk full earlier."""
