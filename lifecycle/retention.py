@@ -150,7 +150,7 @@ def plan_expiry(
         ttl = policy.ttl_ms(name.topic)
         if ttl is None or name.topic in held:
             continue
-        if _expired(name, ttl, now_ms):
+        if name.row_groups and all(group.has_expired(ttl, now_ms) for group in name.row_groups):
             keys.append(name.key)
             ends = {queue: last + 1 for queue, (_, last, _) in name.queues.items()}
         else:
@@ -168,18 +168,13 @@ def _expired_ends(name: CommittedName, ttl_ms: int, now_ms: int) -> dict[int, in
     ends: dict[int, int] = {}
     live: set[int] = set()
     for group in name.row_groups:
-        expired = group.newest_ms >= 0 and group.newest_ms + ttl_ms <= now_ms
+        expired = group.has_expired(ttl_ms, now_ms)
         for queue, _, last in group.runs:
             if not expired:
                 live.add(queue)
             elif queue not in live:
                 ends[queue] = last + 1
     return ends
-
-
-def _expired(name: CommittedName, ttl_ms: int, now_ms: int) -> bool:
-    newest = [group.newest_ms for group in name.row_groups]
-    return bool(newest) and min(newest) >= 0 and max(newest) + ttl_ms <= now_ms
 
 
 def plan_dropped(objects: Iterable[CommittedName], minimums: Mapping[int, int]) -> list[str]:

@@ -35,6 +35,10 @@ class RowGroup(msgspec.Struct, frozen=True):
     wire_bytes: int
     runs: list[tuple[int, int, int]]  # (queue, first offset, last offset), as the rows lie
 
+    def has_expired(self, ttl_ms: int, now_ms: int) -> bool:
+        """It goes with its newest message; one of unknown age is kept."""
+        return self.newest_ms >= 0 and self.newest_ms + ttl_ms <= now_ms
+
 
 class IntentName(msgspec.Struct, frozen=True):
     """An object that a round is going to write; its content follows from the sealed log alone."""

@@ -119,14 +119,11 @@ def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
 
 
 def expiry_plan(topic: str, names: Sequence[Any], hours: int, now_ms: int) -> dict[str, Any]:
-    """What leaves the readers' view at `now_ms`, by row group: one goes when its newest message is older than the TTL.
-
-    A row group whose times are unknown is kept.
-    """
-    before = now_ms - hours * 3_600_000 if hours < FOREVER_HOURS else -1
+    """What leaves the readers' view at `now_ms`, by row group."""
+    ttl_ms = hours * 3_600_000
     gone = cut = rows_gone = bytes_gone = rows_kept = 0
     for name in names:
-        dead = [group for group in name.row_groups if 0 <= group.newest_ms < before]
+        dead = [group for group in name.row_groups if hours < FOREVER_HOURS and group.has_expired(ttl_ms, now_ms)]
         if dead and len(dead) == len(name.row_groups):
             gone += 1
             bytes_gone += name.size

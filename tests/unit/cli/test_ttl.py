@@ -80,6 +80,8 @@ def test_plan_counts_by_row_group() -> None:
 
 
 def test_plan_never_early() -> None:
+    """And at the very millisecond at which the broker's own job would."""
     exactly = committed(NOW - 24 * HOUR)
-    assert expiry_plan("t", [exactly], 24, NOW)["rows_gone"] == 0
+    assert expiry_plan("t", [exactly], 24, NOW - 1)["rows_gone"] == 0
+    assert expiry_plan("t", [exactly], 24, NOW)["rows_gone"] == 10
     assert expiry_plan("t", [committed(0)], FOREVER_HOURS, NOW)["rows_gone"] == 0
