@@ -35,9 +35,9 @@ kills: setup ## 50 times kill -9 under load: nothing acknowledged is lost, moved
 fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 
-soak: setup ## what takes too long for every commit: the scale test with both clients, at length, and read by Spark
+soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
 	$(BIN)/python -m infra.minio --ensure
-	NEVE_SOAK=1 $(BIN)/pytest tests/interop/test_scale.py
+	NEVE_SOAK=1 $(BIN)/pytest tests/interop/test_cold_clients.py tests/interop/test_scale.py
 
 check: setup ## lint, types, import order
 	$(BIN)/ruff format --check .
