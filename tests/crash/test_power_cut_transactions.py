@@ -15,7 +15,7 @@ from infra.remoting_server import Connection, open_connection
 from infra.sim_disk import SimDisk
 from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
-from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask
 
 COMMIT, ROLLBACK = 8, 12
 SETTINGS = (
@@ -34,11 +34,6 @@ async def broker_on(disk: SimDisk) -> AsyncIterator[tuple[BrokerController, Conn
     finally:
         connection.close()
         await controller.shutdown()
-
-
-async def ask(connection: Connection, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
-    texts = {name: str(value) for name, value in ext.items()}
-    return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 20)
 
 
 async def half(connection: Connection, body: bytes) -> dict[str, object]:

@@ -4,21 +4,18 @@ import asyncio
 import errno
 import os
 import threading
-import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
 from broker.pop.extra_info import pop_retry_topic
 from broker.pop.pop_log import Acked, Popped
-from infra.clock import SystemClock
-from infra.config import BrokerConfig, load
-from infra.disk import RealDisk
 from infra.remoting_server import Connection, open_connection
 from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask, offload, running, send
 from tests.waiting import until
 
 COUNT = 50
@@ -26,19 +23,6 @@ PULLS = 300
 COLD_GROUPS = 40  # more than lanes
 
 Check = Callable[[BrokerController, Connection, Path], Awaitable[None]]
-
-
-async def ask(connection: Connection, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
-    texts = {name: str(value) for name, value in ext.items()}
-    return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 30)
-
-
-async def send(connection: Connection, n: int) -> None:
-    answer = await ask(
-        connection, Code.SEND_MESSAGE_V2, b"%d" % n, a="p", b="T", c="TBW102", d=1, e=0, f=0, g=1, h=0, i="", j=0,
-        k="false", m="false",
-    )  # fmt: skip
-    assert answer.code == 0, answer.remark
 
 
 async def pull(connection: Connection, offset: int, group: str = "g") -> RemotingCommand:
@@ -61,30 +45,18 @@ def let_go(pipe: Path) -> bool:
 
 def with_archive(tmp_path: Path, check: Check) -> None:
     """COUNT messages only in the archive, one more in the log; `check` gets the path of their object."""
-    settings = [
-        f"storePathRootDir={tmp_path / 'data'}", f"storeUrl=dir:{tmp_path / 'archive'}", "listenPort=0", "adminPort=0",
-        "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", "mappedFileSizeCommitLog=1m", "coldReadTimeout=5m",
-    ]  # fmt: skip
 
     async def main() -> None:
-        broker = BrokerController(load(BrokerConfig, None, settings), SystemClock(), RealDisk())
-        await broker.start()
-        connection = await open_connection(*broker.context.address)
-        try:
-            async with asyncio.timeout(60):
-                for n in range(COUNT):
-                    await send(connection, n)
-                assert broker.admin_address is not None
-                url = "http://{}:{}/archive/offload?roll=1&evict=1".format(*broker.admin_address)
-                request = urllib.request.Request(url, method="POST")
-                await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read())
-                assert broker.context.store.min_offset("T", 0) == COUNT
-                await send(connection, COUNT)
-                (path,) = (tmp_path / "archive" / "topic=T").rglob("*.parquet")
-                await check(broker, connection, path)
-        finally:
-            connection.close()
-            await broker.shutdown()
+        archive = tmp_path / "archive"
+        settings = (f"storeUrl=dir:{archive}", "coldReadTimeout=5m")
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            for n in range(COUNT):
+                await send(connection, "T", b"%d" % n)
+            await offload(broker)
+            assert broker.context.store.min_offset("T", 0) == COUNT
+            await send(connection, "T", b"%d" % COUNT)
+            (path,) = (archive / "topic=T").rglob("*.parquet")
+            await check(broker, connection, path)
 
     asyncio.run(main())
 

@@ -1,34 +1,20 @@
 """Messages that are only in the archive: found by key, by their place, by time and by an SQL92 expression."""
 
 import asyncio
-import urllib.request
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from infra.clock import SystemClock
-from infra.config import BrokerConfig, load
-from infra.disk import RealDisk
-from infra.remoting_server import Connection, open_connection
+from infra.remoting_server import Connection
 from neve.message import iter_records, parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
-from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask, offload, running, send
 
 COUNT = 50
 
 
-async def ask(connection: Connection, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
-    texts = {name: str(value) for name, value in ext.items()}
-    return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 30)
-
-
-async def send(connection: Connection, n: int) -> str:
+async def send_keyed(connection: Connection, n: int) -> str:
     properties = f"UNIQ_KEY\x01U{n}\x02KEYS\x01key{n % 10} all\x02n\x01{n}\x02"
-    answer = await ask(
-        connection, Code.SEND_MESSAGE_V2, b"key7 all", a="p", b="T", c="TBW102", d=1, e=0, f=0, g=1, h=0, i=properties,
-        j=0, k="false", m="false",
-    )  # fmt: skip
-    assert answer.code == 0, answer.remark
-    return answer.ext["msgId"]
+    return (await send(connection, "T", b"key7 all", properties)).ext["msgId"]
 
 
 async def by_key(connection: Connection, key: str, count: int) -> list[int]:
@@ -55,15 +41,11 @@ async def dead_letters(connection: Connection) -> list[str]:
 
 
 async def check(broker: BrokerController, connection: Connection) -> None:
-    ids = [await send(connection, n) for n in range(COUNT)]
-    assert broker.admin_address is not None
-    url = "http://{}:{}/archive/offload?roll=1&evict=1".format(*broker.admin_address)
-    request = urllib.request.Request(url, method="POST")
-    told = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read())
-    assert b'"evicted"' in told
+    ids = [await send_keyed(connection, n) for n in range(COUNT)]
+    assert b'"evicted"' in await offload(broker)
     place = parse_offset_msg_id(ids[7])[2]
     assert broker.context.store.record_at(place) is None
-    await send(connection, COUNT)
+    await send_keyed(connection, COUNT)
     found = await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)
     assert [record.queue_offset for record in iter_records(found.body)] == [7]
     assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place + 1)).code == 1
@@ -82,20 +64,9 @@ async def check(broker: BrokerController, connection: Connection) -> None:
 
 
 def test_archived_messages_are_found(tmp_path: Path) -> None:
-    settings = [
-        f"storePathRootDir={tmp_path / 'data'}", f"storeUrl=dir:{tmp_path / 'archive'}", "listenPort=0", "adminPort=0",
-        "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", "mappedFileSizeCommitLog=1m", "enablePropertyFilter=true",
-    ]  # fmt: skip
-
     async def main() -> None:
-        broker = BrokerController(load(BrokerConfig, None, settings), SystemClock(), RealDisk())
-        await broker.start()
-        connection = await open_connection(*broker.context.address)
-        try:
-            async with asyncio.timeout(60):
-                await check(broker, connection)
-        finally:
-            connection.close()
-            await broker.shutdown()
+        settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "enablePropertyFilter=true")
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            await check(broker, connection)
 
     asyncio.run(main())

@@ -10,14 +10,13 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.broker_stats import BrokerStats
-from infra.clock import ManualClock, SystemClock
-from infra.config import BrokerConfig, load
-from infra.disk import RealDisk
+from infra.clock import ManualClock
 from infra.remoting_server import Connection, open_connection
 from neve.message import iter_records, offset_msg_id
 from neve.remoting.body import MessageQueue, lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask, running, send
 
 Work = Callable[[BrokerController, Connection], Awaitable[None]]
 SUSPEND, SUBSCRIPTION = 2, 4
@@ -25,44 +24,10 @@ SUSPEND, SUBSCRIPTION = 2, 4
 
 def with_broker(tmp_path: Path, work: Work, *settings: str) -> None:
     async def main() -> None:
-        config = load(
-            BrokerConfig,
-            None,
-            [
-                f"storePathRootDir={tmp_path}",
-                "listenPort=0",
-                "adminPort=-1",
-                "bindAddress=127.0.0.1",
-                "brokerIP1=127.0.0.1",
-                "mappedFileSizeCommitLog=1m",
-                *settings,
-            ],
-        )
-        controller = BrokerController(config, SystemClock(), RealDisk())
-        await controller.start()
-        connection = await open_connection(*controller.context.address)
-        try:
-            async with asyncio.timeout(30):
-                await work(controller, connection)
-        finally:
-            connection.close()
-            await controller.shutdown()
+        async with running(tmp_path, *settings) as (broker, connection):
+            await work(broker, connection)
 
     asyncio.run(main())
-
-
-async def ask(connection: Connection, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
-    texts = {name: str(value) for name, value in ext.items()}
-    return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 20)
-
-
-async def send(connection: Connection, topic: str, properties: str = "", body: bytes = b"body") -> RemotingCommand:
-    answer = await ask(
-        connection, Code.SEND_MESSAGE_V2, body, a="p", b=topic, c="TBW102", d=1, e=0, f=0, g=1, h=0, i=properties,
-        j=0, k="false", m="false",
-    )  # fmt: skip
-    assert answer.code == 0, answer.remark
-    return answer
 
 
 async def pull(
@@ -95,7 +60,7 @@ async def heartbeat(connection: Connection, sub_string: str = "*", kind: str = "
 def test_sql_pulls_choose_by_properties_and_wait_for_what_they_want(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for n in range(6):
-            await send(connection, "T", f"n\x01{n}\x02")
+            await send(connection, "T", properties=f"n\x01{n}\x02")
         answer = await pull(connection, 0, expression="n IN (2, 4)", kind="SQL92")
         offsets = [record.queue_offset for record in iter_records(answer.body)]
         assert (answer.code, offsets, answer.ext["nextBeginOffset"]) == (0, [2, 4], "6")
@@ -106,7 +71,7 @@ def test_sql_pulls_choose_by_properties_and_wait_for_what_they_want(tmp_path: Pa
         held = asyncio.create_task(pull(connection, 6, expression="n = 8", kind="SQL92", flags=SUBSCRIPTION | SUSPEND))
         await until_held(broker, connection)
         for n in (6, 7, 8):
-            await send(connection, "T", f"n\x01{n}\x02")
+            await send(connection, "T", properties=f"n\x01{n}\x02")
         answer = await held
         assert [record.queue_offset for record in iter_records(answer.body)] == [8]
         check = json.dumps({"subscriptionData": {"topic": "T", "subString": "n >", "expressionType": "SQL92"}}).encode()
@@ -225,7 +190,7 @@ def test_queues_statistics_and_producers_are_shown(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         await heartbeat(connection)
         for _ in range(3):
-            await send(connection, "T", "TAGS\x01A\x02KEYS\x01one two\x02")
+            await send(connection, "T", properties="TAGS\x01A\x02KEYS\x01one two\x02")
         await pull(connection, 0)
         await ask(connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="T", queueId=0, commitOffset=1)
         cq = json.loads((await ask(connection, Code.QUERY_CONSUME_QUEUE, topic="T", queueId=0, index=1, count=9)).body)
@@ -303,10 +268,10 @@ def test_a_limit_raised_on_the_running_broker_lets_larger_messages_in(tmp_path: 
 
     async def work(broker: BrokerController, connection: Connection) -> None:
         with pytest.raises(AssertionError, match="maxMessageSize is 1024"):
-            await send(connection, "T", body=large)
+            await send(connection, "T", large)
         answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, b"maxMessageSize=256k\n")
         assert answer.code == 0, answer.remark
-        await send(connection, "T", body=large)
+        await send(connection, "T", large)
         assert [record.body for record in iter_records((await pull(connection, 0)).body)] == [large]
 
     with_broker(tmp_path, work, "maxMessageSize=1k")
@@ -316,7 +281,7 @@ def test_what_waits_comes_though_it_is_above_a_limit_set_since(tmp_path: Path) -
     large = bytes(200 << 10)
 
     async def sends(broker: BrokerController, connection: Connection) -> None:
-        await send(connection, "T", "DELAY\x011\x02", large)
+        await send(connection, "T", large, "DELAY\x011\x02")
 
     async def receives(broker: BrokerController, connection: Connection) -> None:
         answer = await pull(connection, 0, flags=SUBSCRIPTION | SUSPEND)

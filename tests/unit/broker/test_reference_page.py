@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from broker.broker_controller import BrokerController
-from infra.clock import SystemClock
 from infra.config import BrokerConfig, ConfigError, SecurityConfig, load, wire_name
-from infra.disk import RealDisk
 from namesrv.namesrv_config import NamesrvConfig
+from tests.broker_in_process import running
 
 DOCS = Path(__file__).parents[3] / "docs"
 KEY_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (live)? \| (.+) \|$", re.MULTILINE)
@@ -92,18 +90,12 @@ def test_the_operators_page_gives_the_same_defaults() -> None:
 
 def scraped(root: Path) -> str:
     async def main() -> str:
-        settings = [f"storePathRootDir={root / 'data'}", f"storeUrl=dir:{root / 'archive'}", "listenPort=0"]
-        settings += ["adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", "mappedFileSizeCommitLog=1m"]
-        controller = BrokerController(load(BrokerConfig, None, settings), SystemClock(), RealDisk())
-        await controller.start()
-        try:
-            assert controller.admin_address is not None
-            host, port = controller.admin_address
+        async with running(root / "data", f"storeUrl=dir:{root / 'archive'}") as (broker, _):
+            assert broker.admin_address is not None
+            host, port = broker.admin_address
             answer = await asyncio.to_thread(urllib.request.urlopen, f"http://{host}:{port}/metrics", timeout=20)
             with answer:
                 return str(answer.read(), "utf-8")
-        finally:
-            await controller.shutdown()
 
     return asyncio.run(main())
 

@@ -1,0 +1,58 @@
+"""A broker in the test's own process, asked over its wire."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from broker.broker_controller import BrokerController
+from infra.clock import SystemClock
+from infra.config import BrokerConfig, load
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, open_connection
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+
+DEADLINE_S = 60
+
+
+@asynccontextmanager
+async def running(root: Path, *settings: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
+    """With small log files, on ports of the system's choice; the same directory again goes on with its data."""
+    own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
+    own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"]
+    broker = BrokerController(load(BrokerConfig, None, [*own, *settings]), SystemClock(), RealDisk())
+    await broker.start()
+    connection = await open_connection(*broker.context.address)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield broker, connection
+    finally:
+        connection.close()
+        await broker.shutdown()
+
+
+async def ask(connection: Connection, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
+    texts = {name: str(value) for name, value in ext.items()}
+    return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 30)
+
+
+async def send(connection: Connection, topic: str, body: bytes = b"body", properties: str = "") -> RemotingCommand:
+    """To queue 0 of a topic that the first send creates."""
+    answer = await ask(
+        connection, Code.SEND_MESSAGE_V2, body, a="p", b=topic, c="TBW102", d=1, e=0, f=0, g=1, h=0, i=properties, j=0,
+        k="false", m="false",
+    )  # fmt: skip
+    assert answer.code == 0, answer.remark
+    return answer
+
+
+async def offload(broker: BrokerController) -> bytes:
+    """Everything into the archive and off the local disk; what the admin port told of it."""
+    assert broker.admin_address is not None
+    url = "http://{}:{}/archive/offload?roll=1&evict=1".format(*broker.admin_address)
+    request = urllib.request.Request(url, method="POST")
+    return await asyncio.to_thread(lambda: bytes(urllib.request.urlopen(request, timeout=60).read()))
