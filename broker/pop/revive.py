@@ -122,15 +122,16 @@ class PopRevive:
         self._context.pops.put_off(queue, offset, flight, self._context.clock.now_ms() + _RETRY_LATER_MS)
 
     def _is_out(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
-        """Asks the book, which follows the group's offset where somebody has set it."""
+        """Asks the book, which follows the group's offset where somebody has set it; a topic or group may be gone."""
+        group, topic, _ = queue.key
+        if self._context.topics.select(topic) is None or group not in self._context.groups.groups:
+            self._context.pops.drop(topic=topic, group=group)
+            return False
         return self._context.pops.find(*queue.key) is queue and queue.flights.get(offset) is flight
 
     async def _revive(self, queue: PopQueue, offset: int, flight: Flight) -> int:
         context = self._context
         group, topic, queue_id = queue.key
-        if context.topics.select(topic) is None or group not in context.groups.groups:
-            context.pops.drop(topic=topic, group=group)
-            return 0
         if not self._is_out(queue, offset, flight):
             return 0
         if flight.in_order:

@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Intent, IntentName
 from neve.archive.keys import data_key
-from neve.archive.schema import FILTERED, DamagedObject
+from neve.archive.schema import FILTERED, FILTERS_MARK, SCHEMA, DamagedObject, writer_options
 from neve.message import decode_record, encode_record
+from tiered import bloom_filter
 from tiered.bloom_filter import filter_reads
 from tiered.cold_query import has_key
 from tiered.cold_reader import ColdReader
@@ -175,3 +177,28 @@ def test_a_query_by_key_over_fifty_objects_fetches_a_fraction_of_them(
         record_property(key, reader.counts.fetched_bytes)
         assert reader.counts.fetched_bytes < stored / 10
         reader.close()
+
+
+@pytest.mark.parametrize("read_max", [1, 1 << 10, 1 << 20])
+def test_filters_of_many_row_groups_come_in_few_reads_and_none_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_max: int
+) -> None:
+    monkeypatch.setattr(bloom_filter, "_READ_MAX", read_max)
+    columns = {"msg_id": pa.array(["a", "b"]), "keys": pa.array([["k"], []], SCHEMA.field("keys").type)}
+    path, options = tmp_path / "many.parquet", writer_options(2)
+    with pq.ParquetWriter(
+        path, pa.table(columns).schema, bloom_filter_options=options["bloom_filter_options"]
+    ) as writer:
+        for number in range(9):
+            named = {**columns, "msg_id": pa.array([f"a{number}", "b"])}
+            writer.write_table(pa.table(named))
+        writer.add_key_value_metadata({FILTERS_MARK: "1"})
+    data = path.read_bytes()
+    reads = list(filter_reads(pq.read_metadata(path)))
+    assert len(reads) == {1: 9, 1 << 20: 1}.get(read_max, len(reads)) and 1 <= len(reads) <= 9
+    assert [group for read in reads for group in read.groups] == list(range(9))
+
+    def held(word: bytes) -> list[int]:
+        return [group for read in reads for group in read.may_hold(data[read.start : read.start + read.length], word)]
+
+    assert held(b"a4") == [4] and sorted(held(b"k")) == sorted(held(b"b")) == list(range(9))
