@@ -13,6 +13,7 @@ from neve.client.model import MessageQueue, PullStatus
 from neve.client.process_queue import ProcessQueue
 from neve.client.pull import Puller, Subscription
 from neve.client.received import Settles, received
+from neve.client.refusals import Refusals
 from neve.client.session import Session
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -58,6 +59,7 @@ class Fetcher:
         self._subscription = subscription
         self._moved = moved  # called when a broker says that an offset is out of its range
         self._code = code
+        self._refusals = Refusals(log)
         self._room = asyncio.Event()
         self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
         self.assigned: dict[MessageQueue, ProcessQueue] = {}
@@ -99,11 +101,11 @@ class Fetcher:
             try:
                 await self._once(books)
             except BrokerError as error:
-                log.info("pull of %s: %s", books.queue, error)
+                self._refusals.note(f"pull of {books.queue}", error)
                 is_throttled = error.code == ResponseCode.FLOW_CONTROL
                 await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)
             except NeveError as error:
-                log.info("pull of %s: %s", books.queue, error)
+                self._refusals.note(f"pull of {books.queue}", error)
                 self._session.forget_route(books.queue.topic)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR)
 

@@ -25,6 +25,7 @@ from neve.client.pop_settle import Acker, Held, Renewer
 from neve.client.pull import Subscription
 from neve.client.rebalance import Rebalancer
 from neve.client.received import Received, received
+from neve.client.refusals import Refusals
 from neve.client.send_back import SendBack
 from neve.client.session import Session
 from neve.errors import ClientError, NeveError
@@ -73,6 +74,7 @@ class PopConsumer:
         self._buffer = DeliveryBuffer(self._room.set)
         self._lanes: dict[MessageQueue, Lane] = {}
         self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._refusals = Refusals(log)
         self._left: set[asyncio.Task[None]] = set()  # loops whose last pop is under way
         self._direct = Lane()
         self._auto: Received | None = None
@@ -279,7 +281,7 @@ class PopConsumer:
             try:
                 await self._once(queue)
             except NeveError as error:
-                log.info("pop of %s: %s", queue, error)
+                self._refusals.note(f"pop of {queue}", error)
                 self._session.forget_route(queue.topic)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR)
 

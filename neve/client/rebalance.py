@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from neve.client.model import MessageQueue
+from neve.client.refusals import Refusals
 from neve.client.session import Session
 from neve.errors import NeveError
 
@@ -41,6 +42,7 @@ class Rebalancer:
         self._topics = topics
         self._share = share
         self._assignee = assignee
+        self._refusals = Refusals(log)
         self._wanted = asyncio.Event()
         self._is_settled = True
         self.lock = asyncio.Lock()
@@ -69,7 +71,7 @@ class Rebalancer:
                 try:
                     settled &= await self._settle(topic, is_wanted=topic in topics)
                 except NeveError as error:
-                    log.info("rebalance of %s: %s", topic, error)
+                    self._refusals.note(f"rebalance of {topic}", error)
                     settled = False
         self._is_settled = settled
 

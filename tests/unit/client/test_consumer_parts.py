@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from neve.client.offset_store import LocalFileOffsetStore
 from neve.client.pop import Receipt
 from neve.client.process_queue import ProcessQueue
 from neve.client.received import Received
-from neve.errors import ClientError, ProtocolError
+from neve.client.refusals import Refusals
+from neve.errors import BrokerError, ClientError, ProtocolError
 
 QUEUE = MessageQueue("t", "b0", 0)
 
@@ -166,3 +168,15 @@ def test_messages_without_a_consumer_cannot_be_settled() -> None:
     assert isinstance(message(0), Message)
     with pytest.raises(ClientError):
         asyncio.run(message(0).ack())
+
+
+def test_a_lasting_refusal_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A consumer without the right to read must not look like one without messages."""
+    log = logging.getLogger("neve.client.test")
+    refusals = Refusals(log)
+    with caplog.at_level(logging.INFO, log.name):
+        for error in (BrokerError(2, "busy"), *[BrokerError(16, "no permission")] * 2, BrokerError(26, "no group")):
+            refusals.note("pull of orders", error)
+    assert [(record.levelname, "no permission" in record.getMessage()) for record in caplog.records] == [
+        ("INFO", False), ("WARNING", True), ("INFO", True), ("WARNING", False),
+    ]  # fmt: skip
