@@ -41,7 +41,7 @@ class Server:
     broker: str
 
 
-@pytest.fixture(scope="session", params=["neve", pytest.param("apache", marks=pytest.mark.servers)])
+@pytest.fixture(scope="package", params=["neve", pytest.param("apache", marks=pytest.mark.servers)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     kind: str = request.param
     directory = tmp_path_factory.mktemp(kind)

@@ -1,0 +1,1 @@
+"""A package so that its servers stop with its last test."""
