@@ -23,12 +23,11 @@ from infra.config import BrokerConfig
 from infra.disk import RealDisk
 from infra.minio import Minio, create_bucket, running
 from infra.object_store import StoreUnavailable
-from infra.remoting_server import open_connection
 from infra.s3_store import _profile_provider, _translate
 from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from neve.remoting.command import RemotingCommand
+from tests.server_process import ask
 
 Up = Callable[..., AbstractContextManager[Any]]
 NEVE = str(Path(sys.executable).with_name("neve"))
@@ -206,21 +205,6 @@ def test_a_right_that_is_lacking(
 
 
 # ---- over the wire
-
-
-def ask(neve: Any, *requests: tuple[int, dict[str, str], bytes]) -> list[RemotingCommand]:
-    host, _, port = neve.broker.rpartition(":")
-
-    async def main() -> list[RemotingCommand]:
-        connection = await open_connection(host, int(port))
-        try:
-            return [
-                await connection.invoke(RemotingCommand(code, ext=ext, body=body), 30) for code, ext, body in requests
-            ]
-        finally:
-            connection.close()
-
-    return asyncio.run(main())
 
 
 def topic(name: str, attributes: str = "") -> tuple[int, dict[str, str], bytes]:

@@ -31,7 +31,7 @@ from neve.archive.state import BrokerState, read_state
 from neve.cli.store import open_source
 from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
-from tests.integration.test_identity import (
+from tests.server_process import (
     GROUP,
     MOVED,
     SMALL,

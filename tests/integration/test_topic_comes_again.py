@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neve.remoting.codes import RequestCode as Code
-from tests.integration.test_identity import SMALL, TOPIC, ask, get, offload, read_all, send
+from tests.server_process import SMALL, TOPIC, ask, get, offload, read_all, send
 
 Up = Callable[..., AbstractContextManager[Any]]
 

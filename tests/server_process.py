@@ -1,0 +1,113 @@
+"""What tests ask of a `neve up` in its own process (the fixture `neve_up`): over the wire, and its admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from infra.remoting_server import open_connection
+from neve.archive.follow import entries
+from neve.cli.store import open_source
+from neve.message import iter_records
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+
+Up = Callable[..., AbstractContextManager[Any]]
+NEVE = str(Path(sys.executable).with_name("neve"))
+SMALL = ("--set", "mappedFileSizeCommitLog=64k")
+TOPIC = "orders"
+FOUND, NOTHING_YET, MOVED = 0, 19, 21
+GROUP = {"consumerGroup": "g", "topic": TOPIC, "queueId": "0"}
+
+
+def ask(neve: Any, *requests: tuple[int, dict[str, str], bytes]) -> list[RemotingCommand]:
+    host, _, port = neve.broker.rpartition(":")
+
+    async def main() -> list[RemotingCommand]:
+        connection = await open_connection(host, int(port))
+        try:
+            return [
+                await connection.invoke(RemotingCommand(code, ext=ext, body=body), 30) for code, ext, body in requests
+            ]
+        finally:
+            connection.close()
+
+    return asyncio.run(main())
+
+
+def send(neve: Any, *bodies: bytes) -> list[int]:
+    """The queue offsets that the messages got."""
+    ext = {
+        "a": "p", "b": TOPIC, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0", "h": "0", "i": "", "j": "0",
+        "k": "false", "m": "false",
+    }  # fmt: skip
+    answers = ask(neve, *((Code.SEND_MESSAGE_V2, ext, body) for body in bodies))
+    assert {answer.code for answer in answers} == {0}, answers[0].remark
+    return [int(answer.ext["queueOffset"]) for answer in answers]
+
+
+def pull(neve: Any, offset: int) -> RemotingCommand:
+    ext = {
+        "consumerGroup": "g", "topic": TOPIC, "queueId": "0", "queueOffset": str(offset), "maxMsgNums": "32",
+        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0", "subscription": "*",
+        "expressionType": "TAG",
+    }  # fmt: skip
+    return ask(neve, (Code.PULL_MESSAGE, ext, b""))[0]
+
+
+def read_all(neve: Any) -> dict[int, bytes]:
+    """Every message from offset 0 on, as a consumer goes: where the broker sends it."""
+    found: dict[int, bytes] = {}
+    offset = 0
+    while True:
+        answer = pull(neve, offset)
+        assert answer.code in {FOUND, MOVED, NOTHING_YET}, answer.remark
+        if answer.code == NOTHING_YET:
+            return found
+        found |= {record.queue_offset: bytes(record.body) for record in iter_records(answer.body)}
+        following = int(answer.ext["nextBeginOffset"])
+        assert following > offset
+        offset = following
+
+
+def get(neve: Any, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{neve.admin}{path}", timeout=60) as response:
+        return json.loads(response.read())
+
+
+def post(neve: Any, path: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"http://{neve.admin}{path}", method="POST"), timeout=90
+    ) as response:
+        return [json.loads(line) for line in response]
+
+
+def offload(neve: Any, query: str = "?roll=1") -> dict[str, Any]:
+    return post(neve, f"/archive/offload{query}")[-1]
+
+
+def journal_of(store: Path) -> list[Any]:
+    return [entry for _, entry in entries(open_source(f"dir:{store}"), "broker-a")]
+
+
+def refusal(data: Path, store: str, *settings: str) -> str:
+    """What a `neve broker` that may not start says, in one line; its exit code is the archive's."""
+    options = [f"storePathRootDir={data / 'broker'}", f"storeUrl={store}", "listenPort=0", "adminPort=-1", *settings]
+    command = [str(Path(sys.executable).with_name("neve")), "broker", "--set", "mappedFileSizeCommitLog=64k"]
+    ended = subprocess.run(
+        [*command, *(part for option in options for part in ("--set", option))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 5, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr.strip().splitlines()[-1]
