@@ -38,8 +38,6 @@ STALE_UPLOAD_SECONDS = 24 * 3600
 class DirectoryStore:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        if self.root.exists() and not self.root.is_dir():
-            raise BadStoreUrl(f"{self.root} is not a directory")
         self.url = f"dir:{self.root}"
         self.requests: Counter[str] = Counter()
 
@@ -49,7 +47,7 @@ class DirectoryStore:
         try:
             temporary = self._stage(data, pace)
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._failure(error, key) from error
         try:
             _make_directories(target.parent, self.root)
             if if_absent:
@@ -57,7 +55,7 @@ class DirectoryStore:
             else:
                 temporary.replace(target)
         except OSError as error:
-            raise _translate(error, key) from error
+            raise self._failure(error, key) from error
         finally:
             temporary.unlink(missing_ok=True)
         try:
@@ -144,7 +142,7 @@ class DirectoryStore:
 
     def _failure(self, error: OSError, key: str) -> ObjectStoreError:
         """Where the directory itself is missing nothing is known of its objects: it may not be mounted."""
-        if error.errno in {errno.ENOENT, errno.ENOTDIR} and not self.root.is_dir():
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.EEXIST} and not self.root.is_dir():
             return StoreUnavailable(f"{self.root} is not a directory (not mounted?)")
         return _translate(error, key)
 

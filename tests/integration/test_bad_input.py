@@ -101,7 +101,7 @@ def test_a_store_that_is_none(tmp_path: Path, url: str, said: str) -> None:
 def test_a_store_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, text = start_with_store(tmp_path / "data", f"dir:{tmp_path / 'file'}")
-    assert (code, text.endswith("/file is not a directory")) == (EXIT_ARCHIVE, True), text
+    assert (code, text.endswith("/file is not a directory (not mounted?)")) == (EXIT_ARCHIVE, True), text
 
 
 def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
