@@ -200,7 +200,7 @@ def _register_metrics(controller: BrokerController) -> None:
     reader = controller.archive.reader
     if reader is not None:
         gauge("cold_queue", "row groups in line to be fetched", lambda: reader.waiting)
-        gauge("cold_filters", "objects whose bloom filters a query asked", lambda: reader.counts.filters)
+        gauge("cold_filters", "objects whose filters or bounds a query asked", lambda: reader.counts.filters)
         gauge("cold_fetches", "row groups fetched", lambda: reader.counts.fetches)
         gauge(
             "cold_fetched_bytes",

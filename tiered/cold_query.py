@@ -1,8 +1,8 @@
 """Looking messages up in the archive: by key, and by their place in the log.
 
-The archive has no index of keys, but each row group has bloom filters of them: what they do not rule out is fetched,
-newest first and a few ahead, and searched as bytes, so many of them and so long. What is found as bytes is decoded and
-compared, so a body that holds the key is no hit. What was not searched is said.
+The archive has no index, but each row group has bloom filters of its keys, and bounds of its places: what they do not
+rule out is fetched, newest first and a few ahead, and searched as bytes, so many of them and so long. What is found as
+bytes is decoded and compared, so a body that holds the key is no hit. What was not searched is said.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tiered.worker_client import DecodedGroup
 
 # One question: a stock client waits 15 s for its answer.
 GROUPS_MAX = 64
-OBJECTS_MAX = 1024  # whose filters are asked
+OBJECTS_MAX = 1024  # that are asked what they may hold
 SECONDS_MAX = 10.0
 _AHEAD = 4
 _OBJECTS_AHEAD = 6
@@ -51,8 +51,10 @@ class _Place(NamedTuple):
 
 # The row group, on its way or there; raises ColdUnavailable when too many wait.
 Ask = Callable[[CommittedName, int], "Future[DecodedGroup]"]
-# Which of an object's row groups may hold a word, on its way or there; whoever gives up cancels it.
-MayHold = Callable[[CommittedName, list[int], bytes], "Future[frozenset[int]]"]
+# A word, or a place in the log.
+Wanted = bytes | int
+# Which of an object's row groups may hold it, on its way or there; whoever gives up cancels it.
+MayHold = Callable[[CommittedName, list[int], Wanted], "Future[frozenset[int]]"]
 
 
 class ColdQuery:
@@ -74,8 +76,7 @@ class ColdQuery:
         word = key.encode("utf-8", "surrogatepass")
         pattern = re.compile(re.escape(word))
         found: list[tuple[int, int, bytes]] = []
-        looks = _Looks(places, word, self._may_hold) if self._may_hold is not None else None
-        search = _Search(places, self._ask, self._clock, looks)
+        search = self._search(places, word)
         with contextlib.closing(search.groups()) as groups:
             for group in groups:
                 found += [
@@ -98,13 +99,17 @@ class ColdQuery:
             for index in range(len(name.row_groups))
         ]
         pattern = re.compile(re.escape(_LONG.pack(physical_offset)))
-        search = _Search(places, self._ask, self._clock)
+        search = self._search(places, physical_offset)
         with contextlib.closing(search.groups()) as groups:
             for group in groups:
                 for raw, record in self._matches(group, pattern):
                     if record.physical_offset == physical_offset:
                         return Found([raw])
         return Found([], search.unsearched)
+
+    def _search(self, places: list[_Place], wanted: Wanted) -> "_Search":
+        looks = _Looks(places, wanted, self._may_hold) if self._may_hold is not None else None
+        return _Search(places, self._ask, self._clock, looks)
 
     def _matches(self, group: DecodedGroup, pattern: "re.Pattern[bytes]") -> list[tuple[bytes, MessageRecord]]:
         found = []
@@ -125,22 +130,22 @@ class ColdQuery:
 
 
 class _Looks:
-    """At the filters of the objects, in the order of their newest row groups, the next ones on their way."""
+    """At what the objects may hold, in the order of their first places, the next ones on their way."""
 
-    def __init__(self, places: Sequence[_Place], word: bytes, may_hold: MayHold) -> None:
+    def __init__(self, places: Sequence[_Place], wanted: Wanted, may_hold: MayHold) -> None:
         objects: dict[str, tuple[CommittedName, list[int]]] = {}
         for place in places:
             objects.setdefault(place.name.key, (place.name, []))[1].append(place.number)
         self._next = deque(list(objects.values())[:OBJECTS_MAX])
         self._begun: dict[str, Future[frozenset[int]]] = {}
-        self._word, self._may_hold = word, may_hold
+        self._wanted, self._may_hold = wanted, may_hold
 
     def of(self, place: _Place) -> "Future[frozenset[int]] | None":
         """None: one object too many."""
         coming = sum(not look.done() for look in self._begun.values())
         while self._next and (place.name.key not in self._begun or coming < _OBJECTS_AHEAD):
             name, numbers = self._next.popleft()
-            self._begun[name.key] = self._may_hold(name, numbers, self._word)
+            self._begun[name.key] = self._may_hold(name, numbers, self._wanted)
             coming += 1
         return self._begun.get(place.name.key)
 

@@ -22,7 +22,7 @@ from infra.clock import Clock, SystemClock
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.journal import CommittedName
 from tiered.cold_cache import GroupCache, Key
-from tiered.cold_query import ColdQuery, ColdUnavailable, Found
+from tiered.cold_query import ColdQuery, ColdUnavailable, Found, Wanted
 from tiered.fetch_queue import Fetch, FetchQueue, QueueFull
 from tiered.frames import MayHold
 from tiered.read_ahead import WINDOW_MAX, ReadAhead, Reader
@@ -64,7 +64,7 @@ class ColdCounts:
     """Since the start, for metrics."""
 
     fetches: int = 0
-    filters: int = 0  # objects whose bloom filters were asked
+    filters: int = 0  # objects whose filters or bounds were asked
     fetched_bytes: int = 0
     failures: int = 0
     memory_hits: int = 0
@@ -77,6 +77,8 @@ class GroupSource(Protocol):
     def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup: ...
 
     def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold: ...
+
+    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> MayHold: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -279,10 +281,10 @@ class ColdReader:
         queue, first, last = name.row_groups[index].runs[0]
         return self._want(Location(name, index, queue, first, last), _QUERIES, first, keep=False)
 
-    def _may_hold(self, name: CommittedName, indices: list[int], word: bytes) -> "Future[frozenset[int]]":
-        """Those of an object's row groups that may hold a word: all of them where the filters can't be asked."""
+    def _may_hold(self, name: CommittedName, indices: list[int], wanted: Wanted) -> "Future[frozenset[int]]":
+        """Those of an object's row groups that may hold what is wanted: all of them where that can't be told."""
         look: Future[frozenset[int]] = Future()
-        fetch = Fetch(_FILTER_BYTES, functools.partial(self._look, look, name, indices, word))
+        fetch = Fetch(_FILTER_BYTES, functools.partial(self._look, look, name, indices, wanted))
         with self._lock:
             self._looks.add(look)
         look.add_done_callback(functools.partial(self._looked, fetch))
@@ -292,18 +294,21 @@ class ColdReader:
             look.set_result(frozenset(indices))
         return look
 
-    def _look(self, look: "Future[frozenset[int]]", name: CommittedName, indices: list[int], word: bytes) -> None:
+    def _look(self, look: "Future[frozenset[int]]", name: CommittedName, indices: list[int], wanted: Wanted) -> None:
         if not look.set_running_or_notify_cancel():
             return
         found = frozenset(indices)
         try:
-            answer = self._worker.may_hold(self._store_url, name, indices, word)
+            if isinstance(wanted, bytes):
+                answer = self._worker.may_hold(self._store_url, name, indices, wanted)
+            else:
+                answer = self._worker.may_span(self._store_url, name, indices, wanted)
             found = frozenset(answer.groups)
             with self._lock:
                 self.counts.filters += 1
                 self.counts.fetched_bytes += answer.fetched
         except (WorkerFailed, OSError) as error:
-            log.warning("the filters of %s can't be asked: %s", name.key, error)
+            log.warning("%s can't be asked what it may hold: %s", name.key, error)
         finally:
             look.set_result(found)
 

@@ -62,6 +62,18 @@ class AskFilters(msgspec.Struct, tag="ask_filters"):
     word: bytes
 
 
+class AskBounds(msgspec.Struct, tag="ask_bounds"):
+    """Which of these row groups may hold the record from a place in the log, by their statistics."""
+
+    id: int
+    store_url: str
+    key: str
+    size: int
+    footer: int
+    groups: list[int]
+    physical_offset: int
+
+
 class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
     id: int
     store_url: str
@@ -102,7 +114,7 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-Request = EncodeUpload | ReadGroup | AskFilters | RemoveStaleUploads
+Request = EncodeUpload | ReadGroup | AskFilters | AskBounds | RemoveStaleUploads
 Message = Request | SetUploadRate
 Reply = Committed | GroupRead | MayHold | StaleRemoved | Failed
 

@@ -29,7 +29,7 @@ from infra import failpoint
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.object_store import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome, open_store
-from neve.archive.groups import DecodedRows, decode_group
+from neve.archive.groups import DecodedRows, decode_group, may_span
 from neve.archive.journal import CommittedName, NewerFormat
 from neve.archive.keys import parse_data_key
 from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_footer
@@ -94,6 +94,8 @@ class Worker:
                 reply = frames.StaleRemoved(request.id, self._remove_stale(request))
             elif isinstance(request, frames.AskFilters):
                 reply = self._may_hold(request)
+            elif isinstance(request, frames.AskBounds):
+                reply = self._may_span(request)
             else:
                 reply, answer = self._read_group(request)
         except (ObjectStoreError, ValueError, OSError, pa.ArrowException) as error:
@@ -180,7 +182,7 @@ class Worker:
 
     def _read_group(self, request: frames.ReadGroup) -> tuple[frames.Reply, int]:
         store = self._store(request.store_url)
-        footer = _Range(request.store_url, request.key, request.size - request.footer, request.footer)
+        footer = _footer_of(request)
         group = _Range(request.store_url, request.key, request.offset, request.length)
         got = _Got()
         metadata = self._footer(store, footer, got)
@@ -206,10 +208,10 @@ class Worker:
     def _may_hold(self, request: frames.AskFilters) -> frames.MayHold:
         """A row group without a whole filter may hold anything."""
         store, got = self._store(request.store_url), _Got()
-        footer = _Range(request.store_url, request.key, request.size - request.footer, request.footer)
+        metadata = self._footer(store, _footer_of(request), got)
         wanted, without = set(request.groups), set(request.groups)
         may: set[int] = set()
-        for read in filter_reads(self._footer(store, footer, got)):
+        for read in filter_reads(metadata):
             if wanted.isdisjoint(read.groups):
                 continue
             place = _Range(request.store_url, request.key, read.start, read.length)
@@ -220,6 +222,12 @@ class Worker:
                 continue
             without.difference_update(read.groups)
         return frames.MayHold(request.id, sorted(wanted & may | without), got.fetched, got.cached)
+
+    def _may_span(self, request: frames.AskBounds) -> frames.MayHold:
+        got = _Got()
+        metadata = self._footer(self._store(request.store_url), _footer_of(request), got)
+        may = [group for group in request.groups if may_span(metadata, group, request.physical_offset)]
+        return frames.MayHold(request.id, may, got.fetched, got.cached)
 
     def _footer(self, store: ObjectStore, place: "_Range", got: "_Got") -> pq.FileMetaData:
         with self._shared:
@@ -270,6 +278,10 @@ class _Range(NamedTuple):
     def name(self) -> str:
         """Objects are never modified: these bytes are always the same."""
         return f"{self.store_url} {self.key} {self.start}+{self.length}"
+
+
+def _footer_of(request: frames.ReadGroup | frames.AskFilters | frames.AskBounds) -> _Range:
+    return _Range(request.store_url, request.key, request.size - request.footer, request.footer)
 
 
 @dataclass(slots=True)

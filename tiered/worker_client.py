@@ -146,6 +146,13 @@ class WorkerClient:
         assert isinstance(answer, frames.MayHold)
         return answer
 
+    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> frames.MayHold:
+        """Which of an object's row groups may hold the record from a place in the log. Raises WorkerFailed."""
+        request = frames.AskBounds(0, store_url, name.key, name.size, name.footer, groups, physical_offset)
+        answer = self._call(request, None)
+        assert isinstance(answer, frames.MayHold)
+        return answer
+
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
         """Abort a broker's uploads that nobody finished for a day; raises EncodeFailed or an error of the store."""
         try:

@@ -50,6 +50,16 @@ class DecodedRows:
         self.wire, self.positions, self.offsets, self.tags, self.times = wire, positions, offsets, tags, times
 
 
+def may_span(metadata: pq.FileMetaData, index: int, physical_offset: int) -> bool:
+    """Whether a row group may hold the record from this place in the log; without statistics it may."""
+    group = metadata.row_group(index)
+    for column in range(group.num_columns):
+        chunk = group.column(column)
+        if chunk.path_in_schema == "commit_log_offset" and chunk.is_stats_set and chunk.statistics.has_min_max:
+            return bool(chunk.statistics.min <= physical_offset <= chunk.statistics.max)
+    return True
+
+
 def decode_group(
     metadata: pq.FileMetaData, index: int, start: int, data: bytes, *, size: int, topic: str, wire_bytes: int
 ) -> DecodedRows:

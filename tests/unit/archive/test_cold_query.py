@@ -11,7 +11,7 @@ from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, RowGroup, Topic
 from neve.message import encode_record, properties_to_bytes
 from tiered import cold_query
-from tiered.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found
+from tiered.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found, Wanted
 from tiered.worker_client import DecodedGroup
 
 ROWS = 4
@@ -142,7 +142,7 @@ class Filters:
         self.may, self.hangs = frozenset(may), hangs
         self.looks: list[Future[frozenset[int]]] = []
 
-    def __call__(self, name: CommittedName, numbers: list[int], word: bytes) -> "Future[frozenset[int]]":
+    def __call__(self, name: CommittedName, numbers: list[int], wanted: Wanted) -> "Future[frozenset[int]]":
         look: Future[frozenset[int]] = Future()
         self.looks.append(look)
         if not self.hangs:
@@ -158,7 +158,9 @@ def test_what_filters_rule_out_is_neither_read_nor_counted() -> None:
     assert (fetched.groups, len(filters.looks)) == ([7, 0], 1)
     fetched.fails = {7}
     assert query.by_key("t", "k1", 32, 0, 1 << 60).unsearched.startswith("1 row groups")
-    assert query.at(5000) == Found([record(5)]), "a place is no word"
+    fetched.groups.clear()
+    query = ColdQuery(catalog(GROUPS_MAX * 3), fetched, ManualClock(), Filters(1))
+    assert (query.at(5000), fetched.groups) == (Found([record(5)]), [1])
     assert query.by_key("t", "", 32, 0, 1000) == Found([])
 
 
@@ -175,7 +177,7 @@ def test_filters_that_do_not_answer_leave_all_unsearched_and_are_called_back() -
 
 
 def test_a_look_that_was_called_off_may_hold_everything() -> None:
-    def called_off(name: CommittedName, numbers: list[int], word: bytes) -> "Future[frozenset[int]]":
+    def called_off(name: CommittedName, numbers: list[int], wanted: Wanted) -> "Future[frozenset[int]]":
         look: Future[frozenset[int]] = Future()
         look.cancel()
         return look

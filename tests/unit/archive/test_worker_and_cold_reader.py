@@ -19,6 +19,7 @@ from neve.archive.journal import Commit, CommittedName, Gap, Intent, IntentName,
 from neve.archive.keys import data_key, journal_key
 from neve.message import encode_record, tags_code
 from tests.waiting import wait_until
+from tiered.cold_query import Found
 from tiered.cold_reader import ColdReader, ColdUnavailable
 from tiered.offload import ContentConflict
 from tiered.worker_client import WorkerClient, WorkerFailed
@@ -118,6 +119,20 @@ def test_cold_bytes_equal_sealed_bytes_over_objects_gaps_and_tags(
     assert reader.offset_by_time(TOPIC, 0, T0 + 100, upper=True) == 100
     assert reader.offset_by_time(TOPIC, 0, 0, upper=False) == 0
     assert reader.offset_by_time(TOPIC, 0, T0 + 500, upper=False) is None
+    reader.close()
+
+
+def test_a_place_in_the_log_costs_one_row_group(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+    made = make_round(tmp_path, 1 << 20, 0, dict.fromkeys(range(4), 1000))
+    catalog, name = Catalog(), upload(worker, url, made)
+    commit(catalog, made, name)
+    assert len(name.row_groups) == 4
+    reader = ColdReader(catalog, worker, url)
+    places = made.entries[2].physical
+    for offset in (0, 500, 999):
+        assert reader.record_at(int(places[offset])) == Found([made.records[2, offset]])
+    assert reader.record_at(int(places[500]) + 1) == Found([])
+    assert (reader.counts.fetches, reader.counts.filters) == (4, 4)
     reader.close()
 
 
