@@ -6,15 +6,18 @@ import asyncio
 import dataclasses
 import re
 import urllib.request
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from broker.broker_controller import BrokerController
 from infra.config import BrokerConfig, ConfigError, SecurityConfig, load, wire_name
 from namesrv.namesrv_config import NamesrvConfig
 from tests.broker_in_process import running
 
+T = TypeVar("T")
 DOCS = Path(__file__).parents[3] / "docs"
 KEY_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (live)? \| (.+) \|$", re.MULTILINE)
 METRIC_ROW = re.compile(r"^\| `(neve_\w+)` \| (.+) \|$", re.MULTILINE)
@@ -88,20 +91,31 @@ def test_the_operators_page_gives_the_same_defaults() -> None:
     assert found > 10
 
 
-def scraped(root: Path) -> str:
-    async def main() -> str:
+def with_archive(root: Path, look: Callable[[BrokerController], Awaitable[T]]) -> T:
+    async def main() -> T:
         async with running(root / "data", f"storeUrl=dir:{root / 'archive'}") as (broker, _):
-            assert broker.admin_address is not None
-            host, port = broker.admin_address
-            answer = await asyncio.to_thread(urllib.request.urlopen, f"http://{host}:{port}/metrics", timeout=20)
-            with answer:
-                return str(answer.read(), "utf-8")
+            return await look(broker)
 
     return asyncio.run(main())
 
 
+async def scraped(broker: BrokerController) -> str:
+    assert broker.admin_address is not None
+    host, port = broker.admin_address
+    with await asyncio.to_thread(urllib.request.urlopen, f"http://{host}:{port}/metrics", timeout=20) as answer:
+        return str(answer.read(), "utf-8")
+
+
 def test_each_metric_is_on_the_page_in_its_own_words(tmp_path: Path) -> None:
-    helps = dict(re.findall(r"^# HELP (\w+) (.+)$", scraped(tmp_path), re.MULTILINE))
+    helps = dict(re.findall(r"^# HELP (\w+) (.+)$", with_archive(tmp_path, scraped), re.MULTILINE))
     assert dict(METRIC_ROW.findall(section("Metrics"))) == helps
     mentioned = set(re.findall(r"\bneve_[a-z_]+\b", page("operators.md")))
     assert mentioned <= set(helps)
+
+
+def test_each_job_is_on_the_operators_page(tmp_path: Path) -> None:
+    async def names(broker: BrokerController) -> list[str]:
+        return broker.archive.jobs.names()
+
+    table = page("operators.md").split("| job | every |")[1].split("\n\n")[0]
+    assert sorted(re.findall(r"^\| ([a-z-]+) \|", table, re.MULTILINE)) == with_archive(tmp_path, names)
