@@ -13,6 +13,11 @@ EXIT_FAILED = 6
 
 _PACKAGES = ("neve", "infra", "namesrv", "tiered", "lifecycle", "broker")
 
+#: What `neve[server]` brings. Some are only loaded by workers, hours after the start: an upgrade without its packages
+#: must not look well until then.
+REQUIRED = ("click", "msgspec", "boto3", "numpy", "pyarrow", "xxhash", "apscheduler", "obstore", "prometheus_client",
+            "uvloop", "zlib_ng")  # fmt: skip
+
 
 class StartupError(Exception):
     """The server can't start here; the text says why, `exit_code` tells a supervisor."""
@@ -26,6 +31,11 @@ def check_installation() -> None:
     """Refuse `python -O` (assertions guard the data) and an installation put together from two places."""
     if sys.flags.optimize:
         raise StartupError("python -O switches off checks that guard the data; start without it")
+    missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise StartupError(
+            f"not installed: {', '.join(missing)}; pip install 'neve[server]' of this version brings them"
+        )
     places = set()
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)

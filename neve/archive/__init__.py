@@ -1,7 +1,8 @@
 """The archive's format: keys, journal entries, the catalog they add up to, and rows that rebuild to records.
 
-Reading lives here, free of sockets: it asks for bytes through `ObjectSource`. Only `schema`, `rebuild` and `reader`
-need the `[archive]` extra; the rest runs on the standard library and msgspec.
+Reading lives here, free of sockets: it asks for bytes through `ObjectSource`; `source` has one for a directory and one
+for S3 (boto3). Only that, `schema`, `rebuild` and `reader` need the `[archive]` extra; the rest runs on the standard
+library and msgspec.
 """
 
 from __future__ import annotations
@@ -14,8 +15,20 @@ if TYPE_CHECKING:
 __all__ = ["open"]
 
 
-def open(source: ObjectSource, prefix: str = "") -> Archive:
-    """The archive below `prefix`, read with no broker alive."""
-    from neve.archive.reader import Archive as _Archive  # noqa: PLC0415 - needs pyarrow; clients come without it
+def open(source: str | ObjectSource, prefix: str = "") -> Archive:
+    """The archive of a store, read with no broker alive, as it stands now.
 
-    return _Archive(source, prefix)
+    Args:
+        source: `dir:PATH`, `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`, or anything with the methods of
+            `ObjectSource`. Credentials come from the AWS variables, a profile or the machine's role.
+        prefix: below which the archive lies in the source; a URL has it already.
+
+    Raises:
+        FileNotFoundError: there is no archive.
+        ValueError: the URL is none.
+    """
+    # Both need the [archive] extra; clients come without it.
+    from neve.archive.reader import Archive as _Archive  # noqa: PLC0415
+    from neve.archive.source import open_source  # noqa: PLC0415
+
+    return _Archive(open_source(source) if isinstance(source, str) else source, prefix)

@@ -1,4 +1,4 @@
-"""Reading the archive from a program, with no broker: `neve.archive.open(source).topic("orders").read(queue=3)`."""
+"""Reading the archive from a program, with no broker: `neve.archive.open(url).topic("orders").read(queue=3)`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -32,6 +32,10 @@ class Archive:
 
     def topics(self) -> list[str]:
         return sorted({topic for catalog in self.catalogs.values() for topic in catalog.topics()})
+
+    def keys(self, topic: str) -> list[str]:
+        """The objects that readers of a topic see now, of all brokers: what to hand to another Parquet reader."""
+        return [one.key for catalog in self.catalogs.values() for one in catalog.objects(topic)]
 
     def topic(self, name: str, broker: str | None = None) -> "TopicReader":
         """Raises LookupError when no broker, or more than one, has the topic and none is named."""

@@ -1,0 +1,123 @@
+"""An archive store read directly, with no broker: a directory, or S3 through boto3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+
+_MISSING = frozenset({"404", "NoSuchKey"})
+
+
+class BadSource(ValueError):
+    """A store's URL that is none, or a library that reading it needs is not installed."""
+
+
+class Source(Protocol):
+    """What the archive verbs and the archive's reader ask of a store."""
+
+    def get(self, key: str) -> bytes: ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes: ...
+
+    def head(self, key: str) -> object: ...
+
+    def size(self, key: str) -> int: ...
+
+    def list_prefixes(self, prefix: str) -> list[str]: ...
+
+
+def open_source(url: str) -> Source:
+    """`dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`."""
+    if url.startswith("dir:"):
+        root = Path(url.removeprefix("dir:"))
+        if not root.is_dir():
+            raise FileNotFoundError(f"{root} is not a directory")
+        return DirectorySource(root)
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise BadSource(f"store {url!r} is neither dir:PATH nor s3://BUCKET/PREFIX?endpoint=URL")
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    return S3Source(parts.netloc, unquote(parts.path).strip("/"), query.get("endpoint"), query.get("region"))
+
+
+class DirectorySource:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def get(self, key: str) -> bytes:
+        return (self._root / key).read_bytes()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        with (self._root / key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def head(self, key: str) -> object:
+        return self.size(key)
+
+    def size(self, key: str) -> int:
+        return (self._root / key).stat().st_size
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        folder = self._root / prefix
+        if not folder.is_dir():
+            return []
+        return sorted(f"{prefix}{entry.name}/" for entry in folder.iterdir() if entry.is_dir())
+
+
+class S3Source:
+    def __init__(self, bucket: str, prefix: str, endpoint: str | None, region: str | None) -> None:
+        try:
+            import boto3
+        except ModuleNotFoundError as missing:
+            raise BadSource("reading an S3 store needs boto3: pip install 'neve[archive]'") from missing
+        from botocore.config import Config
+
+        style = {"addressing_style": "path"} if endpoint else {}
+        self.client: Any = boto3.Session().client(
+            "s3", endpoint_url=endpoint, region_name=region, config=Config(connect_timeout=5, s3=style)
+        )
+        self.bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def name(self, key: str) -> str:
+        return self._prefix + key
+
+    def get(self, key: str) -> bytes:
+        return self._read(Key=self.name(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._read(Key=self.name(key), Range=f"bytes={start}-{start + length - 1}")
+
+    def head(self, key: str) -> object:
+        return self.size(key)
+
+    def size(self, key: str) -> int:
+        from botocore.exceptions import ClientError
+
+        try:
+            return int(self.client.head_object(Bucket=self.bucket, Key=self.name(key))["ContentLength"])
+        except ClientError as error:
+            raise _translated(error, key) from error
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.name(prefix), Delimiter="/"
+        )
+        found = [str(one["Prefix"]) for page in pages for one in page.get("CommonPrefixes", ())]
+        return [one.removeprefix(self._prefix) for one in found]
+
+    def _read(self, **request: str) -> bytes:
+        from botocore.exceptions import ClientError
+
+        try:
+            return bytes(self.client.get_object(Bucket=self.bucket, **request)["Body"].read())
+        except ClientError as error:
+            raise _translated(error, request["Key"]) from error
+
+
+def _translated(error: Any, key: str) -> Exception:
+    """A missing object as FileNotFoundError; anything else as it came."""
+    missing = error.response.get("Error", {}).get("Code") in _MISSING
+    return FileNotFoundError(f"{key} is not in the store") if missing else error

@@ -1,0 +1,46 @@
+"""The examples of docs/analysts.md that need no Spark, run as they stand there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+Up = Callable[..., AbstractContextManager[Any]]
+PAGE = (Path(__file__).parents[2] / "docs" / "analysts.md").read_text()
+NEVE = str(Path(sys.executable).with_name("neve"))
+
+
+def block(heading: str, language: str) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.partition(f"## {heading}\n")[2], re.DOTALL)[0]
+
+
+def run(*command: str, given: str = "") -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_the_archive_is_read_as_the_page_says(tmp_path: Path, neve_up: Up) -> None:
+    store = tmp_path / "archive"
+    with neve_up(tmp_path, "--store", f"dir:{store}", "--set", "mappedFileSizeCommitLog=64k") as neve:
+        lines = "\n".join(f"message {number}" for number in range(150))
+        run(NEVE, "produce", "flights", "--queue", "0", "--tags", "EWR", "-n", neve.namesrv, given=lines)
+        run(NEVE, "archive", "offload", "--roll", "--admin", neve.admin)
+    programs = {
+        "engines": block("DuckDB, Polars, pandas", "python"),
+        "records": block("Message by message, in Python", "python"),
+        "sql": f"import duckdb\nprint(duckdb.sql({block('DuckDB, Polars, pandas', 'sql')!r}))",
+    }
+    said = {}
+    for name, program in programs.items():
+        here = program.replace("/var/lib/neve/archive", str(store)).replace("'archive/", f"'{store}/")
+        said[name] = run(sys.executable, "-c", here)
+    assert re.search(r"EWR\W+150\b", said["engines"])
+    assert re.search(r"message \d+", said["engines"])
+    assert re.search(r"EWR\W+150\b", said["sql"])
+    assert re.match(r"100 \d{13} \{.*'TAGS': 'EWR'.*\} b'message \d+'\n$", said["records"])

@@ -1,0 +1,31 @@
+"""What is looked at before a server starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import startup
+from infra.startup import REQUIRED, StartupError, check_installation
+
+
+def test_the_required_packages_are_those_of_the_server_extra() -> None:
+    project: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [
+        re.split(r"[<>=\[]", text)[0] for text in (*project["dependencies"], *extras["archive"], *extras["server"])
+    ]
+    assert sorted(REQUIRED) == sorted({name.replace("-", "_") for name in named} - {"neve"})
+
+
+def test_a_package_that_only_a_worker_needs_is_missed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_installation()
+    found = importlib.util.find_spec
+    monkeypatch.setattr(startup.importlib.util, "find_spec", lambda name: None if name == "xxhash" else found(name))
+    with pytest.raises(StartupError, match=r"not installed: xxhash; pip install 'neve\[server\]'"):
+        check_installation()
