@@ -202,3 +202,14 @@ def test_filters_of_many_row_groups_come_in_few_reads_and_none_is_left_out(
         return [group for read in reads for group in read.may_hold(data[read.start : read.start + read.length], word)]
 
     assert held(b"a4") == [4] and sorted(held(b"k")) == sorted(held(b"b")) == list(range(9))
+
+
+def test_filters_that_were_read_once_come_from_the_disk(tmp_path: Path, worker: WorkerClient) -> None:
+    made = write(worker, tmp_path, 0)
+    for fetched_before in (False, True):
+        fresh = WorkerClient(work_dir=tmp_path, cache_dir=tmp_path / "cache", cache_bytes=1 << 20)
+        for word, groups in ((b"U7", [0]), (b"nobody", [])):
+            answer = fresh.may_hold(f"dir:{tmp_path / 'store'}", made.name, [0], word)
+            assert answer.groups == groups
+            assert (answer.fetched == 0) == (fetched_before or word == b"nobody")
+        fresh.close()
