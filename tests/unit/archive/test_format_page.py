@@ -1,0 +1,61 @@
+"""`docs/archive-format.md` is the contract: its columns, file metadata and journal entries are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pyarrow as pa
+
+from neve.archive.journal import AnyEntry, Entry
+from neve.archive.schema import FILTERED, SCHEMA, STATISTICS, ObjectFacts, file_metadata
+
+PAGE = (Path(__file__).parents[3] / "docs" / "archive-format.md").read_text("utf-8")
+TYPES = {
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "timestamp(ms, UTC)": pa.timestamp("ms", tz="UTC"),
+    "string": pa.string(),
+    "list<string>": pa.list_(pa.field("element", pa.string())),
+    "map<string, string>": pa.map_(pa.string(), pa.string()),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+}
+
+
+def table(first_cell: str) -> list[list[str]]:
+    """The rows of the table whose head begins so."""
+    text = PAGE.split(f"| {first_cell} |")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_columns_are_those_of_the_schema_in_their_order() -> None:
+    rows = table("column")
+    documented = [(name, TYPES[row[1]]) for row in rows for name in names(row[0])]
+    assert sorted(documented) == sorted((field.name, field.type) for field in SCHEMA)
+    order = [field.name for field in SCHEMA]
+    assert [names(row[0])[0] for row in rows] == [name for name in order if name in {names(row[0])[0] for row in rows}]
+
+
+def test_what_has_statistics_and_filters_is_named() -> None:
+    statistics, _, filters = PAGE.split("statistics on")[1].partition("; bloom filters on ")
+    assert names(statistics) == STATISTICS
+    assert names(filters)[: len(FILTERED)] == list(FILTERED)
+
+
+def test_the_file_metadata_is_named_whole() -> None:
+    facts = ObjectFacts("c", "b", "t", "2026-01-01", 1, 0, 1)
+    written = file_metadata(facts, "0" * 64, [])
+    assert {name for row in table("metadata") for name in names(row[0])} == set(written)
+
+
+def test_each_entry_of_the_journal_is_on_the_page_with_what_all_carry() -> None:
+    tags = {kind.__struct_config__.tag for kind in get_args(AnyEntry)}
+    assert {name for row in table("entry") for name in names(row[0])} == tags
+    carried = PAGE.split("Every entry carries ")[1].split(".")[0]
+    assert set(Entry.__struct_fields__) == set(names(carried))
