@@ -46,6 +46,12 @@ class Marker(msgspec.Struct):
     version: int = _VERSION
 
 
+class _Topics(msgspec.Struct):
+    """`config/topics.json`, as far as a restore looks."""
+
+    topics: dict[str, Any] = msgspec.field(default_factory=dict, name="topicConfigTable")
+
+
 class Restore:
     def __init__(self, config: BrokerConfig, disk: Disk) -> None:
         self._config, self._disk = config, disk
@@ -203,7 +209,10 @@ def _users_topics(config: BrokerConfig, disk: Disk) -> list[str]:
     path = config.root / "config" / "topics.json"
     if not disk.exists(path):
         return []
-    table = msgspec.json.decode(disk.read(path), type=dict[str, Any]).get("topicConfigTable", {})
+    try:
+        table = msgspec.json.decode(disk.read(path), type=_Topics).topics
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StartupError(f"{path} can't be read: {error}", EXIT_ARCHIVE) from error
     return [name for name in table if _archived(config)(name)]
 
 

@@ -82,7 +82,7 @@ def test_attributes_change_by_sign() -> None:
         validators.parse_attributes("reserve.time=1")
 
 
-def test_topic_names() -> None:
+def test_topic_names_are_rocketmqs() -> None:
     assert validators.topic_fault("orders_1-%|A") is None
     assert validators.topic_fault("a b") is not None
     assert validators.topic_fault("") is not None
@@ -155,7 +155,7 @@ def test_a_held_pull_is_resumed_once_by_a_fitting_message_or_by_its_deadline() -
     assert hold.count == 0
 
 
-def test_delay_levels() -> None:
+def test_delay_levels_are_times_with_units() -> None:
     assert parse_levels("1s 5m 2h") == [1_000, 300_000, 7_200_000]
     with pytest.raises(ConfigError):
         parse_levels("1s soon")

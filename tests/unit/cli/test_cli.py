@@ -106,7 +106,7 @@ def test_doctor_checks_a_directory_store(tmp_path: Path, capsys: pytest.CaptureF
         (Failure(5, "x"), 5),
     ],
 )
-def test_exit_codes(error: Exception, code: int) -> None:
+def test_each_kind_of_failure_has_its_exit_code(error: Exception, code: int) -> None:
     explained = explain(error)
     assert explained is not None
     assert explained.exit_code == code

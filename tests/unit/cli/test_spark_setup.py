@@ -45,7 +45,7 @@ def test_hadoop_version_from_the_jars_names(tmp_path: Path) -> None:
     assert hadoop_version(tmp_path) == "3.4.2"
 
 
-def test_store_urls() -> None:
+def test_a_store_url_becomes_what_spark_needs() -> None:
     s3 = parse_store("s3://bucket/a%20b/c/?endpoint=http://h:9000&region=eu-1")
     assert (s3.root, s3.bucket, s3.endpoint, s3.region) == ("s3a://bucket/a b/c", "bucket", "http://h:9000", "eu-1")
     assert parse_store("dir:/x/topic=%25").path("k") == "file:/x/topic=%25/k"
@@ -57,7 +57,7 @@ def test_store_urls() -> None:
         parse_store("/just/a/path")
 
 
-def test_instants() -> None:
+def test_an_instant_may_be_given_in_four_ways() -> None:
     assert instant_ms(None) is None
     assert instant_ms(5) == 5
     assert instant_ms("1970-01-01T00:00:01") == 1000

@@ -16,7 +16,7 @@ NOW = 1_000 * HOUR
     ("text", "hours"),
     [("1h", 1), ("36h", 36), ("90d", 2160), ("2w", 336), ("120m", 2), ("forever", FOREVER_HOURS), (" 7D ", 168)],
 )
-def test_parse(text: str, hours: int) -> None:
+def test_a_ttl_is_read_as_whole_hours(text: str, hours: int) -> None:
     assert parse_ttl(text) == hours
 
 
@@ -35,7 +35,7 @@ def test_parse(text: str, hours: int) -> None:
         ("٣h٣", "not a TTL"),
     ],
 )
-def test_refused(text: str, reason: str) -> None:
+def test_what_is_no_ttl_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_ttl(text)
 
@@ -49,14 +49,14 @@ def test_format_of_the_default() -> None:
     assert format_ttl(None) == format_ttl(-1) == "default"
 
 
-def test_shorter() -> None:
+def test_a_ttl_is_shorter_where_it_may_delete_what_was_kept() -> None:
     assert shorter(24, 48)
     assert shorter(24, None)  # the default may be for ever
     assert not shorter(48, 24)
     assert not shorter(FOREVER_HOURS, None)
 
 
-def test_hours_of_attributes() -> None:
+def test_the_hours_come_from_the_attribute_and_forever_has_one_number() -> None:
     assert hours_of({}) is None
     assert hours_of({"reserve.time": "-1"}) is None
     assert hours_of({"reserve.time": "720"}) == 720
@@ -79,7 +79,7 @@ def test_plan_counts_by_row_group() -> None:
     assert (plan["rows_gone"], plan["rows_kept"], plan["bytes_gone"]) == (30, 20, 500)
 
 
-def test_plan_never_early() -> None:
+def test_the_plan_takes_nothing_early() -> None:
     """And at the very millisecond at which the broker's own job would."""
     exactly = committed(NOW - 24 * HOUR)
     assert expiry_plan("t", [exactly], 24, NOW - 1)["rows_gone"] == 0

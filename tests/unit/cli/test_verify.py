@@ -13,7 +13,7 @@ from neve.cli.verify import tiling, verify_store
 DATA = b"PAR1 rows and footer PAR1"
 
 
-def test_tiling() -> None:
+def test_holes_and_overlaps_between_runs_are_told() -> None:
     assert list(tiling([(0, 9), (10, 19)], [], 0)) == []
     assert list(tiling([(0, 9), (15, 19)], [], 0)) == ["offsets 10…14 are nowhere"]
     assert list(tiling([(0, 9), (15, 19)], [(10, 14)], 0)) == []

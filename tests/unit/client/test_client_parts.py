@@ -170,7 +170,7 @@ def test_a_body_that_cannot_be_inflated_is_handed_over_as_stored() -> None:
     assert (message.body, message.sys_flag, message.msg_id) == (b"no zlib", 0x301, message.offset_msg_id)
 
 
-def test_addresses() -> None:
+def test_an_address_has_a_host_and_a_port() -> None:
     assert parse_address("h:1") == ("h", 1)
     assert parse_address("[::1]:9876") == ("::1", 9876)
     for bad in ("h", ":1", "h:x"):

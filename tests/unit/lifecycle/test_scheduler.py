@@ -63,7 +63,7 @@ def test_a_store_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> 
     ]
 
 
-def test_run_now() -> None:
+def test_a_job_runs_by_hand_before_its_time() -> None:
     ran = threading.Event()
     scheduler = JobScheduler(SystemClock())
     scheduler.every("sweep", 3600, ran.set)

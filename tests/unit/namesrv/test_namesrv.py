@@ -208,7 +208,7 @@ def test_settings_survive_a_restart_and_orders_reach_brokers_and_clients(tmp_pat
     run(tmp_path, second, order_message_enable=True)
 
 
-def test_live_settings(tmp_path: Path) -> None:
+def test_a_live_setting_holds_at_once(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         connection = await rig.connect()
         assert (await rig.ask(connection, 318, body=b"enableAllTopicList=false\n")).code == 0

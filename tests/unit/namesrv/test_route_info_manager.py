@@ -134,7 +134,7 @@ def test_addresses_that_move(routes: RouteInfoManager) -> None:
     assert routes.member_group("c", "z")["brokerAddrs"] == {0: moved.address}
 
 
-def test_refusals(routes: RouteInfoManager) -> None:
+def test_what_a_registration_may_not_say_is_refused(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t", state=5), connection=1)
     with pytest.raises(BrokerError, match="newer state"):
         routes.register(BrokerIdentity("c", "a", "10.0.0.9:1", 0), topics("t", state=4), connection=2)
@@ -144,7 +144,7 @@ def test_refusals(routes: RouteInfoManager) -> None:
     assert routes.member_group("other", "a")["brokerAddrs"] == {}
 
 
-def test_topics_by_hand(routes: RouteInfoManager) -> None:
+def test_topics_by_hand_last_until_they_are_deleted(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t"), connection=1)
     routes.register_topic("n", [QueueData("a", 1, 1), QueueData("stranger", 1, 1)])
     assert routes.topics() == ["n", "t"]
@@ -157,7 +157,7 @@ def test_topics_by_hand(routes: RouteInfoManager) -> None:
     routes.unregister(A)
 
 
-def test_topics_by_flag(routes: RouteInfoManager) -> None:
+def test_topics_are_listed_by_their_flag(routes: RouteInfoManager) -> None:
     registration = Registration({n: TopicConfig(n, topic_sys_flag=f) for n, f in (("u", 1), ("s", 2), ("us", 3))})
     routes.register(A, registration, connection=1)
     assert routes.topics_by_flag(lambda flag: bool(flag & 1)) == ["u", "us"]
@@ -174,7 +174,7 @@ def compressed(*topic_texts: str, tail: bytes = b"") -> bytes:
     return zlib.compress(block(version) + table + block(b'["f:1"]') + tail)
 
 
-def test_compressed_registration() -> None:
+def test_a_compressed_registration_is_read_as_a_plain_one() -> None:
     body = compressed(
         "t 8 4 6 SINGLE_TAG {}", "old 1 2 4 MULTI_TAG", 'x 1 1 6 SINGLE_TAG {"+k":"v w"}', tail=b"\0\0\0\0"
     )
@@ -199,7 +199,7 @@ def test_compressed_registration() -> None:
         compressed("t"),
     ],
 )
-def test_hostile_compressed_registration(body: bytes) -> None:
+def test_a_hostile_compressed_registration_is_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_registration(body, compressed=True)
 

@@ -30,7 +30,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return MemoryStore() if request.param == "memory" else DirectoryStore(tmp_path / "bucket")
 
 
-def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:
+def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path) -> None:
     key = "topic=%25RETRY%25g/dt=2026-01-01/broker=b/x.parquet"
     outcome = store.put(key, b"0123456789", if_absent=True)
     assert store.get(key) == b"0123456789"
@@ -78,7 +78,7 @@ def test_if_absent_has_one_winner_and_keeps_the_first(store: ObjectStore) -> Non
     assert [info.key for info in store.list("")] == ["k/one"]
 
 
-def test_listing(store: ObjectStore) -> None:
+def test_a_listing_has_all_below_a_prefix_and_nothing_beside_it(store: ObjectStore) -> None:
     for key in ("a/1", "a/b/2", "a/c/3", "ab/4", "5"):
         store.put(key, b"x")
     assert [info.key for info in store.list("a/")] == ["a/1", "a/b/2", "a/c/3"]
@@ -184,7 +184,7 @@ def test_bad_urls_are_refused(url: str, message: str) -> None:
     assert "secret" not in str(caught.value).replace("AWS_SECRET_ACCESS_KEY", "")
 
 
-def test_open_directory(tmp_path: Path) -> None:
+def test_a_directory_url_may_hold_a_blank(tmp_path: Path) -> None:
     store = open_store(f"dir:{tmp_path}/a b")
     store.put("x", b"1")
     assert (tmp_path / "a b" / "x").read_bytes() == b"1"

@@ -55,13 +55,13 @@ def base(**more: object) -> dict[str, object]:
     st.binary(max_size=50),
     st.none() | st.text(min_size=1, max_size=10),
 )
-def test_json_round_trip(opaque: int, ext: dict[str, str], body: bytes, remark: str | None) -> None:
+def test_a_json_command_comes_back_as_it_was(opaque: int, ext: dict[str, str], body: bytes, remark: str | None) -> None:
     command = RemotingCommand(310, opaque, ext=ext, body=body, remark=remark)
     assert plain(decode_command(wire(command)[4:])) == plain(command)
 
 
 @given(st.integers(-(2**15), 2**15 - 1), st.dictionaries(TEXT, TEXT, max_size=8), st.binary(max_size=50))
-def test_binary_round_trip(code: int, ext: dict[str, str], body: bytes) -> None:
+def test_a_binary_command_comes_back_as_it_was(code: int, ext: dict[str, str], body: bytes) -> None:
     command = RemotingCommand(code, 5, 1, ext=ext, body=body, serialize_type=1)
     assert plain(decode_command(wire(command)[4:])) == plain(command)
 
@@ -94,7 +94,7 @@ def test_byte_by_byte_and_trailing_bytes() -> None:
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, MAX_FRAME + 1, 2**31 - 1])
-def test_hostile_frame_lengths(length: int) -> None:
+def test_hostile_frame_lengths_are_refused(length: int) -> None:
     decoder = FrameDecoder()
     decoder.receive_data(struct.pack(">i", length))
     with pytest.raises(ProtocolError):
@@ -138,12 +138,12 @@ def test_header_longer_than_its_frame_or_limit_is_refused_before_the_frame_is_th
         b'{"x":' + b'{"a":' * 10_000 + b"1" + b"}" * 10_001,
     ],
 )
-def test_hostile_json_headers(header: object) -> None:
+def test_hostile_json_headers_are_refused(header: object) -> None:
     with pytest.raises(ProtocolError):
         decode_command(json_frame(header))
 
 
-def test_lenient_json_headers() -> None:
+def test_json_headers_may_lack_fields_and_hold_others() -> None:
     sparse = decode_command(json_frame({"code": 105}))
     assert (sparse.code, sparse.opaque, sparse.flag, sparse.version, sparse.ext) == (105, 0, 0, 0, {})
     odd = decode_command(json_frame(base(remark=None, extFields=None, Signature="x", serializeTypeCurrentRPC="JSON")))
@@ -184,7 +184,7 @@ def binary_frame(remark_length: int, ext_length: int, tail: bytes = b"") -> byte
         b"\x00\x00",
     ],
 )
-def test_hostile_binary_headers(frame: bytes) -> None:
+def test_hostile_binary_headers_are_refused(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_command(frame)
 

@@ -58,14 +58,14 @@ def test_send_header_of_wrong_type(change: dict[str, str]) -> None:
         parse_send_header(310, SHORT | change)
 
 
-def test_missing_field() -> None:
+def test_a_missing_field_is_named() -> None:
     with pytest.raises(BadHeader, match="topic"):
         require_str({}, "topic")
     with pytest.raises(BadHeader):
         parse_header({"topic": "t"}, PullMessageHeader)
 
 
-def test_single_fields() -> None:
+def test_a_field_that_is_no_number_is_named() -> None:
     ext = {"a": "7", "b": "TRUE", "c": "", "huge": "9" * 21, "over": str(2**63)}
     assert require_int(ext, "a") == 7
     assert optional_int(ext, "c", 4) == 4
@@ -88,7 +88,7 @@ def test_dialect_object_keys_and_references() -> None:
     assert lenient_loads(b'{{"k":1}:2}') == {(("k", 1),): 2}
 
 
-def test_dialect_round_trip() -> None:
+def test_what_the_dialect_writes_it_reads_back() -> None:
     table = {MessageQueue("t", "bröker", 3): {"offset": 5, "none": None}, MessageQueue("t", "b", 4): {"set": [1, "a"]}}
     assert lenient_loads(dumps_object_keys({"offsetTable": table}))["offsetTable"] == {
         MessageQueue("t", "bröker", 3): {"offset": 5},
@@ -104,7 +104,7 @@ def test_number_keys_in_both_spellings() -> None:
     assert b"{0:" in dumps_object_keys(data)
 
 
-def test_heartbeat() -> None:
+def test_a_heartbeat_of_javas_is_read() -> None:
     raw = (
         b'{"clientID":"1@2","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET","consumeType":'
         b'"CONSUME_PASSIVELY","groupName":"g","messageModel":"CLUSTERING","subscriptionDataSet":[{"classFilterMode":false,'

@@ -110,7 +110,7 @@ def test_many_frames_in_one_write_are_answered_in_order() -> None:
     run(body)
 
 
-def test_byte_by_byte() -> None:
+def test_a_frame_may_come_byte_by_byte() -> None:
     async def body(server: RemotingServer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         for value in wire(RemotingCommand(ECHO, 3, serialize_type=1, ext={"k": "v"})):

@@ -82,7 +82,7 @@ def test_neighbours_in_the_log_are_one_slice(open_store: Open, put: Put) -> None
     assert (result.count, len(result.buffers), result.next_offset) == (5, 1, 7)
 
 
-def test_statuses(open_store: Open, put: Put) -> None:
+def test_a_read_beside_the_queue_says_where_to_go_on(open_store: Open, put: Put) -> None:
     store = open_store()
     assert store.get("t", 0, 5, 1, 1).status == "NO_MESSAGE_IN_QUEUE"
     for _ in range(4):
@@ -152,7 +152,7 @@ def test_store_time_never_runs_backwards(open_store: Open, put: Put, clock: Manu
     assert put(store).store_timestamp == first.store_timestamp
 
 
-def test_offset_by_time(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_a_time_finds_the_first_and_the_last_message_of_it(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     times = []
     for _ in range(6):
@@ -170,7 +170,7 @@ def test_offset_by_time(open_store: Open, put: Put, clock: ManualClock) -> None:
     assert store.offset_by_time("unknown", 0, 1, upper=False) == 0
 
 
-def test_query_by_key(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_a_key_finds_its_messages_over_several_index_files(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     for number in range(300):  # more keys than one index file takes
         put(store, body=b"%d" % number, keys=f"k{number} shared", unique_key=f"u{number}")

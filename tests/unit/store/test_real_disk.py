@@ -16,7 +16,7 @@ Open = Callable[..., MessageStore]
 Put = Callable[..., Any]
 
 
-def test_preallocated_files(tmp_path: Path) -> None:
+def test_a_preallocated_file_has_its_blocks_and_is_made_once(tmp_path: Path) -> None:
     disk, path = RealDisk(), tmp_path / "file"
     disk.create_preallocated(path, 8192)
     assert path.stat().st_blocks * 512 >= 8192
