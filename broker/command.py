@@ -34,9 +34,11 @@ def broker(path: Path | None, settings: tuple[str, ...], restore_from: str | Non
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path), default=Path("neve-data"), show_default=True)
+@click.option("--data", type=click.Path(path_type=Path), default=Path("neve-data"), show_default=True,
+              help="Directory for all data.")  # fmt: skip
 @click.option("--store", default=None, help="Archive store; default: a directory beside the data. '' switches it off.")
-@click.option("--namesrv-port", type=click.IntRange(0, 65535), default=9876, show_default=True)
+@click.option("--namesrv-port", type=click.IntRange(0, 65535), default=9876, show_default=True,
+              help="Name server; 0 takes any.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=10911, show_default=True, help="Broker; 0 takes any.")
 @settings_option
 @RestoreFrom

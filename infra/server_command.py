@@ -18,7 +18,7 @@ from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, check_installa
 log = logging.getLogger("neve")
 
 settings_option = click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of the configuration file."
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of the configuration file; may be repeated."
 )
 
 

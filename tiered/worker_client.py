@@ -235,8 +235,14 @@ class WorkerClient:
             while self._wait(sock, pending):
                 payload, descriptor = frames.receive(sock)
                 self._settle(frames.decode_reply.decode(payload), descriptor, pending)
-        except (OSError, ValueError):
+        except OSError:
             process.kill()
+        except ValueError as error:
+            process.kill()
+            _log.error(
+                "the tier worker's answer can't be read (%s): was neve replaced under the running broker? restart it",
+                error,
+            )
         finally:
             with self._lock:
                 if self._socket is sock:
@@ -255,7 +261,9 @@ class WorkerClient:
 
     def _wait(self, sock: socket.socket, pending: dict[int, Future[Answer]]) -> bool:
         """False: idle for so long that the worker may go."""
-        while not select.select([sock], [], [], self._idle_seconds)[0]:
+        poll = select.poll()  # select() refuses descriptors above 1023, and a broker has a file for each queue
+        poll.register(sock, select.POLLIN)
+        while not poll.poll(self._idle_seconds * 1000):
             with self._lock:
                 if not pending:
                     if self._socket is sock:

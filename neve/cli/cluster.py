@@ -120,6 +120,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "-n",
         "--namesrv",
         envvar="NAMESRV_ADDR",
+        show_envvar=True,
         default="127.0.0.1:9876",
         show_default=True,
         help="Name server, host:port[;host:port].",

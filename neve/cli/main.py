@@ -117,6 +117,9 @@ def neve() -> None:
 
     Name servers are taken from --namesrv or NAMESRV_ADDR, credentials of a cluster from NEVE_ACCESS_KEY and
     NEVE_SECRET_KEY or a file, credentials of an object store from the AWS variables or profile.
+
+    Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
+    5 conflict, 6 unreachable; the servers have their own (docs/operators.md).
     """
 
 

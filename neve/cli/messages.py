@@ -23,7 +23,9 @@ IN_FLIGHT = 64
 @click.argument("body", required=False)
 @click.option("--tags", help="Tag of the message.")
 @click.option("-k", "--key", "keys", multiple=True, help="A key; may be repeated.")
-@click.option("-p", "--property", "properties", multiple=True, metavar="NAME=VALUE")
+@click.option(
+    "-p", "--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated."
+)
 @click.option("--queue", type=int, help="Into this queue only.")
 @click.option("--order-key", help="All into the queue of this key, one after the other.")
 @click.option("--delay", type=click.FloatRange(0), metavar="SECONDS", help="Deliver so many seconds later.")
@@ -115,7 +117,14 @@ _IDLE_COUNTED_S = 60.0
 @click.option("-c", "--count", type=click.IntRange(1), help="End after so many messages.")
 @click.option("--idle", type=float, help="With a group: end after so many idle seconds.  [default: 3, with --count 60]")
 @click.option("--queue", type=int, help="Only this queue (without a group).")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Bodies, or a JSON line for each message.",
+)
 @cluster_options
 def consume(
     *,

@@ -27,7 +27,12 @@ def output_option(command: Command) -> Command:
 
 def admin_option(command: Command) -> Command:
     return click.option(
-        "--admin", envvar="NEVE_ADMIN", default="127.0.0.1:10913", show_default=True, help="Admin port of the broker."
+        "--admin",
+        envvar="NEVE_ADMIN",
+        show_envvar=True,
+        default="127.0.0.1:10913",
+        show_default=True,
+        help="Admin port of the broker.",
     )(command)
 
 
@@ -35,7 +40,7 @@ def store_option(required: bool = False) -> Callable[[Command], Command]:
     text = "Archive store: dir:PATH or s3://BUCKET/PREFIX?endpoint=URL."
 
     def add(command: Command) -> Command:
-        return click.option("--store", envvar="NEVE_STORE", required=required, help=text)(command)
+        return click.option("--store", envvar="NEVE_STORE", show_envvar=True, required=required, help=text)(command)
 
     return add
 

@@ -19,7 +19,8 @@ def spark() -> None:
 @click.argument("query")
 @store_option(required=True)
 @click.option("-t", "--topic", "topics", multiple=True, help="Topic to offer as a table; all of the store by default.")
-@click.option("--decode", type=click.Choice(["text", "json", "bytes"]), default="text", show_default=True)
+@click.option("--decode", type=click.Choice(["text", "json", "bytes"]), default="text", show_default=True,
+              help="What bodies are.")  # fmt: skip
 @click.option("--schema", help="Columns of a JSON body as DDL: 'carrier STRING, dep_delay DOUBLE'.")
 @click.option("--from", "start", help="Stored at or after this ISO 8601 time.")
 @click.option("--to", "end", help="Stored before this ISO 8601 time.")

@@ -25,7 +25,7 @@ topic.add_command(ttl)
 
 @topic.command()
 @click.argument("name")
-@click.option("-q", "--queues", type=click.IntRange(1, 1024), default=8, show_default=True)
+@click.option("-q", "--queues", type=click.IntRange(1, 1024), default=8, show_default=True, help="At each broker.")
 @click.option("--ttl", "hours", callback=ttl_value, help="How long messages are kept: 36h, 90d, forever.")
 @click.option("--broker", help="Only on this broker; otherwise on all.")
 @cluster_options

@@ -1,6 +1,8 @@
 """Through the real worker process: log file -> object in a directory store -> cold read, byte for byte."""
 
+import contextlib
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +163,19 @@ def test_a_dead_worker_is_replaced_and_an_idle_one_ends(tmp_path: Path, url: str
     brief.read_group(url, name, 0)
     assert brief.starts >= 2
     brief.close()
+
+
+def test_a_broker_with_thousands_of_open_files_has_its_workers(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+    """Each queue is an open file; select() takes no descriptor above 1023."""
+    made = make_round(tmp_path, 0, 0, {0: 30})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    with contextlib.ExitStack() as files:
+        while files.enter_context(Path(os.devnull).open("rb")).fileno() < 1100:
+            pass
+        name = upload(worker, url, made)
+        assert len(worker.read_group(url, name, 0).wire) == name.wire_bytes
+    assert worker.starts == 1
 
 
 def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: str, worker: WorkerClient) -> None:

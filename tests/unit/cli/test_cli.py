@@ -41,6 +41,21 @@ def test_every_verb_of_ours_has_help(arguments: list[str], capsys: pytest.Captur
     assert "Usage:" in capsys.readouterr().out
 
 
+def test_every_option_says_what_it_does() -> None:
+    def silent(command: click.Command, path: str) -> list[str]:
+        options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden and not one.help]
+        found = [f"{path} {one.opts[0]}" for one in options] + ([] if command.help else [path])
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                inner = command.get_command(context, name)
+                assert inner is not None
+                found += silent(inner, f"{path} {name}")
+        return found
+
+    assert silent(main.neve, "neve") == []
+
+
 def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["nonsense"]) == 2
     assert main.run(["topic", "ttl", "set", "orders", "90m"]) == 2
