@@ -208,6 +208,7 @@ def run_client(home: Path, dialect: str, namesrv: int, *arguments: str) -> None:
         text=True,
         timeout=240,
         check=False,
+        cwd=home,  # consumerStatus leaves a file where it runs
         env={**os.environ, "ROCKETMQ_HOME": str(home)},
     )
     print(f"{dialect} {arguments[0]}: exit {done.returncode}", flush=True)
