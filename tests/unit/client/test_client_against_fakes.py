@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +14,7 @@ from neve.errors import BrokerError, ClientError, UnknownOutcome
 from neve.message import bytes_to_properties, decode_batch
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
-
-DEADLINE = 10
+from tests.unit.client.group_broker import DEADLINE_S, run
 
 
 def store(request: RemotingCommand) -> tuple[int, dict[str, str], bytes]:
@@ -28,14 +27,6 @@ def refuse(code: int) -> Callable[[RemotingCommand], tuple[int, dict[str, str], 
 
 def silent(request: RemotingCommand) -> tuple[int, dict[str, str], bytes] | None:
     return (0, {}, b"") if request.code in (34, 35) else None
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(DEADLINE):
-            await work()
-
-    asyncio.run(limited())
 
 
 def sends(server: Any) -> list[RemotingCommand]:
@@ -251,7 +242,7 @@ def test_the_synchronous_face_says_the_same(fake_cluster: Any) -> None:
     def use(namesrv: str) -> None:
         with sync.connect(namesrv) as client:
             assert client.send("t", b"x", tags="A").queue_offset == 7
-            assert client.send_async("t", b"x").result(DEADLINE).queue_offset == 7
+            assert client.send_async("t", b"x").result(DEADLINE_S).queue_offset == 7
             with pytest.raises(ClientError):
                 client.send("t", b"x", queue=9)
             assert client.send.__doc__

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -9,86 +7,11 @@ import pytest
 from neve.client import connect
 from neve.client.model import MessageQueue
 from neve.errors import ClientError
-from neve.message import encode_record, properties_to_bytes
-from neve.remoting.body import dumps, dumps_object_keys, loads_as
+from neve.remoting.body import dumps_object_keys
 from neve.remoting.command import RemotingCommand
+from tests.unit.client.group_broker import GroupBroker, run
 
-DEADLINE = 10
 QUEUE = MessageQueue("t", "b0", 0)
-Answer = tuple[int, dict[str, str], bytes] | None
-
-
-class GroupBroker:
-    """One queue of topic `t` with `count` messages, and one group; pulls at the end are left open."""
-
-    def __init__(self, count: int, *, min_offset: int = 0, stored: int | None = None) -> None:
-        self.count = count
-        self.min_offset = min_offset
-        self.offsets: dict[str, int] = {} if stored is None else {"t": stored}
-        self.members: list[str] = []
-        self.pulls: list[int] = []
-        self.sent_back: list[dict[str, str]] = []
-
-    def __call__(self, request: RemotingCommand) -> Answer:
-        ext = request.ext
-        match request.code:
-            case 34:
-                self.members = [loads_as(request.body, dict)["clientID"]]
-            case 38:
-                return (0, {}, dumps({"consumerIdList": self.members})) if self.members else (1, {}, b"")
-            case 14:
-                found = self.offsets.get(ext["topic"])
-                return (22, {}, b"") if found is None else (0, {"offset": str(found)}, b"")
-            case 15:
-                self.offsets[ext["topic"]] = int(ext["commitOffset"])
-            case 29 | 31:
-                return 0, {"offset": str(self.min_offset if ext["topic"] == "t" else 0)}, b""
-            case 30:
-                return 0, {"offset": str(self.count if ext["topic"] == "t" else 0)}, b""
-            case 36:
-                self.sent_back.append(ext)
-            case 11:
-                return self._pull(ext)
-        return 0, {}, b""
-
-    def _pull(self, ext: dict[str, str]) -> Answer:
-        if ext["topic"] != "t":
-            return None
-        offset = int(ext["queueOffset"])
-        self.pulls.append(offset)
-        end = min(self.count, offset + int(ext["maxMsgNums"]))
-        where = {"suggestWhichBrokerId": "0", "minOffset": str(self.min_offset), "maxOffset": str(self.count)}
-        if offset < self.min_offset:
-            return 21, {**where, "nextBeginOffset": str(self.min_offset)}, b""
-        if offset >= end:
-            return None
-        body = b"".join(record(number) for number in range(offset, end))
-        return 0, {**where, "nextBeginOffset": str(end)}, body
-
-
-def record(offset: int) -> bytes:
-    return encode_record(
-        topic=b"t",
-        body=str(offset).encode(),
-        properties=properties_to_bytes({"TAGS": "even" if offset % 2 == 0 else "odd"}),
-        queue_id=0,
-        flag=0,
-        queue_offset=offset,
-        physical_offset=offset * 100,
-        sys_flag=0,
-        born_timestamp=1,
-        born_host=("127.0.0.1", 1),
-        store_timestamp=1,
-        store_host=("127.0.0.1", 1),
-    )
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(DEADLINE):
-            await work()
-
-    asyncio.run(limited())
 
 
 async def offsets(consumer: Any, count: int) -> list[int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,96 +10,13 @@ import pytest
 from neve.client import connect
 from neve.client import consumer as consumer_module
 from neve.client.model import MessageQueue
-from neve.message import bytes_to_properties, encode_record, properties_to_bytes
-from neve.remoting.body import dumps, loads_as
+from neve.message import bytes_to_properties
+from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
+from tests.unit.client.group_broker import GroupBroker, record, run
 
-DEADLINE_S = 10
 QUEUE = MessageQueue("t", "b0", 0)
 RETRY = MessageQueue("%RETRY%g", "b0", 0)
-Answer = tuple[int, dict[str, str], bytes] | None
-
-
-class GroupBroker:
-    """One queue of topic `t` with `count` messages, and one group; pulls at the end are left open."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.offsets: dict[str, int] = {}
-        self.members: list[str] = []
-        self.pulls: list[int] = []
-        self.locks_are = "granted"  # or refused, or failing
-        self.unlocked: list[Any] = []
-        self.refused: set[int] = set()  # codes that are answered with an error
-
-    def __call__(self, request: RemotingCommand) -> Answer:
-        ext = request.ext
-        if request.code in self.refused:
-            return 1, {}, b""
-        match request.code:
-            case 34:
-                self.members = [loads_as(request.body, dict)["clientID"]]
-            case 38:
-                return (0, {}, dumps({"consumerIdList": self.members})) if self.members else (1, {}, b"")
-            case 14:
-                found = self.offsets.get(ext["topic"])
-                return (22, {}, b"") if found is None else (0, {"offset": str(found)}, b"")
-            case 15:
-                self.offsets[ext["topic"]] = int(ext["commitOffset"])
-            case 31:
-                return 0, {"offset": "0"}, b""
-            case 30:
-                return 0, {"offset": str(self.count if ext["topic"] == "t" else 0)}, b""
-            case 41 | 42:
-                return self._lock(request)
-            case 11:
-                return self._pull(ext)
-            case 310:
-                return 0, {"msgId": "ID", "queueId": "0", "queueOffset": "7"}, b""
-        return 0, {}, b""
-
-    def _lock(self, request: RemotingCommand) -> Answer:
-        queues = json.loads(request.body)["mqSet"]
-        if request.code == 42:
-            self.unlocked += queues
-            return 0, {}, b""
-        if self.locks_are == "failing":
-            return 1, {}, b""
-        return 0, {}, dumps({"lockOKMQSet": queues if self.locks_are == "granted" else []})
-
-    def _pull(self, ext: dict[str, str]) -> Answer:
-        offset = int(ext["queueOffset"])
-        end = min(self.count, offset + int(ext["maxMsgNums"]))
-        if ext["topic"] != "t" or offset >= end:
-            return None
-        self.pulls.append(offset)
-        where = {"suggestWhichBrokerId": "0", "minOffset": "0", "maxOffset": str(self.count)}
-        return 0, {**where, "nextBeginOffset": str(end)}, b"".join(record(number) for number in range(offset, end))
-
-
-def record(offset: int) -> bytes:
-    return encode_record(
-        topic=b"t",
-        body=b"x" * 10,
-        properties=properties_to_bytes({"TAGS": "A", "UNIQ_KEY": f"key{offset}", "TRAN_MSG": "true"}),
-        queue_id=0,
-        flag=0,
-        queue_offset=offset,
-        physical_offset=offset * 100,
-        sys_flag=0,
-        born_timestamp=1,
-        born_host=("127.0.0.1", 1),
-        store_timestamp=1,
-        store_host=("127.0.0.1", 1),
-    )
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await work()
-
-    asyncio.run(limited())
 
 
 # ---- locks
@@ -200,7 +115,7 @@ def test_the_copy_for_the_retry_topic_says_where_it_comes_from(fake_cluster: Any
             properties = bytes_to_properties(copy.ext["i"].encode())
             assert (copy.ext["b"], copy.ext["j"], copy.ext["l"], copy.body) == ("%RETRY%g", "1", "9", b"x" * 10)
             assert properties == {
-                "TAGS": "A", "UNIQ_KEY": "key0", "RETRY_TOPIC": "t", "DELAY": "3", "ORIGIN_MESSAGE_ID": "key0",
+                "TAGS": "even", "UNIQ_KEY": "key0", "RETRY_TOPIC": "t", "DELAY": "3", "ORIGIN_MESSAGE_ID": "key0",
             }  # fmt: skip
 
     run(work)
