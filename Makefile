@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STORE ?= dir
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test identity kills fuzz check bench format clean
+.PHONY: help setup demo test identity kills fuzz soak check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12

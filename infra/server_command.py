@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ settings_option = click.option(
 
 def run_and_exit(start: Callable[[], Awaitable[int]]) -> NoReturn:
     """The one place that turns a refusal into a line and an exit code; `start` is called on the running loop."""
+    _raise_file_limit()
     try:
         check_installation()
         import uvloop  # noqa: PLC0415 - after the check, which says it better when something is missing
@@ -43,6 +45,13 @@ def run_and_exit(start: Callable[[], Awaitable[int]]) -> NoReturn:
         click.echo(f"neve: {error}", err=True)
         code = EXIT_FAILED
     sys.exit(code)
+
+
+def _raise_file_limit() -> None:
+    """Each queue and each connection is an open file; the usual soft limit, 1024, is for programs with select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def catch_signals(stop: Callable[[], None]) -> None:

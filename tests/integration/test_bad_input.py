@@ -275,6 +275,21 @@ def test_systemd_hears_that_a_server_serves(tmp_path: Path) -> None:
             assert process.wait(60) == 0
 
 
+def test_a_server_takes_all_the_open_files_that_it_may(tmp_path: Path) -> None:
+    settings = f"--set listenPort=0 --set kvConfigPath={tmp_path / 'kv.json'}"
+    command = ["bash", "-c", f"ulimit -Sn 256; exec {NEVE} namesrv {settings}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (limits,) = [
+            line for line in Path(f"/proc/{process.pid}/limits").read_text().splitlines() if "open files" in line
+        ]
+        process.terminate()
+        assert process.wait(60) == 0
+    soft, hard = limits.split()[3:5]
+    assert soft == hard != "256"
+
+
 def test_a_name_server_alone_says_what_is_wrong_and_stops_on_the_first_signal(tmp_path: Path) -> None:
     wrong = subprocess.run([NEVE, "namesrv", "--set", "listenPrt=1"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, "unknown key listenPrt" in wrong.stderr) == (EXIT_CONFIG, True), wrong.stderr
