@@ -16,6 +16,8 @@ from infra.remoting_server import Connection
 
 log = logging.getLogger(__name__)
 
+_FAILED = "flush failed"
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingSend:
@@ -42,7 +44,6 @@ class Flusher:
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._work = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "flush")
-        self._stopping = False
         self.failed = False
         self.flushed_offset = 0
         self.rounds = 0
@@ -53,7 +54,9 @@ class Flusher:
         self._work.set()
 
     async def flush_now(self) -> None:
-        """Returns when everything appended so far is on disk."""
+        """Returns when everything appended so far is on disk; RuntimeError when no sync succeeds any more."""
+        if self.failed:
+            raise RuntimeError(_FAILED)
         waiter = asyncio.get_running_loop().create_future()
         self._flush_waiters.append((self._store.max_physical_offset, waiter))
         self._work.set()
@@ -61,7 +64,7 @@ class Flusher:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        while not self._stopping:
+        while True:
             try:
                 async with asyncio.timeout(self._interval_ms() / 1000):
                     await self._work.wait()
@@ -109,17 +112,9 @@ class Flusher:
         self._waiting.clear()
         for _, waiter in self._flush_waiters:
             if not waiter.done():
-                waiter.set_exception(RuntimeError("flush failed"))
+                waiter.set_exception(RuntimeError(_FAILED))
         self._flush_waiters.clear()
         self._on_failure(error)
-
-    async def shutdown(self) -> None:
-        """A last flush of everything, after the last append."""
-        if not self.failed:
-            self._stopping = False
-            await self.flush_now()
-        self._stopping = True
-        self._work.set()
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
