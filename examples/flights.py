@@ -149,10 +149,12 @@ def offload(servers: Servers) -> None:
         share = f"{100 * size / wire:.0f} % of the log's bytes" if wire else "nothing"
         print(f"            {topic}: {len(of_topic)} objects, {sum(one['rows'] for one in of_topic):,} rows, {share}")
     neve("archive", "verify", "--deep", "--store", servers.store)
+    print("            verified: checksums of all objects, no hole in any queue")
 
 
 def show_ttl_plan(servers: Servers) -> None:
     """What the weather's TTL deletes now, and what a shorter one would."""
+    print("ttl         what the weather's 30 days would delete now, and what one hour would")
     for arguments in ([WEATHER], [WEATHER, "--ttl", "1h"]):
         text = neve("topic", "ttl", "plan", *arguments, "--store", servers.store, "--namesrv", servers.namesrv)
         print("".join(f"            {line}\n" for line in text.splitlines()), end="")

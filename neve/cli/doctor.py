@@ -91,20 +91,20 @@ def check_local_clock() -> Check:
 
 def check_store(url: str) -> Iterator[Check]:
     """Write once, refuse a second write, read, list, delete: all that the archive does in a store."""
-    from neve.cli.store import DirectorySource, S3Source, open_source
+    from neve.cli.store import S3Source, open_source
 
     if url.startswith("dir:"):
-        Path(url.removeprefix("dir:")).mkdir(parents=True, exist_ok=True)
-    source = open_source(url)
-    if isinstance(source, DirectorySource):
         yield _check_directory(Path(url.removeprefix("dir:")))
-    elif isinstance(source, S3Source):
-        yield from _check_s3(source)
+        return
+    source = open_source(url)
+    assert isinstance(source, S3Source)
+    yield from _check_s3(source)
 
 
 def _check_directory(root: Path) -> Check:
     probe = root / f".neve-doctor-{uuid.uuid4().hex}"
     try:
+        root.mkdir(parents=True, exist_ok=True)
         with probe.open("xb") as file:
             file.write(b"probe")
         probe.unlink()

@@ -107,6 +107,13 @@ def test_doctor_checks_a_directory_store(tmp_path: Path, capsys: pytest.CaptureF
     assert list(tmp_path.iterdir()) == []
 
 
+def test_doctor_tells_a_directory_that_cannot_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main.run(["doctor", "--store", f"dir:{tmp_path}/file/archive", "-o", "json"]) == 1
+    found = {check["check"]: check for check in json.loads(capsys.readouterr().out)}["store"]
+    assert (found["state"], "Not a directory" in found["found"]) == ("fail", True)
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
