@@ -155,6 +155,17 @@ class ArchiveWiring:
                 store.create_queue_at(topic, queue, following)
                 # What lies below is in the archive or lost; read here, it would end in a hole.
                 store.set_min_offset(topic, queue, store.max_offset(topic, queue))
+        self._keep_minimums()
+
+    def _keep_minimums(self) -> None:
+        """What the archive has recorded as expired or deleted stays so, though an older copy of the log has it."""
+        journal, store = self.journal, self._context.store
+        assert journal is not None
+        for topic, queues in store.queues().items():
+            for queue in queues:
+                recorded = journal.catalog.recorded_minimum(topic, queue)
+                if recorded > store.min_offset(topic, queue):
+                    store.set_min_offset(topic, queue, recorded)
 
     async def _restore(self, restore: Restore, lifecycle: Lifecycle) -> None:
         """The archive is ours now: fill the empty store from it."""
@@ -165,7 +176,11 @@ class ArchiveWiring:
             plan = await asyncio.to_thread(restore.plan, journal)
             restore.apply(self._context, plan)
             await asyncio.to_thread(restore.record_gaps, journal, plan)
-        except (ObjectStoreError, Fenced, NewerFormat, MalformedEntry) as error:
+            # Where this log begins: a further restore must begin above it, though nothing was archived in between.
+            assert self._state is not None
+            state = capture_state(self._context)
+            await asyncio.to_thread(self._state.run, lambda: state)
+        except (ObjectStoreError, Fenced, NewerFormat, MalformedEntry, StateTooLarge) as error:
             raise StartupError(
                 f"archive {self._context.config.store_url}: the restore stopped: {error}; "
                 "the same command goes on with it",
@@ -244,7 +259,7 @@ class ArchiveWiring:
             return
         store = self._context.store
         queues = store.queues().get(topic, [])
-        minimums = {queue: store.max_offset(topic, queue) for queue in queues}
+        minimums = {queue: store.next_offset(topic, queue) for queue in queues}
         try:
             await asyncio.to_thread(self.journal.append, Topic(topic=topic, deleted=True, minimums=minimums))
         except (ObjectStoreError, Fenced) as error:

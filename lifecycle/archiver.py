@@ -27,7 +27,7 @@ from lifecycle.retention import (
     upload_rate,
     wanted_segments,
 )
-from lifecycle.safe_clock import SafeClock
+from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from neve.archive import keys
 from neve.archive.journal import Deleted, Expire
 from tiered.journal import JournalWriter
@@ -163,7 +163,8 @@ class Lifecycle:
         target: TopicRange | None = None
         total, oldest = 0, -1
         for segment in segments:
-            start, stop = max(segment.base, through), min(segment.end, end)
+            start, covered = self._journal.catalog.next_uncovered(topic, max(segment.base, through))
+            stop = min(segment.end, end if covered is None else min(end, covered))
             if start >= stop or segment.topics.get(topic, (-1, -1))[0] < start:
                 continue
             runs = {queue: run for queue, run in self._hot.entries(topic, start, stop).items() if len(run.physical)}
@@ -215,6 +216,7 @@ class Lifecycle:
             self.policy,
             now_ms=self._clock.now_ms(),
             pinned=pinned,
+            expired_by_ms=self._expired_by() if wanted else None,
         )
         for base in plan:
             failpoint.hit("offload.before_evict")
@@ -225,6 +227,16 @@ class Lifecycle:
             if progress is not None:
                 progress({"event": "evicted", "segment": base})
         return plan
+
+    def _expired_by(self) -> int:
+        """The time by which a TTL lets go of what no archive has: as careful as where the TTL itself deletes."""
+        if self._journal is None:
+            return self._clock.now_ms()
+        try:
+            return self._safe_clock.now_ms(self._journal.store)
+        except ClocksDisagree as error:
+            _log.warning("nothing counts as expired: %s", error)
+            return 0
 
     def _carry_out_of(self, wanted: Sequence[Segment]) -> None:
         """A timer may wait for days: it moves to the head of the log where it alone would keep segments."""
@@ -300,9 +312,8 @@ class Lifecycle:
         catalog, archived = self._journal.catalog, self.policy.archived
         minimums: dict[str, dict[int, int]] = {}
         for topic in filter(archived, rising):
-            named = catalog.named_offsets(topic)
             for queue, offset in rising[topic].items():
-                if offset > max(named.get(queue, -1) + 1, catalog.recorded_minimum(topic, queue)):
+                if offset > max(catalog.max_offset(topic, queue) or 0, catalog.recorded_minimum(topic, queue)):
                     minimums.setdefault(topic, {})[queue] = offset
         if minimums:
             after = self._clock.now_ms() + self.policy.grace_ms  # of no object

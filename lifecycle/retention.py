@@ -87,23 +87,39 @@ def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) 
     return int(policy.upload_bytes_per_second * max(1.0, age / policy.archive_max_age_ms))
 
 
-def may_evict(segment: Segment, through: Mapping[str, int], policy: Policy, now_ms: int, pinned: int | None) -> bool:
+def may_evict(
+    segment: Segment,
+    through: Mapping[str, int],
+    policy: Policy,
+    now_ms: int,
+    pinned: int | None,
+    *,
+    expired_by_ms: int | None = None,
+) -> bool:
     """Whether nothing is lost when the segment goes: each topic is archived, expired, deleted or not archived.
+
+    `expired_by_ms` is the time that a TTL goes by, where it is not `now_ms`: late rather than early.
 
     Waiting timers, half messages and their like are not archived: as long as one waits, it pins its segment. Without
     one their topics hold nothing up, or a broker with delayed messages could not free a crowded disk.
     """
     if not segment.sealed or (pinned is not None and pinned < segment.end):
         return False
-    return all(_settled(topic, record, through, policy, now_ms) for topic, record in segment.topics.items())
+    by = now_ms if expired_by_ms is None else expired_by_ms
+    return all(
+        _settled(topic, record, through, policy, now_ms=now_ms, expired_by_ms=by)
+        for topic, record in segment.topics.items()
+    )
 
 
-def _settled(topic: str, record: tuple[int, int], through: Mapping[str, int], policy: Policy, now_ms: int) -> bool:
+def _settled(
+    topic: str, record: tuple[int, int], through: Mapping[str, int], policy: Policy, *, now_ms: int, expired_by_ms: int
+) -> bool:
     last, newest = record
     if last < through.get(topic, 0) or not policy.exists(topic) or policy.internal(topic):
         return True
     ttl = policy.ttl_ms(topic)
-    if ttl is not None and newest >= 0 and newest + ttl <= now_ms:
+    if ttl is not None and newest >= 0 and newest + ttl <= expired_by_ms:
         return True
     return not policy.archived(topic) and newest >= 0 and newest + policy.reserved_ms <= now_ms
 
@@ -116,12 +132,15 @@ def eviction_plan(
     *,
     now_ms: int,
     pinned: int | None,
+    expired_by_ms: int | None = None,
 ) -> list[int]:
     """Bases of the segments to remove: from the log's lower end, up to the first that must stay."""
     asked = {segment.base for segment in wanted}
     plan = []
     for segment in sorted(segments, key=lambda each: each.base):
-        if segment.base not in asked or not may_evict(segment, through, policy, now_ms, pinned):
+        if segment.base not in asked or not may_evict(
+            segment, through, policy, now_ms, pinned, expired_by_ms=expired_by_ms
+        ):
             break
         plan.append(segment.base)
     return plan

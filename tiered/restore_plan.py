@@ -66,6 +66,12 @@ def plan_restore(
     topics = _topics(catalog, state, set(basis.deleted))
     alive = {str(topic["topicName"]) for topic in topics}
     known = _known(catalog, state)
+    for topic in topics:
+        if archived(name := str(topic["topicName"])):
+            # a queue without a message by the last state may have got its first ones since
+            ends = known.setdefault(name, {})
+            for queue in range(max(int(topic.get("readQueueNums", 0)), int(topic.get("writeQueueNums", 0)))):
+                ends.setdefault(queue, 0)
     following = {topic: {queue: end + QUEUE_MARGIN for queue, end in ends.items()} for topic, ends in known.items()}
     high = max([catalog.intent_end, state.log_end, *(name.end for name in catalog.objects())])
     return RestorePlan(
@@ -102,7 +108,7 @@ def _topics(catalog: Catalog, state: BrokerState, deleted: set[str]) -> list[dic
     found = {str(topic["topicName"]): topic for topic in state.topics if topic["topicName"] not in deleted}
     for topic in catalog.topics():
         queues = [queue for queue in catalog.queues(topic) if catalog.min_offset(topic, queue) is not None]
-        if queues and topic not in found and topic not in deleted:
+        if queues and topic not in found:  # one that was deleted has such queues only if it came again
             count = max(queues) + 1
             found[topic] = {"topicName": topic, "readQueueNums": count, "writeQueueNums": count}
     return [found[name] for name in sorted(found)]

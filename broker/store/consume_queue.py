@@ -204,11 +204,13 @@ class ConsumeQueue:
             self.files.append(file)
         while len(self.files) > 1 and self.files[-1].count == 0 and self.files[-2].end == self.files[-1].base:
             self._remove(self.files.pop())
+            self.dirty = True
         # a file behind one that lost its end would leave a hole that no one asked for
         for index, file in enumerate(self.files[:-1]):
             if file.count < file.capacity and self.files[index + 1].count == 0 and self._lost_end(file):
                 for later in self.files[index + 1 :]:
                     self._remove(later)
+                    self.dirty = True
                 del self.files[index + 1 :]
                 break
         if scrub:
@@ -250,8 +252,7 @@ class ConsumeQueue:
             self.dirty = True
 
     def _remove(self, file: QueueFile) -> None:
-        # dirty, so that the next checkpoint makes the absence of the name durable
-        self.dirty = True
+        """The next checkpoint of a dirty queue makes the absence durable; who is dirty stands in the store's list."""
         self._maps.forget(file)
         self._disk.remove(file.path)
 

@@ -172,7 +172,9 @@ class MessageStore(Appender):
         self.dirty_queues = [queue for queue in self.dirty_queues if queue.topic != topic]
         parent = self.config.root / "consumequeue"
         for name in self.disk.list_dir(parent / topic):
-            self.disk.remove_dir(parent / topic / name)  # of a queue whose first file a power cut took
+            # of a queue whose first file a power cut took
+            self.disk.fsync_dir(parent / topic / name)
+            self.disk.remove_dir(parent / topic / name)
         self.disk.fsync_dir(parent / topic)
         self.disk.remove_dir(parent / topic)
         self.disk.fsync_dir(parent)
@@ -217,9 +219,9 @@ class MessageStore(Appender):
         return queue.entry(offset) if queue is not None and 0 <= offset < queue.visible else None
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time of a message; -1 if the local log has none there."""
+        """Store time of a message, of a hidden one too; -1 if the local log has none there."""
         queue = self._queue(topic, queue_id)
-        if queue is None or offset < self._min_offset(queue):
+        if queue is None:
             return -1
         return reading.store_time(self.log, queue, offset)
 

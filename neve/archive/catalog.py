@@ -178,7 +178,8 @@ class Catalog:
         self._close(entry.round, [name.key for name in entry.names])
         still_open = self._open.get(entry.round, {}).values()
         for topic in {name.topic for name in entry.names}:
-            settled = max(name.end for name in entry.names if name.topic == topic)
+            # Of an intent's names a later one may have been committed before this one.
+            settled = max(self._names[key].end for key in self._by_topic[topic])
             # A name that stays open holds its topic back, even when a later day's object is already there.
             lowest_open = min((name.start for name in still_open if name.topic == topic), default=settled)
             self._advance(topic, entry.through.get(topic, min(settled, lowest_open)))
@@ -212,6 +213,8 @@ class Catalog:
                     self._raise_minimums(name.topic, {queue: last + 1})
         for topic, minimums in entry.minimums.items():
             self._raise_minimums(topic, minimums)
+            # of a queue that no round has taken yet, this is all that the archive knows
+            self._note_offsets(topic, {queue: offset - 1 for queue, offset in minimums.items()})
 
     def _apply_replace(self, entry: Replace) -> None:
         self._withdraw(entry.old, entry.delete_after_ms)
@@ -300,7 +303,10 @@ class Catalog:
             held = self._queues.get((topic, queue))
             if held is None or not held.runs or held.runs[-1][1] < held.minimum:
                 return None
-            return max(held.minimum, held.runs[0][0])
+            index = bisect_right(held.runs, (held.minimum, 1 << 63)) - 1
+            if index >= 0 and held.runs[index][1] >= held.minimum:
+                return held.minimum
+            return held.runs[index + 1][0]  # not the recorded minimum, where that lies in a gap
 
     def recorded_minimum(self, topic: str, queue: int) -> int:
         """Below this a queue has expired or was deleted: it holds even when the archive has nothing left."""
@@ -349,6 +355,21 @@ class Catalog:
         with self._lock:
             keys = self._names.keys() if topic is None else self._by_topic.get(topic, set())
             return sorted((self._names[key] for key in keys), key=lambda name: (name.topic, name.start, name.key))
+
+    def next_uncovered(self, topic: str, offset: int) -> tuple[int, int | None]:
+        """(first CommitLog offset from `offset` on that no object of the topic covers, where the next object begins).
+
+        Beyond `through` there are objects only where a name before them was closed without one.
+        """
+        with self._lock:
+            keys = self._by_topic.get(topic, set())
+            ranges = [(self._names[key].start, self._names[key].end) for key in keys]
+            ranges += [(name.start, name.end) for name, _ in self._expiring.values() if name.topic == topic]
+        for start, end in sorted(ranges):
+            if start > offset:
+                return offset, start
+            offset = max(offset, end)
+        return offset, None
 
     def expiring(self) -> dict[str, int]:
         """Names out of view that are not deleted yet -> the time after which they may be."""

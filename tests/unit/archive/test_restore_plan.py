@@ -120,3 +120,19 @@ def test_a_topic_deleted_after_the_state_stays_deleted_and_one_made_after_it_is_
     assert names == ["rmq_sys_wheel_timer", "young"]
     assert made.ended["t"] == {0: 20 + QUEUE_MARGIN, 1: 5 + QUEUE_MARGIN, 2: 7 + QUEUE_MARGIN, 3: 40 + QUEUE_MARGIN}
     assert "t@g" not in made.offsets
+
+
+def test_a_queue_that_was_empty_at_the_last_state_goes_on_above_what_it_may_have_given_since() -> None:
+    state = msgspec.structs.replace(STATE, queues={}, offsets={})
+    assert plan(catalog_of(ENTRIES[0]), state).queues["t"] == dict.fromkeys(range(4), QUEUE_MARGIN)
+
+
+def test_a_topic_that_came_again_after_its_deletion_is_restored() -> None:
+    entries = [
+        *ENTRIES[:2],
+        Topic(topic="t", deleted=True, minimums={0: 10, 1: 5}),
+        Commit(round=2, names=[committed("again", [(0, 10, 12)], start=500, end=600)]),
+    ]
+    made = plan(catalog_of(*entries), STATE, ("t",))
+    assert [topic["topicName"] for topic in made.topics if topic["topicName"] == "t"] == ["t"]
+    assert made.queues["t"][0] >= 13

@@ -248,3 +248,17 @@ def test_what_expired_before_its_round_does_not_come_back_with_it(rig: Rig) -> N
     rig.offload()
     assert rig.journal.catalog.min_offset("c", 0) == 2, "a queue's minimum never moves back"
     rig.check_tiles("c")
+
+
+def test_while_the_clocks_disagree_nothing_is_evicted_for_having_expired(rig: Rig) -> None:
+    rig.policy = Policy(ttl_hours=lambda topic: 1, reserved_ms=0)
+    rig.hot.put("d", count=3)
+    rig.hot.roll()
+    rig.clock.advance(2 * HOUR)
+    rig.store.clock_offset_ms = -2 * HOUR
+    rig.lifecycle.run_retention()
+    held = [record for record in rig.hot.records if record[1] == "d"]
+    assert len(held) == 3, "by the store's clock it has not expired, and no archive has it"
+    rig.store.clock_offset_ms = 0
+    rig.lifecycle.run_retention()
+    assert [record for record in rig.hot.records if record[1] == "d"] == []

@@ -85,3 +85,25 @@ def test_entries_of_evicted_files_are_none(open_store: Open, put: Put) -> None:
     held = store.entries("t", 0, end)[0]
     assert held.physical[0] == store.min_physical_offset
     assert held.first_offset == store.min_offset("t", 0)
+
+
+def test_a_queue_that_lost_an_old_file_to_eviction_is_synced_at_the_next_checkpoint(
+    open_store: Open, put: Put, clock: ManualClock
+) -> None:
+    store = open_store(queue_first_step=100, queue_file_size=100)  # five entries a file
+    for _ in range(14):
+        put(store, body=b"x" * 2000)
+    store._checkpoint_now()
+    store.evict(0)
+    assert store.min_offset("t", 0) == 7, "the first queue file goes"
+    put(store, body=b"x" * 2000)
+    assert [queue.topic for queue in store.dirty_queues] == ["t"]
+
+
+def test_the_store_time_of_a_hidden_message_is_known(open_store: Open, put: Put, clock: ManualClock) -> None:
+    """A round that takes it writes it under its own day."""
+    store = open_store()
+    put(store)
+    put(store)
+    store.set_min_offset("t", 0, 1)
+    assert store.store_time("t", 0, 0) == clock.now_ms()

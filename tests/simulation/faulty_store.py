@@ -1,0 +1,43 @@
+"""A bucket that goes away, answers late, loses answers and tells another time; and what must never be done to it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from infra.clock import ManualClock
+from infra.object_store import MemoryStore, StoreUnavailable, UnknownOutcome
+
+URL = "sim:"
+
+
+class FaultyStore(MemoryStore):
+    """`calls` are made before each request: there another thread, or another process, may do something."""
+
+    def __init__(self, clock: ManualClock, seed: int) -> None:
+        super().__init__(clock)
+        self.url = URL
+        self.down = False
+        self.failing = 0.0  # share of the requests that fail, before or after their effect
+        self.before_call: Callable[[str, str], None] = lambda verb, key: None
+        self.deleting: Callable[[str], None] = lambda key: None
+        self._random = random.Random(seed)
+
+    def _strike(self, verb: str, key: str, *, after: bool) -> None:
+        super()._strike(verb, key, after=after)
+        if self.down and not after:
+            raise StoreUnavailable(f"{verb} {key}: the store is down")
+        if ".probe-" in key:
+            return  # raced by threads: what it met would not follow from the seed
+        if not after:
+            self.before_call(verb, key)
+        if self.failing and self._random.random() < self.failing:
+            if verb in {"put", "delete"} and (after or self._random.random() < 0.5):
+                raise UnknownOutcome(f"{verb} {key}: no answer, {'done' if after else 'not done'}")
+            if not after:
+                raise StoreUnavailable(f"{verb} {key}: 503")
+        if verb == "delete" and not after:
+            self.deleting(key)
+
+    def heal(self) -> None:
+        self.down, self.failing = False, 0.0

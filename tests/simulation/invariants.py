@@ -1,0 +1,100 @@
+"""What holds after each start and at the end, whatever has happened.
+
+1. No message that was acknowledged as durable, has not expired and was not deleted is in neither tier.
+2. Both tiers have it byte for byte.
+3. No (topic, queue, offset) holds two messages, no CommitLog offset is given twice (`model.Model.put`).
+4. The archive tiles each queue: no overlap, and each hole is told of (`model.Bucket.check_tiles`).
+5. A queue's minimum never moves back (`model.Model.tell_minimum`).
+6. Nothing is deleted before its time (`model.Bucket.may_delete`).
+7. A fenced writer changes nothing (`model.Bucket.follow`, `world.World._fork`).
+8. Entry 0 and each checkpoint lead to the same catalog.
+9. Eviction takes only what is archived or has expired (`model.Model.evicted`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neve.archive.catalog import Catalog, Location
+from neve.archive.checkpoint import CatalogState, decode_checkpoint
+from neve.archive.journal import Checkpoint
+from neve.archive.keys import checkpoint_key
+from neve.message import iter_records
+from tests.simulation.model import Message
+from tests.simulation.process import BROKER, queues_of
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+def check(world: World) -> None:
+    """Everything that is live can be read, and nothing else."""
+    model, bucket = world.model, world.bucket
+    hot = {place: _read_hot(world, *place) for place in queues_of(world.process.store)}
+    for place, held in model.live.items():
+        exists = world.process.context.topics.select(place[0]) is not None
+        assert exists or not held or place[0] in world.missing, f"topic {place[0]} is gone"
+        for offset, message in held.items():
+            if message.end <= model.promised_end and offset not in hot.get(place, ()):
+                _check_cold(world, message)
+    for key, name in bucket.live.items():
+        for queue, offset, record in world.rows(key):
+            if offset >= bucket.minimums.get((name.topic, queue), 0):
+                model.saw(name.topic, queue, offset, record)
+    bucket.check_tiles()
+    _check_catalogs(world)
+
+
+def _read_hot(world: World, topic: str, queue: int) -> set[int]:
+    store = world.process.store
+    found: set[int] = set()
+    offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
+    while offset < end:
+        result = store.get(topic, queue, offset, 32, 1 << 20)
+        assert result.status == "FOUND", f"{topic}/{queue}/{offset}: {result.status}, the queue ends at {end}"
+        for buffer in result.buffers:
+            begin = 0
+            for record in iter_records(buffer):
+                assert record.queue_offset == offset, f"{topic}/{queue}: {record.queue_offset} where {offset} belongs"
+                world.model.saw(topic, queue, offset, bytes(buffer[begin : begin + record.size]))
+                found.add(offset)
+                begin += record.size
+                offset += 1
+    return found
+
+
+def _check_cold(world: World, message: Message) -> None:
+    where = f"{message.topic}/{message.queue}/{message.offset}, message {message.number}"
+    found = world.process.journal.catalog.find(message.topic, message.queue, message.offset)
+    assert isinstance(found, Location), f"{where} is in neither tier: {found}"
+    rows = {(queue, offset): record for queue, offset, record in world.rows(found.name.key)}
+    assert rows[message.queue, message.offset] == message.record, f"{where} is not what was sent"
+
+
+def _check_catalogs(world: World) -> None:
+    """Also the one that the broker has, where it knows all of the journal."""
+    entries, objects = world.bucket.entries, world.bucket_store.objects
+    whole = Catalog()
+    for seq, entry in enumerate(entries):
+        whole.apply(seq, entry)
+    expected = _in_order(whole.state(BROKER))
+    for entry in entries:
+        key = checkpoint_key("", BROKER, entry.through_seq) if isinstance(entry, Checkpoint) else ""
+        if isinstance(entry, Checkpoint) and key in objects:
+            short = Catalog()
+            short.restore(decode_checkpoint(objects[key][0], BROKER, entry.through_seq))
+            for later in range(entry.through_seq + 1, len(entries)):
+                short.apply(later, entries[later])
+            assert _in_order(short.state(BROKER)) == expected, f"{key} leads elsewhere"
+    mine = world.process.journal.catalog
+    if mine.next_seq == whole.next_seq:
+        assert _in_order(mine.state(BROKER)) == expected, "the broker's catalog is another one"
+
+
+def _in_order(state: CatalogState) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(value[key]) for key in sorted(value) if value[key] not in ({}, [])}
+        return sorted(map(repr, value)) if isinstance(value, list) else value
+
+    return {name: plain(getattr(state, name)) for name in state.__struct_fields__}

@@ -1,0 +1,266 @@
+"""What must be true, told apart from how the broker does it: messages, and the bucket's journal read entry by entry.
+
+A message is *live* until something took it rightly: its topic was deleted, its time has passed, or it was lost where
+that may be (an unflushed tail; a disk that an operator replaced). `given` never forgets an offset that anything outside
+the local log may know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from infra.object_store import MemoryStore
+from neve.archive import keys
+from neve.archive.journal import (
+    Abort,
+    AnyEntry,
+    Commit,
+    CommittedName,
+    Deleted,
+    Epoch,
+    Expire,
+    Gap,
+    Intent,
+    IntentName,
+    Topic,
+    decode_entry,
+)
+
+Place = tuple[str, int]  # topic, queue
+
+
+@dataclass(slots=True)
+class Message:
+    number: int
+    topic: str
+    queue: int
+    offset: int
+    physical: int
+    record: bytes
+    stored_ms: int
+
+    @property
+    def end(self) -> int:
+        return self.physical + len(self.record)
+
+
+class Span(NamedTuple):
+    first: int
+    last: int
+    what: str
+
+
+@dataclass
+class Bucket:
+    """What the journal's entries say, by an interpreter of its own."""
+
+    entries: list[AnyEntry] = field(default_factory=list)
+    spans: dict[Place, list[Span]] = field(default_factory=dict)
+    gaps: dict[Place, list[Span]] = field(default_factory=dict)
+    minimums: dict[Place, int] = field(default_factory=dict)
+    named: dict[Place, int] = field(default_factory=dict)
+    open: dict[str, IntentName] = field(default_factory=dict)
+    live: dict[str, CommittedName] = field(default_factory=dict)
+    expiring: dict[str, int] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+    ever: dict[str, CommittedName] = field(default_factory=dict)
+    epoch: int = 0
+
+    def follow(self, store: MemoryStore, broker: str) -> None:
+        while (held := store.objects.get(keys.journal_key("", broker, len(self.entries)))) is not None:
+            entry = decode_entry(held[0])
+            self.entries.append(entry)
+            self._read(entry)
+
+    def _read(self, entry: AnyEntry) -> None:
+        assert entry.epoch >= self.epoch, f"entry {len(self.entries) - 1} is of a writer that was fenced: {entry}"
+        if isinstance(entry, Epoch):
+            assert entry.epoch == self.epoch + 1
+            self.epoch = entry.epoch
+        elif isinstance(entry, Intent):
+            for name in entry.names:
+                self.open[name.key] = name
+                for queue, (_, last) in name.queues.items():
+                    self._note(name.topic, queue, last)
+        elif isinstance(entry, Commit):
+            for committed in entry.names:
+                self._commit(committed)
+        elif isinstance(entry, Abort):
+            for key in entry.keys:
+                self.open.pop(key, None)
+        elif isinstance(entry, Gap):
+            for topic, queue, first, last in [(entry.topic, entry.queue, entry.first, entry.last), *entry.more]:
+                self.gaps.setdefault((topic, queue), []).append(Span(first, last, entry.reason))
+                self._note(topic, queue, last)
+        elif isinstance(entry, Expire):
+            for key in entry.keys:
+                self._expire(key, entry.delete_after_ms)
+            for topic, ends in entry.minimums.items():
+                self._raise(topic, ends)
+                for queue, end in ends.items():
+                    self._note(topic, queue, end - 1)
+        elif isinstance(entry, Deleted):
+            for key in entry.keys:
+                assert self.expiring.pop(key, None) is not None, f"{key} was deleted and had not expired"
+                self.deleted.add(key)
+        elif isinstance(entry, Topic):
+            self._raise(entry.topic, entry.minimums)
+            for queue, end in entry.minimums.items():
+                self._note(entry.topic, queue, end - 1)
+
+    def _commit(self, name: CommittedName) -> None:
+        assert name.key in self.open, f"{name.key} is committed and no intent names it"
+        assert name.key not in self.ever, f"{name.key} is committed twice"
+        del self.open[name.key]
+        self.live[name.key] = self.ever[name.key] = name
+        for queue, (first, last, _) in name.queues.items():
+            self._note(name.topic, queue, last)
+            self.spans.setdefault((name.topic, queue), []).append(Span(first, last, name.key))
+
+    def _expire(self, key: str, after: int) -> None:
+        name = self.live.pop(key, None)
+        if name is not None:
+            self.expiring[key] = after
+            self._raise(name.topic, {queue: last + 1 for queue, (_, last, _) in name.queues.items()})
+
+    def _raise(self, topic: str, ends: dict[int, int]) -> None:
+        for queue, end in ends.items():
+            self.minimums[topic, queue] = max(self.minimums.get((topic, queue), 0), end)
+
+    def _note(self, topic: str, queue: int, last: int) -> None:
+        self.named[topic, queue] = max(self.named.get((topic, queue), -1), last)
+
+    def archived(self) -> set[tuple[str, int, int]]:
+        """All that ever was in an object."""
+        return {
+            (name.topic, queue, offset)
+            for name in self.ever.values()
+            for queue, (first, last, _) in name.queues.items()
+            for offset in range(first, last + 1)
+        }
+
+    def check_tiles(self) -> None:
+        """Of each queue: nothing twice, and no hole that nothing speaks of."""
+        for place, spans in self.spans.items():
+            settled = 0
+            topic, queue = place
+            coming = [name for name in self.open.values() if name.topic == topic and queue in name.queues]
+            pending = [Span(*name.queues[queue], name.key) for name in coming]
+            known = sorted([*spans, *self.gaps.get(place, []), *pending])
+            expected = known[0].first
+            for span in sorted(spans):
+                assert span.first >= settled, f"{place}: {span} overlaps what ends at {settled - 1}"
+                settled = span.last + 1
+            for span in known:
+                first = max(expected, min(self.minimums.get(place, 0), span.first))
+                assert span.first <= first, f"{place}: nothing says what became of {first}-{span.first - 1}, {known}"
+                expected = max(expected, span.last + 1)
+            for gap in self.gaps.get(place, []):
+                for span in spans:
+                    disjoint = gap.last < span.first or span.last < gap.first
+                    assert disjoint, f"{place}: {gap} is said to be nowhere, {span} has it"
+
+    def may_delete(self, key: str, now_ms: int) -> None:
+        """Raises where an object must stay: by the earlier of the clocks it is not past its grace, or someone's."""
+        if keys.parse_data_key(key) is None:
+            return
+        assert key not in self.open, f"{key} is deleted while an open intent names it"
+        assert key not in self.live, f"{key} is deleted while the catalog has it"
+        if key in self.ever:
+            assert key in self.deleted or self.expiring[key] <= now_ms, f"{key} is deleted before its grace has passed"
+
+
+class Model:
+    def __init__(self) -> None:
+        self.live: dict[Place, dict[int, Message]] = {}
+        self.given: dict[tuple[str, int, int], int] = {}  # topic, queue, offset -> number
+        self.by_number: dict[int, Message] = {}
+        self.told: dict[Place, int] = {}
+        self.deleted_at: dict[str, int] = {}  # topic -> number of the newest message at its last deletion
+        self.uncertain: dict[Place, int] = {}  # a deletion that did not end: below this, nothing is promised
+        self.log_end = 0
+        self.promised_end = 0
+        self.number = 0
+
+    def put(self, message: Message) -> None:
+        place = (message.topic, message.queue, message.offset)
+        assert place not in self.given, f"{place} is given to {message.number} and was to {self.given[place]}"
+        assert message.physical >= self.log_end, f"CommitLog offset {message.physical} lies below {self.log_end}"
+        self.given[place] = message.number
+        self.by_number[message.number] = message
+        self.live.setdefault(place[:2], {})[message.offset] = message
+        self.log_end = message.end
+
+    def messages(self) -> Iterator[Message]:
+        for held in self.live.values():
+            yield from held.values()
+
+    def newest_of(self, topic: str) -> int:
+        return max((m.number for m in self.by_number.values() if m.topic == topic), default=0)
+
+    def saw(self, topic: str, queue: int, offset: int, record: bytes) -> None:
+        """Either tier gave this record."""
+        number = self.given.get((topic, queue, offset))
+        assert number is not None, f"{topic}/{queue}/{offset} holds what nobody was told of"
+        message = self.by_number[number]
+        assert record == message.record, f"{topic}/{queue}/{offset} is not message {number} byte for byte"
+        assert number > self.deleted_at.get(topic, 0), f"{topic}/{queue}/{offset}: deleted message {number} is back"
+
+    def lose(self, end: int, bucket: Bucket, *, keep_names: bool) -> list[Message]:
+        """The local log reaches only to `end` now; with `keep_names` nobody may give the lost offsets again."""
+        archived = bucket.archived()
+        lost = []
+        for (topic, queue), held in self.live.items():
+            for offset, message in list(held.items()):
+                if message.end <= end or (topic, queue, offset) in archived:
+                    continue
+                lost.append(message)
+                del held[offset]
+        for (topic, queue, offset), number in list(self.given.items()):
+            named = keep_names or offset <= bucket.named.get((topic, queue), -1)
+            if not named and self.by_number[number].end > end:
+                del self.given[topic, queue, offset]
+        return lost
+
+    def evicted(self, below: int, bucket: Bucket, expired: Callable[[Message], bool]) -> None:
+        """The local log begins there now: what it had below is archived, or its time had passed."""
+        archived = bucket.archived()
+        for place, held in self.live.items():
+            for offset, message in list(held.items()):
+                if message.physical < below and (*place, offset) not in archived:
+                    allowed = expired(message) or offset < self.uncertain.get(place, 0)
+                    assert allowed, f"{place}: message {message.number} at {offset} is evicted and not archived"
+                    del held[offset]
+
+    def delete(self, topic: str, ends: dict[int, int], *, again: bool) -> None:
+        for place in [place for place in self.live if place[0] == topic]:
+            del self.live[place]
+        self.deleted_at[topic] = self.newest_of(topic)
+        if again:
+            self.given = {place: number for place, number in self.given.items() if place[0] != topic}
+            self.told = {place: minimum for place, minimum in self.told.items() if place[0] != topic}
+        for queue, end in ends.items():
+            self.uncertain.pop((topic, queue), None)
+            if not again:
+                self.told[topic, queue] = max(self.told.get((topic, queue), 0), end)
+
+    def unsure(self, topic: str, ends: dict[int, int]) -> None:
+        for queue, end in ends.items():
+            self.uncertain[topic, queue] = max(end, self.uncertain.get((topic, queue), 0))
+
+    def forget_all_but(self, known: set[Place]) -> None:
+        """What other queues gave may be given again."""
+        self.given = {place: number for place, number in self.given.items() if place[:2] in known}
+
+    def tell_minimum(self, place: Place, minimum: int, expired: Callable[[Message], bool]) -> None:
+        before = self.told.get(place, 0)
+        assert minimum >= before, f"{place}: the minimum went back from {before} to {minimum}"
+        self.told[place] = minimum
+        held = self.live.get(place, {})
+        for offset in [offset for offset in held if offset < minimum]:
+            message = held.pop(offset)
+            allowed = offset < self.uncertain.get(place, 0) or expired(message)
+            what = f"message {message.number} of {message.stored_ms} at {offset}"
+            assert allowed, f"{place}: the minimum is {minimum}, and {what} has not expired"

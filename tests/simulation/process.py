@@ -1,0 +1,205 @@
+"""One broker process without its sockets and threads: the broker's own start, jobs and topic deletion, run in line.
+
+What the broker hands to threads runs where it stands, so a coroutine of the start ends in one go. Nothing of the
+start's order is told here a second time: `BrokerController._load`, `ArchiveWiring.attach` and `_drop_topic` are driven.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from broker import archive_wiring, state_file
+from broker.archive_wiring import ArchiveWiring
+from broker.broker_controller import BrokerController
+from broker.consumer_offset_manager import ConsumerOffsetManager
+from broker.loop_hot_store import LoopHotStore
+from broker.restore import Restore, refuse_unfinished
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from broker.subscription_group_manager import SubscriptionGroupManager
+from broker.tiered_store import TieredStore
+from broker.topic_config_manager import TopicConfigManager
+from infra.clock import ManualClock
+from infra.config import BrokerConfig
+from infra.sim_disk import SimDisk
+from tests.simulation.faulty_store import FaultyStore
+from tests.simulation.workers import AnyWorker
+
+T = TypeVar("T")
+BROKER = "b"
+
+
+class Killed(BaseException):
+    """The process is gone, at this very line."""
+
+
+def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    coroutine.close()
+    raise AssertionError("the coroutine waits for something")
+
+
+async def _in_line(work: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    return work(*arguments, **keywords)
+
+
+class _HotStore(LoopHotStore):
+    """Calls from job threads, where there is one thread only."""
+
+    crowded = False
+
+    def _call(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def flush(self) -> int:
+        self._starting = True  # the way that needs no flusher
+        return super().flush()
+
+    def disk_ratio(self) -> float:
+        return 0.99 if _HotStore.crowded else 0.1
+
+
+@contextlib.contextmanager
+def in_line(make_worker: Callable[[], AnyWorker], open_store: Callable[[], FaultyStore]) -> Iterator[None]:
+    """While this holds, the broker's parts run in the caller's thread and meet the simulated store."""
+    wiring_asyncio = SimpleNamespace(to_thread=_in_line, get_running_loop=lambda: None)
+    with (
+        patch.object(archive_wiring, "asyncio", wiring_asyncio),
+        patch.object(archive_wiring, "open_store", lambda url: open_store()),
+        patch.object(archive_wiring, "WorkerClient", lambda **keywords: make_worker()),
+        patch.object(archive_wiring, "LoopHotStore", _HotStore),
+        patch.object(state_file.asyncio, "to_thread", _in_line),
+    ):
+        yield
+
+
+def set_crowded(crowded: bool) -> None:
+    _HotStore.crowded = crowded
+
+
+class Process:
+    """Not started yet; `start` may raise StartupError or die."""
+
+    def __init__(self, disk: SimDisk, clock: ManualClock, config: BrokerConfig, *, restore: bool = False) -> None:
+        self.disk, self.clock, self.config = disk, clock, config
+        self.pinned: int | None = None
+        root = config.root
+        self.store = MessageStore(_store_config(root, config), disk, clock)
+        tables = root / "config"
+        nothing = SimpleNamespace(load=lambda: None, pending=lambda: 0, __len__=lambda: 0)
+        self.context: Any = SimpleNamespace(
+            config=config,
+            clock=clock,
+            root=root,
+            store=self.store,
+            tiered=TieredStore(self.store, config),
+            topics=TopicConfigManager(disk, tables / "topics.json", clock),
+            groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock),
+            offsets=ConsumerOffsetManager(disk, tables / "consumerOffset.json"),
+            schedule=nothing,
+            modes=nothing,
+            timers=_Nothing(),
+            transactions=_Nothing(),
+            hold=SimpleNamespace(release_topic=lambda topic: None),
+            pops=SimpleNamespace(drop=lambda topic: None),
+            pinned_from=lambda: self.pinned,
+        )
+        self.wiring = ArchiveWiring(self.context, disk)
+        self._restore = Restore(config, disk) if restore else None
+        self._controller: Any = SimpleNamespace(
+            context=self.context, config=config, archive=self.wiring, _register=_registered, _drop_topic=self._dropped
+        )
+
+    def start(self, loaded: Callable[[], None]) -> None:
+        """`loaded` is called between the log's recovery and the archive's attachment."""
+        if self._restore is not None:
+            self._restore.begin()
+        else:
+            refuse_unfinished(self.config, self.disk)
+        self.disk.make_dirs(self.config.root / "config")
+        BrokerController._load(self._controller)
+        try:
+            loaded()
+            drive(self.wiring.attach(self._restore))
+            self.context.offsets.clip(self.store.max_offset)
+        except Exception:
+            drive(self.wiring.shutdown())
+            self.store.shutdown()
+            raise
+
+    @property
+    def lifecycle(self) -> Any:
+        return self.wiring.lifecycle
+
+    @property
+    def journal(self) -> Any:
+        return self.wiring.journal
+
+    def flush(self) -> None:
+        self.store.after_flush(self.store.flush())
+
+    def write_state(self) -> None:
+        keeper = self.wiring._state
+        assert keeper is not None
+        keeper.run(_HotStore(self.context, None, starting=True).state)  # type: ignore[arg-type]
+
+    def drop_topic(self, topic: str) -> None:
+        drive(self._dropped(topic))
+
+    async def _dropped(self, topic: str) -> None:
+        await BrokerController._drop_topic(self._controller, topic)
+
+    def stop(self) -> None:
+        """As `BrokerController.shutdown`, without what it has to do with clients."""
+        drive(self.wiring.shutdown())
+        if self.store.failed is None:
+            for table in (self.context.topics, self.context.groups, self.context.offsets):
+                table.file.save_now()
+            self.flush()
+            drive(self.wiring.write_last_state())
+        self.store.shutdown()
+
+    def told_minimum(self, topic: str, queue: int) -> int:
+        return int(self.context.tiered.min_offset(topic, queue))
+
+
+class _Nothing:
+    def load(self) -> None:
+        """Nothing was stored."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def carry(self, below: int) -> bool:
+        return False
+
+
+async def _registered() -> None:
+    """No name server."""
+
+
+def _store_config(root: Path, config: BrokerConfig) -> StoreConfig:
+    return StoreConfig(
+        root,
+        commit_log_file_size=config.mapped_file_size_commit_log,
+        flush_disk_type=config.flush_disk_type,
+        queue_first_step=4096,
+        queue_file_size=8000,
+        index_slots=64,
+        index_entries=200,
+        checkpoint_bytes=8000,
+    )
+
+
+def queues_of(store: MessageStore) -> Sequence[tuple[str, int]]:
+    return [(topic, queue) for topic, queues in store.queues().items() for queue in queues]

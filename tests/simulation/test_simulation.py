@@ -1,0 +1,39 @@
+"""Dozens of histories of the whole storage side; `make simulate` tells thousands."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.simulation.model import Message
+from tests.simulation.world import Violation, World
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_no_history_breaks_a_promise(first: int) -> None:
+    for seed in range(first, first + 10):
+        World(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_history_breaks_a_promise_with_the_real_encoder(seed: int) -> None:
+    World(seed, real_worker=True).run(60)
+
+
+def test_a_seed_is_one_history() -> None:
+    told = []
+    for _ in range(2):
+        world = World(7)
+        world.run()
+        told.append(re.sub(r"[0-9a-f]{32,}", "", "\n".join(world.history)))
+    assert told[0] == told[1]
+
+
+def test_a_violation_names_the_seed_and_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken promise is found: here each message of one topic is said to be another."""
+    monkeypatch.setattr(
+        Message, "end", property(lambda message: message.physical + len(message.record) + 1_000_000), raising=True
+    )
+    with pytest.raises(Violation, match=r"(?s)seed 3: .*the last steps:.*put 1 "):
+        World(3).run()

@@ -1,0 +1,164 @@
+"""The tier worker in the process of the simulation: the real encoder and decoder, or a quick one for most seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from infra import failpoint
+from infra.object_store import ObjectStoreError, PreconditionFailed, UnknownOutcome
+from infra.sim_disk import SimDisk
+from neve.archive.journal import CommittedName, IntentName, RowGroup
+from neve.message import decode_record
+from tests.simulation.faulty_store import FaultyStore
+from tiered import frames
+from tiered.offload import ContentConflict, EncodeFailed
+from tiered.offload_plan import EntryRun
+from tiered.worker import Worker
+from tiered.worker_client import DecodedGroup, WorkerClient, WorkerFailed
+
+Row = tuple[int, int, bytes]  # queue, offset, record
+GROUP_BYTES = 2000
+
+
+class InProcessWorker(WorkerClient):
+    """The worker's own code without its process: Parquet, adoption of what stands there, page checksums."""
+
+    def __init__(self, disk: SimDisk, store: FaultyStore) -> None:
+        super().__init__(work_dir="/dev/shm")
+        self._disk = disk
+        ours, theirs = socket.socketpair()
+        ours.close()
+        theirs.close()
+        self._worker = Worker(theirs)
+        self._worker._stores[store.url] = store
+
+    def set_upload_rate(self, bytes_per_second: int) -> None:
+        assert bytes_per_second == 0
+
+    def _call(self, request: frames.Request, descriptor: int | None) -> Any:
+        try:
+            if isinstance(request, frames.EncodeUpload):
+                request.files = [(self._disk.open_path(Path(p)), base, size) for p, base, size in request.files]
+                return self._worker._encode_upload(request, descriptor)[0]
+            if isinstance(request, frames.RemoveStaleUploads):
+                return self._worker._remove_stale(request)
+            assert isinstance(request, frames.ReadGroup)
+            reply, answer = self._worker._read_group(request)
+        except (ObjectStoreError, ValueError, OSError, pa.ArrowException) as error:
+            raise WorkerFailed(type(error).__name__, str(error)) from error
+        try:
+            mapped = mmap.mmap(answer, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(answer)
+        assert isinstance(reply, frames.GroupRead)
+        return DecodedGroup(mapped, reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
+
+    def rows(self, name: CommittedName) -> list[Row]:
+        found: list[Row] = []
+        for index, group in enumerate(name.row_groups):
+            decoded = self.read_group("sim:", name, index)
+            places = [(queue, at) for queue, first, last in group.runs for at in range(first, last + 1)]
+            for row, (queue, offset) in enumerate(places):
+                record = decoded.wire[decoded.positions[row] : decoded.positions[row + 1]]
+                found.append((queue, offset, bytes(record)))
+        return found
+
+
+class QuickWorker:
+    """As the real one, but an object is a list of rows. It takes and gives the same, and fails the same ways."""
+
+    upload_waited = 0.0
+
+    def __init__(self, disk: SimDisk, store: FaultyStore) -> None:
+        self._disk, self._store = disk, store
+
+    def encode_upload(
+        self,
+        store_url: str,
+        name: IntentName,
+        entries: Mapping[int, EntryRun],
+        files: Sequence[tuple[str, int, int]],
+        metadata: Mapping[str, str],
+    ) -> CommittedName:
+        assert store_url == self._store.url
+        rows: list[Row] = []
+        for queue, run in sorted(entries.items()):
+            places = zip(run.physical.tolist(), run.sizes.tolist(), strict=True)
+            for offset, (physical, size) in enumerate(places, run.first_offset):
+                rows.append((queue, offset, self._record(files, physical, size)))
+        failpoint.hit("offload.after_encode")
+        content = msgspec.msgpack.encode(rows)
+        return _described(name, rows, content, self._upload(name.key, content))
+
+    def _record(self, files: Sequence[tuple[str, int, int]], physical: int, size: int) -> bytes:
+        found = [file for file in files if file[1] <= physical < file[1] + file[2]]
+        if not found:
+            raise EncodeFailed(f"{size} bytes at {physical} lie in none of the files")
+        path, base, _ = found[0]
+        return self._disk.read_at(Path(path), physical - base, size)
+
+    def _upload(self, key: str, content: bytes) -> str:
+        try:
+            return self._store.put(key, content, if_absent=True).etag
+        except (PreconditionFailed, UnknownOutcome) as error:
+            if isinstance(error, UnknownOutcome) and key not in self._store.objects:
+                return self._store.put(key, content, if_absent=True).etag
+            if self._store.get(key) != content:
+                raise ContentConflict(f"{key} holds other rows") from error
+            return self._store.head(key).etag
+
+    def rows(self, name: CommittedName) -> list[Row]:
+        return msgspec.msgpack.decode(self._store.get(name.key), type=list[Row])
+
+    def set_upload_rate(self, bytes_per_second: int) -> None:
+        assert bytes_per_second == 0
+
+    def remove_stale_uploads(self, store_url: str, broker: str) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+AnyWorker = InProcessWorker | QuickWorker
+
+
+def _described(name: IntentName, rows: list[Row], content: bytes, etag: str) -> CommittedName:
+    groups: list[RowGroup] = []
+    queues: dict[int, tuple[int, int, int]] = {}
+    first = 0
+    while first < len(rows):
+        count, size = 0, 0
+        while first + count < len(rows) and (not count or size + len(rows[first + count][2]) <= GROUP_BYTES):
+            size += len(rows[first + count][2])
+            count += 1
+        groups.append(_group(first, rows[first : first + count], size))
+        first += count
+    for index, (queue, offset, _) in enumerate(rows):
+        queues[queue] = (queues[queue][0], offset, queues[queue][2]) if queue in queues else (offset, offset, index)
+    return CommittedName(
+        key=name.key, topic=name.topic, day=name.day, start=name.start, end=name.end, size=len(content), footer=8,
+        etag=etag, checksum=("crc32", "0"), sha256=hashlib.sha256(content).hexdigest(), rows=len(rows),
+        wire_bytes=sum(len(row[2]) for row in rows), min_time=min(group.oldest_ms for group in groups),
+        max_time=max(group.newest_ms for group in groups), queues=queues, row_groups=groups,
+    )  # fmt: skip
+
+
+def _group(first: int, rows: list[Row], size: int) -> RowGroup:
+    times = [decode_record(record).store_timestamp for _, _, record in rows]
+    runs: list[tuple[int, int, int]] = []
+    for queue, offset, _ in rows:
+        if runs and runs[-1][0] == queue:
+            runs[-1] = (queue, runs[-1][1], offset)
+        else:
+            runs.append((queue, offset, offset))
+    return RowGroup(first, len(rows), 4 + first, len(rows), max(times), min(times), size, runs)

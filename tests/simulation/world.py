@@ -1,0 +1,500 @@
+"""One seed is one history of a broker, its disk, its bucket and what befalls them; `run` tells it to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from broker.store.errors import StoreError
+from infra import failpoint
+from infra.clock import ManualClock
+from infra.config import BrokerConfig
+from infra.failpoint import FailpointError
+from infra.object_store import ObjectStoreError
+from infra.sim_disk import SimDisk
+from infra.startup import StartupError
+from lifecycle.safe_clock import ClocksDisagree
+from neve.errors import BrokerError
+from tests.simulation import invariants, traffic
+from tests.simulation.faulty_store import URL, FaultyStore
+from tests.simulation.model import Bucket, Message, Model
+from tests.simulation.process import BROKER, Killed, Process, in_line, queues_of, set_crowded
+from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker, Row
+from tiered import segment_writer
+from tiered.journal import Fenced
+
+TOPICS = ("orders", "payments", "%RETRY%group", "käse|1")
+MINUTE, HOUR = 60_000, 3_600_000
+SEGMENT = 32768
+FAILPOINTS = (
+    "journal.before_put", "journal.after_identity", "journal.after_checkpoint", "offload.before_intent",
+    "offload.after_intent", "offload.after_encode", "offload.after_upload", "offload.before_commit",
+    "offload.after_commit", "offload.before_evict", "offload.after_evict", "state.before_put", "state.after_put",
+    "store.allocate", "store.checkpoint", "store.evict", "store.flush", "store.roll", "ttl.after_delete",
+    "ttl.after_expire",
+)  # fmt: skip
+RESTORE_FAILPOINTS = (
+    "restore.after_claim", "restore.after_epoch", "restore.after_plan", "restore.after_log", "restore.after_queues",
+    "restore.after_tables", "restore.after_gaps", "journal.before_put", "store.checkpoint",
+)  # fmt: skip
+JOB_ERRORS = (ObjectStoreError, Fenced, ClocksDisagree, FailpointError, StoreError, BrokerError)
+TOLD_STEPS = 60
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the text has the seed and the history's last steps."""
+
+
+@dataclasses.dataclass
+class Backup:
+    """A copy of the data directory that somebody may start."""
+
+    disk: SimDisk
+    log_uuid: str
+    deletions: int
+
+
+class World:
+    def __init__(self, seed: int, *, real_worker: bool = False) -> None:
+        self.seed, self.random = seed, random.Random(seed)
+        self.real_worker = real_worker
+        self.clock = ManualClock(1_700_000_000_000 + self.random.randrange(86_400_000))
+        self.bucket_store = FaultyStore(self.clock, seed)
+        self.bucket_store.before_call = self._meanwhile
+        self.bucket_store.deleting = self._deleting
+        self.disk = SimDisk(seed=seed)
+        self.config = self._make_config()
+        self.model, self.bucket = Model(), Bucket()
+        self.history: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.backups: list[Backup] = []
+        self.deletions = 0
+        self.log_begin = 0
+        self.missing: set[str] = set()  # topics that an older copy did not have yet
+        self.fork_in = -1  # requests until another process takes over, in the middle of a job
+        self.alone = False  # the process that runs has no clients: it is superseded
+        self.busy = False  # a job runs: others may act between its requests
+        self.decoded: dict[str, tuple[bytes, list[Row]]] = {}
+        self.process: Process
+
+    def _make_config(self) -> BrokerConfig:
+        pick = self.random.choice
+        return BrokerConfig(
+            broker_name=BROKER,
+            store_path_root_dir="/store",
+            store_url=URL,
+            mapped_file_size_commit_log=SEGMENT,
+            flush_disk_type=pick(("SYNC_FLUSH", "ASYNC_FLUSH")),
+            archive_min_bytes=pick((1, 3000, 1 << 20)),
+            archive_max_age=pick((1000, MINUTE, HOUR)),
+            file_reserved_time=pick((1, 3, 72)),
+            expire_grace=pick((0, 10 * MINUTE, 5 * HOUR)),
+            default_ttl_hours=pick((-1, -1, 2, 24)),
+            journal_checkpoint_entries=pick((2, 5, 20, 256)),
+        )
+
+    # --- the whole history ------------------------------------------------------------------------------------
+
+    def run(self, steps: int = 120) -> None:
+        """Raises Violation."""
+        logging.disable(logging.CRITICAL)
+        small = contextlib.ExitStack()
+        try:
+            with small, in_line(self._make_worker, lambda: self.bucket_store):
+                for name in ("GROUP_BYTES", "GROUP_BYTES_AT_QUEUE_CHANGE"):
+                    small.callback(setattr, segment_writer, name, getattr(segment_writer, name))
+                segment_writer.GROUP_BYTES, segment_writer.GROUP_BYTES_AT_QUEUE_CHANGE = 2000, 500
+                self._tell_all(steps)
+        except Violation:
+            raise
+        except Exception as error:
+            told = "\n  ".join(self.history[-TOLD_STEPS:])
+            text = f"seed {self.seed}: {type(error).__name__}: {error}\nthe last steps:\n  {told}"
+            raise Violation(text) from error
+        finally:
+            failpoint.disarm()
+            set_crowded(False)
+            logging.disable(logging.NOTSET)
+
+    def _tell_all(self, steps: int) -> None:
+        self._start()
+        for _ in range(steps):
+            self._step()
+            self._observe()
+        self._end()
+
+    def _end(self) -> None:
+        """Everything answers again: the archive becomes whole."""
+        self.tell("end: all is well again")
+        failpoint.disarm()
+        self.bucket_store.heal()
+        self.bucket_store.clock_offset_ms = 0
+        if self.process.store.failed is not None:
+            self._die("kill")
+        self.process.pinned = None
+        self._do("offload", lambda: self.process.lifecycle.run_offload(roll=True), must=True)
+        self._do("evict", lambda: self.process.lifecycle.run_offload(roll=True, evict=True), must=True)
+        self._do("ttl", self.process.lifecycle.run_ttl, must=True)
+        self._observe()
+        assert not self.process.journal.catalog.open_intents(), "an intent stays open though nothing fails"
+        self.check()
+        self._die("power cut")
+        self.check()
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        steps: dict[Callable[[], None], int] = {
+            self._puts: 30, self._flush: 8, self._roll: 3, self._offload: 12, self._retention: 5, self._ttl: 6,
+            self._change_ttl: 3, self._advance: 8, self._sweep: 2, self._checkpoint: 3, self._write_state: 3,
+            self._delete_topic: 2, self._outage: 3, self._flaky: 3, self._skew: 2, self._arm: 4, self._crowd: 2,
+            self._pin: 1, self._prepare: 2, self._power_off: 6,   self._back_up: 2,
+            self._start_backup: 1, self._fork: 1, self._restore: 1,
+        }  # fmt: skip
+        step = self.random.choices(list(steps), list(steps.values()))[0]
+        self.counts[step.__name__] += 1
+        try:
+            step()
+        except Killed as death:
+            self.tell(f"  died: {death}")
+            self._die(self.random.choice(("kill", "power cut")))
+        if self.process.store.failed is not None:
+            self.tell("  a sync failed: the broker ends")
+            self._die("stop")
+
+    def _puts(self) -> None:
+        self._put_some(self.random.randrange(1, 9))
+
+    def _put_some(self, count: int) -> None:
+        for _ in range(count):
+            topic = self.random.choices(TOPICS, (6, 3, 1, 1))[0]
+            traffic.put(self, topic, self.random.randrange(3))
+
+    def _flush(self) -> None:
+        self._try("flush", self.process.flush)
+
+    def _roll(self) -> None:
+        self._try("roll", self.process.store.roll)
+
+    def _prepare(self) -> None:
+        self._try("prepare the next file", self.process.store.prepare_next)
+
+    def _try(self, what: str, work: Callable[[], None]) -> None:
+        self.tell(what)
+        with contextlib.suppress(StoreError, FailpointError):
+            work()
+
+    def _offload(self) -> None:
+        roll, evict = self.random.random() < 0.4, self.random.random() < 0.3
+        self._do(f"offload roll={roll} evict={evict}", lambda: self.process.lifecycle.run_offload(roll, evict))
+
+    def _retention(self) -> None:
+        self._do("retention", self.process.lifecycle.run_retention)
+
+    def _ttl(self) -> None:
+        self._do("ttl", self.process.lifecycle.run_ttl)
+
+    def _sweep(self) -> None:
+        self._do("sweep", lambda: self.process.lifecycle.run_sweep(repair=True))
+
+    def _checkpoint(self) -> None:
+        self._do("checkpoint", self.process.lifecycle.run_checkpoint)
+
+    def _write_state(self) -> None:
+        self._do("state", self.process.write_state)
+
+    def _do(self, what: str, job: Callable[[], Any], *, must: bool = False) -> None:
+        """A job as the scheduler runs it: its failure is told, and it comes again."""
+        self.tell(what)
+        self.busy = True
+        try:
+            result = job()
+        except JOB_ERRORS as error:
+            assert not must, f"{what} fails though nothing is wrong: {type(error).__name__}: {error}"
+            self.tell(f"  failed: {type(error).__name__}: {error}")
+        else:
+            self.tell(f"  {_short(result)}")
+        finally:
+            self.busy = False
+
+    def _change_ttl(self) -> None:
+        topic, hours = self.random.choice(TOPICS), self.random.choice((1, 1, 2, 30, 1_000_000, -1))
+        config = self.process.context.topics.select(topic)
+        if config is not None:
+            self.tell(f"ttl of {topic} is {hours} h")
+            changed = msgspec.structs.replace(config, attributes={**config.attributes, "reserve.time": str(hours)})
+            self.process.context.topics.update(changed)
+            self.process.context.topics.file.save_now()
+
+    def _advance(self) -> None:
+        by = self.random.choice((1000, MINUTE, 20 * MINUTE, HOUR, 3 * HOUR, 26 * HOUR))
+        self.tell(f"{by} ms pass")
+        self.clock.advance(by)
+
+    def _delete_topic(self) -> None:
+        topic = self.random.choice(TOPICS)
+        if self.process.context.topics.select(topic) is None:
+            return
+        queues = self.process.store.queues().get(topic, [])
+        ends = {queue: self.process.store.next_offset(topic, queue) for queue in queues}
+        named = self.process.wiring.has_named(topic)
+        self.tell(f"delete topic {topic}, named: {named}")
+        self.deletions += 1
+        try:
+            self.process.drop_topic(topic)
+        except (BrokerError, StoreError, FailpointError) as error:
+            self.tell(f"  refused: {error}")
+            self.model.unsure(topic, ends)
+        except BaseException:
+            self.model.unsure(topic, ends)
+            raise
+        else:
+            self.model.delete(topic, ends, again=not named)
+
+    def _outage(self) -> None:
+        self.bucket_store.down = not self.bucket_store.down
+        self.tell(f"the store is {'down' if self.bucket_store.down else 'up'}")
+
+    def _flaky(self) -> None:
+        self.bucket_store.failing = self.random.choice((0.0, 0.0, 0.1, 0.4))
+        self.tell(f"of the requests {self.bucket_store.failing:.0%} fail")
+
+    def _skew(self) -> None:
+        offset = self.random.choice((0, 0, -4 * MINUTE, 4 * MINUTE, -50 * HOUR, 50 * HOUR))
+        self.bucket_store.clock_offset_ms = offset
+        self.tell(f"the store's clock differs by {offset} ms")
+
+    def _crowd(self) -> None:
+        crowded = self.random.random() < 0.5
+        set_crowded(crowded)
+        self.tell(f"crowded: {crowded}")
+
+    def _pin(self) -> None:
+        self.process.pinned = self.random.choice((None, self.random.randrange(max(1, self.model.log_end))))
+        self.tell(f"pinned from {self.process.pinned}")
+
+    def _arm(self) -> None:
+        place, nth = self.random.choice(FAILPOINTS), self.random.randrange(1, 4)
+        dies = self.random.random() < 0.6
+        self.tell(f"armed: {place}:{nth} {'dies' if dies else 'fails'}")
+        failpoint.arm(place, _die_at if dies else "error", nth)
+
+    # --- ends and starts --------------------------------------------------------------------------------------
+
+    def _power_off(self) -> None:
+        self._die(self.random.choice(("power cut", "kill", "stop")))
+
+    def _die(self, how: str) -> None:
+        self.tell(how)
+        if how == "stop":
+            try:
+                self.process.stop()
+            except (*JOB_ERRORS, OSError) as error:
+                self.tell(f"  the stop failed: {error}")
+            except Killed:
+                self.tell("  died on the way")
+            self.disk.kill()
+        elif how == "kill":
+            self.disk.kill()
+        else:
+            self.disk = self.disk.power_cut()
+        failpoint.disarm()
+        # after a kill the page cache still has everything
+        self._start(kept=self.model.promised_end if how == "power cut" else self.model.log_end)
+        self.check()
+
+    def _start(self, kept: int = 0, *, restore: bool = False, keep_names: bool = False) -> None:
+        """Until the broker stands. `kept`: the log must reach so far."""
+        while True:
+            process = Process(self.disk, self.clock, self.config, restore=restore)
+            try:
+                process.start(functools.partial(self._loaded, process, kept, keep_names=keep_names))
+            except StartupError as error:
+                self.tell(f"  no start: {error}")
+                failing = self.bucket_store.down or self.bucket_store.failing or "failpoint" in str(error)
+                assert failing, f"the start was refused: {error}"
+                failpoint.disarm()
+                if self.random.random() < 0.5:
+                    self.tell("  the store answers again")
+                    self.bucket_store.heal()
+            except Killed as death:
+                self.tell(f"  died in the start: {death}")
+                self.disk = self.disk.power_cut() if self.random.random() < 0.5 else self.disk
+                self.disk.kill()
+                failpoint.disarm()
+                root = self.config.root
+                if restore and not self.disk.exists(root / "restore.json"):
+                    restore = not self.disk.exists(root / "archive" / "identity.msgpack")
+                    self.disk = SimDisk(seed=self.random.randrange(1 << 30)) if restore else self.disk
+            else:
+                break
+        self.process = process
+        self.model.log_end = max(self.model.log_end, process.store.max_physical_offset)
+        self.model.promised_end = process.store.max_physical_offset
+        state = "online" if process.journal.online else "offline"
+        self.tell(f"started {state}, the log ends at {process.store.max_physical_offset}")
+
+    def _loaded(self, process: Process, kept: int, *, keep_names: bool) -> None:
+        """The log is recovered, the archive not attached yet."""
+        end = process.store.max_physical_offset
+        assert end >= kept, f"the log ends at {end}, {kept} was promised"
+        self.bucket.follow(self.bucket_store, BROKER)
+        lost = self.model.lose(end, self.bucket, keep_names=keep_names)
+        if lost:
+            self.tell(f"  lost: {[message.number for message in lost]}")
+        if not keep_names:
+            self.model.log_end = max((m.end for m in self.model.messages()), default=0)
+
+    def _back_up(self) -> None:
+        self._flush()
+        if self.process.store.failed is not None:
+            return
+        self.tell("the data directory is copied")
+        self.backups.append(Backup(self.disk.copy(), self.process.store.log_uuid, self.deletions))
+
+    def _start_backup(self) -> None:
+        """An operator brings an older copy back."""
+        usable = [
+            b for b in self.backups if b.deletions == self.deletions and b.log_uuid == self.process.store.log_uuid
+        ]
+        if not usable or self.bucket_store.down or self.bucket_store.failing:
+            return  # without its bucket an older copy can't know what was given since
+        backup = self.random.choice(usable)
+        self.tell("an older copy of the data directory is started")
+        # the later ones are of another history from now on
+        del self.backups[self.backups.index(backup) + 1 :]
+        self.disk = backup.disk.copy()
+        failpoint.disarm()
+        self.model.told = dict(self.bucket.minimums)
+        self._start()
+        self.missing = {topic for topic in TOPICS if self.process.context.topics.select(topic) is None}
+        self.check()
+
+    def _fork(self) -> None:
+        """Another process with this broker's identity starts, at once or in the middle of one of our jobs."""
+        if self.bucket_store.down or self.bucket_store.failing or not self.process.journal.online:
+            return
+        self.fork_in = self.random.randrange(12)
+        self.tell(f"another process will take over in {self.fork_in} requests")
+        zombie = self.process
+        self._offload()
+        if self.process is zombie:
+            self._take_over()
+        self.fork_in = -1
+        taken = len(self.bucket.entries)
+        self.tell("the one that was superseded goes on")
+        self.process, successor, self.alone = zombie, self.process, True
+        for job in (self._offload, self._ttl, self._sweep, self._checkpoint, self._retention):
+            job()
+        self.process, self.alone = successor, False
+        self.bucket.follow(self.bucket_store, BROKER)
+        assert len(self.bucket.entries) == taken, "a fenced writer appended to the journal"
+        self.check()
+
+    def _take_over(self) -> None:
+        self.fork_in, busy, self.busy = -1, self.busy, False
+        zombie_disk = self.disk
+        self.disk = zombie_disk.copy()
+        self._start(kept=self.model.promised_end)
+        assert self.process.journal.online
+        self.busy, self.alone = busy, busy
+        self.bucket.follow(self.bucket_store, BROKER)
+
+    def _restore(self) -> None:
+        """An empty disk, and the bucket."""
+        if self.bucket_store.down or self.bucket_store.failing or not self.bucket.entries:
+            return
+        self.tell("restored from the bucket")
+        self.disk = SimDisk(seed=self.random.randrange(1 << 30))
+        failpoint.disarm()
+        if self.random.random() < 0.5:
+            place = self.random.choice(RESTORE_FAILPOINTS)
+            self.tell(f"  dies at {place}")
+            failpoint.arm(place, _die_at, self.random.randrange(1, 3))
+        self._start(restore=True, keep_names=True)
+        failpoint.disarm()
+        # of a queue that began after the last state and is in no round, nobody knows
+        self.model.forget_all_but(set(queues_of(self.process.store)))
+        self.check()
+
+    # --- what happens at the same time ------------------------------------------------------------------------
+
+    def _meanwhile(self, verb: str, key: str) -> None:
+        """Between two requests of a job the broker's loop serves its clients."""
+        if not self.busy or self.alone:
+            return
+        if self.fork_in >= 0:
+            self.fork_in -= 1
+            if self.fork_in < 0:
+                self.tell("  meanwhile another process takes over")
+                self._take_over()
+                return
+        if self.random.random() < 0.05:
+            self._put_some(self.random.randrange(1, 3))
+        if self.random.random() < 0.02:
+            self._flush()
+
+    def _deleting(self, key: str) -> None:
+        self.bucket.follow(self.bucket_store, BROKER)
+        self.bucket.may_delete(key, min(self.clock.now_ms(), self.clock.now_ms() + self.bucket_store.clock_offset_ms))
+
+    def _make_worker(self) -> AnyWorker:
+        return self._worker_of(self.bucket_store)
+
+    def _worker_of(self, store: FaultyStore) -> AnyWorker:
+        kind = InProcessWorker if self.real_worker else QuickWorker
+        return kind(self.disk, store)
+
+    # --- invariants -------------------------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        """After each step: what became durable, and which minimums clients are told."""
+        self.bucket.follow(self.bucket_store, BROKER)
+        self.model.promised_end = max(self.model.promised_end, self.process.store.flushed_offset)
+        if self.process.store.min_physical_offset != self.log_begin:
+            self.log_begin = self.process.store.min_physical_offset
+            self.model.evicted(self.log_begin, self.bucket, self._has_expired)
+        for place in queues_of(self.process.store):
+            if self.process.context.topics.select(place[0]) is not None:
+                self.model.tell_minimum(place, self.process.told_minimum(*place), self._has_expired)
+
+    def _has_expired(self, message: Message) -> bool:
+        ttl = self.process.wiring.policy().ttl_ms(message.topic)
+        now = min(self.clock.now_ms(), self.clock.now_ms() + self.bucket_store.clock_offset_ms)
+        return ttl is not None and message.stored_ms + ttl <= now
+
+    def check(self) -> None:
+        self._observe()
+        invariants.check(self)
+
+    def rows(self, key: str) -> list[Row]:
+        """An object's rows; objects are never modified, so each is decoded once."""
+        assert key in self.bucket_store.objects, f"{key} is in the catalog and not in the store"
+        content = self.bucket_store.objects[key][0]
+        known = self.decoded.get(key)
+        if known is None:
+            store = FaultyStore(self.clock, 0)  # nothing fails here
+            store.objects = self.bucket_store.objects
+            reader = self._worker_of(store)
+            known = self.decoded[key] = (content, reader.rows(self.bucket.ever[key]))
+        assert known[0] == content, f"{key} was modified"
+        return known[1]
+
+    def tell(self, what: str) -> None:
+        self.history.append(f"{self.clock.now_ms()} {what}")
+
+
+def _die_at(place: str) -> None:
+    raise Killed(place)
+
+
+def _short(result: object) -> str:
+    return repr(result)[:160]
