@@ -22,8 +22,7 @@ class ConsumerOffsetManager:
         self.file = StateFile(disk, path, self._snapshot)
 
     def load(self) -> None:
-        for name, queues in self.file.load().get("offsetTable", {}).items():
-            self._offsets[name] = {int(queue): int(offset) for queue, offset in queues.items()}
+        self._offsets |= self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {})
 
     def _snapshot(self) -> Mapping[str, Any]:
         return {"offsetTable": {name: {str(q): o for q, o in queues.items()} for name, queues in self._offsets.items()}}

@@ -52,9 +52,9 @@ class ScheduleMessage:
         self.on_delivered: Callable[[], None] = lambda: None
 
     def load(self) -> None:
-        for level, offset in self.file.load().get("offsetTable", {}).items():
+        for level, offset in self.file.load(offsetTable=dict[int, int]).get("offsetTable", {}).items():
             # After a power cut the log may end before a position that was written.
-            self._offsets[int(level)] = min(int(offset), self._store.max_offset(SCHEDULE_TOPIC, int(level) - 1))
+            self._offsets[level] = min(offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
 
     def _snapshot(self) -> Mapping[str, Any]:
         return {"offsetTable": {str(level): offset for level, offset in self._offsets.items()}}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from infra.disk import Disk
 
 FORMAT = 1
@@ -29,7 +31,8 @@ class StateFile:
     def touch(self) -> None:
         self._changes += 1
 
-    def load(self) -> dict[str, Any]:
+    def load(self, **shapes: Any) -> dict[str, Any]:
+        """The table; what `shapes` names has that type. ValueError with the file's name for anything else."""
         if not self._disk.exists(self._path):
             return {}
         try:
@@ -38,7 +41,15 @@ class StateFile:
             raise ValueError(f"{self._path}: damaged: {error}") from error
         if not isinstance(value, dict) or value.get("neveFormat", FORMAT) != FORMAT:
             raise ValueError(f"{self._path}: written by a newer neve (this one reads format {FORMAT})")
-        return value
+        try:
+            shaped = {
+                name: msgspec.convert(value[name], shape, strict=False, str_keys=True)
+                for name, shape in shapes.items()
+                if name in value
+            }
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{self._path}: damaged: {error}") from error
+        return value | shaped
 
     async def save(self) -> None:
         wanted = self._changes

@@ -56,11 +56,14 @@ class SubscriptionGroupManager:
         self.file = StateFile(disk, path, self._snapshot)
 
     def load(self) -> None:
-        value = self.file.load()
-        for name, config in value.get("subscriptionGroupTable", {}).items():
-            self.groups[name] = msgspec.convert(config, SubscriptionGroupConfig)
+        value = self.file.load(
+            subscriptionGroupTable=dict[str, SubscriptionGroupConfig],
+            forbiddenTable=dict[str, dict[str, int]],
+            dataVersion=dict[str, int],
+        )
+        self.groups |= value.get("subscriptionGroupTable", {})
         for name, topics in value.get("forbiddenTable", {}).items():
-            self._forbidden[name] = {topic for topic, bits in topics.items() if int(bits)}
+            self._forbidden[name] = {topic for topic, bits in topics.items() if bits}
         self.data_version.read(value.get("dataVersion", {}))
         for name in SYSTEM_GROUPS:
             if name not in self.groups:

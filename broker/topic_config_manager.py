@@ -39,9 +39,8 @@ class TopicConfigManager:
         self.on_change: Callable[[str], None] = lambda topic: None
 
     def load(self) -> None:
-        value = self.file.load()
-        for name, config in value.get("topicConfigTable", {}).items():
-            self.topics[name] = msgspec.convert(config, TopicConfig)
+        value = self.file.load(topicConfigTable=dict[str, TopicConfig], dataVersion=dict[str, int])
+        self.topics |= value.get("topicConfigTable", {})
         self.data_version.read(value.get("dataVersion", {}))
 
     def _snapshot(self) -> Mapping[str, Any]:

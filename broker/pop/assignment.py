@@ -50,8 +50,8 @@ class RequestModes:
         self.file = StateFile(disk, path, lambda: {"messageRequestModeMap": self._modes})
 
     def load(self) -> None:
-        for topic, groups in self.file.load().get("messageRequestModeMap", {}).items():
-            self._modes[topic] = dict(groups)
+        shape = dict[str, dict[str, dict[str, Any]]]
+        self._modes |= self.file.load(messageRequestModeMap=shape).get("messageRequestModeMap", {})
 
     def set(self, topic: str, group: str, mode: str, neighbours: int) -> None:
         self._modes.setdefault(topic, {})[group] = {

@@ -159,3 +159,13 @@ def test_delay_levels_are_times_with_units() -> None:
     assert parse_levels("1s 5m 2h") == [1_000, 300_000, 7_200_000]
     with pytest.raises(ConfigError):
         parse_levels("1s soon")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"offsetTable": []}', '{"offsetTable": {"t@g": 5}}', '{"offsetTable": {"t@g": {"0": "x"}}}'],
+)
+def test_a_table_that_somebody_spoilt_is_named(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path / "consumerOffset.json", text)
+    with pytest.raises(ValueError, match=r"consumerOffset\.json"):
+        ConsumerOffsetManager(RealDisk(), path).load()
