@@ -316,11 +316,13 @@ class MessageStore(Appender):
                 continue
             first, end = queue.first_at(start), min(queue.first_at(end_phys), queue.visible)
             run = reading.entry_run(queue, first, end)
-            if run is None:
-                continue
-            if run.first_offset + len(run.sizes) < end:
-                raise StoreError(f"{topic}, queue {queue_id} has a hole between the offsets {first} and {end}")
-            runs[queue_id] = run
+            while run is not None and (run_end := run.first_offset + len(run.sizes)) < end:
+                following = queue.next_existing(run_end)
+                if following > queue.floor:
+                    raise StoreError(f"{topic}, queue {queue_id} has a hole between the offsets {first} and {end}")
+                run = reading.entry_run(queue, following, end)  # what lies below is hidden for good
+            if run is not None:
+                runs[queue_id] = run
         return runs
 
     def files(self, start: int, end: int) -> list[tuple[str, int, int]]:

@@ -107,3 +107,14 @@ def test_the_store_time_of_a_hidden_message_is_known(open_store: Open, put: Put,
     put(store)
     store.set_min_offset("t", 0, 1)
     assert store.store_time("t", 0, 0) == clock.now_ms()
+
+
+def test_a_queue_that_goes_on_above_its_archive_can_be_archived(open_store: Open, put: Put) -> None:
+    """An older copy of the log: what it has below the hole is hidden, and must not hold up every further round."""
+    store = open_store()
+    put(store)
+    store.create_queue_at("t", 0, 5)
+    store.set_min_offset("t", 0, 5)
+    put(store)
+    flush(store)
+    assert store.entries("t", 0, store.max_physical_offset)[0].first_offset == 5
