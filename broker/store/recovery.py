@@ -155,6 +155,8 @@ class LogScan:
         mark, crc, tags = CRC_ENTRY.unpack_from(file.crc_map, file.crc_position)
         if mark == position + 1:
             return int(tags) if crc == record_crc(head, tail, tags) else None
+        if b"\0" in record.properties_raw:
+            return None  # the page of its end was lost: no flush covered it, for that would have synced its CRC too
         self._report.records_without_crc += 1
         made = tags_code(record.properties.get(PROPERTY_TAGS))
         CRC_ENTRY.pack_into(file.crc_map, file.crc_position, position + 1, record_crc(head, tail, made), made)

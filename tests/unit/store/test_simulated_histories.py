@@ -118,3 +118,21 @@ def test_a_queue_that_goes_on_above_its_archive_can_be_archived(open_store: Open
     put(store)
     flush(store)
     assert store.entries("t", 0, store.max_physical_offset)[0].first_offset == 5
+
+
+def test_a_record_whose_last_page_and_crc_were_lost_ends_the_log(
+    open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
+) -> None:
+    store = open_store()
+    put(store)
+    flush(store)
+    begin = put(store, body=b"x" * 100, keys="k" * 40).physical_offset
+    end = store.max_physical_offset
+    file = store.log.at(begin)
+    assert file is not None
+    file.map[end - 20 : end] = bytes(20)
+    file.crc_map[16 : len(file.crc_map)] = bytes(len(file.crc_map) - 16)
+    disk.kill()
+    again = MessageStore(store.config, disk, clock)
+    report = again.load()
+    assert (report.end, report.reason.endswith("record CRC differs")) == (begin, True)
