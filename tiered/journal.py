@@ -115,6 +115,7 @@ class JournalWriter:
         self._checkpoint_entries = checkpoint_entries
         self._attempt = 0
         self._high = 0
+        self._offline_from: int | None = None
         self._known_epoch = 0  # by the local identity: a store that has not heard of the one before is another store
         self._named: dict[str, dict[int, int]] = {}
         self._marks = 0
@@ -138,6 +139,8 @@ class JournalWriter:
                 if identity.log_uuid != self._log_uuid:
                     raise ArchiveRefused(self._refusal(identity.high))
                 self._try_take_over()
+                if not self.online:
+                    self._go_offline_from(log_end)
             return self._attachment(identity, log_end)
 
     def attach_restoring(self, claim: Callable[[], None], *, take_over: bool) -> None:
@@ -179,6 +182,11 @@ class JournalWriter:
         except (StoreUnavailable, UnknownOutcome) as error:
             _log.error("the archive store can't be reached; hot traffic only until it answers: %s", error)
 
+    def _go_offline_from(self, log_end: int) -> None:
+        """What is appended from here on may collide with what an archive out of reach names: checked later."""
+        self._offline_from = min(log_end, log_end if self._offline_from is None else self._offline_from)
+        self._save_identity()
+
     def _take_over(self) -> None:
         for _ in range(_TRIES):
             self._check_mirror()
@@ -192,6 +200,7 @@ class JournalWriter:
             entry = Epoch(owner=self.writer, log_uuid=self._log_uuid, broker=self.broker)
             if self._put_next(entry):
                 self.online = True
+                self._offline_from = None
                 _log.info("archive of %s: epoch %d at entry %d", self.broker, self.epoch, self.catalog.next_seq - 1)
                 return
         raise UnknownOutcome(f"archive of {self.broker}: no EPOCH won in {_TRIES} tries; is another broker starting?")
@@ -202,6 +211,13 @@ class JournalWriter:
             raise ArchiveRefused(self._other_store(f"epoch {self._known_epoch - 1}"))
         if self.catalog.log_uuid and self.catalog.log_uuid != self._log_uuid and not self._taking_over:
             raise ArchiveRefused(self._refusal(self.catalog.intent_end))
+        if self._offline_from is not None and self.catalog.intent_end > max(self._high, self._offline_from):
+            raise ArchiveRefused(
+                f"archive of broker {self.broker} reaches {self.catalog.intent_end}, which this data directory never "
+                f"knew: an older copy of it went on from {self._offline_from} while the store was away, and may have "
+                "given the same offsets again. Nothing is archived or removed from here: read what is new out of this "
+                "broker, then use --restore-from with an empty directory"
+            )
 
     def _refusal(self, high: int) -> str:
         return (
@@ -422,7 +438,7 @@ class JournalWriter:
         identity = self._local.read_identity()
         if identity is not None:
             self.epoch = self._known_epoch = identity.epoch
-            self._high, self._named = identity.high, identity.named
+            self._high, self._named, self._offline_from = identity.high, identity.named, identity.offline_from
         return identity
 
     @property
@@ -448,9 +464,8 @@ class JournalWriter:
         failpoint.hit("journal.after_identity")
 
     def _save_identity(self) -> None:
-        identity = Identity(
-            FORMAT_VERSION, self._log_uuid, self.epoch, max(self._high, self.catalog.intent_end), self._all_named
-        )
+        self._high = max(self._high, self.catalog.intent_end)
+        identity = Identity(FORMAT_VERSION, self._log_uuid, self.epoch, self._high, self._all_named, self._offline_from)
         self._local.write_identity(identity)
 
     def _check_mirror(self) -> None:

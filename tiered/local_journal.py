@@ -34,6 +34,7 @@ class Identity(msgspec.Struct):
     epoch: int
     high: int  # A: the highest CommitLog offset of any INTENT
     named: dict[str, dict[int, int]]  # topic -> queue -> highest offset that any entry named
+    offline_from: int | None = None  # the log's end when a start first had to do without the store
 
 
 class LocalJournal:

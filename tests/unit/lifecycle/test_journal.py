@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -139,6 +140,48 @@ def test_start_without_the_store_serves_and_takes_its_epoch_later(rig: Rig) -> N
     rig.offload()
     assert rig.journal.epoch == 2
     assert rig.check_tiles("t") == 30
+
+
+def test_an_older_copy_that_went_on_without_the_store_archives_nothing(rig: Rig, tmp_path: Path) -> None:
+    """Its offsets may be those of other messages in the archive: it says so, at once and at its next start."""
+    rig.hot.put("t", count=5)
+    rig.offload()
+    copy = tmp_path / "copy"
+    shutil.copytree(rig.directory, copy)
+    end = rig.hot.tail
+    rig.hot.put("t", count=5)
+    rig.offload()
+    entries = rig.journal.catalog.next_seq
+    rig.hot.lose_above(end)
+    rig.directory = copy
+    rig.store.fail("*", StoreUnavailable("down"), times=1000)
+    rig.restart()
+    rig.hot.put("t", count=25)  # other messages at the offsets 5 to 9
+    rig.store.faults.clear()
+    for job in (rig.offload, rig.lifecycle.run_retention, rig.lifecycle.run_ttl):
+        with pytest.raises(ArchiveRefused, match="older copy"):
+            job()
+    with pytest.raises(ArchiveRefused, match="older copy"):
+        rig.restart()
+    assert rig.hot.evicted == []
+    assert rig.new_journal(tmp_path / "reader").catalog.next_seq == 0
+    assert len([key for key in rig.store.objects if "/journal/" in key]) == entries
+
+
+def test_an_older_copy_that_the_archive_has_not_passed_goes_on(rig: Rig, tmp_path: Path) -> None:
+    rig.hot.put("t", count=5)
+    rig.offload()
+    copy = tmp_path / "copy"
+    shutil.copytree(rig.directory, copy)
+    rig.directory = copy
+    rig.store.fail("*", StoreUnavailable("down"), times=1000)
+    rig.restart()
+    rig.hot.put("t", count=5)
+    rig.store.faults.clear()
+    rig.offload()
+    assert rig.check_tiles("t") == 10
+    rig.restart()
+    assert rig.attachment.online
 
 
 def test_torn_mirror_is_cut_and_completed_from_the_store(rig: Rig, tmp_path: Path) -> None:
