@@ -43,7 +43,16 @@ from infra.config import BrokerConfig
 from infra.disk import Disk
 from infra.metrics import Metrics
 from infra.remoting_server import RemotingLimits, RemotingServer, RequestRouter
-from infra.startup import EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError, check_port, free_port, local_address
+from infra.startup import (
+    EXIT_DISK,
+    EXIT_FAILED,
+    EXIT_IN_USE,
+    StartupError,
+    check_port,
+    free_port,
+    local_address,
+    open_files_limit,
+)
 from infra.supervisor import Supervisor
 from infra.tls import server_tls
 from lifecycle.scheduler import KNOWN_FAILURES
@@ -57,6 +66,8 @@ _CLIENT_SCAN = 10.0
 _VIP_OFFSET = 2
 # A log file, its successor and the first queue files must fit.
 _MIN_FREE_FILES = 2
+# Queue files that are open at a time, and never more than half of what the process may open.
+_QUEUE_FILES_MAX = 8192
 
 
 class BrokerController:
@@ -104,6 +115,7 @@ class BrokerController:
                 commit_log_file_size=config.mapped_file_size_commit_log,
                 flush_disk_type=config.flush_disk_type,
                 store_host=(host, config.listen_port),
+                mapped_queue_files=min(_QUEUE_FILES_MAX, open_files_limit() // 2),
             ),
             disk,
             clock,

@@ -1,6 +1,7 @@
 """What is looked at before a server opens its port: each refusal is one clear line and its own exit code."""
 
 import importlib.util
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -81,6 +82,12 @@ def _bound(host: str, port: int) -> socket.socket:
         probe.close()
         raise
     return probe
+
+
+def open_files_limit() -> int:
+    """How many files this process may have open; a large number where there is no limit."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if soft != resource.RLIM_INFINITY else 1 << 30
 
 
 def local_address(peer: str | None = None) -> str:

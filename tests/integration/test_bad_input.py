@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -256,6 +257,29 @@ def test_a_lifetime_on_the_command_line(ttl: str, said: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_more_queues_than_open_files_end_no_broker(tmp_path: Path) -> None:
+    """Each queue has a file: they are opened in turn where the process may not open them all."""
+    settings = f"--set storePathRootDir={tmp_path / 'data'} --set listenPort=0 --set adminPort=-1"
+    settings += " --set brokerIP1=127.0.0.1 --set mappedFileSizeCommitLog=1m"
+    command = ["bash", "-c", f"ulimit -n 200; exec {NEVE} broker {settings}"]
+    body = {"topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "readQueueNums": "300",
+            "writeQueueNums": "300", "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0",
+            "order": "false"}  # fmt: skip
+    message = {"producerGroup": "p", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+               "sysFlag": "0", "bornTimestamp": "1", "flag": "0"}  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        up = SimpleNamespace(broker=json.loads(process.stdout.readline())["broker"])
+        sends = [(Code.SEND_MESSAGE, {**message, "queueId": str(queue)}, b"x") for queue in range(300)]
+        try:
+            answers = ask(up, (Code.UPDATE_AND_CREATE_TOPIC, body, b""), *sends)
+            assert {answer.code for answer in answers} == {0}
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_systemd_hears_that_a_server_serves(tmp_path: Path) -> None:
