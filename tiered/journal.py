@@ -116,6 +116,7 @@ class JournalWriter:
         self._attempt = 0
         self._high = 0
         self._offline_from: int | None = None
+        self._starting_at: int | None = None  # the log's end, while nothing has been served yet
         self._known_epoch = 0  # by the local identity: a store that has not heard of the one before is another store
         self._named: dict[str, dict[int, int]] = {}
         self._marks = 0
@@ -131,6 +132,7 @@ class JournalWriter:
         """Before the first send: settle whose archive this is, and from where the local log may go on."""
         with self._lock:
             identity = self._load_identity()
+            self._starting_at = log_end
             self._mirror_end = self._local.replay(self.catalog, self.broker, self._apply)
             if identity is None:
                 probe(self.store)
@@ -141,6 +143,7 @@ class JournalWriter:
                 self._try_take_over()
                 if not self.online:
                     self._go_offline_from(log_end)
+            self._starting_at = None
             return self._attachment(identity, log_end)
 
     def attach_restoring(self, claim: Callable[[], None], *, take_over: bool) -> None:
@@ -200,7 +203,9 @@ class JournalWriter:
             entry = Epoch(owner=self.writer, log_uuid=self._log_uuid, broker=self.broker)
             if self._put_next(entry):
                 self.online = True
-                self._offline_from = None
+                if self._offline_from is not None:
+                    self._offline_from = None
+                    self._save_identity()
                 _log.info("archive of %s: epoch %d at entry %d", self.broker, self.epoch, self.catalog.next_seq - 1)
                 return
         raise UnknownOutcome(f"archive of {self.broker}: no EPOCH won in {_TRIES} tries; is another broker starting?")
@@ -211,13 +216,23 @@ class JournalWriter:
             raise ArchiveRefused(self._other_store(f"epoch {self._known_epoch - 1}"))
         if self.catalog.log_uuid and self.catalog.log_uuid != self._log_uuid and not self._taking_over:
             raise ArchiveRefused(self._refusal(self.catalog.intent_end))
-        if self._offline_from is not None and self.catalog.intent_end > max(self._high, self._offline_from):
+        if self._may_have_given_again():
             raise ArchiveRefused(
                 f"archive of broker {self.broker} reaches {self.catalog.intent_end}, which this data directory never "
                 f"knew: an older copy of it went on from {self._offline_from} while the store was away, and may have "
                 "given the same offsets again. Nothing is archived or removed from here: read what is new out of this "
                 "broker, then use --restore-from with an empty directory"
             )
+
+    def _may_have_given_again(self) -> bool:
+        """Whether offsets that we gave without the store are among those that the archive names and we never knew.
+
+        A log that ends below all of them goes on above (`attach`); one that has grown past them can't be told apart.
+        """
+        end = self.catalog.intent_end
+        if self._offline_from is None or end <= max(self._high, self._offline_from):
+            return False
+        return self._starting_at is None or self._starting_at >= end
 
     def _refusal(self, high: int) -> str:
         return (

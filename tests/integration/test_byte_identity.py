@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from pyspark.sql.functions import expr
 
 from infra import minio
-from neve import spark as neve_spark
 from neve.message import decode_record, encode_batch
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
@@ -171,19 +169,28 @@ def offload(admin: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in answer if line.strip()]
 
 
-def seen_by_spark(store: str) -> dict[int, tuple[int, int, int, int, int]]:
+# In a process of its own: a JVM lives as long as its Python, with the credentials that it began with.
+SPARK = """
+import json, sys
+from neve import spark as neve_spark
+from pyspark.sql.functions import expr
+store, topic = sys.argv[1:]
+spark = neve_spark.session(store, master="local[2]", conf={"spark.ui.enabled": "false"})
+sums = "count(*)", "min(queue_offset)", "max(queue_offset)", "sum(length(body))", "sum(crc32(body))"
+rows = neve_spark.read_topic(spark, topic, store=store).groupBy("queue_id").agg(*map(expr, sums)).collect()
+print(json.dumps([list(row) for row in rows]))
+spark.stop()
+"""
+
+
+def seen_by_spark(store: str) -> dict[int, tuple[int, ...]]:
     """queue → messages, first and last offset, bytes of the bodies, and the sum of their CRCs."""
-    spark = neve_spark.session(store, master="local[2]", conf={"spark.ui.enabled": "false"})
-    try:
-        frame = neve_spark.read_topic(spark, TOPIC, store=store)
-        sums = "count(*)", "min(queue_offset)", "max(queue_offset)", "sum(length(body))", "sum(crc32(body))"
-        rows = frame.selectExpr("queue_id", "queue_offset", "body").groupBy("queue_id").agg(*map(expr, sums)).collect()
-    finally:
-        spark.stop()
-    return {row[0]: tuple(row[1:]) for row in rows}
+    done = subprocess.run([sys.executable, "-c", SPARK, store, TOPIC], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {row[0]: tuple(row[1:]) for row in json.loads(done.stdout.splitlines()[-1])}
 
 
-def summed(records: dict[tuple[int, int], Pulled]) -> dict[int, tuple[int, int, int, int, int]]:
+def summed(records: dict[tuple[int, int], Pulled]) -> dict[int, tuple[int, ...]]:
     """The same of what was pulled."""
     found = {}
     for queue in range(QUEUES):
