@@ -187,7 +187,7 @@ class JournalWriter:
 
     def _go_offline_from(self, log_end: int) -> None:
         """What is appended from here on may collide with what an archive out of reach names: checked later."""
-        self._offline_from = min(log_end, log_end if self._offline_from is None else self._offline_from)
+        self._offline_from = log_end if self._offline_from is None else min(log_end, self._offline_from)
         self._save_identity()
 
     def _take_over(self) -> None:
@@ -218,10 +218,9 @@ class JournalWriter:
             raise ArchiveRefused(self._refusal(self.catalog.intent_end))
         if self._may_have_given_again():
             raise ArchiveRefused(
-                f"archive of broker {self.broker} reaches {self.catalog.intent_end}, which this data directory never "
-                f"knew: an older copy of it went on from {self._offline_from} while the store was away, and may have "
-                "given the same offsets again. Nothing is archived or removed from here: read what is new out of this "
-                "broker, then use --restore-from with an empty directory"
+                f"archive of broker {self.broker} reaches {self.catalog.intent_end}, which this older copy of its data "
+                f"directory never knew: it went on from {self._offline_from} without its store and may have given the "
+                "same offsets again. Read what is new out of it, then use --restore-from with an empty directory"
             )
 
     def _may_have_given_again(self) -> bool:
@@ -229,10 +228,9 @@ class JournalWriter:
 
         A log that ends below all of them goes on above (`attach`); one that has grown past them can't be told apart.
         """
-        end = self.catalog.intent_end
-        if self._offline_from is None or end <= max(self._high, self._offline_from):
-            return False
-        return self._starting_at is None or self._starting_at >= end
+        end, start = self.catalog.intent_end, self._starting_at
+        is_news = self._offline_from is not None and end > max(self._high, self._offline_from)
+        return is_news and (start is None or start >= end)
 
     def _refusal(self, high: int) -> str:
         return (
