@@ -84,7 +84,7 @@ class BrokerConfig(SecurityConfig):
 
     store_path_root_dir: str = key("~/store")
     mapped_file_size_commit_log: int = key(GIB, low=64 * KIB, high=GIB, unit="size")
-    hot_bytes: int = key(256 * MIB, low=0, high=1 << 50, unit="size", live=True)
+    hot_bytes: int = key(2 * GIB, low=0, high=1 << 50, unit="size", live=True)
     flush_disk_type: str = key("ASYNC_FLUSH", choices=("ASYNC_FLUSH", "SYNC_FLUSH"))
     flush_interval_commit_log: int = key(500, low=10, high=60 * SECOND, unit="time", live=True)
     sync_flush_timeout: int = key(5 * SECOND, low=100, high=60 * SECOND, unit="time", live=True)
