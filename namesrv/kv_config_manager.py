@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,6 +39,9 @@ class KvConfigManager:
         self._disk = disk
         self._table: Table = {}
         self._lock = asyncio.Lock()
+        # a peer that leaves cancels its request, not the thread that writes for it
+        self._writing = threading.Lock()
+        self._newest = 0
 
     def load(self) -> None:
         """Read the file, if there is one; a broken one is an error, not an empty table."""
@@ -90,9 +94,15 @@ class KvConfigManager:
 
     async def _replace(self, table: Table) -> None:
         data = json.dumps({"version": FILE_VERSION, "configTable": table}, indent=1).encode()
-        await asyncio.to_thread(self._write, data)
+        self._newest += 1
+        await asyncio.to_thread(self._write, data, self._newest)
         self._table = table
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, number: int) -> None:
+        with self._writing:
+            if number == self._newest:  # else a newer one comes
+                self._write_now(data)
+
+    def _write_now(self, data: bytes) -> None:
         self._disk.make_dirs(self._path.parent)
         self._disk.write_atomic(self._path, data)
