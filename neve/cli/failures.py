@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-FAILED, USAGE, NOT_FOUND, AUTH, CONFLICT, UNREACHABLE = 1, 2, 3, 4, 5, 6
+FAILED, USAGE, NOT_FOUND, AUTH, CONFLICT, UNREACHABLE, FEWER = 1, 2, 3, 4, 5, 6, 7
 
 # RocketMQ response codes: topic or group unknown, message not found; no permission; version or state conflict.
 _NOT_FOUND_CODES = frozenset({17, 22, 26})

@@ -1,6 +1,7 @@
 """`neve`: finds the verb, loads only its module, and turns errors into exit codes.
 
-    0 done · 1 failed · 2 wrong usage · 3 not found · 4 not allowed · 5 conflict · 6 unreachable · 130 interrupted
+    0 done · 1 failed · 2 wrong usage · 3 not found · 4 not allowed · 5 conflict · 6 unreachable · 7 fewer
+    than asked for · 130 interrupted
 
 Data goes to stdout, messages to stderr. `neve --help` answers from the table below without loading a verb.
 """
@@ -119,7 +120,8 @@ def neve() -> None:
     NEVE_SECRET_KEY or a file, credentials of an object store from the AWS variables or profile.
 
     Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
-    5 conflict, 6 unreachable; the servers have their own (docs/operators.md).
+    5 conflict, 6 unreachable, 7 fewer messages than --count asked for; the servers have their own
+    (docs/operators.md).
     """
 
 

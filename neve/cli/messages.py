@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli.cluster import cluster_options, connect
+from neve.cli.failures import FEWER, Failure
 from neve.cli.output import say
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ _IDLE_COUNTED_S = 60.0
 @click.option("--pop", "how", flag_value="pop", help="With a group: pop; the broker gives each message to one member.")
 @click.option("--share", "how", flag_value="share", default=True, help="With a group: pull a share of the queues.")
 @click.option("--from", "start", default="first", show_default=True, help="first, last, or ISO 8601 time.")
-@click.option("-c", "--count", type=click.IntRange(1), help="End after so many messages.")
+@click.option(
+    "-c", "--count", type=click.IntRange(1), help="End after so many messages; exit code 7 if there are fewer."
+)
 @click.option("--idle", type=float, help="With a group: end after so many idle seconds.  [default: 3, with --count 60]")
 @click.option("--queue", type=int, help="Only this queue (without a group).")
 @click.option(
@@ -140,7 +143,11 @@ def consume(
     output: str,
     namesrv: str,
 ) -> None:
-    """Print the messages of a topic, archived ones too: bodies, or JSON lines with everything."""
+    """Print the messages of a topic, archived ones too: bodies, or JSON lines with everything.
+
+    Without a group it ends where the queues end, in a group when no message has come for --idle seconds. Where that
+    is before --count messages, the exit code is 7.
+    """
     from neve.client import Subscription
 
     begin = _start(start)
@@ -157,7 +164,11 @@ def consume(
         work = _consume_in_group(
             namesrv, {topic: wanted}, start=begin, group=group, how=how, idle=idle, count=count, output=output
         )
-    say(f"{asyncio.run(work)} messages")
+    seen = asyncio.run(work)
+    if count is not None and seen < count:
+        why = "the queues have no more" if group is None else f"none came for {idle:g} s"
+        raise Failure(FEWER, f"{seen} of {count} messages: {why}")
+    say(f"{seen} messages")
 
 
 def _start(text: str) -> str | int:

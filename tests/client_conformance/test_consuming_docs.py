@@ -72,6 +72,25 @@ def test_neve_consume_selects(
     assert (tmp_path / ".rocketmq_offsets").exists() == ("--broadcast" in how)
 
 
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ([], "the queues have no more"),
+        (["--group", "cli-fewer", "--idle", "1"], "none came for 1 s"),
+        (["--group", "cli-fewer-pop", "--pop", "--idle", "1"], "none came for 1 s"),
+    ],
+    ids=["reader", "group", "pop"],
+)
+def test_a_script_can_tell_that_neve_consume_gave_fewer_than_asked_for(
+    orders: str, how: list[str], why: str, capfd: Any
+) -> None:
+    sevens = ["consume", "orders", "--namesrv", orders, "--sql", "size = 7", *how]
+    assert main.run([*sevens, "--count", "3"]) == 7
+    captured = capfd.readouterr()
+    assert captured.out == "7\n"
+    assert captured.err.endswith(f"error: 1 of 3 messages: {why}\n")
+
+
 def test_neve_consume_says_what_does_not_go_together(capfd: Any) -> None:
     for arguments in (["--pop"], ["--broadcast"], ["--sql", "a > 1", "--tags", "b"]):
         assert main.run(["consume", "orders", *arguments]) == 2
