@@ -14,8 +14,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from broker.old_reads import OldReads, Piece, pieces_of
 from broker.store.message_store import MessageStore
@@ -46,16 +47,17 @@ _LATENCY_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"
 
 
-@dataclass(slots=True)
-class ReadResult:
+class ReadResult(msgspec.Struct):
+    """What a pull gets, of either tier."""
+
     status: str
     next_offset: int
     min_offset: int
     max_offset: int
-    buffers: list[Any] = field(default_factory=list)
+    buffers: list[Any] = []
     count: int = 0
     # Not empty: the buffers are views of pages that may be on the disk; `load` reads these instead.
-    pending: list[Piece] = field(default_factory=list)
+    pending: list[Piece] = []
 
 
 class ColdTier(Protocol):
@@ -122,15 +124,16 @@ class TieredStore:
         """At once. Where the result has `pending`, it has to be given to `load` before anybody looks into it."""
         got = self.hot.get(topic, queue_id, offset, max_count, max_bytes, codes)
         result = ReadResult(
-            got.status, got.next_offset, self._min(got.min_offset, topic, queue_id), got.max_offset,
-            list(got.buffers), got.count,
-        )  # fmt: skip
+            got.status,
+            got.next_offset,
+            self._min(got.min_offset, topic, queue_id),
+            got.max_offset,
+            got.buffers,
+            got.count,
+        )
         if got.runs and got.runs[0][0] < self.hot.max_physical_offset - self._config.hot_bytes:
             pieces = pieces_of(self.hot.log, got.runs)
-            cached = self.old.cached(pieces)
-            if cached is not None:
-                result.buffers = cached
-            else:
+            if not self.old.in_memory(pieces):
                 result.pending = pieces
         return result
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -12,6 +13,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+_mincore = ctypes.CDLL(None, use_errno=True).mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 class DiskFull(OSError):
@@ -37,8 +41,8 @@ class Disk(Protocol):
 
     def read_at(self, path: Path, offset: int, size: int) -> bytes: ...
 
-    def read_cached(self, path: Path, offset: int, size: int) -> memoryview | None:
-        """As `read_at`, without waiting for the device; None where not all of it is in memory."""
+    def is_resident(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
+        """Whether a part of a map is in memory now, so that no read of it waits for the device."""
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         """Replace the file's content: after a crash it's the old or the new, never a mixture."""
@@ -129,18 +133,12 @@ class RealDisk:
         finally:
             os.close(descriptor)
 
-    def read_cached(self, path: Path, offset: int, size: int) -> memoryview | None:
-        buffer = bytearray(size)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            read = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
-        except OSError as error:
-            if error.errno in {errno.EAGAIN, errno.EOPNOTSUPP}:  # not in memory; a file system that can't tell
-                return None
-            raise
-        finally:
-            os.close(descriptor)
-        return memoryview(buffer) if read == size else None
+    def is_resident(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
+        skipped = offset % mmap.PAGESIZE
+        pages = (skipped + size + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+        there = ctypes.create_string_buffer(pages)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped)) + offset - skipped
+        return _mincore(address, skipped + size, there) == 0 and there.raw.count(1) == pages
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}.tmp")

@@ -153,9 +153,8 @@ class SimDisk:
     def read_at(self, path: Path, offset: int, size: int) -> bytes:
         return os.pread(self._file(path).descriptor, size, offset)
 
-    def read_cached(self, path: Path, offset: int, size: int) -> memoryview | None:
-        read = self.read_at(path, offset, size)
-        return memoryview(read) if len(read) == size else None
+    def is_resident(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
+        return True  # its files are memory
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         self._need_parent(path)

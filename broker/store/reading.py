@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.layout import BORN_HOST_AT, INT, LONG, PHYSICAL_OFFSET_AT, QUEUE_ENTRY, SIZE_AND_MAGIC, SYS_FLAG_AT
+from broker.store.errors import StoreError
+from broker.store.layout import (
+    BORN_HOST_AT,
+    INT,
+    LONG,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_ENTRY,
+    QUEUE_ENTRY_SIZE,
+    SIZE_AND_MAGIC,
+    SYS_FLAG_AT,
+)
 from neve.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
 
 FOUND = "FOUND"
@@ -31,7 +43,7 @@ class GetResult(msgspec.Struct, frozen=True):
     max_offset: int
     buffers: list[memoryview] = []
     count: int = 0
-    runs: list[tuple[int, int]] = []  # physical offset and length of each buffer
+    runs: list[tuple[int, int]] = []  # physical offset of each buffer's first and after its last byte
 
 
 class EntryRun(msgspec.Struct, frozen=True):
@@ -41,47 +53,6 @@ class EntryRun(msgspec.Struct, frozen=True):
     physical: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int32]
     tags: npt.NDArray[np.int64]
-
-
-class _Buffers:
-    """Collects records; neighbours in the log become one slice."""
-
-    def __init__(self, log: CommitLog, max_bytes: int) -> None:
-        self._log = log
-        self._room = max_bytes
-        self._start = self._end = -1
-        # The file of the last run: to look it up for each record took longer than all the rest of a read.
-        self._base, self._limit, self._view = 0, -1, memoryview(b"")
-        self.buffers: list[memoryview] = []
-        self.runs: list[tuple[int, int]] = []
-        self.count = 0
-
-    def add(self, physical_offset: int, size: int) -> bool:
-        """False if the record must wait for the next read."""
-        if self.count and size > self._room:
-            return False
-        self._room -= size
-        self.count += 1
-        if physical_offset != self._end:
-            self.close()
-            self._start = physical_offset
-        self._end = physical_offset + size
-        return True
-
-    def close(self) -> None:
-        """Slice the run so far; a run never crosses a file: an END record stands between."""
-        start, end = self._start, self._end
-        if start < 0:
-            return
-        self._start = -1
-        if not self._base <= start < self._limit:
-            file = self._log.at(start)
-            if file is None:
-                return
-            self._base, self._limit, self._view = file.base, file.end, memoryview(file.map)
-        if end <= self._limit:  # the view keeps an evicted file's map alive
-            self.buffers.append(self._view[start - self._base : end - self._base])
-            self.runs.append((start, end - start))
 
 
 def read(  # noqa: PLR0917 - as `MessageStore.get`
@@ -109,39 +80,66 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
     for first, view in queue.slices(offset, min(maximum, offset + max(limit, 1))):
         if first != offset:
             break
-        buffers = _Buffers(log, max_bytes)
-        following = (
-            _take_all(buffers, view, offset)
-            if tag_codes is None
-            else _take_matching(buffers, view, offset, max_count, tag_codes)
-        )
-        buffers.close()
-        status = FOUND if buffers.count else NO_MATCHED_MESSAGE
-        return GetResult(status, following, minimum, maximum, buffers.buffers, buffers.count, buffers.runs)
+        if tag_codes is None:
+            runs, count = _runs_of(QUEUE_ENTRY.iter_unpack(view), max_bytes)
+            following = offset + count
+        else:
+            runs, count, following = _matching(view, offset, max_count, max_bytes, tag_codes)
+        status = FOUND if count else NO_MATCHED_MESSAGE
+        return GetResult(status, following, minimum, maximum, _slices(log, runs), count, runs)
     return GetResult(OFFSET_FOUND_NULL, queue.next_existing(offset), minimum, maximum)
 
 
-def _take_all(buffers: _Buffers, view: memoryview, offset: int) -> int:
-    for physical_offset, size, _ in QUEUE_ENTRY.iter_unpack(view):
-        if not buffers.add(physical_offset, size):
+def _runs_of(entries: Iterable[tuple[int, int, int]], max_bytes: int) -> tuple[list[tuple[int, int]], int]:
+    """Where the records of the first entries lie, neighbours together, and how many fit; one always does."""
+    runs: list[tuple[int, int]] = []
+    start = end = -1
+    room, count = max_bytes, 0
+    for physical_offset, size, _ in entries:
+        room -= size
+        if room < 0 and count:
             break
-        offset += 1
-    return offset
+        count += 1
+        if physical_offset != end:
+            if count > 1:
+                runs.append((start, end))
+            start = physical_offset
+        end = physical_offset + size
+    if count:
+        runs.append((start, end))
+    return runs, count
 
 
-def _take_matching(buffers: _Buffers, view: memoryview, offset: int, max_count: int, codes: frozenset[int]) -> int:
-    entries = np.frombuffer(view, _ENTRY_TYPE)
-    tags = entries["tags"]
+def _matching(
+    view: memoryview, offset: int, max_count: int, max_bytes: int, codes: frozenset[int]
+) -> tuple[list[tuple[int, int]], int, int]:
+    """Runs and count of the entries with these codes, and the offset to go on at."""
+    tags = np.frombuffer(view, _ENTRY_TYPE)["tags"]
     if len(codes) == 1:
         (code,) = codes
-        matches = np.flatnonzero(tags == code)
+        matches = np.flatnonzero(tags == code).tolist()
     else:
-        matches = np.flatnonzero(np.isin(tags, list(codes)))
-    for index in matches.tolist():
-        physical_offset, size, _ = QUEUE_ENTRY.unpack_from(view, index * QUEUE_ENTRY.size)
-        if buffers.count >= max_count or not buffers.add(physical_offset, size):
-            return offset + int(index)
-    return offset + len(entries)
+        matches = np.flatnonzero(np.isin(tags, list(codes))).tolist()
+    wanted = (QUEUE_ENTRY.unpack_from(view, index * QUEUE_ENTRY_SIZE) for index in matches[:max_count])
+    runs, count = _runs_of(wanted, max_bytes)
+    return runs, count, offset + (matches[count] if count < len(matches) else len(tags))
+
+
+def _slices(log: CommitLog, runs: list[tuple[int, int]]) -> list[memoryview]:
+    """The mapped bytes of runs; a view keeps an evicted file's map. None crosses a file: an END record lies between."""
+    found: list[memoryview] = []
+    while len(found) < len(runs):
+        file = log.at(runs[len(found)][0])
+        if file is None:
+            raise StoreError(f"no file of the log has {runs[len(found)][0]}, which an entry above the minimum names")
+        base, limit, view = file.base, file.end, memoryview(file.map)
+        if not found and runs[-1][1] <= limit:
+            return [view[start - base : end - base] for start, end in runs]
+        for start, end in runs[len(found) :]:
+            if start >= limit:
+                break
+            found.append(view[start - base : end - base])
+    return found
 
 
 def record_at(log: CommitLog, physical_offset: int, confirmed: int) -> bytes | None:

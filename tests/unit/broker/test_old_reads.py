@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import mmap
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,9 +36,9 @@ class SlowDisk(RealDisk):
         self.gate.set()
         self.threads: list[str] = []
 
-    def read_cached(self, path: Path, offset: int, size: int) -> memoryview | None:
+    def is_resident(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
         self.threads.append(threading.current_thread().name)
-        return super().read_cached(path, offset, size) if self.cached else None
+        return self.cached and super().is_resident(mapped, offset, size)
 
     def read_at(self, path: Path, offset: int, size: int) -> bytes:
         self.threads.append(threading.current_thread().name)
@@ -110,7 +113,7 @@ def test_only_what_lies_below_hot_bytes_leaves_the_mapping(store: MessageStore, 
 
 def test_neighbours_in_the_log_are_one_read(store: MessageStore) -> None:
     runs = store.get("T", 0, 0, 10, 1 << 20).runs
-    assert len(runs) == 10
+    assert len(runs) == 10 and all(start < end for start, end in runs)
     (piece,) = pieces_of(store.log, runs)
     assert (piece.position, len(piece.parts)) == (runs[0][0], 10)
     everything = store.get("T", 0, 0, COUNT, 1 << 20).runs
@@ -156,3 +159,30 @@ def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStor
 
     asyncio.run(main())
     tiered.close()
+
+
+def test_the_kernel_says_whether_a_part_of_a_map_is_in_memory(tmp_path: Path) -> None:
+    path, size = tmp_path / "file", 4 << 20
+    path.write_bytes(b"x" * size)
+    real = RealDisk()
+    mapped = real.map(path, size)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        said = real.is_resident(mapped, 0, size)
+        assert said == _read_without_waiting(descriptor, size)
+        os.pread(descriptor, size, 0)
+        assert real.is_resident(mapped, 0, size)
+        assert real.is_resident(mapped, size - 1, 1)
+    finally:
+        os.close(descriptor)
+
+
+def _read_without_waiting(descriptor: int, size: int) -> bool:
+    """The kernel's other answer to the same question; where there is no device it does not know it."""
+    try:
+        return os.preadv(descriptor, [bytearray(size)], 0, os.RWF_NOWAIT) == size
+    except OSError as error:
+        assert error.errno in {errno.EAGAIN, errno.EOPNOTSUPP}
+        return error.errno == errno.EOPNOTSUPP
