@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     from broker.broker_controller import BrokerController
 
 _PAGE = 10_000
-_BACKLOG = {
-    "backlog_bytes": "bytes of the log that are not archived yet",
-    "backlog_age_ms": "age of the oldest message that is not archived yet",
-    "upload_bytes_per_second": "limit in force for uploads, 0 for none",
-    "upload_waited_ms": "how long that limit has held uploads back since the start",
-    "rows": "rows written into objects since the start",
-    "rows_with_wire": "rows of these whose columns do not rebuild the record, so that it is kept whole",
-    "rows_damaged": "rows of these whose record is damaged: CRC or framing do not hold",
-    "open_names": "objects that a round named and has not published",
-}
+# Of the archive's status: what is told, in which unit, and its meaning.
+_BACKLOG: tuple[tuple[str, str, float, str], ...] = (
+    ("backlog_bytes", "backlog_bytes", 1, "bytes of the log that are not archived yet"),
+    ("backlog_age_seconds", "backlog_age_ms", 1e-3, "age of the oldest message that is not archived yet"),
+    ("upload_bytes_per_second", "upload_bytes_per_second", 1, "limit in force for uploads, 0 for none"),
+    ("upload_waited_seconds_total", "upload_waited_ms", 1e-3, "how long a limit has held uploads back"),
+    ("rows_total", "rows", 1, "rows written into objects"),
+    (
+        "rows_with_wire_total",
+        "rows_with_wire",
+        1,
+        "archived rows that are kept whole, too: their columns do not rebuild them",
+    ),
+    ("rows_damaged_total", "rows_damaged", 1, "archived rows whose record is damaged: CRC or framing do not hold"),
+    ("open_names", "open_names", 1, "objects that a round named and has not published"),
+)
 
 
 class _Pages:
@@ -37,14 +43,15 @@ class _Pages:
         self._backlog: dict[str, Any] = {}
         pause = LoopPause()
         pause.start()
-        gauge = controller.metrics.gauge
+        counter, gauge = controller.metrics.counter, controller.metrics.gauge
         gauge("loop_pause_seconds", "longest pause of the event loop since the last scrape", pause.take)
         if self._archive.journal is not None:
-            for name, text in _BACKLOG.items():
-                gauge(f"archive_{name}", text, functools.partial(self._backlog_of, name))
+            for name, item, unit, text in _BACKLOG:
+                kind = counter if name.endswith("_total") else gauge
+                kind(f"archive_{name}", text, functools.partial(self._backlog_of, item, unit))
 
-    def _backlog_of(self, name: str) -> int:
-        return int(self._backlog.get(name, 0))
+    def _backlog_of(self, item: str, unit: float) -> float:
+        return float(self._backlog.get(item, 0)) * unit
 
     async def metrics(self, request: Request) -> Response:
         if self._archive.journal is not None:
@@ -170,12 +177,13 @@ def register_pages(http: AdminHttp, controller: BrokerController) -> None:
 
 
 def _register_metrics(controller: BrokerController) -> None:
-    gauge, context, processors = controller.metrics.gauge, controller.context, controller.processors
-    gauge("messages_in", "messages stored since the start", processors.totals.put)
-    gauge("messages_out", "messages read since the start", processors.totals.got)
-    gauge("bytes_in", "bytes stored since the start", lambda: processors.sender.bytes)
-    gauge("bytes_out", "bytes read since the start", lambda: processors.puller.bytes)
-    gauge("pop_revives", "popped messages that came back since the start", lambda: controller.revive.revived)
+    counter, gauge = controller.metrics.counter, controller.metrics.gauge
+    context, processors = controller.context, controller.processors
+    counter("messages_in_total", "messages stored", processors.totals.put)
+    counter("messages_out_total", "messages read", processors.totals.got)
+    counter("bytes_in_total", "bytes stored", lambda: processors.sender.bytes)
+    counter("bytes_out_total", "bytes read", lambda: processors.puller.bytes)
+    counter("pop_revives_total", "popped messages that came back", lambda: controller.revive.revived)
     gauge("pop_revives_waiting", "messages to come back that wait for the archive", lambda: controller.revive.waiting)
     gauge("held_pulls", "pulls that wait for a message", lambda: context.hold.count)
     gauge(
@@ -183,33 +191,39 @@ def _register_metrics(controller: BrokerController) -> None:
         "appended, not yet flushed",
         lambda: context.store.max_physical_offset - context.store.flushed_offset,
     )
-    gauge("flush_rounds", "group commits since the start", lambda: context.flusher.rounds)
-    gauge(
-        "index_skipped_keys", "keys not indexed since the start, for want of room", lambda: context.store.index.skipped
+    counter("flush_rounds_total", "group commits", lambda: context.flusher.rounds)
+    counter(
+        "index_skipped_keys_total",
+        "keys not indexed, for want of room",
+        lambda: context.store.index.skipped,
     )
     gauge("disk_used_ratio", "used share of the data disk", processors.totals.disk_ratio)
     gauge("topics", "topics of this broker", lambda: len(context.topics.topics))
     gauge("consumer_groups_online", "groups with a member", lambda: len(context.clients.consumers))
     gauge("name_servers", "name servers that know this broker", lambda: len(controller.outer_api.registered))
-    gauge("cold_reads", "pulls answered from the archive", lambda: context.tiered.cold_reads)
-    gauge("cold_read_failures", "pulls the archive could not answer", lambda: context.tiered.cold_failures)
-    gauge("old_reads", "local reads below hotBytes", lambda: context.tiered.old.count)
-    gauge("old_reads_waited", "local reads that had to wait for the disk", lambda: context.tiered.old.waited)
+    counter("cold_reads_total", "pulls answered from the archive", lambda: context.tiered.cold_reads)
+    counter("cold_read_failures_total", "pulls the archive could not answer", lambda: context.tiered.cold_failures)
+    counter("old_reads_total", "local reads below hotBytes", lambda: context.tiered.old.count)
+    counter("old_reads_waited_total", "local reads that had to wait for the disk", lambda: context.tiered.old.waited)
     gauge("cold_parked", "pulls that wait for the archive", lambda: context.tiered.cold_parked)
     controller.metrics.histogram("cold_read_seconds", "from a cold pull to its answer", context.tiered.cold_latency)
     reader = controller.archive.reader
     if reader is not None:
         gauge("cold_queue", "row groups in line to be fetched", lambda: reader.waiting)
-        gauge("cold_filters", "objects whose filters or bounds a query asked", lambda: reader.counts.filters)
-        gauge("cold_fetches", "row groups fetched", lambda: reader.counts.fetches)
-        gauge(
-            "cold_fetched_bytes",
+        counter("cold_filters_total", "objects whose filters or bounds a query asked", lambda: reader.counts.filters)
+        counter("cold_fetches_total", "row groups fetched", lambda: reader.counts.fetches)
+        counter(
+            "cold_fetched_bytes_total",
             "bytes of row groups and footers that the store sent",
             lambda: reader.counts.fetched_bytes,
         )
-        gauge("cold_fetch_failures", "fetches of row groups that failed", lambda: reader.counts.failures)
-        gauge("cold_disk_hits", "fetches of row groups that the disk cache answered", lambda: reader.counts.disk_hits)
-        gauge("cold_memory_hits", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
+        counter("cold_fetch_failures_total", "fetches of row groups that failed", lambda: reader.counts.failures)
+        counter(
+            "cold_disk_hits_total",
+            "fetches of row groups that the disk cache answered",
+            lambda: reader.counts.disk_hits,
+        )
+        counter("cold_memory_hits_total", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
         gauge("cold_memory_bytes", "decoded row groups in memory", lambda: reader.cached_bytes)
     journal = controller.archive.journal
     if journal is not None:
@@ -219,4 +233,4 @@ def _register_metrics(controller: BrokerController) -> None:
         gauge("archive_objects", "objects that readers see", lambda: len(journal.catalog.objects()))
         gauge("archive_gaps", "ranges recorded as lost", lambda: len(journal.catalog.gaps()))
     jobs = controller.archive.jobs
-    gauge("job_failures", "failed runs of jobs since the start", lambda: sum(jobs.failures.values()))
+    counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))

@@ -343,7 +343,7 @@ def cold_reads(admin: str) -> float:
     """Pulls that the broker has answered from the archive store, by its own count."""
     with urllib.request.urlopen(f"http://{admin}/metrics", timeout=10) as response:
         text = response.read().decode()
-    found = re.search(r"^neve_cold_reads (\S+)$", text, re.MULTILINE)
+    found = re.search(r"^neve_cold_reads_total (\S+)$", text, re.MULTILINE)
     if found is None:
         raise Different("the broker's metrics tell no cold reads")
     return float(found[1])

@@ -1,7 +1,6 @@
 """Numbers for `/metrics`. The hot path counts in plain integers; Prometheus' objects are made when somebody scrapes."""
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
@@ -30,30 +29,29 @@ class Histogram:
 
 
 class Metrics:
-    """Counters that code adds to, gauges that are asked at a scrape."""
+    """What is asked at a scrape: counters only grow while the process lives (`rate` and `increase` are for them)."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self._counters: dict[str, tuple[str, Callable[[], Number]]] = {}
         self._gauges: dict[str, tuple[str, Callable[[], Number]]] = {}
         self._histograms: dict[str, tuple[str, Histogram]] = {}
-        self._help: dict[str, str] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def counter(self, name: str, text: str) -> str:
-        self._help[name] = text
-        self.counts[name] += 0
-        return name
+    def counter(self, name: str, text: str, value: Callable[[], Number]) -> None:
+        assert name.endswith("_total"), name
+        self._counters[name] = (text, value)
 
     def gauge(self, name: str, text: str, value: Callable[[], Number]) -> None:
+        assert not name.endswith("_total"), name
         self._gauges[name] = (text, value)
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> None:
         self._histograms[name] = (text, histogram)
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in list(self.counts.items()):
-            yield CounterMetricFamily(f"neve_{name}", self._help.get(name, name), value=value)
+        for name, (text, read) in self._counters.items():
+            yield CounterMetricFamily(f"neve_{name}", text, value=read())
         for name, (text, read) in self._gauges.items():
             yield GaugeMetricFamily(f"neve_{name}", text, value=read())
         for name, (text, histogram) in self._histograms.items():

@@ -300,7 +300,7 @@ def test_cold_messages_are_byte_for_byte_the_hot_ones(up: Up) -> None:
     assert run(up, read) == hot
     figures = dict(line.split() for line in up.get("/metrics").splitlines() if not line.startswith("#"))
     wanted = {"cold_reads": 1, "archive_rows": 20, "archive_rows_with_wire": 0, "archive_rows_damaged": 0}
-    assert {name: float(figures[f"neve_{name}"]) for name in wanted} == wanted
+    assert {name: float(figures[f"neve_{name}_total"]) for name in wanted} == wanted
     assert json.loads(up.get("/archive/ls"))[0]["topic"] == "orders"
     assert json.loads(up.get("/archive/verify"))["findings"] == []
 

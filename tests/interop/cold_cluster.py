@@ -65,7 +65,7 @@ class Cluster:
     def cold_reads(self) -> float:
         with urllib.request.urlopen(f"http://{self.server.admin}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("neve_cold_reads"))
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("neve_cold_reads_total "))
 
 
 @contextmanager

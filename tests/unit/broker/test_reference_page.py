@@ -20,7 +20,8 @@ from tests.broker_in_process import running
 T = TypeVar("T")
 DOCS = Path(__file__).parents[3] / "docs"
 KEY_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (live)? \| (.+) \|$", re.MULTILINE)
-METRIC_ROW = re.compile(r"^\| `(neve_\w+)` \| (.+) \|$", re.MULTILINE)
+METRIC_ROW = re.compile(r"^\| `(neve_\w+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
+ALARMS = DOCS.parent / "conf" / "prometheus-rules.yml"
 SECTIONS: list[tuple[str, type[Any]]] = [
     ("Broker", BrokerConfig),
     ("Name server", NamesrvConfig),
@@ -107,10 +108,34 @@ async def scraped(broker: BrokerController) -> str:
 
 
 def test_each_metric_is_on_the_page_in_its_own_words(tmp_path: Path) -> None:
-    helps = dict(re.findall(r"^# HELP (\w+) (.+)$", with_archive(tmp_path, scraped), re.MULTILINE))
-    assert dict(METRIC_ROW.findall(section("Metrics"))) == helps
+    text = with_archive(tmp_path, scraped)
+    helps = dict(re.findall(r"^# HELP (\w+) (.+)$", text, re.MULTILINE))
+    types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+    assert {name: about for name, *about in METRIC_ROW.findall(section("Metrics"))} == {
+        name: [types[name], helps[name]] for name in helps
+    }
     mentioned = set(re.findall(r"\bneve_[a-z_]+\b", page("operators.md")))
     assert mentioned <= set(helps)
+
+
+def test_what_grows_for_ever_is_a_counter_and_nothing_else_is(tmp_path: Path) -> None:
+    types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", with_archive(tmp_path, scraped), re.MULTILINE))
+    assert {name for name, kind in types.items() if kind == "counter"} == {
+        name for name in types if name.endswith("_total")
+    }
+    for name in ("messages_in", "bytes_out", "cold_reads", "job_failures", "archive_rows", "flush_rounds"):
+        assert types[f"neve_{name}_total"] == "counter"
+    for name in ("flush_lag_bytes", "disk_used_ratio", "archive_backlog_bytes", "held_pulls"):
+        assert types[f"neve_{name}"] == "gauge"
+
+
+def test_each_alarm_asks_a_metric_that_is_there_as_its_type_wants_it(tmp_path: Path) -> None:
+    types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", with_archive(tmp_path, scraped), re.MULTILINE))
+    asked = re.findall(r"(?:\b(\w+)\()?\b(neve_\w+)", "\n".join(re.findall(r"expr: (.+)", ALARMS.read_text("utf-8"))))
+    assert len(asked) > 10
+    for function, name in asked:
+        kind = types.get(name) or types[name.removesuffix("_bucket")]
+        assert (kind != "gauge") == (function in ("rate", "increase")), (function, name)
 
 
 def test_each_job_is_on_the_operators_page(tmp_path: Path) -> None:
