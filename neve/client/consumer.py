@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -32,13 +32,12 @@ from neve.client.rebalance import Rebalancer
 from neve.client.received import Received, received
 from neve.client.send_back import SendBack
 from neve.client.session import Session
+from neve.client.settlement import Settlement
 from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)
 
 __all__ = ["Consumer", "ConsumerSettings", "Received"]
-
-_AGAIN_HERE_S = 5.0  # a message that could not be sent back is delivered again by us
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,12 @@ class ConsumerSettings:
     long_poll: float = 15.0
     max_redeliveries: int | None = None
     pause_after_nack: float = 1.0
+    consume_timeout: float = 900.0
     offsets_directory: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.consume_timeout <= 0:
+            raise ClientError(f"a consume timeout of {self.consume_timeout} s")
 
     @property
     def redeliveries(self) -> int:
@@ -103,6 +107,8 @@ class Consumer:
         )
         store = BrokerOffsetStore(self._puller, group)
         self._positions = Positions(session, self._fetcher, store, settings.start, in_order=settings.in_order)
+        again = None if settings.broadcast else self._send_back
+        self._settlement = Settlement(self._fetcher, self._positions, again, settings.consume_timeout)
         self._buffer = self._fetcher.buffer
         self._direct = Lane()
         self._auto: Received | None = None
@@ -142,6 +148,8 @@ class Consumer:
         ]
         if self._locks is not None:
             self._tasks.append(self._session.spawn(self._renew_forever(), f"locks of {self.group}"))
+        if not self._settings.in_order:
+            self._tasks.append(self._session.spawn(self._settlement.forever(), f"consume timeout of {self.group}"))
 
     async def close(self) -> None:
         """Commits, and leaves the group at once."""
@@ -225,7 +233,7 @@ class Consumer:
             if not isinstance(books, ProcessQueue):
                 return message
             if books.is_usable(now):
-                books.handed_over(message.queue_offset, now)
+                books.handed_over(message, now)
                 books.last_consume_ms = self._session.options.now_ms()
                 return message
             self._put_back(books, message)  # the lock lapsed: nothing more until the queue is taken anew
@@ -263,7 +271,7 @@ class Consumer:
         books = message.receipt
         if isinstance(books, DirectRun):
             books.settle("CR_SUCCESS")
-        if isinstance(books, ProcessQueue):
+        if isinstance(books, ProcessQueue) and self._settlement.counts(books, message):
             self._done(books, message, is_consumed=True)
 
     async def nack(self, message: Received, delay_level: int = 0) -> None:
@@ -273,22 +281,14 @@ class Consumer:
         books = message.receipt
         if isinstance(books, DirectRun):
             books.settle("CR_LATER")
-        if not isinstance(books, ProcessQueue):
+        if not isinstance(books, ProcessQueue) or not self._settlement.counts(books, message):
             return
         self._fetcher.stats.failed(books.queue.topic, asyncio.get_running_loop().time())
-        if self._settings.broadcast:
-            log.warning("%s of %s failed and is passed over: broadcasting has no retry", message.msg_id, books.queue)
-            self._done(books, message, is_consumed=False)
-        elif self._settings.in_order:
+        if self._settings.in_order and not self._settings.broadcast:
             await self._nack_in_order(books, message, delay_level)
         else:
-            try:
-                await self._send_back.retry(message, delay_level)
-            except NeveError as error:
-                log.warning("%s stays here and comes again in %g s: %s", message.msg_id, _AGAIN_HERE_S, error)
-                self._repeat(books, message, _AGAIN_HERE_S)
-            else:
-                self._done(books, message, is_consumed=False)
+            await self._settlement.retry(books, message, delay_level)
+            self._go_on(books, message)
 
     async def _nack_in_order(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
         """The queue pauses and repeats the message; after too many times it goes to %DLQ%group."""
@@ -302,26 +302,16 @@ class Consumer:
                 return
         self._buffer.close(books.lane)
         self._buffer.settled(books.lane)
-        self._repeat(books, message, self._settings.pause_after_nack)
-
-    def _repeat(self, books: ProcessQueue, message: Received, delay: float) -> None:
-        """Delivers the message again from here; until then its offset stays open."""
-        again = replace(message, reconsume_times=message.reconsume_times + 1)
-
-        def put() -> None:
-            if not books.is_dropped:
-                self._buffer.put(books.lane, [again], first=True)
-                self._positions.reopen(books)
-
-        if self._settings.in_order and message.reconsume_times >= self._settings.redeliveries:
-            again = message  # it counts no further while the dead letter queue cannot be reached
-        asyncio.get_running_loop().call_later(delay, put)
+        # It counts no further while the dead letter queue cannot be reached.
+        again = message if message.reconsume_times >= self._settings.redeliveries else message.again()
+        self._settlement.repeat(books, again, self._settings.pause_after_nack)
 
     def _done(self, books: ProcessQueue, message: Received, *, is_consumed: bool) -> None:
-        now = asyncio.get_running_loop().time()
-        handed_over = books.ack(message.queue_offset)
-        if handed_over is not None and is_consumed:
-            self._fetcher.stats.consumed(books.queue.topic, now - handed_over if handed_over else 0.0, now)
+        self._settlement.done(books, message, is_consumed=is_consumed)
+        self._go_on(books, message)
+
+    def _go_on(self, books: ProcessQueue, message: Received) -> None:
+        """In order the next message of the queue may come."""
         in_hand = books.lane.in_hand
         if in_hand is not None and in_hand.queue_offset == message.queue_offset:
             self._buffer.settled(books.lane)

@@ -45,6 +45,7 @@ class Consumers:
         long_poll: float = 15.0,
         max_redeliveries: int | None = None,
         pause_after_nack: float = 1.0,
+        consume_timeout: float = 900.0,
         offsets_directory: str | Path | None = None,
     ) -> Consumer:
         """A member of a group; enter it to join.
@@ -63,6 +64,8 @@ class Consumers:
             max_buffered: no more is pulled while so many messages wait for the application; `max_buffered_bytes`
                 likewise, and `max_buffered_per_queue` for each queue.
             max_redeliveries: after so many nacks a message goes to %DLQ%group; 16, in order without end.
+            consume_timeout: seconds after which a message that was not settled is taken back and delivered again, so
+                that the queue's offset can go on; settling it then has no effect. Not in order.
 
         Raises:
             ClientError: an argument is out of its range.
@@ -80,6 +83,7 @@ class Consumers:
             long_poll=long_poll,
             max_redeliveries=max_redeliveries,
             pause_after_nack=pause_after_nack,
+            consume_timeout=consume_timeout,
             offsets_directory=offsets_directory,
         )
         consumer = Consumer(self._session, group, _subscriptions(topics), settings)

@@ -186,7 +186,7 @@ class LitePullConsumer:
         now = asyncio.get_running_loop().time()
         while len(self._out) < max_count and (message := self._fetcher.buffer.take()) is not None:
             books: ProcessQueue = message.receipt
-            books.handed_over(message.queue_offset, now)
+            books.handed_over(message, now)
             books.last_consume_ms = self._session.options.now_ms()
             self._out.append(message)
 

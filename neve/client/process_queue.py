@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from neve.client.delivery import Lane
 from neve.client.model import Message, MessageQueue
+from neve.client.received import Received
+
+_REMEMBERED = 1024  # messages that were taken back from the application, so that it can be told
+
+
+class _InHand(NamedTuple):
+    """With the application since `since`, on the loop's clock."""
+
+    message: Received
+    since: float
 
 
 class ProcessQueue:
@@ -26,7 +38,8 @@ class ProcessQueue:
         self.last_lock_ms = 0
         self.last_pull_ms = 0
         self.last_consume_ms = 0
-        self._open: dict[int, float] = {}  # fetched and not acked, ascending; when it was handed over, or 0
+        self.taken_back: deque[int] = deque(maxlen=_REMEMBERED)  # offsets that the application held too long
+        self._open: dict[int, _InHand | None] = {}  # fetched and not acked, ascending
 
     @property
     def committable(self) -> int:
@@ -47,14 +60,30 @@ class ProcessQueue:
 
     def fetched(self, messages: Iterable[Message], next_offset: int) -> None:
         for message in messages:
-            self._open[message.queue_offset] = 0.0
+            self._open[message.queue_offset] = None
         self.next_offset = max(self.next_offset, next_offset)
 
-    def handed_over(self, offset: int, now: float) -> None:
+    def handed_over(self, message: Received, now: float) -> None:
         """The application got the message at `now`."""
+        if message.queue_offset in self._open:
+            self._open[message.queue_offset] = _InHand(message, now)
+
+    def not_in_hand(self, offset: int) -> None:
+        """The application gave the message back; it is still to be done."""
         if offset in self._open:
-            self._open[offset] = now
+            self._open[offset] = None
+
+    def overdue(self, before: float) -> Received | None:
+        """The first open message, if the application has it since earlier than `before`."""
+        first = next(iter(self._open.values()), None)
+        return first.message if first is not None and first.since < before else None
+
+    def is_open(self, offset: int) -> bool:
+        return offset in self._open
 
     def ack(self, offset: int) -> float | None:
-        """When the message was handed over; None when the offset was not open."""
-        return self._open.pop(offset, None)
+        """When the message was handed over, 0 if it was not; None when the offset was not open."""
+        if offset not in self._open:
+            return None
+        in_hand = self._open.pop(offset)
+        return 0.0 if in_hand is None else in_hand.since

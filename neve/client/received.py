@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self
 
 from neve.client.model import Message
 from neve.errors import ClientError
@@ -35,6 +35,10 @@ class Received(Message):
                 A consumer in order repeats the message itself after its pause, whatever the level.
         """
         await self._consumer().settle(self, delay_level)
+
+    def again(self) -> Self:
+        """As it is delivered the next time."""
+        return replace(self, reconsume_times=self.reconsume_times + 1)
 
     def _consumer(self) -> Settles:
         if self.consumer is None:

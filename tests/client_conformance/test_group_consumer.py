@@ -91,6 +91,34 @@ def test_a_handler_that_raises_gets_the_message_again(run: Run, unique: str) -> 
     run(work)
 
 
+def test_a_message_held_beyond_the_consume_timeout_is_sent_back_and_the_offset_goes_on(run: Run, unique: str) -> None:
+    """With no redelivery left it is a dead letter at once; otherwise it comes again after delay level 3, 10 s."""
+
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.consumer(
+            unique, topic, start="first", auto_ack=False, consume_timeout=0.3, max_redeliveries=0
+        ) as consumer:
+            sent = await client.send(topic, b"held", keys=["k"], queue=0)
+            (held,) = await receive(consumer, 1)
+
+            async def is_taken_back() -> bool:
+                return consumer.position(sent.queue) == sent.queue_offset + 1
+
+            await until(is_taken_back, "the message is taken back")
+            await held.nack(delay_level=1)  # without effect
+            await held.ack()
+            await client.send(topic, b"next", queue=0)
+            (following,) = await receive(consumer, 1)
+            assert following.body == b"next"
+            await following.ack()
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+            (message,) = await receive(dead, 1)
+            assert (message.body, message.msg_id, message.keys) == (b"held", sent.msg_id, ("k",))
+            assert await dead.receive(0.2) is None
+
+    run(work)
+
+
 # ---- in order
 
 

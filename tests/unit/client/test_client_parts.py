@@ -11,6 +11,7 @@ from neve.client.latency import FaultTable
 from neve.client.model import Message, MessageQueue, message_from_record, parse_address
 from neve.client.process_queue import ProcessQueue
 from neve.client.pull import Subscription
+from neve.client.received import Received
 from neve.client.route import parse_route, route_from_default
 from neve.errors import ProtocolError
 from neve.message import decode_record, encode_record, properties_to_bytes
@@ -44,7 +45,7 @@ def test_the_offset_to_commit_stops_at_the_first_open_message() -> None:
     assert (books.committable, books.unacked, books.open_offsets) == (10, 3, (10, 14))
     assert books.ack(11) is not None
     assert books.committable == 10
-    books.handed_over(10, 5.0)
+    books.handed_over(Received("t", b"xy", queue_offset=10), 5.0)
     assert books.ack(10) == 5.0
     assert books.committable == 14
     assert books.ack(10) is None

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from neve.client import connect
-from neve.client import consumer as consumer_module
+from neve.client import connect, settlement
 from neve.client.model import MessageQueue
 from neve.message import bytes_to_properties
 from neve.remoting.body import dumps
@@ -124,7 +123,7 @@ def test_the_copy_for_the_retry_topic_says_where_it_comes_from(fake_cluster: Any
 def test_a_message_that_nobody_takes_back_stays_open_and_comes_again_here(
     fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_module, "_AGAIN_HERE_S", 0.01)
+    monkeypatch.setattr(settlement, "_AGAIN_HERE_S", 0.01)
 
     async def work() -> None:
         broker = GroupBroker(1)

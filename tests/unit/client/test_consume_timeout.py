@@ -1,0 +1,181 @@
+"""A message that the application holds for too long is taken back, as RocketMQ's clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from neve.client import AsyncClient, Consumer, connect
+from neve.client.model import MessageQueue
+from neve.errors import ClientError
+from neve.remoting.command import RemotingCommand
+from tests.unit.client.group_broker import Answer, GroupBroker, run
+
+QUEUE = MessageQueue("t", "b0", 0)
+LEFT_ALONE_S = 900.0  # Java's 15 minutes
+
+
+async def pass_time(consumer: Consumer, seconds: float) -> None:
+    """The round of so many seconds from now."""
+    await consumer._settlement.take_back_overdue(asyncio.get_running_loop().time() + seconds)
+
+
+async def held(consumer: Consumer, count: int) -> list[Any]:
+    return [await consumer.receive() for _ in range(count)]
+
+
+def by_hand(client: AsyncClient, **options: Any) -> Consumer:
+    return client.consumer("g", "t", start="first", auto_ack=False, **options)
+
+
+def test_a_message_held_for_15_minutes_is_sent_back_and_the_offset_goes_on(
+    fake_cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        broker = GroupBroker(3)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with by_hand(client) as consumer:
+                stuck, done, _ = await held(consumer, 3)
+                await done.ack()
+                await pass_time(consumer, LEFT_ALONE_S - 1)
+                assert (broker.sent_back, consumer.position(QUEUE)) == ([], 0)
+                await pass_time(consumer, LEFT_ALONE_S + 1)
+                assert consumer.position(QUEUE) == 3
+                assert [(sent["offset"], sent["delayLevel"]) for sent in broker.sent_back] == [("0", "3"), ("200", "3")]
+            assert broker.offsets["t"] == 3
+        said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert any(stuck.msg_id in line and "not settled within 900 s" in line for line in said)
+
+    run(work)
+
+
+@pytest.mark.parametrize("settle", ["ack", "nack"])
+def test_settling_a_message_that_was_taken_back_is_told_and_does_nothing(
+    fake_cluster: Any, caplog: pytest.LogCaptureFixture, settle: str
+) -> None:
+    async def work() -> None:
+        broker = GroupBroker(2)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            by_hand(client) as consumer,
+        ):
+            (stuck,) = await held(consumer, 1)
+            await pass_time(consumer, LEFT_ALONE_S + 1)
+            caplog.clear()
+            await (stuck.ack() if settle == "ack" else stuck.nack())
+            assert (len(broker.sent_back), consumer.position(QUEUE)) == (1, 1)
+            assert [(r.levelname, "settled too late" in r.getMessage()) for r in caplog.records] == [("WARNING", True)]
+            (following,) = await held(consumer, 1)
+            await following.ack()
+            assert consumer.position(QUEUE) == 2
+
+    run(work)
+
+
+def test_what_waits_for_the_application_or_holds_up_nothing_is_left_where_it_is(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(9)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            by_hand(client) as consumer,
+        ):
+            await held(consumer, 1)
+            books = consumer._fetcher.assigned[QUEUE]
+            books.not_in_hand(0)  # offset 0 waits again, offset 1 is held behind it
+            await held(consumer, 1)
+            await pass_time(consumer, LEFT_ALONE_S + 1)
+            assert (broker.sent_back, consumer.position(QUEUE), books.unacked) == ([], 0, 9)
+
+    run(work)
+
+
+def test_a_message_that_the_broker_does_not_take_back_stays_with_its_holder(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(1)
+        broker.refused = {36, 310}
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            by_hand(client, consume_timeout=60) as consumer,
+        ):
+            (stuck,) = await held(consumer, 1)
+            await pass_time(consumer, 61)
+            assert consumer.position(QUEUE) == 0
+            await stuck.ack()
+            assert consumer.position(QUEUE) == 1
+
+    run(work)
+
+
+def test_a_nack_under_way_is_not_sent_back_a_second_time(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(1)
+
+        def slow(request: RemotingCommand) -> Answer:
+            answer = broker(request)
+            return None if request.code == 36 else answer
+
+        async with (
+            fake_cluster(slow) as cluster,
+            connect(cluster.namesrv.address) as client,
+            by_hand(client) as consumer,
+        ):
+            (message,) = await held(consumer, 1)
+            nack = asyncio.create_task(message.nack())
+            while not broker.sent_back:
+                await client.topic_route("t")
+            await pass_time(consumer, LEFT_ALONE_S + 1)
+            assert len(broker.sent_back) == 1
+            nack.cancel()
+
+    run(work)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_only_consumers_without_order_look_at_the_clock(fake_cluster: Any, in_order: bool) -> None:
+    async def work() -> None:
+        broker = GroupBroker(1)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            by_hand(client, in_order=in_order, consume_timeout=0.01) as consumer,
+        ):
+            await held(consumer, 1)
+            if in_order:
+                assert await consumer.receive(0.1) is None
+                assert (broker.sent_back, consumer.position(QUEUE)) == ([], 0)
+            else:
+                while consumer.position(QUEUE) == 0:
+                    await client.topic_route("t")
+                assert len(broker.sent_back) == 1
+
+    run(work)
+
+
+def test_broadcasting_a_message_held_too_long_is_passed_over(fake_cluster: Any, tmp_path: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(1)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            by_hand(client, broadcast=True, offsets_directory=tmp_path) as consumer,
+        ):
+            await held(consumer, 1)
+            await pass_time(consumer, LEFT_ALONE_S + 1)
+            assert (broker.sent_back, consumer.position(QUEUE)) == ([], 1)
+
+    run(work)
+
+
+def test_a_timeout_of_nothing_is_refused(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(ClientError):
+                by_hand(client, consume_timeout=0)
+
+    run(work)
