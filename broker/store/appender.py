@@ -75,6 +75,7 @@ class Appender:
         self.index = KeyIndex(config, disk)
         self.maps = MappedFiles(config.mapped_queue_files, disk)
         self.table: dict[tuple[str, int], ConsumeQueue] = {}
+        self.table_by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self.tails: dict[str, TopicTail] = {}
         self.state = QueueState()
         self.on_append: list[AppendCallback] = []
@@ -239,7 +240,7 @@ class Appender:
         try:
             queue.create(first, sync=False)
         except StoreFull:
-            del self.table[topic, queue_id]
+            self.drop_queue(queue)
             raise
         queue.visible = first
         return queue
@@ -251,7 +252,16 @@ class Appender:
         queue = ConsumeQueue(self.config, self.maps, topic, queue_id, self.tail_of(topic))
         queue.floor = self.state.floors.get(topic, {}).get(str(queue_id), 0)
         self.table[topic, queue_id] = queue
+        self.table_by_topic.setdefault(topic, {})[queue_id] = queue
         return queue
+
+    def drop_queue(self, queue: ConsumeQueue) -> None:
+        """Take a queue out of the table."""
+        del self.table[queue.topic, queue.queue_id]
+        of_topic = self.table_by_topic[queue.topic]
+        del of_topic[queue.queue_id]
+        if not of_topic:
+            del self.table_by_topic[queue.topic]
 
     def tail_of(self, topic: str) -> TopicTail:
         """The object that knows the topic's newest record."""

@@ -153,7 +153,7 @@ class MessageStore(Appender):
         Should the topic come again, its queues go on where they ended; with `begin_again` at 0, which only the caller
         can allow: nothing outside this store may know the offsets that would be given a second time.
         """
-        doomed = [queue for (name, _), queue in self.table.items() if name == topic]
+        doomed = list(self.table_by_topic.get(topic, {}).values())
         if not doomed:
             return
         if self._unconfirmed:
@@ -167,7 +167,7 @@ class MessageStore(Appender):
             ended.update({str(queue.queue_id): queue.end for queue in doomed})
         self.directory.write_queue_state(self.state)
         for queue in doomed:
-            del self.table[topic, queue.queue_id]
+            self.drop_queue(queue)
             queue.delete()
         self.dirty_queues = [queue for queue in self.dirty_queues if queue.topic != topic]
         parent = self.config.root / "consumequeue"
@@ -311,9 +311,7 @@ class MessageStore(Appender):
         runs: dict[int, EntryRun] = {}
         # a queue's file may still have entries of log files that are evicted
         start = max(start_phys, self.state.deleted.get(topic, 0), self.min_physical_offset)
-        for (name, queue_id), queue in self.table.items():
-            if name != topic:
-                continue
+        for queue_id, queue in self.table_by_topic.get(topic, {}).items():
             first, end = queue.first_at(start), min(queue.first_at(end_phys), queue.visible)
             run = reading.entry_run(queue, first, end)
             while run is not None and (run_end := run.first_offset + len(run.sizes)) < end:

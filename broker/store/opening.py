@@ -92,7 +92,7 @@ def _load_queues(store: Appender, below: int, *, scrub: bool) -> None:
                 queue = store.add_queue(topic, int(name))
                 queue.load(below, scrub=scrub)
                 if not queue.files:
-                    del store.table[topic, int(name)]
+                    store.drop_queue(queue)
                 elif queue.dirty:
                     store.dirty_queues.append(queue)
 

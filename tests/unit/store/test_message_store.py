@@ -389,3 +389,21 @@ def test_on_a_full_disk_the_file_prepared_ahead_makes_room_for_an_eviction(
     fill_one()
     with pytest.raises(StoreFull):
         store.evict(store.segments()[0].base)
+
+
+class NotWalked(dict[Any, Any]):
+    """A table that may be asked for one queue, not be gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("the queues of all topics were gone through")
+
+    items = values = keys = __iter__
+
+
+def test_entries_of_a_topic_are_found_without_a_walk_over_all_topics(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for topic in ("a", "b", "a"):
+        put(store, topic=topic)
+    store.table = NotWalked(store.table)
+    assert {queue: len(run.sizes) for queue, run in store.entries("a", 0, store.max_physical_offset).items()} == {0: 2}
+    assert store.entries("none", 0, store.max_physical_offset) == {}
