@@ -182,7 +182,7 @@ def _register_metrics(controller: BrokerController) -> None:
     counter("messages_in_total", "messages stored", processors.totals.put)
     counter("messages_out_total", "messages read", processors.totals.got)
     counter("bytes_in_total", "bytes stored", lambda: processors.sender.bytes)
-    counter("bytes_out_total", "bytes read", lambda: processors.puller.bytes)
+    counter("bytes_out_total", "bytes read", lambda: context.stats.bytes_out)
     counter("pop_revives_total", "popped messages that came back", lambda: controller.revive.revived)
     gauge("pop_revives_waiting", "messages to come back that wait for the archive", lambda: controller.revive.waiting)
     gauge("held_pulls", "pulls that wait for a message", lambda: context.hold.count)

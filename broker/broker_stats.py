@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from infra.clock import Clock
 
@@ -53,12 +53,24 @@ class Traffic:
         }
 
 
+class TopicTraffic(NamedTuple):
+    """Of one topic; each begins again at 0 after a day of silence."""
+
+    topic: str
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+
+
 class BrokerStats:
     """Items come with their first message and go after a day without one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._topics: dict[str, Traffic] = {}
+        # Messages out of a topic, to whichever group: a sum over groups would fall when one of them is forgotten.
+        self._readings: dict[str, Traffic] = {}
         self._groups: dict[tuple[str, str], Traffic] = {}
         self._backs: dict[tuple[str, str], Traffic] = {}
         # By queue, topic and group; their counts are milliseconds.
@@ -82,7 +94,27 @@ class BrokerStats:
 
     def got(self, topic: str, group: str, count: int, size: int) -> None:
         self._of(self._groups, topic, group).add(count, size)
+        reading = self._readings.get(topic)
+        if reading is None:
+            reading = self._readings[topic] = self._new()
+        reading.add(count, size)
         self._broker_get.add(count, size)
+
+    @property
+    def messages_out(self) -> int:
+        return self._broker_get.count
+
+    @property
+    def bytes_out(self) -> int:
+        return self._broker_get.size
+
+    def by_topic(self) -> list[TopicTraffic]:
+        nothing = Traffic()
+        return [
+            TopicTraffic(topic, sent.count, sent.size, read.count, read.size)
+            for topic in {**self._topics, **self._readings}
+            for sent, read in [(self._topics.get(topic, nothing), self._readings.get(topic, nothing))]
+        ]
 
     def took(self, queue_id: int, topic: str, group: str, ms: int) -> None:
         """How long the reading for one pull took."""
@@ -97,7 +129,7 @@ class BrokerStats:
 
     def sample(self) -> None:
         now = self._clock.now_ms()
-        for table in (self._topics, self._groups, self._backs, self._latencies):
+        for table in (self._topics, self._readings, self._groups, self._backs, self._latencies):
             self._sample(table, now)
         for traffic in (self._broker_put, self._broker_get):
             traffic.sample(now)

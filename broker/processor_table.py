@@ -33,7 +33,7 @@ class Processors:
         self._express = ExpressSend(context, self.sender)
         self.puller = PullMessageProcessor(context)
         self.clients = ClientManageProcessor(context)
-        self.totals = Totals(context, self.sender, self.puller)
+        self.totals = Totals(context, self.sender)
         self._consumers = ConsumerManageProcessor(context)
         self.popper = PopMessageProcessor(context)
         self._pop_acks = PopAckProcessor(context)

@@ -166,8 +166,8 @@ class Totals:
 
     _WINDOWS = (10, 60, 600)
 
-    def __init__(self, context: BrokerContext, sender: Any, puller: Any) -> None:
-        self._context, self._sender, self._puller = context, sender, puller
+    def __init__(self, context: BrokerContext, sender: Any) -> None:
+        self._context, self._sender = context, sender
         self._samples: list[tuple[float, int, int]] = []
         self._day = context.clock.now_ms() // _DAY
         # Messages in and out at the start (UTC) of yesterday and of today.
@@ -193,7 +193,7 @@ class Totals:
         return int(self._sender.messages)
 
     def got(self) -> int:
-        return int(self._puller.messages)
+        return self._context.stats.messages_out
 
     def average_size(self) -> float:
         return self._sender.bytes / self._sender.messages if self._sender.messages else 0.0

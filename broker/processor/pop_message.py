@@ -80,8 +80,6 @@ class Taking:
 class PopMessageProcessor:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self.messages = 0
-        self.bytes = 0
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
@@ -239,6 +237,7 @@ class PopMessageProcessor:
         retry = NORMAL if topic == header.topic else RETRY_V1
         taking.buffers += result.buffers if retry == NORMAL else [self._as_original(taking, r, start) for r in records]
         taking.room -= len(records)
+        self._context.stats.got(topic, group, len(records), sum(map(len, result.buffers)))
         taking.starts.append(f"{retry} {queue_id} {start}")
         taking.found.append(f"{retry} {queue_id} {','.join(map(str, offsets))}")
         if header.order:
@@ -296,8 +295,6 @@ class PopMessageProcessor:
         }
         if taking.orders:
             ext["orderCountInfo"] = ";".join(taking.orders)
-        self.messages += sum(part.count(",") + 1 for part in taking.found)
-        self.bytes += sum(map(len, taking.buffers))
         remark = "FOUND" if code == ResponseCode.SUCCESS else None
         return RemotingCommand.response(request, code, remark, ext, parts=taking.buffers or None)
 

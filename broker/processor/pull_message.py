@@ -61,8 +61,6 @@ class Pull:
 class PullMessageProcessor:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self.messages = 0
-        self.bytes = 0
 
     def pull(
         self, connection: Connection, request: RemotingCommand
@@ -274,12 +272,9 @@ class PullMessageProcessor:
         }
         code = response_code(result, pull.start)
         buffers = result.buffers if code == ResponseCode.SUCCESS else []
-        self.messages += result.count
-        size = sum(map(len, buffers))
-        self.bytes += size
         if result.count:
             stats, took = self._context.stats, self._context.clock.monotonic() - pull.begun
-            stats.got(header.topic, header.consumer_group, result.count, size)
+            stats.got(header.topic, header.consumer_group, result.count, sum(map(len, buffers)))
             stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
         self._context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)

@@ -249,6 +249,22 @@ def test_statistics_have_windows_and_forget_what_is_idle() -> None:
     assert stats.view("BROKER_PUT_NUMS", "any") is not None
 
 
+def test_popped_messages_count_as_read(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for _ in range(3):
+            await send(connection, "T")
+        ext = {"consumerGroup": "g", "topic": "T", "queueId": 0, "maxMsgNums": 2, "invisibleTime": 60_000}
+        popped = await ask(connection, Code.POP_MESSAGE, **ext, pollTime=0, bornTime=0, initMode=0)
+        assert popped.ext["msgOffsetInfo"] == "0 0 0,1"
+        stats = broker.context.stats
+        assert (stats.messages_out, stats.bytes_out) == (2, len(popped.body))
+        assert (stats.view("GROUP_GET_NUMS", "T@g") or {})["statsDay"]["sum"] == 2
+        size = len(popped.body) // 2
+        assert stats.by_topic() == [("T", 3, 3 * size, 2, 2 * size)]
+
+    with_broker(tmp_path, work)
+
+
 def test_a_lock_of_a_queue_without_a_name_is_refused_and_nothing_is_logged_as_a_fault(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
