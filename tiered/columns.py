@@ -3,14 +3,14 @@
 A record takes this path when its head agrees with its queue entry, its parts fill it exactly, its CRC holds, its times
 fit, and its properties are UTF-8 text of distinct names (name 0x01 value 0x02, the last 0x02 may lack). Every other
 record goes through tiered.rows, one by one, and the two kinds are put together in their order. Which path a record took
-cannot be seen in the result: exactness rests on the comparison in `with_wire`, not on either path.
+cannot be seen in the result. Exactness rests on comparisons, not on either path: of what each row rebuilds with the
+record, here (`with_wire`) or, for rows of the common shape, when the written file is read back.
 
 Parts are cut out by Arrow: an array whose elements are, in turn, gap and part of one buffer; `take` of the parts copies
 them together.
 """
 
 import ipaddress
-import zlib
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from zlib_ng.zlib_ng import crc32
 
 from neve.archive.rebuild import Records
 from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
@@ -38,8 +39,8 @@ Bools = npt.NDArray[np.bool_]
 _SYS_FLAG_AT = 36
 
 
-def table_of(entries: Entries, sealed: Records, topic: str) -> pa.Table:
-    """Rows that rebuild to exactly these records."""
+def table_of(entries: Entries, sealed: Records, topic: str, *, compare_all: bool = True) -> pa.Table:
+    """Rows that rebuild to exactly these records; without `compare_all` the common ones only should."""
     parts: list[pa.Table] = []
     order: list[Int64s] = []
     for framed in _common_rows(entries, sealed, topic):
@@ -51,13 +52,14 @@ def table_of(entries: Entries, sealed: Records, topic: str) -> pa.Table:
             order.append(common.rows)
     rest = np.setdiff1d(np.arange(len(entries.size)), np.concatenate(order) if order else [])
     if len(rest):
-        numbers = rest.tolist()
-        parts.append(exact_rows(entries.at(rest).each(), [sealed.record(row) for row in numbers], topic))
+        records = [sealed.record(row) for row in rest.tolist()]
+        rows = exact_rows(entries.at(rest).each(), records, topic)
+        parts.append(rows if compare_all else with_wire(rows, Records.of(records), topic))
         order.append(rest)
     table = parts[0]
     if len(parts) > 1:
         table = pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order))))
-    return with_wire(table, sealed, topic)
+    return with_wire(table, sealed, topic) if compare_all else table
 
 
 # ---- heads
@@ -152,8 +154,8 @@ def _framed(sealed: Records, rows: Int64s, heads: npt.NDArray[np.void], topic: s
         (between["topic"] == np.frombuffer(topic_part, np.uint8)).all(axis=1)
         & (between["properties"] == common.end - common.properties_at)
     )
-    bodies = zip(common.body_at.tolist(), common.topic_at.tolist(), strict=True)
-    crc = np.fromiter((zlib.crc32(sealed.wire[begin:end]) for begin, end in bodies), np.int64, len(common.rows))
+    wire, bodies = sealed.wire, zip(common.body_at.tolist(), common.topic_at.tolist(), strict=True)
+    crc = np.array([crc32(wire[begin:end]) for begin, end in bodies], np.int64)
     return common.only((crc & 0x7FFFFFFF) == common.heads["body_crc"])
 
 

@@ -51,8 +51,17 @@ class Records(NamedTuple):
     wire: memoryview
     positions: npt.NDArray[np.int64]
 
+    @staticmethod
+    def of(records: Sequence[bytes | memoryview]) -> "Records":
+        return Records(memoryview(b"".join(records)), np.cumsum([0, *map(len, records)], dtype=np.int64))
+
     def record(self, row: int) -> memoryview:
         return self.wire[self.positions[row] : self.positions[row + 1]]
+
+    def same_as(self, other: "Records") -> bool:
+        # Arrow compares buffers as memory; memoryview goes byte by byte.
+        same_bytes: bool = pa.py_buffer(self.wire).equals(pa.py_buffer(other.wire))
+        return same_bytes and np.array_equal(self.positions, other.positions)
 
 
 def rebuild(rows: pa.Table, topic: str) -> Records:

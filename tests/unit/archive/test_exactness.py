@@ -13,12 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from neve.archive.journal import CommittedName
 from neve.archive.rebuild import Records, rebuild, tag_codes
 from neve.archive.schema import GROUP_BYTES, DamagedObject, ObjectFacts
 from neve.message import MAGIC_V2, encode_record, tags_code
+from tiered import segment_writer
 from tiered.columns import table_of
 from tiered.rows import Entries, exact_rows, with_wire
-from tiered.segment_writer import MissingBytes, encode, in_order, plan_groups, verify
+from tiered.segment_writer import MissingBytes, describe_file, encode, in_order, plan_groups
 
 TOPIC = "orders"
 T0 = 1_700_000_000_000
@@ -78,6 +80,8 @@ def assert_exact(records: Sequence[bytes], topic: str = TOPIC) -> pa.Table:
     rebuilt = rebuild(table, topic)
     assert [bytes(rebuilt.record(row)) for row in range(len(records))] == list(records)
     assert len(tag_codes(table, rebuilt)) == len(records)
+    # What is written before every row is compared needs no second writing.
+    assert table_of(entries_of(records), sealed_of(records), topic, compare_all=False).to_pylist() == table.to_pylist()
     # The vectorised path and the one that goes row by row cannot be told apart.
     one_by_one = exact_rows(entries_of(records).each(), [memoryview(raw) for raw in records], topic)
     assert table.to_pylist() == with_wire(one_by_one, sealed_of(records), topic).to_pylist()
@@ -251,15 +255,43 @@ def test_bloom_filters_exist(tmp_path: Path) -> None:
     assert {name.replace(" ", "") for name in found} == {"msg_id", "keys,list,element"}
 
 
-def test_a_changed_file_does_not_verify(tmp_path: Path) -> None:
-    written = write(tmp_path, laid_out(50))
-    raw = bytearray(written.path.read_bytes())
-    group = pq.read_metadata(written.path).row_group(0)
-    body = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == "body")
-    raw[body.data_page_offset + body.total_compressed_size - 5] ^= 0x10
-    written.path.write_bytes(raw)
+def test_a_file_that_reads_back_changed_is_not_given_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe_and_spoil(path: Path, key: str) -> CommittedName:
+        name = describe_file(path, key)
+        raw = bytearray(path.read_bytes())
+        group = pq.read_metadata(path).row_group(0)
+        body = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == "body")
+        raw[body.data_page_offset + body.total_compressed_size - 5] ^= 0x10
+        path.write_bytes(raw)
+        return name
+
+    monkeypatch.setattr(segment_writer, "describe_file", describe_and_spoil)
     with pytest.raises(DamagedObject):
-        verify(written.path, written.name)
+        write(tmp_path, laid_out(50))
+    assert not (tmp_path / "o.parquet").exists()
+
+
+def test_a_common_row_that_does_not_rebuild_its_record_is_found_and_kept_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[bool] = []
+
+    def with_a_fault(entries: Entries, sealed: Records, topic: str, *, compare_all: bool) -> pa.Table:
+        modes.append(compare_all)
+        table = table_of(entries, sealed, topic, compare_all=False)
+        flags = table.column("flag").to_pylist()
+        flags[7] += 1
+        at = table.schema.get_field_index("flag")
+        wrong = table.set_column(at, table.schema.field(at), pa.array(flags, pa.int32()))
+        return with_wire(wrong, sealed, topic) if compare_all else wrong
+
+    monkeypatch.setattr(segment_writer, "table_of", with_a_fault)
+    records = laid_out(50)
+    written = write(tmp_path, records)
+    assert modes == [False, True]
+    assert written.wire_rows == 1
+    rebuilt = rebuild(pq.read_table(written.path), TOPIC)
+    assert bytes(rebuilt.wire) == b"".join(records)
 
 
 def test_an_entry_outside_the_files_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
