@@ -144,7 +144,7 @@ class Consumer:
         await self._rebalancer.once()
         self._tasks = [
             self._session.spawn(self._rebalancer.forever(), f"rebalance {self.group}"),
-            self._session.spawn(self._commit_forever(), f"commit {self.group}"),
+            self._session.spawn(self._positions.commit_forever(self.group), f"commit {self.group}"),
         ]
         if self._locks is not None:
             self._tasks.append(self._session.spawn(self._renew_forever(), f"locks of {self.group}"))
@@ -359,14 +359,6 @@ class Consumer:
     async def seek_to_end(self) -> None:
         for queue in self.assigned:
             await self.seek(queue, await self._puller.max_offset(queue))
-
-    async def _commit_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._session.options.commit_interval)
-            try:
-                await self._positions.commit(oneway=True)
-            except NeveError as error:
-                log.warning("commit of %s, tried again later: %s", self.group, error)
 
     # ---- queues come and go (Assignee of the rebalancer)
 

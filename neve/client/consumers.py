@@ -112,7 +112,8 @@ class Consumers:
             in_order: no more of a queue until all that was popped from it is settled.
             invisible: seconds that a message is this member's own; renewed as long as it is held, so it is only the
                 wait before others get what a dead member held.
-            hold_limit: seconds after which a held message is renewed no more.
+            hold_limit: seconds after which a held message is renewed no more, or sent back if it was pulled from
+                %RETRY%group.
             max_redeliveries: after so many a nack sends the message to %DLQ%group.
             topics, auto_ack, max_buffered: as of `consumer`.
 

@@ -50,7 +50,9 @@ class Fetcher:
         subscription: Callable[[str], Subscription],
         moved: Callable[[MessageQueue, int], Awaitable[None]],
         code: RequestCode = RequestCode.PULL_MESSAGE,
+        buffer: DeliveryBuffer | None = None,
     ) -> None:
+        """`buffer` is one that others fill too; its owner calls `wake` when there is room in it."""
         self._session = session
         self._puller = Puller(session)
         self._group = group
@@ -63,7 +65,7 @@ class Fetcher:
         self._room = asyncio.Event()
         self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
         self.assigned: dict[MessageQueue, ProcessQueue] = {}
-        self.buffer = DeliveryBuffer(self._room.set)
+        self.buffer = DeliveryBuffer(self._room.set) if buffer is None else buffer
         self.stats = ConsumeStatsTable()
 
     def take_over(self, books: ProcessQueue) -> None:
@@ -83,7 +85,7 @@ class Fetcher:
         return books
 
     def wake(self) -> None:
-        """Something about a queue changed: its loop looks again."""
+        """Something about a queue or the buffer changed: the loops look again."""
         self._room.set()
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """A member of a group that pops: the broker hands each message to one member for a while, and keeps the books itself.
 
     query assignment ──▶ one pop loop per assigned queue ──▶ lanes ──▶ application ──▶ ack, or visible again later
+                     └─▶ %RETRY%group, pulled ─────────────┘
 
 What is neither acknowledged nor renewed in time comes again, to any member. While this consumer holds a message it
 renews it, so the invisible time is no limit for handlers, only for the dead.
@@ -15,14 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from neve.client.consume_loop import Handler, consume
-from neve.client.consume_stats import ConsumeStatsTable
 from neve.client.delivery import DeliveryBuffer, Lane
 from neve.client.group import GroupMember, GroupProfile
 from neve.client.group_requests import DirectRun, GroupRequests, RunningState
-from neve.client.model import Message, MessageQueue
+from neve.client.model import RETRY_PREFIX, Message, MessageQueue
 from neve.client.pop import POP_BATCH_MAX, Popped, Popper
 from neve.client.pop_settle import Acker, Held, Renewer
+from neve.client.process_queue import ProcessQueue
 from neve.client.pull import Subscription
+from neve.client.pulled_retries import PulledRetries
 from neve.client.rebalance import Rebalancer
 from neve.client.received import Received, received
 from neve.client.refusals import Refusals
@@ -63,15 +65,25 @@ class PopConsumer:
         self._session = session
         self._settings = settings
         self.group = group
-        self._member = GroupMember(session, GroupProfile(group, start=settings.start), topics)
+        retry = {f"{RETRY_PREFIX}{group}": Subscription()}
+        self._member = GroupMember(session, GroupProfile(group, start=settings.start), {**topics, **retry})
         self._popper = Popper(session, group)
         self._rebalancer = Rebalancer(session, lambda: self._member.topics, self._share, self)
         self._acker = Acker(session, self._popper)
         self._renewer = Renewer(self._popper, settings.invisible, settings.hold_limit)
         self._send_back = SendBack(session, group, settings.max_redeliveries)
-        self._stats = ConsumeStatsTable()
         self._room = asyncio.Event()
-        self._buffer = DeliveryBuffer(self._room.set)
+        self._buffer = DeliveryBuffer(self._made_room)
+        self._retries = PulledRetries(
+            session,
+            group,
+            self,
+            self._buffer,
+            self._send_back,
+            max_buffered=settings.max_buffered,
+            consume_timeout=settings.hold_limit,
+        )
+        self._stats = self._retries.stats
         self._lanes: dict[MessageQueue, Lane] = {}
         self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
         self._refusals = Refusals(log)
@@ -105,6 +117,7 @@ class PopConsumer:
         await self._member.join(GroupRequests(self._session, self._member, self))
         self._started_ms = self._session.options.now_ms()
         await self._rebalancer.once()
+        self._retries.start()
         self._tasks = [
             self._session.spawn(self._rebalancer.forever(), f"rebalance {self.group}"),
             self._session.spawn(self._renewer.forever(), f"renewals of {self.group}"),
@@ -118,7 +131,7 @@ class PopConsumer:
         loops = (*self._tasks, *self._loops.values(), *self._left)
         for task in loops:
             task.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        await asyncio.gather(*loops, self._retries.close(), return_exceptions=True)
         await self._popper.close()
         await self._acker.flush()
         unseen = [message for lane in self._lanes.values() for message in self._buffer.discard(lane)]
@@ -185,6 +198,8 @@ class PopConsumer:
                     self._buffer.settled(held.lane)
                     continue
                 held.handed_over_at = now
+            elif isinstance(held, ProcessQueue):
+                self._retries.handed_over(held, message, now)
             return message
         return None
 
@@ -212,6 +227,9 @@ class PopConsumer:
     async def change_invisible(self, message: Received, seconds: float) -> None:
         """Lets go of the message: it comes again `seconds` from now, to any member."""
         held = message.receipt
+        if isinstance(held, ProcessQueue):
+            self._forget_auto(message)
+            self._retries.again_in(held, message, seconds)
         if isinstance(held, Held) and self._release(message, held):
             await self._let_go(held, seconds)
 
@@ -224,6 +242,9 @@ class PopConsumer:
         held = message.receipt
         if isinstance(held, DirectRun):
             held.settle("CR_SUCCESS")
+        if isinstance(held, ProcessQueue):
+            self._forget_auto(message)
+            self._retries.ack(held, message)
         if not isinstance(held, Held) or not self._release(message, held):
             return None
         now = asyncio.get_running_loop().time()
@@ -235,6 +256,9 @@ class PopConsumer:
         held = message.receipt
         if isinstance(held, DirectRun):
             held.settle("CR_LATER")
+        if isinstance(held, ProcessQueue):
+            self._forget_auto(message)
+            await self._retries.nack(held, message, delay_level)
         if not isinstance(held, Held) or not self._release(message, held):
             return
         self._stats.failed(held.queue.topic, asyncio.get_running_loop().time())
@@ -260,9 +284,12 @@ class PopConsumer:
         self._buffer.settled(held.lane)
 
     def _release(self, message: Received, held: Held) -> bool:
+        self._forget_auto(message)
+        return self._renewer.release(held)
+
+    def _forget_auto(self, message: Received) -> None:
         if self._auto is message:
             self._auto = None
-        return self._renewer.release(held)
 
     async def _give_back(self, held: Held, seconds: float) -> None:
         held.is_settled = True
@@ -284,6 +311,10 @@ class PopConsumer:
                 self._refusals.note(f"pop of {queue}", error)
                 self._session.forget_route(queue.topic)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR)
+
+    def _made_room(self) -> None:
+        self._room.set()
+        self._retries.wake()
 
     def _has_room(self) -> bool:
         return self._buffer.count < self._settings.max_buffered
@@ -316,15 +347,16 @@ class PopConsumer:
     # ---- queues come and go (Assignee of the rebalancer)
 
     async def _share(self, topic: str) -> set[MessageQueue] | None:
-        """The broker divides the queues. Whether it says PULL or POP of them, this consumer pops."""
+        """The broker divides the queues. Whatever mode it says, %RETRY%group is pulled, all else popped."""
         assignments = await self._popper.assignments(topic)
         return None if assignments is None else {one.queue for one in assignments}
 
     def held(self) -> Iterable[MessageQueue]:
-        return list(self._loops)
+        return [*self._loops, *self._retries.assigned]
 
     async def take(self, queues: list[MessageQueue]) -> bool:
-        for queue in queues:
+        await self._retries.take(queue for queue in queues if queue.topic == self._retries.topic)
+        for queue in (queue for queue in queues if queue.topic != self._retries.topic):
             self._loops[queue] = self._session.spawn(self._forever(queue), f"pop {self.group} {queue}")
         return True
 
@@ -333,6 +365,9 @@ class PopConsumer:
 
     async def leave(self, queue: MessageQueue) -> bool:
         """The pop under way may still bring messages; they are ours."""
+        if queue.topic == self._retries.topic:
+            await self._retries.leave(queue)
+            return True
         loop = self._loops.pop(queue)
         self._left.add(loop)
         loop.add_done_callback(self._left.discard)
@@ -344,16 +379,18 @@ class PopConsumer:
         self._rebalancer.wake()
 
     async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """The broker keeps a pop group's offsets."""
+        """Of what is popped the broker keeps the offsets."""
+        self._retries.move(offsets)
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
-        return {}
+        return {queue: books.committable for queue, books in self._retries.assigned.items() if queue.topic == topic}
 
     def running_state(self) -> RunningState:
         now_ms = self._session.options.now_ms()
         info: dict[str, Any] = {"waitAckCount": len(self._renewer), "droped": False, "lastPopTimestamp": now_ms}
         status = self._stats.status_table(asyncio.get_running_loop().time())
-        return RunningState(self._started_ms, self._settings.in_order, {}, dict.fromkeys(self._loops, info), status)
+        pulled, popped = self._retries.assigned, dict.fromkeys(self._loops, info)
+        return RunningState(self._started_ms, self._settings.in_order, pulled, popped, status)
 
     async def consume_directly(self, message: Message) -> tuple[str, str | None] | None:
         run = DirectRun()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 
@@ -11,7 +12,7 @@ from neve.client.offset_store import OffsetStore
 from neve.client.process_queue import ProcessQueue
 from neve.client.pull import Puller
 from neve.client.session import Session
-from neve.errors import ClientError
+from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,14 @@ class Positions:
         await self.store.write({one.queue: offset for one, offset in offsets.items()}, oneway=oneway)
         for one, offset in offsets.items():
             one.committed = offset
+
+    async def commit_forever(self, group: str) -> None:
+        while True:
+            await asyncio.sleep(self._session.options.commit_interval)
+            try:
+                await self.commit(oneway=True)
+            except NeveError as error:
+                log.warning("commit of %s, tried again later: %s", group, error)
 
     # ---- pausing
 

@@ -161,6 +161,31 @@ def test_pop_selects_by_tag_and_by_sql(run: Run, unique: str) -> None:
     run(work)
 
 
+def test_what_the_groups_pulling_life_left_to_be_retried_is_read_while_it_pops(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        retry_topic = f"%RETRY%{unique}"
+        async with client.consumer(unique, topic, start="first", auto_ack=False) as pulling:
+            sent = await client.send(topic, b"pulled", tags="T", keys=["k"])
+            failed = await pulling.receive(RECEIVE_S)
+            assert failed is not None
+            await failed.nack(delay_level=1)
+        await client.set_request_mode(unique, topic, "POP")
+        async with client.pop_consumer(unique, topic, start="first", auto_ack=False) as popping:
+            (again,) = await receive(popping, 1)
+            assert (again.topic, again.body, again.msg_id, again.reconsume_times) == (topic, b"pulled", sent.msg_id, 1)
+            await again.nack(delay_level=1)
+            (third,) = await receive(popping, 1)
+            assert (third.msg_id, third.reconsume_times) == (sent.msg_id, 2)
+            await client.send(topic, b"popped", tags="T")
+            (popped,) = await receive(popping, 1)
+            assert (popped.body, popped.reconsume_times) == (b"popped", 0)
+            await asyncio.gather(third.ack(), popped.ack())
+        (place,) = (await client.consume_stats(unique, retry_topic)).values()
+        assert (place.consumer_offset, place.lag) == (2, 0)
+
+    run(work)
+
+
 # ---- lite pull
 
 

@@ -1,0 +1,122 @@
+"""What a pop consumer does with %RETRY%group, which it pulls, against a broker in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from neve.client import PopConsumer, connect
+from neve.client.model import MessageQueue
+from neve.remoting.body import dumps, loads_as
+from neve.remoting.command import RemotingCommand
+from tests.unit.client.group_broker import Answer, GroupBroker, run
+
+RETRY = MessageQueue("%RETRY%g", "b0", 0)
+
+
+class RetryBroker(GroupBroker):
+    """Its messages are in %RETRY%g; nothing can be popped."""
+
+    def __call__(self, request: RemotingCommand) -> Answer:
+        if request.code == 400:
+            topic = loads_as(request.body, dict)["topic"]
+            queue = {"topic": topic, "brokerName": "b0", "queueId": 0}
+            return 0, {}, dumps({"messageQueueAssignments": [{"messageQueue": queue, "mode": "PULL"}]})
+        if request.code == 200050:
+            return None
+        if request.code == 11:
+            return self._pull({**request.ext, "topic": "t" if request.ext["topic"] == RETRY.topic else ""})
+        return super().__call__(request)
+
+
+async def offset_of_next(consumer: PopConsumer) -> int:
+    message = await consumer.receive()
+    assert message is not None
+    return message.queue_offset
+
+
+@pytest.fixture
+def popping(fake_cluster: Any) -> Callable[..., None]:
+    """`popping(broker, work, **options)`: `work(consumer)` with a pop consumer of that broker."""
+
+    def start(broker: RetryBroker, work: Callable[[PopConsumer], Awaitable[None]], **options: Any) -> None:
+        async def inside() -> None:
+            async with (
+                fake_cluster(broker) as cluster,
+                connect(cluster.namesrv.address) as client,
+                client.pop_consumer("g", "t", auto_ack=False, **options) as consumer,
+            ):
+                await work(consumer)
+
+        run(inside)
+
+    return start
+
+
+def test_the_retry_topic_is_pulled_and_all_else_is_popped(popping: Any) -> None:
+    async def work(consumer: PopConsumer) -> None:
+        assert consumer.assigned == [MessageQueue("t", "b0", 0)]
+        assert consumer.positions(RETRY.topic) == {RETRY: 0}
+
+    popping(RetryBroker(0), work)
+
+
+def test_only_what_was_settled_is_committed_at_the_end(popping: Any) -> None:
+    async def work(consumer: PopConsumer) -> None:
+        first, second = await consumer.receive(), await consumer.receive()
+        assert first is not None
+        assert second is not None
+        await first.ack()
+
+    broker = RetryBroker(3)
+    popping(broker, work)
+    assert broker.offsets == {RETRY.topic: 1}
+
+
+def test_what_is_let_go_comes_again_after_the_time_asked_for(popping: Any) -> None:
+    async def work(consumer: PopConsumer) -> None:
+        message = await consumer.receive()
+        assert message is not None
+        await consumer.change_invisible(message, 0.01)
+        again = await consumer.receive()
+        assert again is not None
+        assert (again.queue_offset, again.reconsume_times) == (0, 1)
+
+    popping(RetryBroker(1), work)
+
+
+def test_what_is_held_beyond_the_hold_limit_is_sent_back(popping: Any) -> None:
+    async def work(consumer: PopConsumer) -> None:
+        message = await consumer.receive()
+        assert message is not None
+        await consumer._retries._settlement.take_back_overdue(asyncio.get_running_loop().time() + 61)
+        await message.nack()
+        assert consumer.positions(RETRY.topic) == {RETRY: 1}
+
+    broker = RetryBroker(1)
+    popping(broker, work, hold_limit=60)
+    assert [sent["offset"] for sent in broker.sent_back] == ["0"]
+
+
+def test_no_more_is_pulled_than_may_be_buffered(popping: Any) -> None:
+    async def work(consumer: PopConsumer) -> None:
+        for offset in range(100):
+            assert await offset_of_next(consumer) == offset
+            assert consumer._buffer.count <= 32 + 32  # the last pull may pass the bound by one batch
+
+    popping(RetryBroker(100), work, max_buffered=32)
+
+
+def test_an_offset_out_of_range_and_an_administrators_reset_are_followed(popping: Any) -> None:
+    async def work(consumer: PopConsumer) -> None:
+        assert await offset_of_next(consumer) == 50
+        await consumer.reset({RETRY: 57, MessageQueue("t", "b0", 0): 3})
+        assert await offset_of_next(consumer) == 57
+
+    broker = RetryBroker(60, min_offset=50)
+    broker.offsets[RETRY.topic] = 3
+    popping(broker, work)
+    assert broker.offsets == {RETRY.topic: 57}
