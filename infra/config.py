@@ -110,6 +110,7 @@ class BrokerConfig(SecurityConfig):
     default_ttl_hours: int = key(-1, low=-1, high=1_000_000_000)
 
     admin_port: int = key(10913, low=-1, high=65535)
+    metrics_max_series: int = key(1_000, low=0, high=100_000, live=True)
     log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
     @property

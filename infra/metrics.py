@@ -1,10 +1,10 @@
 """Numbers for `/metrics`. The hot path counts in plain integers; Prometheus' objects are made when somebody scrapes."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 Number = int | float
@@ -35,8 +35,6 @@ class Metrics:
         self._counters: dict[str, tuple[str, Callable[[], Number]]] = {}
         self._gauges: dict[str, tuple[str, Callable[[], Number]]] = {}
         self._histograms: dict[str, tuple[str, Histogram]] = {}
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def counter(self, name: str, text: str, value: Callable[[], Number]) -> None:
         assert name.endswith("_total"), name
@@ -49,7 +47,8 @@ class Metrics:
     def histogram(self, name: str, text: str, histogram: Histogram) -> None:
         self._histograms[name] = (text, histogram)
 
-    def collect(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Metric]:
+        """As they are now: on the thread that counts."""
         for name, (text, read) in self._counters.items():
             yield CounterMetricFamily(f"neve_{name}", text, value=read())
         for name, (text, read) in self._gauges.items():
@@ -57,5 +56,15 @@ class Metrics:
         for name, (text, histogram) in self._histograms.items():
             yield HistogramMetricFamily(f"neve_{name}", text, buckets=histogram.buckets(), sum_value=histogram.sum)
 
-    def render(self) -> bytes:
-        return bytes(generate_latest(self._registry))
+
+class _Given:
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def render(families: Iterable[Metric]) -> bytes:
+    """Prometheus' text format. Slow where there are thousands of series: in a thread."""
+    return bytes(generate_latest(_Given(families)))

@@ -402,12 +402,12 @@ class Lifecycle:
 
     # --- status --------------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        """Figures for metrics and the admin page; reads the local log only."""
+    def status(self, backlog: Mapping[str, Pending] | None = None) -> dict[str, Any]:
+        """Figures for metrics and the admin page, of a backlog that was seen just now; reads the local log only."""
         common: dict[str, Any] = {"evicted_segments": self._evicted, "deleted_objects": self._deleted}
         if self._journal is None:
             return {"archive": "off", **common}
-        backlog = self._backlog()
+        backlog = self.backlog() if backlog is None else backlog
         written = self._worker.written if self._worker is not None else RowCounts()
         return {
             "archive": "fenced" if self._journal.fenced else "online" if self._journal.online else "unreachable",
@@ -417,8 +417,8 @@ class Lifecycle:
             "gaps": len(self._journal.catalog.gaps()),
             "open_names": sum(map(len, self._journal.catalog.open_intents().values())),
             "orphans": len(self._reported),
-            "backlog_bytes": sum(what.bytes for what in backlog),
-            "backlog_age_ms": max((self._age(what) for what in backlog), default=0),
+            "backlog_bytes": sum(what.bytes for what in backlog.values()),
+            "backlog_age_ms": max(map(self.age_ms, backlog.values()), default=0),
             "last_round": self._last_round,
             "upload_bytes_per_second": self._upload_rate,
             "upload_waited_ms": int(self._worker.upload_waited * 1000) if self._worker is not None else 0,
@@ -429,13 +429,16 @@ class Lifecycle:
             **common,
         }
 
-    def _backlog(self) -> list[Pending]:
+    def backlog(self) -> dict[str, Pending]:
+        """What each topic has still to archive; topics without are not there."""
+        if self._journal is None:
+            return {}
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         end = max((segment.end for segment in segments), default=0)
         archived = self.policy.archived
         topics = [topic for topic in self._hot.queues() if archived(topic)]
-        found = [self._pending(topic, segments, end) for topic in topics]
-        return [each[1] for each in found if each is not None]
+        found = [(topic, self._pending(topic, segments, end)) for topic in topics]
+        return {topic: pending[1] for topic, pending in found if pending is not None}
 
-    def _age(self, what: Pending) -> int:
+    def age_ms(self, what: Pending) -> int:
         return max(0, self._clock.now_ms() - what.oldest_ms) if what.oldest_ms >= 0 else 0

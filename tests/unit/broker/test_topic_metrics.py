@@ -1,0 +1,145 @@
+"""Metrics by topic and by group, as Prometheus reads them from the admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import urllib.request
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.broker_controller import BrokerController
+from broker.topic_config_manager import TopicConfig
+from broker.topic_metrics import consumer_lags
+from infra.remoting_server import Connection
+from neve.remoting.codes import RequestCode as Code
+from tests.broker_in_process import ask, offload, running, send
+
+Series = dict[str, dict[tuple[str, ...], float]]
+
+
+def with_broker(root: Path, work: Callable[[BrokerController, Connection], Awaitable[None]], *settings: str) -> None:
+    async def main() -> None:
+        async with running(root / "data", *settings) as (broker, connection):
+            await work(broker, connection)
+
+    asyncio.run(main())
+
+
+async def scrape(broker: BrokerController) -> Series:
+    """By name and the values of the labels."""
+    assert broker.admin_address is not None
+    url = "http://{}:{}/metrics".format(*broker.admin_address)
+    with await asyncio.to_thread(urllib.request.urlopen, url, timeout=20) as answer:
+        text = str(answer.read(), "utf-8")
+    found: Series = {}
+    for sample in itertools.chain.from_iterable(family.samples for family in text_string_to_metric_families(text)):
+        found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def commit(broker: BrokerController, group: str, topic: str, offset: int) -> None:
+    broker.context.offsets.commit(group, topic, 0, offset)
+
+
+async def subscribe(connection: Connection, group: str, topic: str) -> None:
+    subscription = b'{"topic":"%b","subString":"*","subVersion":1}' % topic.encode()
+    member = b'{"groupName":"%b","subscriptionDataSet":[%b]}' % (group.encode(), subscription)
+    answer = await ask(connection, Code.HEART_BEAT, b'{"clientID":"c","consumerDataSet":[%b]}' % member)
+    assert answer.code == 0, answer.remark
+
+
+def test_a_groups_lag_is_what_its_topics_hold_beyond_its_positions_retries_too(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for topic, number in (("T", 5), ("%RETRY%g", 2), ("%RETRY%g_T", 1), ("%RETRY%other", 4)):
+            for _ in range(number):
+                await send(connection, topic)
+        commit(broker, "g", "T", 3)
+        commit(broker, "done", "T", 5)
+        assert (await scrape(broker))["neve_consumer_lag_messages"] == {
+            ("g", "T"): 2,
+            ("g", "%RETRY%g"): 2,
+            ("g", "%RETRY%g_T"): 1,
+            ("done", "T"): 0,
+        }
+        commit(broker, "g", "%RETRY%g", 1)
+        assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "%RETRY%g"] == 1
+
+    with_broker(tmp_path, work)
+
+
+def test_a_topic_that_a_running_group_left_does_not_count_as_lag(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for topic in ("left", "kept"):
+            await send(connection, topic)
+            commit(broker, "g", topic, 0)
+        assert (await scrape(broker))["neve_consumer_lag_messages"] == {("g", "left"): 1, ("g", "kept"): 1}
+        await subscribe(connection, "g", "kept")
+        assert (await scrape(broker))["neve_consumer_lag_messages"] == {("g", "kept"): 1, ("g", "%RETRY%g"): 0}
+
+    with_broker(tmp_path, work)
+
+
+def test_messages_and_bytes_are_counted_by_topic(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for topic, number in (("a", 3), ("b", 1)):
+            for _ in range(number):
+                await send(connection, topic)
+        ext = {"consumerGroup": "g", "topic": "a", "queueId": 0, "queueOffset": 1, "maxMsgNums": 32, "sysFlag": 4}
+        read = await ask(connection, Code.PULL_MESSAGE, **ext, subscription="*", commitOffset=0, subVersion=0)
+        assert read.code == 0, read.remark
+        found = await scrape(broker)
+        size = len(read.body) // 2
+        assert found["neve_topic_messages_in_total"] == {("a",): 3, ("b",): 1}
+        assert found["neve_topic_bytes_in_total"] == {("a",): 3 * size, ("b",): size}
+        assert found["neve_topic_messages_out_total"] == {("a",): 2, ("b",): 0}
+        assert found["neve_topic_bytes_out_total"] == {("a",): 2 * size, ("b",): 0}
+        assert found["neve_messages_out_total"][()] == 2
+
+    with_broker(tmp_path, work)
+
+
+def test_the_archives_lag_is_told_by_topic_until_a_round_has_taken_it(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        await send(connection, "T")
+        found = await scrape(broker)
+        assert found["neve_archive_lag_seconds"].keys() == {("T",)}
+        assert found["neve_archive_backlog_age_seconds"][()] == found["neve_archive_lag_seconds"]["T",] < 60
+        await offload(broker)
+        assert "neve_archive_lag_seconds" not in await scrape(broker)
+
+    with_broker(tmp_path, work, f"storeUrl=dir:{tmp_path / 'archive'}")
+
+
+def test_beyond_the_limit_the_busiest_and_the_longest_lag_are_told_and_how_many_are_not(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for topic, number in (("a", 1), ("b", 3), ("c", 2)):
+            for _ in range(number):
+                await send(connection, topic)
+            commit(broker, "g", topic, 0)
+        assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, b"metricsMaxSeries=1\n")).code == 0
+        found = await scrape(broker)
+        assert found["neve_topic_messages_in_total"] == {("b",): 3}
+        assert found["neve_consumer_lag_messages"] == {("g", "b"): 3}
+        assert found["neve_series_left_out"] == {("topic",): 2, ("consumer",): 2, ("archive",): 0}
+
+    with_broker(tmp_path, work)
+
+
+def test_looking_at_many_queues_lets_other_requests_in_between(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        context = broker.context
+        for number in range(40):
+            context.topics.update(TopicConfig(topic_name=f"t{number}", read_queue_nums=1000, write_queue_nums=1000))
+            context.offsets.commit("g", f"t{number}", 0, 0)
+        looking = asyncio.create_task(consumer_lags(context))
+        turns = 0
+        while not looking.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len(looking.result()) == 40
+        assert turns >= 40
+
+    with_broker(tmp_path, work)
