@@ -7,6 +7,7 @@ the same cost, as one of a server without TLS.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -43,6 +44,25 @@ class Certificate:
         except OSError as error:  # half-written pairs included: ssl.SSLError is an OSError
             log.warning("keeping the old certificate: %s: %s", self._files[0], error)
         return self._context
+
+    def ends_s(self) -> float:
+        """When the certificate ends, in seconds since 1970. Raises ssl.SSLError if a peer would not take it now.
+
+        The ssl module shows only a certificate that a handshake has verified: one with itself, in memory.
+        """
+        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusting.check_hostname = False
+        trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the chain's root need not be in the file
+        trusting.load_verify_locations(self._files[0])
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = self._context.wrap_bio(to_server, to_client, server_side=True)
+        client = trusting.wrap_bio(to_client, to_server)
+        for side in (client, server, client):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        found = client.getpeercert()
+        assert found, "the client's part of the handshake is done"
+        return ssl.cert_time_to_seconds(str(found["notAfter"]))
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
         found = [path.stat() for path in self._files]

@@ -1,13 +1,16 @@
-"""`neve doctor`: what this machine and an archive store lack, each with what to do about it."""
+"""`neve doctor`: what this machine, a store and a broker's configuration lack, each with what to do about it."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import pwd
 import resource
 import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,18 +34,48 @@ class Check(NamedTuple):
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path), default=Path(), help="Data directory of the broker.")
+@click.option("-c", "--config", type=click.Path(path_type=Path), help="Check what this configuration file names.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="With -c, as `neve broker` takes it.")
+@click.option("--data", type=click.Path(path_type=Path), help="Data directory of the broker.  [default: this one]")
 @store_option()
 @output_option
-def doctor(data: Path, store: str | None, output: str) -> None:
-    """Check Java, disk, kernel limits, and with --store the rights in it and its clock. Exit code 1 on a fault."""
-    checks = [check_java(), check_disk(data), check_map_count(), check_files(), check_local_clock()]
-    if store is not None:
-        checks += check_store(store)
+def doctor(config: Path | None, settings: tuple[str, ...], data: Path | None, store: str | None, output: str) -> None:
+    """Check Java, disk, kernel limits, and with --store the rights in it and its clock. Exit code 1 on a fault.
+
+    With -c FILE (broker.conf): its keys, the data directory and its disk, ports, TLS files, name servers and the store.
+    Run it as the user and with the environment that the broker will have.
+    """
+    checks = [check_java(), check_map_count(), check_files(), check_local_clock()]
+    if config is not None:
+        _refuse_beside_config()
+        checks += _server_checks(config, settings)
+    elif settings:
+        raise click.UsageError("--set goes with -c")
+    else:
+        checks.append(check_disk(data or Path()))
+        checks += check_store(store) if store is not None else ()
     emit([check._asdict() for check in checks], Check._fields, output)
     failed = [check.check for check in checks if check.state == FAIL]
     if failed:
         raise Failure(FAILED, f"failed: {', '.join(failed)}")
+
+
+def _refuse_beside_config() -> None:
+    context = click.get_current_context()
+    for name in ("data", "store"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"-c names it: leave --{name} out, or use --set")
+
+
+def _server_checks(config: Path, settings: Sequence[str]) -> list[Check]:
+    """The server's part of this command, found by its name: nothing of `neve` imports the server."""
+    try:
+        found = importlib.import_module("broker.doctor")
+    except ModuleNotFoundError as missing:
+        raise click.UsageError(
+            f"-c needs the server's packages, {missing.name} is missing: pip install 'neve[server]'"
+        ) from missing
+    return list(found.checks(config, settings))
 
 
 def check_java() -> Check:
@@ -60,11 +93,16 @@ def check_java() -> Check:
 
 def check_disk(data: Path) -> Check:
     """The broker refuses writes when its disk is nearly full."""
-    existing = next(path for path in (data.absolute(), *data.absolute().parents) if path.exists())
+    existing = nearest(data)
     usage = shutil.disk_usage(existing)
     free = usage.free / usage.total
     text = f"{usage.free / 2**30:.1f} GiB free of {usage.total / 2**30:.1f} at {existing}"
     return Check("disk", OK if free > LOW_DISK else WARN, text)
+
+
+def nearest(path: Path) -> Path:
+    """The path itself, or the lowest directory above it that is there."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def check_map_count() -> Check:
@@ -94,23 +132,38 @@ def check_store(url: str) -> Iterator[Check]:
     from neve.cli.store import S3Source, open_source
 
     if url.startswith("dir:"):
-        yield _check_directory(Path(url.removeprefix("dir:")))
+        yield check_directory("store", Path(url.removeprefix("dir:")))
         return
     source = open_source(url)
     assert isinstance(source, S3Source)
     yield from _check_s3(source)
 
 
-def _check_directory(root: Path) -> Check:
+def check_directory(name: str, root: Path) -> Check:
+    """Whether this user may write there, or make it where it is missing; it is not made, the user may be another."""
+    existing, user = nearest(root), _user()
+    if existing != root.absolute():
+        if not existing.is_dir():
+            return Check(name, FAIL, f"cannot make {root}: Not a directory: {existing}")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return Check(name, FAIL, f"cannot make {root}: {user} may not write to {existing}")
+        return Check(name, OK, f"{root} will be made; {user} may")
     probe = root / f".neve-doctor-{uuid.uuid4().hex}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
         with probe.open("xb") as file:
             file.write(b"probe")
         probe.unlink()
     except OSError as error:
-        return Check("store", FAIL, f"cannot write to {root}: {error}")
-    return Check("store", OK, f"write and delete in {root}")
+        return Check(name, FAIL, f"{user} cannot write to {root}: {error}")
+    return Check(name, OK, f"{user} may write and delete in {root}")
+
+
+def _user() -> str:
+    """Whose rights these are; a container's user may have no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"user {os.geteuid()}"
 
 
 def _check_s3(source: Any) -> Iterator[Check]:

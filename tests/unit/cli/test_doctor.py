@@ -1,0 +1,173 @@
+"""`neve doctor -c FILE`: what a broker.conf names is looked at before the broker meets it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.servers import free_ports
+from broker.doctor import checks
+from infra.clock import ManualClock
+from infra.disk import RealDisk
+from neve.cli import main
+from neve.cli.doctor import Check
+from tests.broker_in_process import running
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """For two days."""
+    home = tmp_path_factory.mktemp("tls")
+    pair = home / "server.pem", home / "server.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=neve", "-keyout", str(pair[1]), "-out", str(pair[0])]
+    subprocess.run(command, check=True, capture_output=True)
+    return pair
+
+
+@pytest.fixture(autouse=True)
+def roomy_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RealDisk, "total_bytes", lambda self, path: 1000 << 30)
+    monkeypatch.setattr(RealDisk, "free_bytes", lambda self, path: 600 << 30)
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """The address of somebody who takes connections: a name server, as far as doctor can tell."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield "127.0.0.1:{}".format(*server.getsockname()[1:])
+
+
+def written(home: Path, listening: str, **keys: str) -> Path:
+    """A broker.conf in which all is well, but for what is given."""
+    port, admin = free_ports(2)
+    well = {
+        "storePathRootDir": f"{home}/data", "storeUrl": f"dir:{home}/archive", "namesrvAddr": listening,
+        "listenPort": port, "adminPort": admin, "bindAddress": "127.0.0.1", "mappedFileSizeCommitLog": "1m",
+    }  # fmt: skip
+    path = home / "broker.conf"
+    path.write_text("".join(f"{key}={value}\n" for key, value in {**well, **keys}.items()))
+    path.chmod(0o600)
+    return path
+
+
+def found(path: Path, clock: ManualClock | None = None) -> dict[str, Check]:
+    return {check.check: check for check in checks(path, (), clock)}
+
+
+def test_a_configuration_in_which_all_is_well_passes_and_nothing_is_made(
+    tmp_path: Path, listening: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, listening)
+    before = sorted(tmp_path.rglob("*"))
+    assert main.run(["doctor", "-c", str(path), "-o", "json"]) == 0
+    states = {check["check"]: check["state"] for check in json.loads(capsys.readouterr().out)}
+    named = {"configuration", "data directory", "disk", "listenPort", "listenPort - 2", "adminPort", "name server"}
+    assert {states[name] for name in named | {"store"}} == {"ok"}
+    assert sorted(tmp_path.rglob("*")) == before
+    assert main.run(["doctor", "-c", str(path), "--set", "storeUrl=ftp://x"]) == 1
+    assert "storeUrl must be dir:PATH or s3://" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("keys", "check", "state", "text"),
+    [
+        ({"storePathRoot": "x"}, "configuration", "fail", "broker.conf:8: unknown key storePathRoot"),
+        ({"storePathRootDir": "{home}/broker.conf/data"}, "data directory", "fail", "Not a directory"),
+        ({"storeUrl": "dir:{home}/broker.conf/x"}, "store", "fail", "Not a directory"),
+        ({"storeUrl": "s3://archive?regoin=x"}, "store", "fail", "regoin"),
+        ({"storeUrl": ""}, "store", "warn", "older than 72 hours (fileReservedTime) is deleted"),
+        ({"namesrvAddr": "127.0.0.1:1"}, "name server", "warn", "refused"),
+        ({"namesrvAddr": "nowhere"}, "name server", "fail", "not HOST:PORT"),
+        ({"namesrvAddr": ""}, "name server", "warn", "no route"),
+        ({"adminPort": "10909", "listenPort": "10911"}, "ports", "fail", "two below"),
+        ({"diskMaxUsedSpaceRatio": "90"}, "disk thresholds", "warn", "before room is made"),
+        ({"diskMaxUsedSpaceRatio": "39"}, "disk", "warn", "40.0%"),
+        ({"diskMaxUsedSpaceRatio": "30", "diskSpaceWarningLevelRatio": "39"}, "disk", "fail", "from 39 % on"),
+        ({"tlsServerMode": "enforcing"}, "TLS certificate", "fail", "needs tlsCertPath"),
+        ({"tlsCertPath": "/nowhere.pem", "tlsKeyPath": "/nowhere.key"}, "TLS certificate", "fail", "No such file"),
+        ({"tlsEnable": "true", "tlsTrustCertPath": "/nowhere.pem"}, "TLS trust", "fail", "No such file"),
+        ({"authorizationEnabled": "true"}, "authorizationEnabled", "fail", "authenticationEnabled"),
+        ({"authenticationEnabled": "true"}, "users", "fail", "without any user"),
+        ({"initAuthenticationUser": "root:secret"}, "users", "fail", "initAuthenticationUser"),
+    ],
+)
+def test_what_the_file_names_and_is_not_so_is_told(
+    tmp_path: Path, listening: str, keys: dict[str, str], check: str, state: str, text: str
+) -> None:
+    path = written(tmp_path, listening, **{key: value.format(home=tmp_path) for key, value in keys.items()})
+    told = found(path)[check]
+    assert told.state == state, told
+    assert text in told.found
+
+
+def test_a_directory_that_this_user_may_not_make_is_told(
+    tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    told = found(written(tmp_path, listening))
+    assert (told["data directory"].state, told["store"].state) == ("fail", "fail")
+    assert f"may not write to {tmp_path}" in told["data directory"].found
+
+
+def test_a_disk_without_room_for_the_log_is_told(
+    tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RealDisk, "free_bytes", lambda self, path: 1 << 30)
+    told = found(written(tmp_path, listening, mappedFileSizeCommitLog="1g"))
+    assert (told["room for the log"].state, told["disk"].state) == ("fail", "fail")
+
+
+def test_a_file_with_secrets_that_others_may_read_is_told(tmp_path: Path, listening: str) -> None:
+    path = written(tmp_path, listening, initAuthenticationUser='{"username":"root","password":"root-secret"}')
+    assert found(path)["secrets"].state == "ok"
+    path.chmod(0o644)
+    assert found(path)["secrets"] == ("secrets", "warn", f"{path} holds secrets and has mode 644: chmod 600")
+
+
+def test_a_certificate_is_told_before_it_ends(tmp_path: Path, listening: str, certificate: tuple[Path, Path]) -> None:
+    pair = {"tlsCertPath": str(certificate[0]), "tlsKeyPath": str(certificate[1])}
+    path = written(tmp_path, listening, **pair)
+    assert found(path)["TLS certificate"].state == "warn", "two days are few"
+    assert "ends in 2 days" in found(path)["TLS certificate"].found
+    now = int(certificate[0].stat().st_mtime * 1000)
+    assert found(path, ManualClock(now - 30 * 86_400_000))["TLS certificate"].state == "ok"
+    assert found(path, ManualClock(now + 3 * 86_400_000))["TLS certificate"].state == "fail"
+    exchanged = written(tmp_path, listening, tlsCertPath=pair["tlsKeyPath"], tlsKeyPath=pair["tlsCertPath"])
+    assert found(exchanged)["TLS certificate"].state == "fail"
+
+
+def test_a_taken_port_is_a_fault_unless_it_is_the_running_brokers_own(tmp_path: Path, listening: str) -> None:
+    taken = listening.rpartition(":")[2]
+    path = written(tmp_path, listening, listenPort=taken)
+    assert found(path)["listenPort"].state == "fail"
+    assert "in use" in found(path)["listenPort"].found
+
+    async def main() -> None:
+        port, admin = free_ports(2)
+        ports = {"listenPort": str(port), "adminPort": str(admin)}
+        own = written(tmp_path, listening, storePathRootDir=f"{tmp_path}/own", **ports)
+        async with running(tmp_path / "own", *(f"{key}={value}" for key, value in ports.items())):
+            told = await asyncio.to_thread(found, own)
+        assert {told[name].state for name in ("listenPort", "listenPort - 2", "adminPort")} == {"ok"}
+        assert "a broker runs on the data directory" in told["listenPort"].found
+
+    asyncio.run(main())
+
+
+def test_what_the_file_names_is_not_named_a_second_time(
+    tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(written(tmp_path, listening))
+    assert main.run(["doctor", "-c", path, "--data", str(tmp_path)]) == 2
+    assert main.run(["doctor", "-c", path, "--store", f"dir:{tmp_path}"]) == 2
+    assert main.run(["doctor", "--set", "listenPort=1"]) == 2
+    monkeypatch.setenv("NEVE_STORE", "ftp://of-the-environment")
+    assert main.run(["doctor", "-c", path]) == 0
+    capsys.readouterr()
