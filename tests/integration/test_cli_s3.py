@@ -53,6 +53,12 @@ def test_doctor_and_journal(
         states = {check["check"]: check["state"] for check in json.loads(capsys.readouterr().out)}
         assert states["store: refuse a second write"] == states["store: delete"] == states["store: clock"] == "ok"
         assert list(open_store(url).list("")) == []
+        conf = tmp_path / "broker.conf"
+        conf.write_text(f"storeUrl={url}\nstorePathRootDir={tmp_path / 'data'}\nlistenPort=0\nadminPort=0\n")
+        main.run(["doctor", "-c", str(conf), "-o", "json"])
+        of_file = {check["check"]: check["state"] for check in json.loads(capsys.readouterr().out)}
+        in_store = {check: state for check, state in states.items() if check.startswith("store")}
+        assert {check: of_file[check] for check in in_store} == in_store
 
         assert main.run(["archive", "ls", "--store", url]) == 3
         open_store(url).put(journal_key("", "b", 0), encode_entry(Epoch(epoch=7, owner="o", log_uuid="l")))
@@ -64,3 +70,4 @@ def test_doctor_and_journal(
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         assert main.run(["archive", "ls", "--store", url]) == 4
         assert main.run(["doctor", "--store", url]) == 1
+        assert main.run(["doctor", "-c", str(conf)]) == 1
