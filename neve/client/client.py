@@ -27,6 +27,7 @@ from neve.client.queue_selector import OrderKey
 from neve.client.request_reply import Requests
 from neve.client.route import TopicRoute
 from neve.client.session import Session
+from neve.client.trace_sender import TraceSender
 from neve.client.transaction import Check, Checks, TransactionProducer
 
 
@@ -55,6 +56,8 @@ class AsyncClient:
         self._requests = Requests(self._session, self._producer)
         self._checks = Checks(self._session)
         self._consumers = Consumers(self._session)
+        traces = self._session.traces
+        self._trace_sender = None if traces is None else TraceSender(self._session, self._producer, traces)
         self.consumer = self._consumers.consumer
         self.pop_consumer = self._consumers.pop_consumer
         self.lite_pull_consumer = self._consumers.lite_pull_consumer
@@ -71,16 +74,25 @@ class AsyncClient:
     async def start(self) -> None:
         """Reaches a name server; `async with` does it."""
         await self._session.start()
+        if self._trace_sender is not None:
+            self._session.spawn(self._trace_sender.forever(), "traces")
 
     async def close(self) -> None:
         """Closes all consumers, leaves all groups and closes the connections."""
         await self._consumers.close()
         await self._checks.close()
+        if self._trace_sender is not None:
+            await self._trace_sender.close()
         await self._session.close()
 
     @property
     def client_id(self) -> str:
         return self._session.client_id
+
+    @property
+    def traces_dropped(self) -> int:
+        """How many traces found the buffer full or could not be sent."""
+        return 0 if self._session.traces is None else self._session.traces.dropped
 
     # ---- sending
 

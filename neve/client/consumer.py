@@ -33,6 +33,8 @@ from neve.client.received import Received, received
 from neve.client.send_back import SendBack
 from neve.client.session import Session
 from neve.client.settlement import Settlement
+from neve.client.trace_format import Ended
+from neve.client.traces import ConsumeTraces
 from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)
@@ -109,6 +111,7 @@ class Consumer:
         self._positions = Positions(session, self._fetcher, store, settings.start, in_order=settings.in_order)
         again = None if settings.broadcast else self._send_back
         self._settlement = Settlement(self._fetcher, self._positions, again, settings.consume_timeout)
+        self._traces = ConsumeTraces(session.traces, group)
         self._buffer = self._fetcher.buffer
         self._direct = Lane()
         self._auto: Received | None = None
@@ -235,6 +238,7 @@ class Consumer:
             if books.is_usable(now):
                 books.handed_over(message, now)
                 books.last_consume_ms = self._session.options.now_ms()
+                self._traces.begun(message)
                 return message
             self._put_back(books, message)  # the lock lapsed: nothing more until the queue is taken anew
         return None
@@ -262,6 +266,7 @@ class Consumer:
         """The application's handler raised: as a nack."""
         if isinstance(message.receipt, DirectRun):
             message.receipt.settle("CR_THROW_EXCEPTION", repr(error))
+        self._traces.ended(message, Ended.EXCEPTION)
         await self.nack(message, delay_level)
 
     def ack(self, message: Received) -> None:
@@ -271,7 +276,11 @@ class Consumer:
         books = message.receipt
         if isinstance(books, DirectRun):
             books.settle("CR_SUCCESS")
-        if isinstance(books, ProcessQueue) and self._settlement.counts(books, message):
+        if not isinstance(books, ProcessQueue):
+            return
+        counts = self._settlement.counts(books, message)
+        self._traces.ended(message, Ended.SUCCESS if counts else Ended.TIME_OUT)
+        if counts:
             self._done(books, message, is_consumed=True)
 
     async def nack(self, message: Received, delay_level: int = 0) -> None:
@@ -281,6 +290,7 @@ class Consumer:
         books = message.receipt
         if isinstance(books, DirectRun):
             books.settle("CR_LATER")
+        self._traces.ended(message, Ended.FAILED)
         if not isinstance(books, ProcessQueue) or not self._settlement.counts(books, message):
             return
         self._fetcher.stats.failed(books.queue.topic, asyncio.get_running_loop().time())

@@ -22,7 +22,7 @@ from neve.message import (
 
 PROPERTY_DELAY_MS = "TIMER_DELAY_MS"
 PROPERTY_DELIVER_AT = "TIMER_DELIVER_MS"
-_TIMED = frozenset({PROPERTY_DELAY, "TIMER_DELAY_SEC", PROPERTY_DELAY_MS, PROPERTY_DELIVER_AT})
+TIMED = frozenset({PROPERTY_DELAY, "TIMER_DELAY_SEC", PROPERTY_DELAY_MS, PROPERTY_DELIVER_AT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Drafts:
             message = item if isinstance(item, Message) else message_to_send(topic, item)
             if message.topic != topic:
                 raise ClientError(f"a batch is for one topic: {message.topic} among {topic}")
-            if _TIMED & message.properties.keys():
+            if TIMED & message.properties.keys():
                 raise ClientError("a delayed message cannot be part of a batch")
             check_body(len(message.body), self._options.max_message_size)
             properties, key = self._properties(message)

@@ -23,6 +23,8 @@ from neve.client.pull import Puller, Subscription
 from neve.client.rebalance import Rebalancer
 from neve.client.received import Received
 from neve.client.session import Session
+from neve.client.trace_format import Ended
+from neve.client.traces import ConsumeTraces
 from neve.errors import ClientError, NeveError
 from neve.remoting.codes import RequestCode
 
@@ -63,6 +65,7 @@ class LitePullConsumer:
             code=RequestCode.LITE_PULL_MESSAGE,
         )
         self._positions = Positions(session, self._fetcher, BrokerOffsetStore(self._puller, group), settings.start)
+        self._traces = ConsumeTraces(session.traces, group)
         self._out: list[Received] = []
         self._by_hand: bool | None = None  # None: neither `subscribe` nor `assign` yet
         self._tasks: list[asyncio.Task[None]] = []
@@ -188,6 +191,8 @@ class LitePullConsumer:
             books: ProcessQueue = message.receipt
             books.handed_over(message, now)
             books.last_consume_ms = self._session.options.now_ms()
+            self._traces.begun(message)
+            self._traces.ended(message, Ended.SUCCESS)  # at once, as Java's: nobody will say when it is done with
             self._out.append(message)
 
     def _polled_is_done(self) -> None:

@@ -36,6 +36,7 @@ class ClientOptions:
     heartbeat_interval: float = 30.0
     rebalance_interval: float = 20.0
     commit_interval: float = 5.0
+    trace: bool = False  # what becomes of messages is sent to RMQ_SYS_TRACE_TOPIC
     now_ms: Callable[[], int] = system_now_ms
     credentials: tuple[str, str] | None = field(
         default=None, repr=False

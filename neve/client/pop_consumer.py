@@ -30,6 +30,8 @@ from neve.client.received import Received, received
 from neve.client.refusals import Refusals
 from neve.client.send_back import SendBack
 from neve.client.session import Session
+from neve.client.trace_format import Ended
+from neve.client.traces import ConsumeTraces
 from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ class PopConsumer:
             consume_timeout=settings.hold_limit,
         )
         self._stats = self._retries.stats
+        self._traces = ConsumeTraces(session.traces, group)
         self._lanes: dict[MessageQueue, Lane] = {}
         self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
         self._refusals = Refusals(log)
@@ -200,6 +203,8 @@ class PopConsumer:
                 held.handed_over_at = now
             elif isinstance(held, ProcessQueue):
                 self._retries.handed_over(held, message, now)
+            if not isinstance(held, DirectRun):
+                self._traces.begun(message)
             return message
         return None
 
@@ -222,10 +227,12 @@ class PopConsumer:
         """The application's handler raised: as a nack."""
         if isinstance(message.receipt, DirectRun):
             message.receipt.settle("CR_THROW_EXCEPTION", repr(error))
+        self._traces.ended(message, Ended.EXCEPTION)
         await self._nack(message, delay_level)
 
     async def change_invisible(self, message: Received, seconds: float) -> None:
         """Lets go of the message: it comes again `seconds` from now, to any member."""
+        self._traces.ended(message, Ended.FAILED)
         held = message.receipt
         if isinstance(held, ProcessQueue):
             self._forget_auto(message)
@@ -242,6 +249,7 @@ class PopConsumer:
         held = message.receipt
         if isinstance(held, DirectRun):
             held.settle("CR_SUCCESS")
+        self._traces.ended(message, Ended.SUCCESS)
         if isinstance(held, ProcessQueue):
             self._forget_auto(message)
             self._retries.ack(held, message)
@@ -256,6 +264,7 @@ class PopConsumer:
         held = message.receipt
         if isinstance(held, DirectRun):
             held.settle("CR_LATER")
+        self._traces.ended(message, Ended.FAILED)
         if isinstance(held, ProcessQueue):
             self._forget_auto(message)
             await self._retries.nack(held, message, delay_level)

@@ -191,7 +191,10 @@ class Producer:
         except (UnknownOutcome, ConnectionFailed):
             self._faults.failed(target.broker_name)
             raise
-        self._faults.answered(target.broker_name, (now() - began) * 1000)
+        cost_ms = (now() - began) * 1000
+        self._faults.answered(target.broker_name, cost_ms)
+        if (traces := self._session.traces) is not None:
+            traces.sent(draft, group, address, answer.ext or {}, result, cost=int(cost_ms))
         return result
 
     def _header(self, draft: Draft, target: MessageQueue, group: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from neve.client.connection import Connection, ConnectionFailed, ConnectionPool
 from neve.client.model import BrokerInfo, MessageQueue
 from neve.client.options import ClientOptions
 from neve.client.route import DEFAULT_TOPIC, TopicRoute, parse_brokers, parse_route, route_from_default
+from neve.client.traces import Traces
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
 from neve.message import UniqueIdGenerator
 from neve.remoting.body import dumps, lenient_loads
@@ -53,6 +54,7 @@ class Session:
 
     def __init__(self, namesrv: str, options: ClientOptions) -> None:
         self.options = options
+        self.traces = Traces(self.next_unique_key, options.now_ms) if options.trace else None
         self._namesrvs = [address for address in _SEPARATORS.split(namesrv) if address]
         if not self._namesrvs:
             raise ClientError("no name server given")

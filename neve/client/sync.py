@@ -80,6 +80,11 @@ class Client(Face):
     def client_id(self) -> str:
         return self._inner.client_id
 
+    @property
+    def traces_dropped(self) -> int:
+        """As of `AsyncClient.traces_dropped`."""
+        return self._inner.traces_dropped
+
     def send_async(self, topic: str, body: bytes | str, **arguments: Any) -> concurrent.futures.Future[SendResult]:
         """As `AsyncClient.send_async`, with a future."""
 

@@ -58,6 +58,11 @@ class LocalTransactionState(IntEnum):
 Decision = LocalTransactionState | Awaitable[LocalTransactionState]
 #: Asked with the message; tells how its transaction ended, or UNKNOWN to be asked again.
 Check = Callable[[Message], Decision]
+_TRACED_AS = {
+    LocalTransactionState.UNKNOWN: "UNKNOW",
+    LocalTransactionState.COMMIT: "COMMIT_MESSAGE",
+    LocalTransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+}
 _RESERVATIONS = {
     SendStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
     SendStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
@@ -237,6 +242,7 @@ class TransactionProducer:
             "transactionId": sent.transaction_id or "",
             "bname": sent.queue.broker_name,
         }
+        _trace_end(self._session, transaction.message, ext, state, address)
         await self._session.ask(address, RequestCode.END_TRANSACTION, ext)
 
 
@@ -297,11 +303,25 @@ class Checks:
                 "transactionId": ext.get("transactionId", ""),
                 "bname": ext.get("bname", ""),
             }
+            _trace_end(self._session, message, fields, state, connection.address)
             await connection.send_oneway(RequestCode.END_TRANSACTION, fields, b"", _CHECK_ANSWER_S)
         except NeveError as error:
             log.info("answer about %s to %s: %s", message.msg_id, connection.address, error)  # it asks again
         finally:
             self._running.discard(message.msg_id)
+
+
+def _trace_end(
+    session: Session, message: Message, fields: Mapping[str, str], state: LocalTransactionState, address: str
+) -> None:
+    """Notes the END_TRANSACTION with these fields, if the client notes anything."""
+    if session.traces is not None:
+        name = _TRACED_AS[state]
+        by_check = fields["fromTransactionCheck"] == "true"
+        group, transaction_id = fields["producerGroup"], fields["transactionId"]
+        session.traces.transaction_ended(
+            message, group, address, transaction_id=transaction_id, state=name, by_check=by_check
+        )
 
 
 async def _decided(decision: Decision) -> LocalTransactionState:

@@ -1,0 +1,202 @@
+"""Traces: what is noted, how it is written, and that nobody has to wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from neve.client import connect, trace_sender
+from neve.client.draft import Drafts
+from neve.client.model import Message, MessageQueue, SendResult, SendStatus
+from neve.client.options import ClientOptions
+from neve.client.trace_format import TRACE_TOPIC, Ended, Trace
+from neve.client.traces import BATCH, BUFFER_MAX, ConsumeTraces, Traces
+from neve.message import bytes_to_properties
+from neve.remoting.command import RemotingCommand
+from tests.unit.client.conftest import Answer, send_ok
+from tests.unit.client.group_broker import run
+
+QUEUE = MessageQueue("t", "b0", 0)
+RECEIVED = Message("t", b"abc", "T", ("k1", "k2"), queue=QUEUE, queue_offset=5, msg_id="ID", reconsume_times=2)
+
+
+def traces() -> Traces:
+    """Its clock goes on by a ms with each look at it."""
+    ids, clock = itertools.count(1), itertools.count(1000)
+    return Traces(lambda: f"R{next(ids)}", lambda: next(clock))
+
+
+def lines(noted: Traces) -> list[list[str]]:
+    """The fields of each line."""
+    found = []
+    while batch := noted.take():
+        for trace in batch:
+            assert trace.line.endswith("\x02")
+            found.append(trace.line[:-1].split("\x01"))
+    return found
+
+
+def sent(noted: Traces, *, answer: dict[str, str] | None = None, **changes: Any) -> None:
+    """A message that a broker stored; `changes` to its draft."""
+    message = Message("t", b"abc", "T", ("k1", "k2"))
+    draft = replace(Drafts(ClientOptions(), lambda: "ID").single(message), **changes)
+    result = SendResult(SendStatus.SEND_OK, draft.msg_id, "OFFSET-ID", QUEUE, 7)
+    noted.sent(draft, "G", "1.2.3.4:10911", {} if answer is None else answer, result, cost=3)
+
+
+# ---- what is written
+
+
+def test_a_send_is_one_line_in_rocketmqs_order_of_fields() -> None:
+    noted = traces()
+    sent(noted, answer={"MSG_REGION": "north"})
+    fields = "Pub 997 north G t ID T k1_k2 1.2.3.4:10911 3 3 0 OFFSET-ID true"
+    assert lines(noted) == [[field.replace("_", " ") for field in fields.split()]]
+
+
+def test_what_is_missing_is_null() -> None:
+    """Java's reader splits a line and would lose an empty field at its end."""
+    noted = traces()
+    ConsumeTraces(noted, "G").begun(Message("t", b"abc", queue=QUEUE, queue_offset=5, msg_id="ID"))
+    assert lines(noted) == [["SubBefore", "1000", "DefaultRegion", "G", "R1", "ID", "0", "null"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"), [({"sys_flag": 4}, "1"), ({"properties": "DELAY\x013\x02"}, "3"), ({"sys_flag": 1}, "0")]
+)
+def test_half_and_delayed_messages_are_told_apart(changes: dict[str, Any], kind: str) -> None:
+    noted = traces()
+    sent(noted, **changes)
+    assert lines(noted)[0][11] == kind
+
+
+def test_each_message_of_a_batch_has_its_line() -> None:
+    noted = traces()
+    sent(noted, msg_id="ID1,ID2")
+    assert [line[5] for line in lines(noted)] == ["ID1", "ID2"]
+
+
+@pytest.mark.parametrize(
+    ("how", "success"), [(Ended.SUCCESS, "true"), (Ended.TIME_OUT, "true"), (Ended.FAILED, "false")]
+)
+def test_a_consumption_is_two_lines_with_one_request_id(how: Ended, success: str) -> None:
+    noted = traces()
+    consuming = ConsumeTraces(noted, "G")
+    consuming.begun(RECEIVED)
+    consuming.ended(RECEIVED, how)
+    consuming.ended(RECEIVED, Ended.EXCEPTION)  # the first ending counts
+    assert lines(noted) == [
+        ["SubBefore", "1000", "DefaultRegion", "G", "R1", "ID", "2", "k1 k2"],
+        ["SubAfter", "R1", "ID", "1", success, "k1 k2", str(int(how)), "1001", "G"],
+    ]
+
+
+def test_brokers_and_producers_may_forbid_it() -> None:
+    noted = traces()
+    sent(noted, answer={"TRACE_ON": "false"})
+    sent(noted, topic=TRACE_TOPIC)
+    consuming = ConsumeTraces(noted, "G")
+    consuming.begun(replace(RECEIVED, properties={"TRACE_ON": "false"}))
+    consuming.ended(RECEIVED, Ended.SUCCESS)
+    assert len(noted) == 0
+
+
+# ---- bounds
+
+
+def test_what_finds_the_buffer_full_is_dropped_and_counted() -> None:
+    noted = traces()
+    for number in range(BUFFER_MAX + 3):
+        noted.add(Trace(f"{number}\x02", ()))
+    assert (len(noted), noted.dropped) == (BUFFER_MAX, 3)
+    assert lines(noted)[-1] == [str(BUFFER_MAX - 1)]
+
+
+def test_messages_that_are_never_settled_are_forgotten_in_the_end() -> None:
+    noted = traces()
+    consuming = ConsumeTraces(noted, "G")
+    for offset in range(BUFFER_MAX + 1):
+        consuming.begun(replace(RECEIVED, queue_offset=offset))
+        noted.take()
+    for offset in (0, 1):
+        consuming.ended(replace(RECEIVED, queue_offset=offset), Ended.SUCCESS)
+    assert (noted.dropped, [line[0] for line in lines(noted)]) == (1, ["SubAfter"])
+
+
+def test_a_message_of_traces_fits_into_what_brokers_take() -> None:
+    noted = traces()
+    for _ in range(BATCH + 1):
+        noted.add(Trace("x\x02", ("k" * 9_000,)))
+    sizes = []
+    while batch := noted.take():
+        sizes.append(sum(len(word) for trace in batch for word in trace.words))
+    assert max(sizes) < 32_000
+    assert sum(sizes) == (BATCH + 1) * 9_000
+
+
+# ---- sending
+
+
+def test_the_traces_of_sends_are_found_by_message_id_and_are_not_traced_themselves(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster:
+            async with connect(cluster.namesrv.address, trace=True, producer_group="P") as client:
+                results = [await client.send("t", b"x", keys="k") for _ in range(3)]
+            requests = [r for r in cluster.brokers[0].requests if r.code == 310 and r.ext["b"] == TRACE_TOPIC]
+            (request,) = requests
+            assert bytes_to_properties(request.ext["i"].encode())["KEYS"].split() == [
+                results[0].msg_id, "k", results[1].msg_id, results[2].msg_id,
+            ]  # fmt: skip
+            assert request.body.count(b"\x02") == 3
+            assert client.traces_dropped == 0
+
+    run(work)
+
+
+def test_nothing_is_traced_unless_asked_for(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster:
+            async with connect(cluster.namesrv.address) as client:
+                await client.send("t", b"x")
+            assert [r.ext["b"] for r in cluster.brokers[0].requests if r.code == 310] == ["t"]
+
+    run(work)
+
+
+def test_twenty_traces_do_not_wait_for_the_clock(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address, trace=True) as client:
+            await asyncio.gather(*(client.send("t", b"x") for _ in range(BATCH)))
+            while TRACE_TOPIC not in [r.ext["b"] for r in cluster.brokers[0].requests if r.code == 310]:
+                await client.topic_route("t")
+
+    run(work)
+
+
+def test_a_broker_that_takes_no_traces_neither_fails_nor_holds_up_a_send(
+    fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_sender, "_CLOSE_S", 0.05)
+    behaviour: dict[str, Answer] = {"traces": None}  # silence
+
+    def broker(request: RemotingCommand) -> Answer:
+        is_trace = request.code == 310 and request.ext["b"] == TRACE_TOPIC
+        return behaviour["traces"] if is_trace else send_ok(request)
+
+    async def work() -> None:
+        async with fake_cluster(broker) as cluster:
+            async with connect(cluster.namesrv.address, trace=True) as client:
+                for _ in range(3 * BATCH):
+                    assert (await client.send("t", b"x")).status is SendStatus.SEND_OK
+            assert client.traces_dropped == 3 * BATCH
+            monkeypatch.undo()
+            behaviour["traces"] = (16, {}, b"")  # no permission
+            async with connect(cluster.namesrv.address, trace=True) as client:
+                await client.send("t", b"x")
+            assert client.traces_dropped == 1
+
+    run(work)
