@@ -1,6 +1,7 @@
 """What the commands that run a server share: their `--set`, their exit codes, their way to stop."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -68,7 +69,13 @@ def catch_signals(stop: Callable[[], None]) -> None:
 
 
 def announce(ready: Mapping[str, Any]) -> None:
-    """The one line on stdout by which a server says that it serves; systemd (Type=notify) hears it as well."""
+    """The one line on stdout by which a server says that it serves; systemd (Type=notify) hears it as well.
+
+    Code and tables that are loaded by now stay for ever: the collector leaves them alone from here on. With 5,000
+    topics each full collection went through them for 50 to 100 ms, on the loop.
+    """
+    gc.collect()
+    gc.freeze()
     click.echo(json.dumps({**ready, "pids": [os.getpid()]}))
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:

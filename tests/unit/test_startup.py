@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 import tomllib
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from infra import startup
+from infra.server_command import announce
 from infra.startup import REQUIRED, StartupError, check_installation
 
 
@@ -29,3 +31,16 @@ def test_a_package_that_only_a_worker_needs_is_missed_at_the_start(monkeypatch: 
     monkeypatch.setattr(startup.importlib.util, "find_spec", lambda name: None if name == "xxhash" else found(name))
     with pytest.raises(StartupError, match=r"not installed: xxhash; pip install 'neve\[server\]'"):
         check_installation()
+
+
+def test_what_a_server_has_loaded_when_it_is_ready_is_out_of_the_collectors_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = len(gc.get_objects())
+    try:
+        announce({"broker": "127.0.0.1:10911"})
+        assert gc.get_freeze_count() > before / 2
+        assert len(gc.get_objects()) < before / 2
+    finally:
+        gc.unfreeze()
+    assert '"broker": "127.0.0.1:10911"' in capsys.readouterr().out
