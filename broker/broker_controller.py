@@ -26,6 +26,7 @@ from broker.pull_request_hold import PullRequestHold
 from broker.rebalance_lock import RebalanceLock
 from broker.restore import Restore, refuse_unfinished
 from broker.schedule_message import ScheduleMessage, parse_levels
+from broker.store.appender import Shown
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreError, StoreFull, StoreLocked
 from broker.store.message_store import MessageStore
@@ -271,13 +272,15 @@ class BrokerController:
 
     # ---- running -----------------------------------------------------------------------------------------------
 
-    def _appended(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
+    def _appended(self, shown: list[Shown]) -> None:
         hold, polling = self.context.hold, self.context.polling
-        if polling.count:
-            polling.arrived(topic, queue_id)
-        if hold.count and hold.arrived(topic, queue_id, queue_offset, tag_code) and not hold.wake_scheduled:
-            hold.wake_scheduled = True
-            asyncio.get_running_loop().call_soon(hold.wake)
+        if not (hold.count or polling.count):
+            return
+        for queue, queue_offset, tags_code in shown:
+            polling.arrived(queue.topic, queue.queue_id)
+            if hold.arrived(queue.topic, queue.queue_id, queue_offset, tags_code) and not hold.wake_scheduled:
+                hold.wake_scheduled = True
+                asyncio.get_running_loop().call_soon(hold.wake)
 
     def _deliver_due(self) -> None:
         if self.context.accepting:

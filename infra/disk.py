@@ -26,6 +26,33 @@ class DiskLocked(OSError):
     """Another process holds the lock."""
 
 
+class FileWriter(Protocol):
+    """Writes at positions of one file, beside its maps: the page cache is the same. Closes with its last reference."""
+
+    def write(self, data: bytes, position: int) -> None:
+        """All of it, or OSError."""
+
+
+class DescriptorWriter:
+    """A `FileWriter` that owns a descriptor."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: bytes, position: int) -> None:
+        written = os.pwrite(self._descriptor, data, position)
+        while written < len(data):
+            more = os.pwrite(self._descriptor, memoryview(data)[written:], position + written)
+            if not more:
+                raise OSError(errno.EIO, f"nothing was written at {position + written}")
+            written += more
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
 class Disk(Protocol):
     """What the product asks of a file system. Paths are absolute or relative to the process."""
 
@@ -36,6 +63,9 @@ class Disk(Protocol):
         """Extend a preallocated file with preallocated zeros."""
 
     def map(self, path: Path, size: int) -> mmap.mmap: ...
+
+    def writer(self, path: Path) -> FileWriter:
+        """Open a file whose blocks exist, to write into it."""
 
     def read(self, path: Path) -> bytes: ...
 
@@ -122,6 +152,9 @@ class RealDisk:
             return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(descriptor)
+
+    def writer(self, path: Path) -> FileWriter:
+        return DescriptorWriter(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
     def read(self, path: Path) -> bytes:
         return path.read_bytes()

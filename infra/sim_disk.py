@@ -1,6 +1,6 @@
 """A disk in memory that models a power cut.
 
-    map / write  ->  volatile content (a memfd, so several maps of a file agree)
+    map / write  ->  volatile content (a memfd, so all maps and writers of a file agree)
     fdatasync    ->  durable content of one file
     fsync_dir    ->  durable names of one directory
 
@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.disk import DiskFull, DiskLocked
+from infra.disk import DescriptorWriter, DiskFull, DiskLocked, FileWriter
 
 PAGE = 4096
 
@@ -60,12 +60,25 @@ class _File:
         return survivor
 
 
+class _SimWriter:
+    def __init__(self, disk: SimDisk, path: Path, descriptor: int) -> None:
+        self._disk, self._path = disk, path
+        self._file = DescriptorWriter(descriptor)
+
+    def write(self, data: bytes, position: int) -> None:
+        if self._disk.fail_write(self._path):
+            self._file.write(data[: len(data) // 2], position)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
+        self._file.write(data, position)
+
+
 class SimDisk:
     """Files in memory; `capacity` bounds the sum of their sizes."""
 
     def __init__(self, capacity: int = 1 << 40, seed: int = 0) -> None:
         self.capacity = capacity
         self.fail_sync: Callable[[Path], bool] = lambda _path: False
+        self.fail_write: Callable[[Path], bool] = lambda _path: False  # half of it gets there
         self.syncs = 0
         self._random = random.Random(seed)
         self._names: dict[Path, _File] = {}
@@ -146,6 +159,9 @@ class SimDisk:
         if file.size() < size:
             raise OSError(errno.EINVAL, f"shorter than the {size} bytes to map", str(path))
         return mmap.mmap(file.descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def writer(self, path: Path) -> FileWriter:
+        return _SimWriter(self, path, os.dup(self._file(path).descriptor))
 
     def read(self, path: Path) -> bytes:
         return self._file(path).content()

@@ -1,12 +1,14 @@
 """The express lane: sends that are a check and an append, which nearly all are, straight from the received buffer.
 
-It takes the frames of one read as long as they are plain, appends them, and answers all with one write. A frame that
-is unusual in any way, or that can't be stored, is put back untouched: `SendMessageProcessor` does the same, and
+It takes the frames of one read as long as they are plain, appends them with one write, and answers with one. A frame
+that is unusual in any way, or that can't be stored, is put back untouched: `SendMessageProcessor` does the same, and
 everything else, one by one. No header map, no command and no answer is made as an object here.
 """
 
+from __future__ import annotations
+
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 
 import msgspec
@@ -15,7 +17,8 @@ from broker.broker_context import BrokerContext
 from broker.broker_stats import Traffic
 from broker.flusher import WaitingSend
 from broker.processor.send_message import SPECIAL_PROPERTIES, SendMessageProcessor, cached_tags_code
-from broker.processor.send_response import Receipt, ReceiptTemplate
+from broker.processor.send_response import Asked, Place, ReceiptTemplate
+from broker.store.appender import Send
 from broker.store.errors import StoreError
 from broker.validators import NOT_ALLOWED_TO_SEND, PERM_WRITE, RETRY_PREFIX
 from infra.remoting_server import Connection
@@ -41,6 +44,16 @@ class Lane:
     traffic: Traffic
 
 
+@dataclass(slots=True)
+class _Batch:
+    """The plain sends of one read, column by column; `starts` are their frames."""
+
+    sends: list[Send] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    traffics: list[Traffic] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+
 class ExpressSend:
     """See the module; `serve` is the `express` of a request router."""
 
@@ -53,28 +66,24 @@ class ExpressSend:
         context = self._context
         if not context.accepting or context.refuse_writes or not context.config.broker_permission & PERM_WRITE:
             return
-        now, remote = context.clock.now_ms(), connection.remote
+        now, buffer = context.clock.now_ms(), frames.buffer
+        batch = _Batch()
         lane: Lane | None = None
-        receipts: list[Receipt] = []
-        try:
-            while (bounds := frames.next_bounds()) is not None:
-                start, end = bounds
-                buffer, header_at = frames.buffer, start + MARK_SIZE
-                body_at = header_at + _header_length(buffer, start)[0]
-                send = self._read(buffer, header_at, body_at) if body_at <= end else None
-                if send is not None and (lane is None or lane.topic != send.header.topic):
-                    lane = self._lane(send.header.topic)
-                if send is None or lane is None:
-                    frames.put_back(start)
-                    return
-                receipt = self._append(lane, send, buffer[body_at:end], remote, now)
-                if receipt is None:
-                    frames.put_back(start)
-                    return
-                receipts.append(receipt)
-        finally:
-            if receipts:
-                self._answer(connection, receipts)
+        while (bounds := frames.next_bounds()) is not None:
+            start, end = bounds
+            header_at = start + MARK_SIZE
+            body_at = header_at + _header_length(buffer, start)[0]
+            send = self._read(buffer, header_at, body_at) if body_at <= end else None
+            if send is not None and (lane is None or lane.topic != send.header.topic):
+                lane = self._lane(send.header.topic)
+            if send is None or lane is None or not self._take(batch, lane, send, buffer[body_at:end], now):
+                frames.put_back(buffer, start)
+                break
+            batch.starts.append(start)
+        if batch.sends:
+            stored = self._append(batch, connection, now)
+            if stored < len(batch.starts):
+                frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
 
     @staticmethod
     def _read(buffer: bytes, header_at: int, body_at: int) -> SendV2Frame | None:
@@ -93,12 +102,13 @@ class ExpressSend:
         sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
         return Lane(topic, config.queue_nums, sys_flag, context.stats.of_topic(topic))
 
-    def _append(self, lane: Lane, send: SendV2Frame, body: bytes, remote: tuple[str, int], now: int) -> Receipt | None:
+    def _take(self, batch: _Batch, lane: Lane, send: SendV2Frame, body: bytes, now: int) -> bool:
+        """Whether the send is plain; then it is in the batch."""
         header, text = send.header, send.header.properties or ""
         try:
             properties = dict([pair.split("\x01", 1) for pair in text.split("\x02") if pair])
         except ValueError:  # a pair without its separator
-            return None
+            return False
         queue_id = header.queue_id
         if (
             not 0 <= queue_id < lane.queue_nums
@@ -107,39 +117,54 @@ class ExpressSend:
             or len(body) > self._context.config.max_message_size
             or not SPECIAL_PROPERTIES.isdisjoint(properties)
         ):
-            return None
+            return False
         unique, tags, keys = properties.get("UNIQ_KEY"), properties.get("TAGS"), properties.get("KEYS")
         if not unique:
             unique = self._sender.unique_ids.next(now)
             text = self._sender.with_unique_id(text, unique)
         elif not unique.isalnum() or not unique.isascii():  # to be escaped in the answer
-            return None
+            return False
         raw = self._sender.stored_properties(text)
         if len(raw) > PROPERTIES_LENGTH_MAX:
-            return None
+            return False
         store = self._context.store
         try:
             queue = store.table.get((lane.topic, queue_id)) or store.new_queue(lane.topic, queue_id)
-            physical_offset = store.append(
-                queue, body, raw, cached_tags_code(tags) if tags else 0, f"{unique} {keys}" if keys else unique,
-                header.flag, header.sys_flag | lane.sys_flag, header.born_timestamp, remote,
-                header.reconsume_times or 0, 0, now,
-            )  # fmt: skip
         except StoreError:
-            return None
-        end = store.max_physical_offset
-        lane.traffic.add(1, end - physical_offset)
-        waits = properties.get("WAIT") != "false"
-        return Receipt(physical_offset, end, queue_id, queue.end - 1, unique, send.opaque, send.flag == 0, waits)
+            return False
+        batch.sends.append((
+            queue, body, raw, cached_tags_code(tags) if tags else 0, f"{unique} {keys}" if keys else unique,
+            header.flag, header.sys_flag | lane.sys_flag, header.born_timestamp, header.reconsume_times or 0, 0,
+        ))  # fmt: skip
+        batch.asked.append((queue_id, unique, send.opaque, send.flag == 0, properties.get("WAIT") != "false"))
+        batch.traffics.append(lane.traffic)
+        return True
 
-    def _answer(self, connection: Connection, receipts: list[Receipt]) -> None:
+    def _append(self, batch: _Batch, connection: Connection, now: int) -> int:
+        """Store what can be stored and answer it; the first that can't, and all behind it, are left."""
+        try:
+            places = self._context.store.append(batch.sends, connection.remote, now)
+        except StoreError:
+            return 0
+        total = 0
+        for traffic, (_, size, _) in zip(batch.traffics, places, strict=False):
+            traffic.calls += 1
+            traffic.count += 1
+            traffic.size += size
+            total += size
+        self._sender.count(len(places), total)
+        self._answer(connection, list(zip(batch.asked, places, strict=False)))
+        return len(places)
+
+    def _answer(self, connection: Connection, receipts: list[tuple[Asked, Place]]) -> None:
         context = self._context
-        self._sender.count(len(receipts), sum([receipt.end - receipt.physical_offset for receipt in receipts]))
         if context.config.sync_flush:
-            waiting = [receipt for receipt in receipts if receipt.waits]
-            receipts = [receipt for receipt in receipts if not receipt.waits]
+            waiting = [receipt for receipt in receipts if receipt[0][4]]
+            receipts = [receipt for receipt in receipts if not receipt[0][4]]
             if waiting:
+                physical_offset, size, _ = waiting[-1][1]
                 deadline = context.clock.monotonic() + context.config.sync_flush_timeout / 1000
                 render = functools.partial(self._template.render, waiting)
-                context.flusher.wait(WaitingSend(waiting[-1].end, connection, deadline, render))
-        connection.send_raw(self._template.render(receipts, 0))
+                context.flusher.wait(WaitingSend(physical_offset + size, connection, deadline, render))
+        if receipts:
+            connection.send_raw(self._template.render(receipts, 0))

@@ -3,7 +3,8 @@
 import logging
 
 from broker.broker_context import BrokerContext
-from broker.processor.send_message import Outgoing, SendMessageProcessor, parse_properties
+from broker.processor.property_text import parse_properties
+from broker.processor.send_message import Outgoing, SendMessageProcessor
 from infra.remoting_server import Connection
 from neve.errors import BrokerError, UnknownOutcome
 from neve.message import properties_to_bytes

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from broker import validators
 from broker.broker_context import BrokerContext
 from broker.flusher import WaitingSend
+from broker.processor.property_text import ended, ended_bytes, join_properties, parse_properties, target_pairs
 from broker.processor.send_response import (
     REGION,
+    Place,
     Stored,
     host_in_msg_id,
     recall_handle,
     render_send_response,
     send_response,
 )
+from broker.store.appender import Send
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult
 from broker.timer_message import OUT_MS, RECALL_KEY, TIMER_PROPERTIES
@@ -173,7 +176,7 @@ class SendMessageProcessor:
         is_half = special and self._is_half(properties, header)
         if topic.startswith(RETRY_PREFIX):
             topic, queue_id = self._retry_or_dead_letter(request, header, properties)
-            text = _join(properties)
+            text = join_properties(properties)
         unique = properties.get("UNIQ_KEY")
         if unique is None:
             unique = self.unique_ids.next(self._context.clock.now_ms())
@@ -213,17 +216,17 @@ class SendMessageProcessor:
     @staticmethod
     def with_unique_id(text: str, unique: str) -> str:
         """The properties of a client that gave its message no id."""
-        return f"{_ended(text)}UNIQ_KEY\x01{unique}\x02"
+        return f"{ended(text)}UNIQ_KEY\x01{unique}\x02"
 
     def stored_properties(self, text: str) -> bytes:
         """The properties as they go into the record: the client's, then the broker's own."""
-        return (_ended(text) + self._suffix).encode("utf-8", "surrogatepass")
+        return (ended(text) + self._suffix).encode("utf-8", "surrogatepass")
 
     def _checked_properties(self, text: str, special: dict[str, str] | None) -> bytes:
         if special and ("POP_CK" in special or "MSG_REGION" in special or "CLUSTER" in special):
             drop = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
             kept = parse_properties(text)
-            text = _join({name: value for name, value in kept.items() if name not in drop})
+            text = join_properties({name: value for name, value in kept.items() if name not in drop})
         raw = self.stored_properties(text)
         if len(raw) > PROPERTIES_LENGTH_MAX:
             raise BrokerError(
@@ -264,7 +267,7 @@ class SendMessageProcessor:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch is not empty, delayed or part of a transaction")
         common = outer.get("UNIQ_KEY")
         messages = [self._batch_message(connection, header, common, part) for part in parts]
-        stored = [self.put(message, None) for message in messages]
+        stored = self._put_together(messages)
         ids = ",".join(item.msg_id for item in stored)
         whole = Stored(ids, stored[0].queue_id, stored[0].queue_offset, stored[-1].end_offset)
         return whole, common or "", outer.get("WAIT") != "false"
@@ -279,7 +282,7 @@ class SendMessageProcessor:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch can't hold delayed messages")
         unique = properties.get("UNIQ_KEY")
         adopted = f"UNIQ_KEY\x01{common}\x02" if common and unique is None else ""
-        raw = _ended_bytes(raw) + (adopted + self._suffix).encode("utf-8", "surrogatepass")
+        raw = ended_bytes(raw) + (adopted + self._suffix).encode("utf-8", "surrogatepass")
         if len(raw) > PROPERTIES_LENGTH_MAX:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "the properties of a message in the batch are too long")
         return Outgoing(
@@ -306,7 +309,7 @@ class SendMessageProcessor:
         code = cached_tags_code(message.tags) if message.tags else 0
         level = _level(delay, context.schedule.max_level)
         if level:
-            properties = _ended_bytes(properties) + _target(topic, queue_id)
+            properties = ended_bytes(properties) + target_pairs(topic, queue_id)
             topic, queue_id = SCHEDULE_TOPIC, level - 1
             code = context.schedule.deliver_time(level, context.clock.now_ms())
         elif timers is not None and (when := context.timers.time_of(timers)) is not None:
@@ -316,7 +319,7 @@ class SendMessageProcessor:
 
     def _put_timer(self, message: Outgoing, when: int, recall: str | None) -> Stored:
         out = f"{OUT_MS}\x01{when}\x02".encode()
-        properties = _ended_bytes(message.properties) + out + _target(message.topic, message.queue_id)
+        properties = ended_bytes(message.properties) + out + target_pairs(message.topic, message.queue_id)
         result = self._append(message, WHEEL_TIMER_TOPIC, 0, properties, -when if recall else when)
         self._context.timers.added(when, result, recall)
         stored = self._stored(result, message.queue_id)
@@ -325,7 +328,7 @@ class SendMessageProcessor:
 
     def _put_half(self, message: Outgoing, properties: dict[str, str]) -> Stored:
         """Out of sight until its transaction is committed; what the target would do with it is done then."""
-        raw = _ended_bytes(message.properties) + _target(message.topic, message.queue_id)
+        raw = ended_bytes(message.properties) + target_pairs(message.topic, message.queue_id)
         raw += f"__transactionId__\x01{message.unique_key}\x02".encode("utf-8", "surrogatepass")
         message.sys_flag &= ~TRANSACTION_BITS
         message.keys = message.unique_key = None
@@ -354,6 +357,33 @@ class SendMessageProcessor:
             raise _refusal(error) from error
         self._count(message.topic, result.size)
         return result
+
+    def _put_together(self, messages: list[Outgoing]) -> list[Stored]:
+        """Plain messages of one sender, with one write where they fit."""
+        store, places = self._context.store, list[Place]()
+        try:
+            sends = [self._send_of(message) for message in messages]
+            while len(places) < len(sends):
+                places += store.append(sends[len(places) :], messages[0].born_host, self._context.clock.now_ms())
+        except _REFUSALS as error:
+            raise _refusal(error) from error
+        finally:
+            for message, (_, size, _) in zip(messages, places, strict=False):
+                self._count(message.topic, size)
+        host = host_in_msg_id(self._context.address)
+        return [
+            Stored(f"{host}{physical_offset:016X}", message.queue_id, queue_offset, physical_offset + size)
+            for message, (physical_offset, size, queue_offset) in zip(messages, places, strict=True)
+        ]
+
+    def _send_of(self, message: Outgoing) -> Send:
+        store, topic, queue_id = self._context.store, message.topic, message.queue_id
+        names = " ".join(filter(None, (message.unique_key, message.keys)))
+        return (
+            store.table.get((topic, queue_id)) or store.new_queue(topic, queue_id), message.body, message.properties,
+            cached_tags_code(message.tags) if message.tags else 0, names, message.flag, message.sys_flag,
+            message.born_timestamp, message.reconsume_times, message.prepared_transaction_offset,
+        )  # fmt: skip
 
     def _count(self, topic: str, size: int) -> None:
         self._context.stats.of_topic(topic).add(1, size)
@@ -448,30 +478,6 @@ def _refusal(error: StoreError) -> BrokerError:
     if isinstance(error, MessageIllegal):
         return BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
     return BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")
-
-
-def parse_properties(text: str) -> dict[str, str]:
-    """The pairs of a header's property string, as RocketMQ's reader takes them."""
-    if not text:
-        return {}
-    pairs = (pair.partition("\x01") for pair in text.split("\x02"))
-    return {name: value for name, separator, value in pairs if name and value}
-
-
-def _join(properties: dict[str, str]) -> str:
-    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-
-
-def _ended(text: str) -> str:
-    return text if not text or text[-1] == "\x02" else text + "\x02"
-
-
-def _ended_bytes(raw: bytes) -> bytes:
-    return raw if not raw or raw[-1] == 2 else raw + b"\x02"
-
-
-def _target(topic: str, queue_id: int) -> bytes:
-    return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
 
 
 def _level(delay: str | None, maximum: int) -> int:

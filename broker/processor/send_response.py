@@ -4,10 +4,8 @@ import base64
 import functools
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-import msgspec
 
 from neve.message import offset_msg_id
 from neve.remoting.codes import VERSION
@@ -31,17 +29,11 @@ def host_in_msg_id(address: tuple[str, int]) -> str:
     return offset_msg_id(address, 0)[:-16]
 
 
-class Receipt(msgspec.Struct, gc=False):
-    """A plain send that was appended."""
-
-    physical_offset: int
-    end: int
-    queue_id: int
-    queue_offset: int
-    unique: str  # ASCII letters and digits
-    opaque: int
-    answered: bool  # not one-way
-    waits: bool  # for the disk, under SYNC_FLUSH
+# Of a plain send: queue, unique id (ASCII letters and digits), opaque, whether it is answered (not one-way), whether it
+# waits for the disk under SYNC_FLUSH.
+Asked = tuple[int, str, int, bool, bool]
+# Where such a send was stored: physical offset, size, queue offset.
+Place = tuple[int, int, int]
 
 
 class ReceiptTemplate:
@@ -51,15 +43,13 @@ class ReceiptTemplate:
         host = host_in_msg_id(address).encode()
         self._head = _HEAD.replace(b"%b", host + b"%016X", 1).replace(b"%b", b',"transactionId":"%b"', 1)
 
-    def render(self, receipts: Sequence[Receipt], code: int) -> bytes:
+    def render(self, receipts: Iterable[tuple[Asked, Place]], code: int) -> bytes:
         """The frames of all answers, one after another."""
         head, pack = self._head, _LENGTHS.pack
         frames: list[bytes] = []
-        for receipt in receipts:
-            if receipt.answered:
-                unique = receipt.unique.encode()
-                where = receipt.physical_offset, receipt.queue_id, receipt.queue_offset
-                text = head % (code, *where, unique, receipt.opaque)
+        for (queue_id, unique, opaque, answered, _), (physical_offset, _, queue_offset) in receipts:
+            if answered:
+                text = head % (code, physical_offset, queue_id, queue_offset, unique.encode(), opaque)
                 size = len(text)
                 frames += (pack(size + 4, size), text)
         return b"".join(frames)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 
@@ -38,15 +39,26 @@ from infra.clock import Clock
 from infra.disk import Disk
 from neve.message import BORN_HOST_V6, PROPERTIES_LENGTH_MAX, STORE_HOST_V6, pack_host
 
-AppendCallback = Callable[[str, int, int, int], None]
+# Queue, body, properties, tags code, keys in one string, flag, system flag, born time, reconsume times, prepared
+# transaction offset: a tuple, because an object would cost the hot path more than all its checks.
+Send = tuple[ConsumeQueue, bytes | memoryview, bytes, int, str, int, int, int, int, int]
+# Physical offset, size and queue offset of what was appended.
+Place = tuple[int, int, int]
+# Queue, queue offset and tags code of a message that readers see from now on.
+Shown = tuple[ConsumeQueue, int, int]
+AppendCallback = Callable[[list[Shown]], None]
 
 _HOST_FLAGS = BORN_HOST_V6 | STORE_HOST_V6
 _RECORD_OVERHEAD = 64 << 10
 _INDEX_BATCH = 256
 _HOSTS_KEPT = 10_000
-_crc_pack_into = CRC_ENTRY.pack_into
 _entry_pack_into = QUEUE_ENTRY.pack_into
 _length_pack = SHORT.pack
+
+
+@lru_cache(256)
+def _crc_entries(count: int) -> Struct:
+    return Struct(CRC_ENTRY.format[:1] + CRC_ENTRY.format[1:] * count)
 
 
 class PutResult(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +100,7 @@ class Appender:
         self._now = clock.now_ms
         self._open = False
         self._sync = config.flush_disk_type == SYNC_FLUSH
-        self._unconfirmed: deque[tuple[int, ConsumeQueue, int]] = deque()
+        self._unconfirmed: deque[tuple[int, list[Shown]]] = deque()
         self._max_record = config.max_message_size + _RECORD_OVERHEAD
         self._store_host = pack_host(config.store_host)
         self._hosts: dict[tuple[str, int], tuple[bytes, Struct, int]] = {}
@@ -102,7 +114,6 @@ class Appender:
         self._position = 0
         self._limit = -1
         self._appended = self._confirmed = self._flushed = self._synced = 0
-        self._last_queue_offset = -1
         self.last_time = 0
 
     def set_end(self, file: LogFile | None, position: int) -> None:
@@ -133,91 +144,127 @@ class Appender:
         prepared_transaction_offset: int = 0,
     ) -> PutResult:
         """Append a message. Raises `StoreFull`, `StoreNotWritable`, `MessageIllegal`; then nothing was stored."""
-        physical_offset = self.append(
-            self.table.get((topic, queue_id)) or self.new_queue(topic, queue_id),
-            body,
-            properties,
-            tags_code,
-            f"{unique_key or ''} {keys or ''}" if keys or unique_key else "",
-            flag,
-            sys_flag,
-            born_timestamp,
-            born_host,
-            reconsume_times,
+        queue = self.table.get((topic, queue_id)) or self.new_queue(topic, queue_id)
+        names = f"{unique_key or ''} {keys or ''}" if keys or unique_key else ""
+        send = (
+            queue, body, properties, tags_code, names, flag, sys_flag, born_timestamp, reconsume_times,
             prepared_transaction_offset,
-            self._now(),
-        )
-        return PutResult(physical_offset, self._last_queue_offset, self._appended - physical_offset, self.last_time)
+        )  # fmt: skip
+        ((physical_offset, size, queue_offset),) = self.append([send], born_host, self._now())
+        return PutResult(physical_offset, queue_offset, size, self.last_time)
 
-    def append(  # noqa: PLR0917 - keywords would cost the hot path a tenth
-        self,
-        queue: ConsumeQueue,
-        body: bytes | memoryview,
-        properties: bytes,
-        tags_code: int,
-        keys: str,
-        flag: int,
-        sys_flag: int,
-        born_timestamp: int,
-        born_host: tuple[str, int],
-        reconsume_times: int,
-        prepared_transaction_offset: int,
-        now: int,
-    ) -> int:
-        """`put` for who has the queue, the keys in one string and the time at hand; returns the physical offset."""
-        born, head_struct, host_flags = self._hosts.get(born_host) or self._pack_born(born_host)
-        tail = b"".join((queue.topic_part, _length_pack(len(properties) & 0xFFFF), properties))
-        body_length = len(body)
-        size = head_struct.size + body_length + len(tail)
+    def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[Place]:
+        """Append messages of one sender in their order, those that fit together with one write; returns their places.
+
+        Fewer than were given: the next one can't be stored; appended alone, it says why. Raises as `put` if that is the
+        first.
+        """
+        host = self._hosts.get(born_host) or self._pack_born(born_host)
+        self.last_time = max(self.last_time, now)  # time as stored never runs backwards
+        places: list[Place] = []
+        while len(places) < len(sends):
+            try:
+                self._make_room(sends[len(places)], host[1].size)
+            except (StoreFull, MessageIllegal, StoreNotWritable):
+                if places:
+                    break
+                raise
+            self._append_run(sends, places, host)
+        return places
+
+    def _make_room(self, send: Send, head_size: int) -> None:
+        """See to it that the next record has a place in the log, in the CRC file and in its queue, or raise."""
+        queue, body, properties = send[:3]
+        size = head_size + len(body) + len(queue.topic_part) + 2 + len(properties)
         if size > self._max_record or len(properties) > PROPERTIES_LENGTH_MAX:
             raise MessageIllegal(f"a record of {size} bytes with {len(properties)} of properties is too large")
-        position = self._position
-        if position + size > self._limit:
-            position = self._roll_for(size)
+        if self._position + size > self._limit:
+            self._roll_for(size)
         file = self._active
         assert file is not None
-        crc_position = file.crc_position
-        if crc_position + CRC_ENTRY_SIZE > file.crc_size:
+        if file.crc_position + CRC_ENTRY_SIZE > file.crc_size:
             self.log.grow_crc(file)
-        entry_position = queue.position
-        entry_map = queue.map
-        if entry_map is None or entry_position + QUEUE_ENTRY_SIZE > queue.limit:
-            entry_map, entry_position = queue.make_room(), queue.position
-        # time as stored never runs backwards
-        if now > self.last_time:
-            self.last_time = now
-        else:
-            now = self.last_time
-        physical_offset, queue_offset = file.base + position, queue.end
-        end = physical_offset + size
-        head = head_struct.pack(
-            size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset, physical_offset,
-            sys_flag & ~_HOST_FLAGS | host_flags, born_timestamp, born, now, self._store_host, reconsume_times,
-            prepared_transaction_offset, body_length,
-        )  # fmt: skip
-        file.map[position : position + size] = b"".join((head, body, tail))
-        crc = crc32(tail, crc32(head, (tags_code ^ tags_code >> 32) & 0xFFFFFFFF))
-        _crc_pack_into(file.crc_map, crc_position, position + 1, crc, tags_code)
-        file.crc_position = crc_position + CRC_ENTRY_SIZE
-        _entry_pack_into(entry_map, entry_position, physical_offset, size, tags_code)
-        queue.position, queue.end, queue.used = entry_position + QUEUE_ENTRY_SIZE, queue_offset + 1, True
-        if not queue.dirty:
-            self._mark_dirty(queue)
-        tail_of_topic = queue.topic_tail
-        tail_of_topic.physical_offset, tail_of_topic.store_time = physical_offset, now
-        self._position, self._appended, self._last_queue_offset = position + size, end, queue_offset
-        if keys:
-            self.pending_index.append((queue.topic, keys, physical_offset, now))
-            if len(self.pending_index) >= _INDEX_BATCH:
-                self.build_index()
+        if queue.map is None or queue.position + QUEUE_ENTRY_SIZE > queue.limit:
+            queue.make_room()
+
+    def _append_run(self, sends: Sequence[Send], places: list[Place], host: tuple[bytes, Struct, int]) -> None:
+        """The sends from the first without a place on, as far as there is room; for that one there is."""
+        file, now, store_host = self._active, self.last_time, self._store_host
+        assert file is not None
+        base, position, limit, max_record = file.base, self._position, self._limit, self._max_record
+        born, head_struct, host_flags = host
+        head_pack, head_size = head_struct.pack, head_struct.size
+        first = len(places)
+        crc_room = (file.crc_size - file.crc_position) // CRC_ENTRY_SIZE
+        pieces: list[bytes | memoryview] = []
+        marks: list[int] = []
+        shown: list[Shown] = []
+        indexed = len(self.pending_index)
+        for (
+            queue, body, properties, tags_code, keys, flag, sys_flag, born_timestamp, reconsume_times, prepared
+        ) in sends[first : first + crc_room]:  # fmt: skip
+            properties_length, body_length = len(properties), len(body)
+            tail = b"".join((queue.topic_part, _length_pack(properties_length & 0xFFFF), properties))
+            size = head_size + body_length + len(tail)
+            entry_position, entry_map, queue_offset = queue.position, queue.map, queue.end
+            if (
+                position + size > limit
+                or size > max_record
+                or properties_length > PROPERTIES_LENGTH_MAX
+                or entry_map is None
+                or entry_position + QUEUE_ENTRY_SIZE > queue.limit
+            ):
+                break
+            physical_offset = base + position
+            head = head_pack(
+                size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset, physical_offset,
+                sys_flag & ~_HOST_FLAGS | host_flags, born_timestamp, born, now, store_host, reconsume_times, prepared,
+                body_length,
+            )  # fmt: skip
+            pieces += (head, body, tail)
+            marks += (position + 1, crc32(tail, crc32(head, (tags_code ^ tags_code >> 32) & 0xFFFFFFFF)), tags_code)
+            # Nobody sees the entry before the record is written: readers stop at `visible`, recovery checks the log.
+            _entry_pack_into(entry_map, entry_position, physical_offset, size, tags_code)
+            queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, queue_offset + 1
+            if keys:
+                self.pending_index.append((queue.topic, keys, physical_offset, now))
+            places.append((physical_offset, size, queue_offset))
+            shown.append((queue, queue_offset, tags_code))
+            position += size
+        try:
+            self.log.writer_of(file).write(b"".join(pieces), self._position)
+        except OSError as error:
+            self._take_back(shown, error)
+            del places[first:], self.pending_index[indexed:]
+            raise StoreNotWritable(f"a write to the log failed: {error}") from error
+        _crc_entries(len(shown)).pack_into(file.crc_map, file.crc_position, *marks)
+        file.crc_position += len(shown) * CRC_ENTRY_SIZE
+        self._position, self._appended = position, base + position
+        for (queue, _, _), (physical_offset, _, _) in zip(shown, places[first:], strict=True):
+            queue.topic_tail.physical_offset, queue.topic_tail.store_time = physical_offset, now
+            queue.used = True
+            if not queue.dirty:
+                self._mark_dirty(queue)
+        if len(self.pending_index) >= _INDEX_BATCH:
+            self.build_index()
         if self._sync:
-            self._unconfirmed.append((end, queue, tags_code))
+            self._unconfirmed.append((self._appended, shown))
         else:
-            self._confirmed = end
+            self._confirmed = self._appended
+            self._show(shown)
+
+    def _take_back(self, shown: list[Shown], error: OSError) -> None:
+        """A write failed: as after a failed sync, nothing is appended any more."""
+        for queue, queue_offset, _ in reversed(shown):
+            queue.position, queue.end = queue.position - QUEUE_ENTRY_SIZE, queue_offset
+        self.failed = error
+        self._limit = -1
+
+    def _show(self, shown: list[Shown]) -> None:
+        for queue, queue_offset, _ in shown:
             queue.visible = queue_offset + 1
-            for callback in self.on_append:
-                callback(queue.topic, queue.queue_id, queue_offset, tags_code)
-        return physical_offset
+        for callback in self.on_append:
+            callback(shown)
 
     def _pack_born(self, host: tuple[str, int]) -> tuple[bytes, Struct, int]:
         try:
@@ -277,17 +324,16 @@ class Appender:
 
     def _check_writable(self) -> None:
         if self.failed is not None:
-            raise StoreNotWritable(f"a sync to the disk failed: {self.failed}")
+            raise StoreNotWritable(f"the disk failed: {self.failed}")
         if not self._open:
             raise StoreNotWritable("the store is not open")
 
-    def _roll_for(self, size: int) -> int:
-        """Go on in the next file; its position 0."""
+    def _roll_for(self, size: int) -> None:
+        """Go on in the next file."""
         self._check_writable()
         if size + END_SIZE > self.config.commit_log_file_size:
             raise MessageIllegal(f"a record of {size} bytes does not fit into a CommitLog file")
         self._start_file(self._active.end if self._active is not None else 0)
-        return 0
 
     def _start_file(self, base: int) -> None:
         previous = self._active
@@ -330,8 +376,8 @@ class Appender:
 
     @property
     def dirty(self) -> bool:
-        """Whether there is something to flush."""
-        return self._appended > self._flushed or self._due is not None
+        """Whether there is something to flush, or a failure to tell."""
+        return self._appended > self._flushed or self._due is not None or self.failed is not None
 
     def flush(self) -> int:
         """Bring the log to the disk; returns the offset to hand to `after_flush`. For a thread.
@@ -340,7 +386,7 @@ class Appender:
         """
         with self._flush_lock:
             if self.failed is not None:
-                raise StoreNotWritable(f"a sync to the disk failed: {self.failed}")
+                raise StoreNotWritable(f"the disk failed: {self.failed}")
             due = self._due  # before the offset, so that it promises no more than what is synced here
             target = self._appended
             try:
@@ -405,11 +451,7 @@ class Appender:
         self._confirmed = max(self._confirmed, offset)
         waiting = self._unconfirmed
         while waiting and waiting[0][0] <= offset:
-            _, queue, tags_code = waiting.popleft()
-            queue_offset = queue.visible
-            queue.visible = queue_offset + 1
-            for callback in self.on_append:
-                callback(queue.topic, queue.queue_id, queue_offset, tags_code)
+            self._show(waiting.popleft()[1])
 
     def _describe_checkpoint(self) -> _DueCheckpoint:
         self.build_index()

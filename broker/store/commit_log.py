@@ -14,7 +14,7 @@ from broker.store.config import StoreConfig
 from broker.store.errors import StoreCorrupt, StoreFull
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
 from infra import failpoint
-from infra.disk import Disk, DiskFull
+from infra.disk import Disk, DiskFull, FileWriter
 
 _SMALLEST_FILE = 4096
 _TABLE_VERSION = 1
@@ -37,6 +37,8 @@ class LogFile:
     crc_path: Path
     crc_map: mmap.mmap
     crc_size: int
+    # Of the file that is appended to; reading goes through the map.
+    writer: FileWriter | None = None
     crc_position: int = 0
     sealed: bool = False
     newest_store_time: int = 0
@@ -192,6 +194,16 @@ class CommitLog:
         if rest >= END_SIZE:
             file.map[position : position + END_SIZE] = end_record(rest)
         file.sealed = True
+        file.writer = None
+
+    def writer_of(self, file: LogFile) -> FileWriter:
+        """How records get into a file. A write dirties the page cache without touching the map: a page that is stored
+        into through a map is zeroed first, and each write-back takes it from the map again, with an interrupt of every
+        core that runs a thread of ours; together a fifth of a send's CPU time.
+        """
+        if file.writer is None:
+            file.writer = self._disk.writer(file.path)
+        return file.writer
 
     def evict(self, file: LogFile) -> None:
         """Remove the oldest file: its name first, so that no start ever meets half of it."""

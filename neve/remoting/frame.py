@@ -84,10 +84,10 @@ class FrameDecoder:
         self.taken += 1
         return start, end
 
-    def put_back(self, start: int) -> None:
-        """Give the frame that was taken last again."""
-        self._position = start - LENGTH_SIZE
-        self.taken -= 1
+    def put_back(self, buffer: bytes, start: int, count: int = 1) -> None:
+        """Give the frames that were taken last out of `buffer` again, the first of which begins here."""
+        self.buffer, self._position, self._missing = buffer, start - LENGTH_SIZE, 0
+        self.taken -= count
 
 
 def check_mark(buffer: memoryview | bytes, position: int, frame_length: int) -> tuple[int, int]:

@@ -67,7 +67,7 @@ def parse_header(ext: Mapping[str, str], header: type[HeaderT]) -> HeaderT:
         raise BadHeader(f"the custom header does not fit: {error}") from error
 
 
-class SendMessageHeader(msgspec.Struct, rename="camel"):
+class SendMessageHeader(msgspec.Struct, rename="camel", gc=False):
     """Fields of SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324) under their long names."""
 
     producer_group: str
@@ -85,7 +85,7 @@ class SendMessageHeader(msgspec.Struct, rename="camel"):
     batch: bool | None = None
 
 
-class _SendMessageHeaderV2(SendMessageHeader):
+class _SendMessageHeaderV2(SendMessageHeader, gc=False):
     """The same fields under the one-letter names of 310, 320 and 325."""
 
     producer_group: str = msgspec.field(name="a")
@@ -103,7 +103,7 @@ class _SendMessageHeaderV2(SendMessageHeader):
     batch: bool | None = msgspec.field(name="m", default=None)
 
 
-class SendV2Frame(msgspec.Struct):
+class SendV2Frame(msgspec.Struct, gc=False):
     """The whole JSON header of SEND_MESSAGE_V2 (310) as far as an append needs it: decoded in one step."""
 
     flag: Int32

@@ -1,0 +1,95 @@
+"""Messages that are appended together: one write, and the same store as one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.appender import Send
+from broker.store.errors import MessageIllegal, StoreNotWritable
+from broker.store.message_store import MessageStore
+from infra.sim_disk import SimDisk
+from neve.message import iter_records
+
+Open = Callable[..., MessageStore]
+HOST = ("10.0.0.1", 7)
+COUNT = 400
+
+
+def body(number: int) -> bytes:
+    return b"%d" % number * (1 + number % 90)
+
+
+def queues(store: MessageStore) -> list[list[bytes]]:
+    """The bodies that readers see, by queue."""
+    reads = [store.get("t", queue, 0, COUNT, 1 << 20) for queue in range(4)]
+    return [[record.body for part in read.buffers for record in iter_records(part)] for read in reads]
+
+
+def sends(store: MessageStore, numbers: Iterable[int]) -> list[Send]:
+    """Records of several sizes to four queues."""
+    return [
+        (
+            store.table.get(("t", number % 4)) or store.new_queue("t", number % 4),
+            body(number), b"n\x01%d\x02" % number, number % 3, f"key{number}", 0, 0, 1, 0, 0,
+        )
+        for number in numbers
+    ]  # fmt: skip
+
+
+def test_what_is_appended_together_is_what_is_appended_one_by_one(open_store: Open, disk: SimDisk) -> None:
+    """Over borders of log files, queue files and CRC files; and a start recovers the same from it."""
+    kept = []
+    for size in (1, 7, COUNT):
+        changes: dict[str, Any] = {"root": Path(f"/store{size}"), "commit_log_file_size": 1 << 13}
+        changes |= {"queue_first_step": 100, "queue_file_size": 2000}
+        store = open_store(**changes)
+        places = []
+        for start in range(0, COUNT, size):
+            places += store.append(sends(store, range(start, min(start + size, COUNT))), HOST, 1000)
+        assert len(places) == COUNT
+        assert len(store.segments()) > 4
+        found = [store.query("t", f"key{number}", 1, 0, 1 << 50) for number in (0, 7, COUNT - 1)]
+        kept.append((places, queues(store), found))
+        disk.kill()
+        assert queues(open_store(**changes)) == queues(store)
+    assert [sum(map(len, bodies)) for _, bodies, _ in kept[:1]] == [COUNT]
+    assert kept[0] == kept[1] == kept[2]
+
+
+def test_of_a_batch_all_before_the_first_that_has_no_place_are_stored(open_store: Open) -> None:
+    store = open_store()
+    batch = sends(store, range(5))
+    too_large = (batch[3][0], bytes(store.config.max_message_size + (1 << 17)), *batch[3][2:])
+    assert len(store.append([*batch[:3], too_large, batch[4]], HOST, 1000)) == 3
+    assert [store.max_offset("t", queue) for queue in range(4)] == [1, 1, 1, 0]
+    with pytest.raises(MessageIllegal):
+        store.append([too_large, batch[4]], HOST, 1000)
+    assert len(store.append(batch[3:], HOST, 1000)) == 2
+
+
+def test_a_write_that_fails_half_way_stores_nothing_and_nothing_follows_it(open_store: Open, disk: SimDisk) -> None:
+    store = open_store()
+    store.append(sends(store, range(8)), HOST, 1000)
+    store.after_flush(store.flush())
+    end = store.max_physical_offset
+    disk.fail_write = lambda _path: True
+    with pytest.raises(StoreNotWritable):
+        store.append(sends(store, range(8, 20)), HOST, 1000)
+    disk.fail_write = lambda _path: False
+    with pytest.raises(StoreNotWritable):
+        store.append(sends(store, range(8, 9)), HOST, 1000)
+    assert store.dirty, "the flusher hears of it and stops the broker"
+    with pytest.raises(StoreNotWritable):
+        store.flush()
+    assert queues(store) == [[body(queue), body(queue + 4)] for queue in range(4)]
+    assert store.max_physical_offset == end
+    assert store.query("t", "key9", 1, 0, 1 << 50) == []
+    disk.kill()
+    after = queues(open_store())
+    # Whole records of what was written may come back, in their order: nobody was told what became of them.
+    assert 8 <= sum(map(len, after)) < 20
+    assert after == [[body(number) for number in range(queue, sum(map(len, after)), 4)] for queue in range(4)]
