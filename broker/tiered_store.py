@@ -122,7 +122,9 @@ class TieredStore:
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
     ) -> ReadResult:
         """At once. Where the result has `pending`, it has to be given to `load` before anybody looks into it."""
-        got = self.hot.get(topic, queue_id, offset, max_count, max_bytes, codes)
+        hot = self.hot
+        old_below = hot.max_physical_offset - self._config.hot_bytes
+        got = hot.get(topic, queue_id, offset, max_count, max_bytes, codes, old_below=old_below)
         result = ReadResult(
             got.status,
             got.next_offset,
@@ -131,8 +133,8 @@ class TieredStore:
             got.buffers,
             got.count,
         )
-        if got.runs and got.runs[0][0] < self.hot.max_physical_offset - self._config.hot_bytes:
-            pieces = pieces_of(self.hot.log, got.runs)
+        if got.runs:
+            pieces = pieces_of(hot.log, got.runs)
             if not self.old.in_memory(pieces):
                 result.pending = pieces
         return result

@@ -48,6 +48,7 @@ class Lane:
 class _Batch:
     """The plain sends of one read, column by column; `starts` are their frames."""
 
+    now: int
     sends: list[Send] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     traffics: list[Traffic] = field(default_factory=list)
@@ -66,8 +67,8 @@ class ExpressSend:
         context = self._context
         if not context.accepting or context.refuse_writes or not context.config.broker_permission & PERM_WRITE:
             return
-        now, buffer = context.clock.now_ms(), frames.buffer
-        batch = _Batch()
+        buffer = frames.buffer
+        batch: _Batch | None = None
         lane: Lane | None = None
         while (bounds := frames.next_bounds()) is not None:
             start, end = bounds
@@ -76,12 +77,17 @@ class ExpressSend:
             send = self._read(buffer, header_at, body_at) if body_at <= end else None
             if send is not None and (lane is None or lane.topic != send.header.topic):
                 lane = self._lane(send.header.topic)
-            if send is None or lane is None or not self._take(batch, lane, send, buffer[body_at:end], now):
+            if send is None or lane is None:
+                frames.put_back(buffer, start)
+                break
+            if batch is None:
+                batch = _Batch(context.clock.now_ms())
+            if not self._take(batch, lane, send, buffer[body_at:end]):
                 frames.put_back(buffer, start)
                 break
             batch.starts.append(start)
-        if batch.sends:
-            stored = self._append(batch, connection, now)
+        if batch is not None and batch.sends:
+            stored = self._append(batch, connection)
             if stored < len(batch.starts):
                 frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
 
@@ -102,7 +108,7 @@ class ExpressSend:
         sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
         return Lane(topic, config.queue_nums, sys_flag, context.stats.of_topic(topic))
 
-    def _take(self, batch: _Batch, lane: Lane, send: SendV2Frame, body: bytes, now: int) -> bool:
+    def _take(self, batch: _Batch, lane: Lane, send: SendV2Frame, body: bytes) -> bool:
         """Whether the send is plain; then it is in the batch."""
         header, text = send.header, send.header.properties or ""
         try:
@@ -120,7 +126,7 @@ class ExpressSend:
             return False
         unique, tags, keys = properties.get("UNIQ_KEY"), properties.get("TAGS"), properties.get("KEYS")
         if not unique:
-            unique = self._sender.unique_ids.next(now)
+            unique = self._sender.unique_ids.next(batch.now)
             text = self._sender.with_unique_id(text, unique)
         elif not unique.isalnum() or not unique.isascii():  # to be escaped in the answer
             return False
@@ -140,10 +146,10 @@ class ExpressSend:
         batch.traffics.append(lane.traffic)
         return True
 
-    def _append(self, batch: _Batch, connection: Connection, now: int) -> int:
+    def _append(self, batch: _Batch, connection: Connection) -> int:
         """Store what can be stored and answer it; the first that can't, and all behind it, are left."""
         try:
-            places = self._context.store.append(batch.sends, connection.remote, now)
+            places = self._context.store.append(batch.sends, connection.remote, batch.now)
         except StoreError:
             return 0
         total = 0

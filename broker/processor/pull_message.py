@@ -8,6 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from broker.broker_context import BrokerContext
 from broker.client_manager import BROADCASTING
 from broker.filter.record_filter import Predicate, select
@@ -43,8 +45,7 @@ class Wanted:
     predicate: Predicate | None = None
 
 
-@dataclass(slots=True)
-class Pull:
+class Pull(msgspec.Struct):
     """One request with what the checks found out; `start` moves on over what was looked at and not wanted."""
 
     connection: Connection
@@ -252,31 +253,25 @@ class PullMessageProcessor:
         if not pull.connection.is_closed:
             pull.connection.send(answer)
 
-    def _unit_flags(self, header: PullMessageHeader) -> dict[str, str]:
-        """What RocketMQ tells of units; a topic or group that was deleted meanwhile has none."""
-        topic = self._context.topics.topics.get(header.topic)
-        group = self._context.groups.groups.get(header.consumer_group)
-        return {
-            "topicSysFlag": str(topic.topic_sys_flag) if topic else "0",
-            "groupSysFlag": str(group.group_sys_flag) if group else "0",
-        }
-
     def _response(self, pull: Pull, result: ReadResult) -> RemotingCommand:
-        header = pull.header
+        header, context = pull.header, self._context
+        # A topic or group that was deleted meanwhile has no flags.
+        topic, group = context.topics.topics.get(header.topic), context.groups.groups.get(header.consumer_group)
         ext = {
             "suggestWhichBrokerId": "0",
             "nextBeginOffset": str(result.next_offset),
             "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset),
-            **self._unit_flags(header),
+            "topicSysFlag": str(topic.topic_sys_flag) if topic else "0",
+            "groupSysFlag": str(group.group_sys_flag) if group else "0",
         }
         code = response_code(result, pull.start)
         buffers = result.buffers if code == ResponseCode.SUCCESS else []
         if result.count:
-            stats, took = self._context.stats, self._context.clock.monotonic() - pull.begun
+            stats, took = context.stats, context.clock.monotonic() - pull.begun
             stats.got(header.topic, header.consumer_group, result.count, sum(map(len, buffers)))
             stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
-        self._context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
+        context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
 
 

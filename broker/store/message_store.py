@@ -189,8 +189,13 @@ class MessageStore(Appender):
         max_count: int,
         max_bytes: int,
         tag_codes: frozenset[int] | None = None,
+        *,
+        old_below: int = 0,
     ) -> GetResult:
-        """Read from an offset on; at least one message however large. The buffers are views of the mapped log."""
+        """Read from an offset on; at least one message however large. The buffers are views of the mapped log.
+
+        Of a read that begins below the physical offset `old_below`, the result says where in the log it lies.
+        """
         queue = self._queue(topic, queue_id)
         if queue is None:
             return GetResult(reading.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
@@ -204,6 +209,7 @@ class MessageStore(Appender):
             max_bytes,
             tag_codes=tag_codes,
             scan_entries=self.config.scan_entries,
+            old_below=old_below,
         )
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +29,12 @@ OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
 NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
 
+Entry = tuple[int, int, int]  # as QUEUE_ENTRY
 _ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 
 
 class GetResult(msgspec.Struct, frozen=True):
-    """The answer to a read. Each buffer holds one or more whole records, back to back; `runs` says where in the log."""
+    """The answer to a read. Each buffer holds one or more whole records, back to back."""
 
     status: str
     next_offset: int
@@ -43,7 +42,8 @@ class GetResult(msgspec.Struct, frozen=True):
     max_offset: int
     buffers: list[memoryview] = []
     count: int = 0
-    runs: list[tuple[int, int]] = []  # physical offset of each buffer's first and after its last byte
+    # Where each buffer lies in the log: physical offset of its first byte and after its last. Only of an old read.
+    runs: list[tuple[int, int]] = []
 
 
 class EntryRun(msgspec.Struct, frozen=True):
@@ -65,6 +65,7 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
     *,
     tag_codes: frozenset[int] | None,
     scan_entries: int,
+    old_below: int,
 ) -> GetResult:
     """Read a queue from an offset on."""
     maximum = queue.visible
@@ -81,65 +82,69 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
         if first != offset:
             break
         if tag_codes is None:
-            runs, count = _runs_of(QUEUE_ENTRY.iter_unpack(view), max_bytes)
+            entries = list(QUEUE_ENTRY.iter_unpack(view))
+            buffers, count = _slices(log, entries, max_bytes)
             following = offset + count
         else:
-            runs, count, following = _matching(view, offset, max_count, max_bytes, tag_codes)
-        status = FOUND if count else NO_MATCHED_MESSAGE
-        return GetResult(status, following, minimum, maximum, _slices(log, runs), count, runs)
+            matches = _matches(view, tag_codes)
+            entries = [QUEUE_ENTRY.unpack_from(view, index * QUEUE_ENTRY_SIZE) for index in matches[:max_count]]
+            buffers, count = _slices(log, entries, max_bytes)
+            following = offset + (matches[count] if count < len(matches) else len(view) // QUEUE_ENTRY_SIZE)
+        if not count:
+            return GetResult(NO_MATCHED_MESSAGE, following, minimum, maximum)
+        runs = _runs(entries[:count]) if entries[0][0] < old_below else []
+        return GetResult(FOUND, following, minimum, maximum, buffers, count, runs)
     return GetResult(OFFSET_FOUND_NULL, queue.next_existing(offset), minimum, maximum)
 
 
-def _runs_of(entries: Iterable[tuple[int, int, int]], max_bytes: int) -> tuple[list[tuple[int, int]], int]:
-    """Where the records of the first entries lie, neighbours together, and how many fit; one always does."""
-    runs: list[tuple[int, int]] = []
-    start = end = -1
-    room, count = max_bytes, 0
-    for physical_offset, size, _ in entries:
-        room -= size
-        if room < 0 and count:
-            break
-        count += 1
-        if physical_offset != end:
-            if count > 1:
-                runs.append((start, end))
-            start = physical_offset
-        end = physical_offset + size
-    if count:
-        runs.append((start, end))
-    return runs, count
-
-
-def _matching(
-    view: memoryview, offset: int, max_count: int, max_bytes: int, codes: frozenset[int]
-) -> tuple[list[tuple[int, int]], int, int]:
-    """Runs and count of the entries with these codes, and the offset to go on at."""
+def _matches(view: memoryview, codes: frozenset[int]) -> list[int]:
+    """The numbers of the entries with these codes."""
     tags = np.frombuffer(view, _ENTRY_TYPE)["tags"]
     if len(codes) == 1:
         (code,) = codes
-        matches = np.flatnonzero(tags == code).tolist()
-    else:
-        matches = np.flatnonzero(np.isin(tags, list(codes))).tolist()
-    wanted = (QUEUE_ENTRY.unpack_from(view, index * QUEUE_ENTRY_SIZE) for index in matches[:max_count])
-    runs, count = _runs_of(wanted, max_bytes)
-    return runs, count, offset + (matches[count] if count < len(matches) else len(tags))
+        return list(np.flatnonzero(tags == code).tolist())
+    return list(np.flatnonzero(np.isin(tags, list(codes))).tolist())
 
 
-def _slices(log: CommitLog, runs: list[tuple[int, int]]) -> list[memoryview]:
-    """The mapped bytes of runs; a view keeps an evicted file's map. None crosses a file: an END record lies between."""
+def _slices(log: CommitLog, entries: list[Entry], max_bytes: int) -> tuple[list[memoryview], int]:
+    """The mapped records of the first entries, neighbours together, and how many fit; one always does.
+
+    A view keeps an evicted file's map. No record crosses a file: an END record lies between.
+    """
     found: list[memoryview] = []
-    while len(found) < len(runs):
-        file = log.at(runs[len(found)][0])
-        if file is None:
-            raise StoreError(f"no file of the log has {runs[len(found)][0]}, which an entry above the minimum names")
-        base, limit, view = file.base, file.end, memoryview(file.map)
-        if not found and runs[-1][1] <= limit:
-            return [view[start - base : end - base] for start, end in runs]
-        for start, end in runs[len(found) :]:
-            if start >= limit:
-                break
-            found.append(view[start - base : end - base])
-    return found
+    base = file_size = count = 0
+    begin = end = -1
+    view = memoryview(b"")
+    for physical_offset, size, _ in entries:
+        max_bytes -= size
+        if max_bytes < 0 and count:
+            break
+        count += 1
+        start = physical_offset - base
+        if start == end:
+            end += size
+            found[-1] = view[begin:end]
+            continue
+        if start >= file_size:
+            file = log.at(physical_offset)
+            if file is None:
+                raise StoreError(f"no file of the log has {physical_offset}, which an entry above the minimum names")
+            base, file_size, view = file.base, file.size, memoryview(file.map)
+            start = physical_offset - base
+        begin, end = start, start + size
+        found.append(view[begin:end])
+    return found, count
+
+
+def _runs(entries: list[Entry]) -> list[tuple[int, int]]:
+    """What `_slices` gave, as offsets."""
+    runs: list[tuple[int, int]] = []
+    for physical_offset, size, _ in entries:
+        if runs and runs[-1][1] == physical_offset:
+            runs[-1] = runs[-1][0], physical_offset + size
+        else:
+            runs.append((physical_offset, physical_offset + size))
+    return runs
 
 
 def record_at(log: CommitLog, physical_offset: int, confirmed: int) -> bytes | None:

@@ -31,6 +31,8 @@ LANGUAGE = "PYTHON"
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Buffer = bytes | memoryview
 
+# Parts that are no longer than this on average are copied together: each buffer of a write costs more than that.
+_JOINED_PART = 2048
 _BINARY_FIXED = struct.Struct(">hbhii")
 _PREFIX = struct.Struct(">ii")
 _I16 = struct.Struct(">h")
@@ -249,7 +251,10 @@ def encode_command(command: RemotingCommand) -> list[Buffer]:
     parts = command.parts
     if parts is not None:
         total = sum(map(len, parts))
-        return [_PREFIX.pack(MARK_SIZE + size + total, mark) + header, *parts]
+        head = _PREFIX.pack(MARK_SIZE + size + total, mark) + header
+        if total <= _JOINED_PART * len(parts):
+            return [b"".join((head, *parts))]
+        return [head, *parts]
     body = command.body
     return (
         [_PREFIX.pack(MARK_SIZE + size + len(body), mark) + header, body]
