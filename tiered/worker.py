@@ -6,6 +6,7 @@ nothing: it writes no journal and deletes no object. It ends when its socket doe
 
 import argparse
 import functools
+import gc
 import os
 import socket
 import sys
@@ -327,6 +328,7 @@ def main() -> None:
     parser.add_argument("--cache-bytes", type=int, default=0)
     options = parser.parse_args()
     cache = DiskCache(RealDisk(), options.cache_dir, options.cache_bytes) if options.cache_dir else None
+    gc.freeze()  # what was imported stays; to look through it again and again costs
     with socket.socket(fileno=options.fd) as sock:
         Worker(sock, cache).serve()
 

@@ -199,6 +199,9 @@ class WorkerClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         root = str(Path(__file__).resolve().parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+        environment.setdefault(
+            "OPENBLAS_NUM_THREADS", "1"
+        )  # numpy's threads for linear algebra, which nobody does here
         command = [sys.executable, "-m", "tiered.worker", "--fd", str(theirs.fileno()), *self._cache_arguments]
         with theirs:
             process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
