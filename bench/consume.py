@@ -6,21 +6,18 @@ Every run is a new group over the same backlog, which lies in the page cache on 
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 
-from bench.measure import SIZE, Table, java_command, raw_command, run_window, side_by_side
+from bench.measure import SIZE, Table, arguments, java_command, raw_command, run_window, side_by_side
 from bench.raw_load import create
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000, help="length of the backlog")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--heap", default="2g", help="heap of Apache's broker")
     options = parser.parse_args()
     table = Table(f"Consume a backlog of {options.messages:,} x {SIZE} B")
-    with side_by_side(options.heap) as servers:
+    with side_by_side(options) as servers:
         for server in servers.values():
             create(server.broker, "backlog")
             subprocess.run(raw_command("fill", server.broker, "backlog", SIZE, options.messages), check=True)

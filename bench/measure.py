@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -32,13 +33,28 @@ class Rate:
     per_cpu_second: float
 
 
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """What every comparison takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--heap", default="2g", help="heap of Apache's broker")
+    parser.add_argument("--sync-flush", action="store_true", help="both brokers answer when a message is on the disk")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="of neve's broker, such as archivePeriod=1h for a run in which it archives nothing",
+    )  # fmt: skip
+    return parser
+
+
 @contextmanager
-def side_by_side(heap: str) -> Iterator[dict[str, Server]]:
-    """Both servers up with their default settings, each on its own directory of one file system."""
+def side_by_side(options: argparse.Namespace) -> Iterator[dict[str, Server]]:
+    """Both servers up, with their default settings but for what `arguments` takes, on one file system."""
+    flush = {"flushDiskType": "SYNC_FLUSH"} if options.sync_flush else {}
+    settings = flush | dict(pair.split("=", 1) for pair in options.set)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="neve-bench-")))
-        neve = stack.enter_context(NeveServer(root / "neve"))
-        apache = stack.enter_context(ApacheServer(root / "apache", heap=heap))
+        neve = stack.enter_context(NeveServer(root / "neve", settings=settings))
+        apache = stack.enter_context(ApacheServer(root / "apache", heap=options.heap, settings=flush))
         yield {"neve": neve, "apache": apache}
 
 

@@ -7,24 +7,20 @@ that does not depend on how many cores there are.
 
 from __future__ import annotations
 
-import argparse
-
-from bench.measure import SIZE, Table, java_command, raw_command, run_window, side_by_side
+from bench.measure import SIZE, Table, arguments, java_command, raw_command, run_window, side_by_side
 from bench.raw_load import create
 
 IN_FLIGHT = (1, 16, 64)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="length of the measured window")
     parser.add_argument("--warm", type=float, default=4.0, help="seconds before it")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--heap", default="2g", help="heap of Apache's broker")
     parser.add_argument("--in-flight", type=int, nargs="+", default=list(IN_FLIGHT))
     options = parser.parse_args()
     table = Table(f"Produce, {SIZE} B")
-    with side_by_side(options.heap) as servers:
+    with side_by_side(options) as servers:
         for server in servers.values():
             create(server.broker, "bench")
         for turn in range(options.repeat):
