@@ -313,7 +313,8 @@ class Lifecycle:
         minimums: dict[str, dict[int, int]] = {}
         for topic in filter(archived, rising):
             for queue, offset in rising[topic].items():
-                if offset > max(catalog.max_offset(topic, queue) or 0, catalog.recorded_minimum(topic, queue)):
+                recorded = catalog.recorded_minimum(topic, queue)
+                if offset > recorded and not catalog.has_all(topic, queue, recorded, offset):
                     minimums.setdefault(topic, {})[queue] = offset
         if minimums:
             after = self._clock.now_ms() + self.policy.grace_ms  # of no object

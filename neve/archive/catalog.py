@@ -320,6 +320,18 @@ class Catalog:
             held = self._queues.get((topic, queue))
             return held.runs[-1][1] + 1 if held is not None and held.runs else None
 
+    def has_all(self, topic: str, queue: int, first: int, end: int) -> bool:
+        """Whether every offset of [first, end) is in the archive."""
+        with self._lock:
+            held = self._queues.get((topic, queue))
+            runs = held.runs if held is not None else []
+            index = bisect_right(runs, (first, 1 << 63)) - 1
+            while first < end:
+                if not 0 <= index < len(runs) or not runs[index][0] <= first <= runs[index][1]:
+                    return False
+                first, index = runs[index][1] + 1, index + 1
+            return True
+
     def queues(self, topic: str) -> list[int]:
         """Queues of which anything is known."""
         with self._lock:

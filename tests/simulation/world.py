@@ -137,6 +137,7 @@ class World:
         failpoint.disarm()
         self.bucket_store.heal()
         self.bucket_store.clock_offset_ms = 0
+        self.fork_in = -1
         if self.process.store.failed is not None:
             self._die("kill")
         self.process.pinned = None
@@ -325,6 +326,10 @@ class World:
                 if self.random.random() < 0.5:
                     self.tell("  the store answers again")
                     self.bucket_store.heal()
+            except FailpointError as error:
+                self.tell(f"  the start failed: {error}")
+                failpoint.disarm()
+                self.disk.kill()
             except Killed as death:
                 self.tell(f"  died in the start: {death}")
                 self.disk = self.disk.power_cut() if self.random.random() < 0.5 else self.disk
@@ -355,8 +360,8 @@ class World:
 
     def _back_up(self) -> None:
         self._flush()
-        if self.process.store.failed is not None:
-            return
+        if self.process.store.failed is not None or not self.process.journal.online:
+            return  # a copy from a time without the store is refused once its archive went on
         self.tell("the data directory is copied")
         self.backups.append(Backup(self.disk.copy(), self.process.store.log_uuid, self.deletions))
 

@@ -13,7 +13,7 @@ from infra.object_store import NotFound, StoreUnavailable
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import FOR_EVER_HOURS, Policy, plan_expiry, upload_rate
 from lifecycle.safe_clock import ClocksDisagree
-from neve.archive.journal import RowGroup, Topic
+from neve.archive.journal import Commit, RowGroup, Topic
 from tests.unit.lifecycle.fakes import Rig
 
 HOUR = 3_600_000
@@ -116,6 +116,22 @@ def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
     rig.clock.advance(1)
     assert rig.lifecycle.run_ttl()["raised"] == 1
     assert rig.hot.minimums["a", 0] == low + 2
+
+
+def test_what_expired_in_a_gap_of_the_archive_stays_out_of_view(rig: Rig) -> None:
+    """A round that is still open may commit it later, though later offsets are archived already."""
+    rig.hot.put("a", count=2)
+    rig.clock.advance(HOUR)
+    rig.hot.put("a")
+    after = rig.journal.catalog.objects("a")[-1]
+    group = msgspec.structs.replace(after.row_groups[0], rows=1, runs=[(0, 7, 7)], newest_ms=rig.clock.now_ms())
+    later = msgspec.structs.replace(
+        after, key=after.key.replace("a/", "a/x", 1), rows=1, queues={0: (7, 7, 0)}, row_groups=[group]
+    )
+    rig.journal.append(Commit(round=9, names=[later]))
+    rig.clock.advance((TTL - 1) * HOUR)
+    assert rig.lifecycle.run_ttl()["raised"] == 1
+    assert rig.journal.catalog.recorded_minimum("a", 0) == 7
 
 
 def test_deleted_topics_objects_go_after_the_grace(rig: Rig) -> None:
