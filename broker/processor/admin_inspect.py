@@ -1,19 +1,17 @@
 """Administration: statistics (315, 317), queue entries (321), producers (328), replication (907, 1007)."""
 
-import asyncio
 from typing import Any
 
 from broker.broker_context import BrokerContext
+from broker.processor.wide_answer import in_slices, wide_answer
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
-from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
+from neve.remoting.body import MessageQueue, dumps
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
 
 _ENTRIES_MAX = 2000
-# Queues looked at before other requests get their turn.
-_SLICE = 64
 
 
 class AdminInspectProcessor:
@@ -54,12 +52,12 @@ class AdminInspectProcessor:
             "totalDiff": behind,
             "totalInflightDiff": in_flight,
         }
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys(body))
+        return await wide_answer(request, body)
 
     async def _topic_table(self, group: str, topic: str, queues: int) -> dict[MessageQueue, dict[str, int]]:
         context = self._context
         table = {}
-        for queue in range(queues):
+        async for queue in in_slices(range(queues)):
             consumed = max(context.offsets.query(group, topic, queue), 0)
             last = context.store.store_time(topic, queue, consumed - 1) if consumed else 0
             table[MessageQueue(topic, context.config.broker_name, queue)] = {
@@ -68,8 +66,6 @@ class AdminInspectProcessor:
                 "lastTimestamp": max(last, 0),
                 "pullOffset": max(consumed, context.offsets.query_pull(group, topic, queue)),
             }
-            if queue % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
         return table
 
     def queue_entries(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -4,6 +4,7 @@ from typing import Any
 
 from broker.broker_context import BrokerContext
 from broker.consumer_offset_manager import SEPARATOR
+from broker.processor.wide_answer import in_slices, wide_answer
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
@@ -18,11 +19,11 @@ class AdminOffsetsProcessor:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
 
-    def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """43: what every group has consumed, as a slave would copy it."""
         offsets = self._context.offsets
         table = {f"{topic}{SEPARATOR}{group}": offsets.queues_of(group, topic) for topic, group in offsets.pairs()}
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"offsetTable": table}))
+        return await wide_answer(request, {"offsetTable": table})
 
     def delay_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """45: how far each delay level is delivered."""
@@ -45,7 +46,7 @@ class AdminOffsetsProcessor:
         else:
             time = require_int(ext, "timestamp")
             queues = [queue] if queue >= 0 else range(config.read_queue_nums)
-            targets = {number: await self._by_time(topic, number, time) for number in queues}
+            targets = {number: await self._by_time(topic, number, time) async for number in in_slices(queues)}
         for number, target in targets.items():
             context.offsets.reset(group, topic, number, target)
         await context.offsets.file.save()
@@ -58,7 +59,7 @@ class AdminOffsetsProcessor:
             ]
         else:
             table = {MessageQueue(topic, name, number): target for number, target in targets.items()}
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"offsetTable": table}))
+        return await wide_answer(request, {"offsetTable": table})
 
     def _given(self, topic: str, queue: int, offset: int) -> int:
         tiered = self._context.tiered
@@ -90,7 +91,7 @@ class AdminOffsetsProcessor:
         await context.offsets.file.save()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
-    def correction_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def correction_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """308: where the slowest group of the topic is; no bound for queues where the compared group is behind it."""
         ext, context = request.ext, self._context
         topic, compared = require_str(ext, "topic"), require_str(ext, "compareGroup")
@@ -99,24 +100,22 @@ class AdminOffsetsProcessor:
         for group in context.offsets.groups_of(topic):
             if group in filtered:
                 continue
-            for queue, offset in context.offsets.queues_of(group, topic).items():
+            offsets = context.offsets.queues_of(group, topic)
+            async for queue in in_slices(offsets):
+                offset = offsets[queue]
                 if offset >= context.tiered.min_offset(topic, queue):
                     lowest[queue] = min(offset, lowest.get(queue, _LONG_MAX))
         for queue, offset in context.offsets.queues_of(compared, topic).items():
             if lowest.get(queue, _LONG_MAX) > offset:
                 lowest[queue] = _LONG_MAX
-        return RemotingCommand.response(
-            request, ResponseCode.SUCCESS, body=dumps_object_keys({"correctionOffsets": lowest})
-        )
+        return await wide_answer(request, {"correctionOffsets": lowest})
 
     async def time_span(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """303."""
         topic, group = require_str(request.ext, "topic"), require_str(request.ext, "group")
         config = self._context.find_topic(topic)
-        spans = [await self._span(topic, group, queue) for queue in range(config.write_queue_nums)]
-        return RemotingCommand.response(
-            request, ResponseCode.SUCCESS, body=dumps_object_keys({"consumeTimeSpanSet": spans})
-        )
+        spans = [await self._span(topic, group, queue) async for queue in in_slices(range(config.write_queue_nums))]
+        return await wide_answer(request, {"consumeTimeSpanSet": spans})
 
     async def _span(self, topic: str, group: str, queue: int) -> dict[str, Any]:
         context, store = self._context, self._context.tiered

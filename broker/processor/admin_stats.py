@@ -1,20 +1,18 @@
 """Administration: what is in the queues, who consumes, how the broker is doing."""
 
-import asyncio
 import os
 from typing import Any
 
 from broker.broker_context import BrokerContext
+from broker.processor.wide_answer import in_slices, wide_answer
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
-from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
+from neve.remoting.body import MessageQueue, dumps
 from neve.remoting.codes import VERSION, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
 
 _DAY = 86_400_000
-# Queues looked at before other requests get their turn.
-_SLICE = 64
 _ZEROS = (
     "sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills",
     "pullThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind",
@@ -37,17 +35,14 @@ class AdminStatsProcessor:
         if config is None:
             raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         table: dict[MessageQueue, dict[str, int]] = {}
-        for queue in range(config.queue_nums):
+        async for queue in in_slices(range(config.queue_nums)):
             high = max(context.tiered.max_offset(topic, queue), 0)
             table[MessageQueue(topic, context.config.broker_name, queue)] = {
                 "lastUpdateTimestamp": max(context.store.store_time(topic, queue, high - 1), 0) if high else 0,
                 "maxOffset": high,
                 "minOffset": max(context.tiered.min_offset(topic, queue), 0),
             }
-            if queue % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
-        body = {"offsetTable": table, "topicPutTps": context.stats.put_rate(topic)}
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys(body))
+        return await wide_answer(request, {"offsetTable": table, "topicPutTps": context.stats.put_rate(topic)})
 
     async def consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         context, ext = self._context, request.ext
@@ -61,13 +56,9 @@ class AdminStatsProcessor:
             config = context.topics.select(topic)
             if config is None or (not listed and live is not None and topic not in live.subscriptions):
                 continue
-            for queue in range(config.read_queue_nums):
+            async for queue in in_slices(range(config.read_queue_nums)):
                 table[MessageQueue(topic, context.config.broker_name, queue)] = self._queue_stats(group, topic, queue)
-                if queue % _SLICE == _SLICE - 1:
-                    await asyncio.sleep(0)
-        return RemotingCommand.response(
-            request, ResponseCode.SUCCESS, body=dumps_object_keys({"consumeTps": rate, "offsetTable": table})
-        )
+        return await wide_answer(request, {"consumeTps": rate, "offsetTable": table})
 
     def _queue_stats(self, group: str, topic: str, queue: int) -> dict[str, int]:
         context = self._context

@@ -80,6 +80,9 @@ class Catalog:
         self._by_topic: dict[str, set[str]] = {}
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._through: dict[str, int] = {}
+        # Ranges above `through` that an object covers, or covered: it may expire and be deleted before those below it
+        # are committed, and must not be archived again then.
+        self._covered: dict[str, set[tuple[int, int]]] = {}
         self._open: dict[int, dict[str, IntentName]] = {}
         self._intent_end = 0
         self._named: dict[str, dict[int, int]] = {}  # topic -> queue -> highest offset that any entry named
@@ -111,6 +114,7 @@ class Catalog:
                 deleted=sorted(self._deleted),
                 queues=[(topic, queue, held.minimum) for (topic, queue), held in sorted(self._queues.items())],
                 through=dict(self._through),
+                covered={topic: sorted(ranges) for topic, ranges in self._covered.items() if ranges},
                 open={number: list(names.values()) for number, names in self._open.items()},
                 intent_end=self._intent_end,
                 named={topic: dict(queues) for topic, queues in self._named.items()},
@@ -129,6 +133,9 @@ class Catalog:
             self._expiring = {name.key: (name, after) for name, after in state.expiring}
             self._deleted, self._gaps = set(state.deleted), list(state.gaps)
             self._through, self._intent_end = dict(state.through), state.intent_end
+            self._covered = {topic: set(ranges) for topic, ranges in state.covered.items()}
+            for name, _ in state.expiring:
+                self._cover(name)
             self._open = {number: {name.key: name for name in names} for number, names in state.open.items()}
             self._named = {topic: dict(queues) for topic, queues in state.named.items()}
             self._topics = {entry.topic: entry for entry in state.topics}
@@ -179,7 +186,8 @@ class Catalog:
         still_open = self._open.get(entry.round, {}).values()
         for topic in {name.topic for name in entry.names}:
             # Of an intent's names a later one may have been committed before this one.
-            settled = max(self._names[key].end for key in self._by_topic[topic])
+            covered = self._covered.get(topic, set())
+            settled = max((end for _, end in covered), default=self._through.get(topic, 0))
             # A name that stays open holds its topic back, even when a later day's object is already there.
             lowest_open = min((name.start for name in still_open if name.topic == topic), default=settled)
             self._advance(topic, entry.through.get(topic, min(settled, lowest_open)))
@@ -226,9 +234,14 @@ class Catalog:
             return
         self._names[name.key] = name
         self._by_topic.setdefault(name.topic, set()).add(name.key)
+        self._cover(name)
         for index, group in enumerate(name.row_groups):
             for queue, first, last in group.runs:
                 insort(self._queue(name.topic, queue).runs, (first, last, name.key, index))
+
+    def _cover(self, name: CommittedName) -> None:
+        if name.end > self._through.get(name.topic, 0):
+            self._covered.setdefault(name.topic, set()).add((name.start, name.end))
 
     def _withdraw(self, keys: Iterable[str], delete_after_ms: int) -> list[CommittedName]:
         withdrawn = [self._names.pop(key) for key in keys if key in self._names]
@@ -249,7 +262,10 @@ class Catalog:
             self._open.pop(round_number, None)
 
     def _advance(self, topic: str, offset: int) -> None:
-        self._through[topic] = max(self._through.get(topic, 0), offset)
+        through = self._through[topic] = max(self._through.get(topic, 0), offset)
+        covered = self._covered.get(topic)
+        if covered:
+            self._covered[topic] = {(start, end) for start, end in covered if end > through}
 
     def _raise_minimums(self, topic: str, minimums: dict[int, int]) -> None:
         for queue, offset in minimums.items():
@@ -369,15 +385,14 @@ class Catalog:
             return sorted((self._names[key] for key in keys), key=lambda name: (name.topic, name.start, name.key))
 
     def next_uncovered(self, topic: str, offset: int) -> tuple[int, int | None]:
-        """(first CommitLog offset from `offset` on that no object of the topic covers, where the next object begins).
+        """(first CommitLog offset from `offset` on that no object of the topic covered, where the next one began).
 
-        Beyond `through` there are objects only where a name before them was closed without one.
+        Below `through` all is covered; beyond it there are objects only where a name before them was closed without.
         """
         with self._lock:
-            keys = self._by_topic.get(topic, set())
-            ranges = [(self._names[key].start, self._names[key].end) for key in keys]
-            ranges += [(name.start, name.end) for name, _ in self._expiring.values() if name.topic == topic]
-        for start, end in sorted(ranges):
+            offset = max(offset, self._through.get(topic, 0))
+            ranges = sorted(self._covered.get(topic, ()))
+        for start, end in ranges:
             if start > offset:
                 return offset, start
             offset = max(offset, end)

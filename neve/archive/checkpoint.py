@@ -30,6 +30,7 @@ class CatalogState(msgspec.Struct, kw_only=True):
     deleted: list[str] = []
     queues: list[tuple[str, int, int]] = []  # topic, queue, recorded minimum
     through: dict[str, int] = {}
+    covered: dict[str, list[tuple[int, int]]] = {}  # topic -> ranges above `through` that have had an object
     open: dict[int, list[IntentName]] = {}
     intent_end: int = 0
     named: dict[str, dict[int, int]] = {}

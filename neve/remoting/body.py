@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -322,7 +323,9 @@ def dumps_object_keys(value: object) -> bytes:
 
 
 def _write(value: Any, parts: list[str]) -> None:
-    if isinstance(value, MessageQueue):
+    if type(value) is int:
+        parts.append(repr(value))
+    elif isinstance(value, MessageQueue):
         parts.append(_queue(value))
     elif isinstance(value, msgspec.Struct):
         named = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
@@ -350,8 +353,16 @@ def _write(value: Any, parts: list[str]) -> None:
 
 
 def _queue(queue: MessageQueue) -> str:
-    return f'{{"brokerName":{_plain(queue.broker_name)},"queueId":{queue.queue_id},"topic":{_plain(queue.topic)}}}'
+    return f'{{"brokerName":{_text(queue.broker_name)},"queueId":{queue.queue_id},"topic":{_text(queue.topic)}}}'
 
 
 def _plain(value: Any) -> str:
+    if type(value) is int:
+        return repr(value)
+    return _text(value) if type(value) is str else json.dumps(value, ensure_ascii=False)
+
+
+@lru_cache(4096)
+def _text(value: str) -> str:
+    """Names come again and again, in maps of tens of thousands of queues."""
     return json.dumps(value, ensure_ascii=False)

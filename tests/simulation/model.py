@@ -60,6 +60,7 @@ class Bucket:
     spans: dict[Place, list[Span]] = field(default_factory=dict)
     gaps: dict[Place, list[Span]] = field(default_factory=dict)
     minimums: dict[Place, int] = field(default_factory=dict)
+    expired: dict[Place, int] = field(default_factory=dict)  # minimums out of EXPIRE entries alone
     named: dict[Place, int] = field(default_factory=dict)
     open: dict[str, IntentName] = field(default_factory=dict)
     live: dict[str, CommittedName] = field(default_factory=dict)
@@ -101,6 +102,7 @@ class Bucket:
                 self._raise(topic, ends)
                 for queue, end in ends.items():
                     self._note(topic, queue, end - 1)
+                    self.expired[topic, queue] = max(self.expired.get((topic, queue), 0), end)
         elif isinstance(entry, Deleted):
             for key in entry.keys:
                 assert self.expiring.pop(key, None) is not None, f"{key} was deleted and had not expired"
@@ -258,6 +260,10 @@ class Model:
         before = self.told.get(place, 0)
         assert minimum >= before, f"{place}: the minimum went back from {before} to {minimum}"
         self.told[place] = minimum
+        self.record_minimum(place, minimum, expired)
+
+    def record_minimum(self, place: Place, minimum: int, expired: Callable[[Message], bool]) -> None:
+        """What lies below may be out of sight from now on, or later: an EXPIRE stands, whatever the TTL becomes."""
         held = self.live.get(place, {})
         for offset in [offset for offset in held if offset < minimum]:
             message = held.pop(offset)

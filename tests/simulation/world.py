@@ -137,7 +137,6 @@ class World:
         failpoint.disarm()
         self.bucket_store.heal()
         self.bucket_store.clock_offset_ms = 0
-        self.fork_in = -1
         if self.process.store.failed is not None:
             self._die("kill")
         self.process.pinned = None
@@ -295,6 +294,7 @@ class World:
 
     def _die(self, how: str) -> None:
         self.tell(how)
+        self.fork_in = -1
         if how == "stop":
             try:
                 self.process.stop()
@@ -406,6 +406,7 @@ class World:
 
     def _take_over(self) -> None:
         self.fork_in, busy, self.busy = -1, self.busy, False
+        failpoint.disarm()  # it was armed for the process that is superseded
         zombie_disk = self.disk
         self.disk = zombie_disk.copy()
         self._start(kept=self.model.promised_end)
@@ -467,6 +468,8 @@ class World:
         if self.process.store.min_physical_offset != self.log_begin:
             self.log_begin = self.process.store.min_physical_offset
             self.model.evicted(self.log_begin, self.bucket, self._has_expired)
+        for place, minimum in self.bucket.expired.items():
+            self.model.record_minimum(place, minimum, self._has_expired)
         for place in queues_of(self.process.store):
             if self.process.context.topics.select(place[0]) is not None:
                 self.model.tell_minimum(place, self.process.told_minimum(*place), self._has_expired)
