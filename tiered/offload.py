@@ -182,11 +182,13 @@ class OffloadRound:
         return committed
 
     def _abort(self, number: int, name: IntentName, reason: str, report: RoundReport) -> None:
-        """Close a name without an object. What is still in the local log is planned again; the rest is a GAP."""
+        """Close a name without an object. What is still in the local log is planned again; the rest is a GAP.
+
+        The gaps come first: once the name is closed nobody looks for what it lacks, should this end in between.
+        """
         _log.error("round %d: %s is closed without an object: %s", number, name.key, reason)
-        self._journal.append(Abort(round=number, keys=[name.key], reason=reason))
-        report.aborted.append(name.key)
         held = _bounds(self._entries(name))
+        told = {(gap.topic, gap.queue, gap.first, gap.last) for gap in self._journal.catalog.gaps()}
         for queue, (first, last) in sorted(name.queues.items()):
             have = held.get(queue)
             if have is None:
@@ -194,11 +196,13 @@ class OffloadRound:
             else:
                 missing = [(first, min(have[0] - 1, last)), (max(have[1] + 1, first), last)]
             for low, high in missing:
-                if low <= high:
+                if low <= high and (name.topic, queue, low, high) not in told:
                     gap = Gap(topic=name.topic, queue=queue, first=low, last=high, reason=reason)
                     _log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
                     self._journal.append(gap)
                     report.gaps += 1
+        self._journal.append(Abort(round=number, keys=[name.key], reason=reason))
+        report.aborted.append(name.key)
 
 
 def _bounds(entries: Mapping[int, EntryRun]) -> dict[int, tuple[int, int]]:

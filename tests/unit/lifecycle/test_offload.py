@@ -113,6 +113,21 @@ def test_intents_above_the_recovered_log_are_closed_with_a_gap(rig: Rig) -> None
     assert rig.check_tiles("a") == 10
 
 
+@pytest.mark.parametrize("nth", [2, 3])
+def test_a_gap_is_told_once_though_the_store_fails_between_it_and_the_end_of_its_name(rig: Rig, nth: int) -> None:
+    rig.hot.put("a", count=8)
+    with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
+        rig.offload()
+    rig.hot.lose_above(300)
+    rig.restart()
+    with failpoint.armed("journal.before_put", nth=nth), pytest.raises(FailpointError):
+        rig.offload()
+        rig.offload()
+    rig.offload()
+    assert rig.journal.catalog.open_intents() == {}
+    assert [(gap.first, gap.last) for gap in rig.journal.catalog.gaps()] == [(3, 7)]
+
+
 def test_no_offset_is_named_twice_even_if_the_intent_never_arrived(rig: Rig) -> None:
     """A is durable locally before the INTENT is put: a lost log must not give its offsets again."""
     rig.hot.put("a", count=8)
