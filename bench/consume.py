@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 
-from bench.measure import SIZE, Table, arguments, java_command, raw_command, run_window, side_by_side
+from bench.measure import SIZE, Table, arguments, java_command, raw_command, run_window, settle, side_by_side
 from bench.raw_load import create
 
 
@@ -25,10 +25,12 @@ def main() -> None:
             names = sorted(servers, reverse=bool(turn % 2))
             for name in names:
                 server = servers[name]
+                settle(servers.values())
                 java = java_command(server.directory / "load", "consume", server.namesrv, "backlog", options.messages)
                 table.add("Java push consumer", name, run_window(java, server))
             for name in names:
                 server = servers[name]
+                settle(servers.values())
                 raw = raw_command("consume", server.broker, "backlog", options.messages)
                 table.add("pipelined pulls", name, run_window(raw, server))
     table.show()

@@ -7,8 +7,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from bench.servers import ApacheServer, NeveServer
 SIZE = 1024
 JAVA_SOURCES = Path(__file__).parent / "java"
 _LOAD_TIMEOUT_S = 600.0
+#: A server that uses less than this share of a core is idle.
+_SETTLE_S, _SETTLED_SHARE, _SETTLE_TIMEOUT_S = 1.0, 0.08, 120.0
 #: The load generator gets a server's compiler, not a small client's.
 _LOAD_FLAGS = ["-server", "-Xms512m", "-Xmx512m", "-XX:+UseG1GC"]
 
@@ -66,6 +69,19 @@ def java_command(home: Path, *args: object) -> list[str]:
     """The Java generator, ready to run."""
     home.mkdir(parents=True, exist_ok=True)
     return jvm.java(jvm.classes(JAVA_SOURCES), "Load", *map(str, args), home=home, flags=_LOAD_FLAGS)
+
+
+def settle(servers: Iterable[Server]) -> None:
+    """Wait until no server is busy with what came before: flushes, compaction of the heap, rounds of the archive."""
+    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+    for server in servers:
+        before = server.cpu_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(_SETTLE_S)
+            now = server.cpu_seconds()
+            if now - before < _SETTLED_SHARE * _SETTLE_S:
+                break
+            before = now
 
 
 def run_window(command: list[str], server: Server) -> Rate:

@@ -1,13 +1,14 @@
 """Sends of 1 KiB: neve beside Apache RocketMQ 5.3.3, both with default settings, in one run, in turn.
 
 Two generators: threads of the stock Java client (what an application sees), and frames pipelined over one connection
-(what the broker can do). Servers and generator share the machine: messages per CPU-second of the broker is the figure
-that does not depend on how many cores there are.
+(what the broker can do). A window begins when both brokers are idle, so none pays for what the one before left to
+archive; what a round costs for each MB, bench/archive.py measures. Servers and generator share the machine: messages
+per CPU-second of the broker is the figure that does not depend on how many cores there are.
 """
 
 from __future__ import annotations
 
-from bench.measure import SIZE, Table, arguments, java_command, raw_command, run_window, side_by_side
+from bench.measure import SIZE, Table, arguments, java_command, raw_command, run_window, settle, side_by_side
 from bench.raw_load import create
 
 IN_FLIGHT = (1, 16, 64)
@@ -30,10 +31,12 @@ def main() -> None:
                 window = (SIZE, in_flight, options.warm, options.seconds)
                 for name in names:
                     server = servers[name]
+                    settle(servers.values())
                     java = java_command(server.directory / "load", "produce", server.namesrv, "bench", *window)
                     table.add(f"Java client, {in_flight} in flight", name, run_window(java, server))
                 for name in names:
                     server = servers[name]
+                    settle(servers.values())
                     raw = raw_command("produce", server.broker, "bench", *window)
                     table.add(f"pipelined, {in_flight} in flight", name, run_window(raw, server))
     table.show()
