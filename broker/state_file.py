@@ -70,7 +70,9 @@ class StateFile:
                 self._saved = changes
 
     def _encode(self) -> bytes:
-        return json.dumps({"neveFormat": FORMAT, **self._snapshot()}, indent=1, sort_keys=True).encode()
+        # On the loop, so that nothing changes meanwhile: half a million offsets take it 20 ms.
+        table = msgspec.json.encode({"neveFormat": FORMAT, **self._snapshot()})
+        return msgspec.json.format(table, indent=1)
 
 
 class DataVersion:

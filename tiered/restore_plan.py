@@ -72,6 +72,9 @@ def plan_restore(
             ends = known.setdefault(name, {})
             for queue in range(max(int(topic.get("readQueueNums", 0)), int(topic.get("writeQueueNums", 0)))):
                 ends.setdefault(queue, 0)
+    for name, ends in known.items():
+        if archived(name):  # of a topic that was gone, or of a time before its last state: queues have no holes
+            ends.update({queue: 0 for queue in range(max(ends, default=0)) if queue not in ends})
     following = {topic: {queue: end + QUEUE_MARGIN for queue, end in ends.items()} for topic, ends in known.items()}
     high = max([catalog.intent_end, state.log_end, *(name.end for name in catalog.objects())])
     return RestorePlan(

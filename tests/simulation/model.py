@@ -255,6 +255,7 @@ class Model:
     def forget_all_but(self, known: set[Place]) -> None:
         """What other queues gave may be given again."""
         self.given = {place: number for place, number in self.given.items() if place[:2] in known}
+        self.told = {place: minimum for place, minimum in self.told.items() if place in known}
 
     def tell_minimum(self, place: Place, minimum: int, expired: Callable[[Message], bool]) -> None:
         before = self.told.get(place, 0)

@@ -83,6 +83,13 @@ def test_without_a_state_the_archive_alone_gives_topics_and_ends() -> None:
     assert (made.groups, made.offsets, made.report["state"]) == ([], {}, None)
 
 
+def test_queues_below_one_that_is_known_existed_too() -> None:
+    """A topic that has expired whole is not made again, but where its queues would go on is known."""
+    expired = Expire(keys=[], delete_after_ms=1, minimums={"old": {3: 9}})
+    made = plan(catalog_of(*ENTRIES, expired), state=None)
+    assert made.ended["old"] == {3: 9 + QUEUE_MARGIN, **dict.fromkeys((0, 1, 2), QUEUE_MARGIN)}
+
+
 def test_the_hole_is_a_gap_that_is_recorded_once() -> None:
     catalog = catalog_of(*ENTRIES)
     queues = {"t": plan().queues["t"]}
