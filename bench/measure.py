@@ -20,8 +20,8 @@ from bench.servers import ApacheServer, NeveServer
 SIZE = 1024
 JAVA_SOURCES = Path(__file__).parent / "java"
 _LOAD_TIMEOUT_S = 600.0
-#: A server that uses less than this share of a core is idle.
-_SETTLE_S, _SETTLED_SHARE, _SETTLE_TIMEOUT_S = 1.0, 0.08, 120.0
+#: A server that uses less than this share of a core has nothing left to do; a JVM that waits takes a sixth.
+_SETTLE_S, _SETTLED_SHARE, _SETTLE_TIMEOUT_S = 1.0, 0.3, 60.0
 #: The load generator gets a server's compiler, not a small client's.
 _LOAD_FLAGS = ["-server", "-Xms512m", "-Xmx512m", "-XX:+UseG1GC"]
 
