@@ -39,7 +39,7 @@ def mark(count: int) -> None:
 
 
 class Producer(asyncio.Protocol):
-    """Keeps `in_flight` sends under way; ends after `limit` answers where there is a limit."""
+    """Keeps `in_flight` sends under way; ends after `limit` that were stored where there is a limit."""
 
     def __init__(self, frames: SendFrames, in_flight: int, limit: int | None = None) -> None:
         self._frames, self._in_flight, self._limit = frames, in_flight, limit
@@ -57,7 +57,7 @@ class Producer(asyncio.Protocol):
         answers = self._responses.feed(data)
         self.failed += sum(answer.code != SUCCESS for answer in answers)
         self.answered += len(answers)
-        if self._limit is not None and self.answered >= self._limit:
+        if self._limit is not None and self.answered - self.failed >= self._limit:
             if not self.done.done():
                 self.done.set_result(None)
             return
@@ -152,8 +152,6 @@ async def fill(broker: str, topic: str, size: int, count: int) -> None:
     transport, producer = await loop.create_connection(lambda: Producer(frames, 256, count), host, int(port))
     await producer.done
     transport.abort()
-    if producer.failed:
-        raise RuntimeError(f"{producer.failed} of {count} sends failed")
 
 
 async def consume(broker: str, topic: str, count: int) -> None:

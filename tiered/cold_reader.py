@@ -447,6 +447,13 @@ def _slice(
 ) -> ColdResult:
     """At least one message, however small `max_bytes` is; neighbours come as one buffer."""
     end = _first_row(location) + location.last - location.first + 1
+    if tag_codes is None and row < end:  # nearly always: one buffer, and no array is made for it
+        begin = int(group.positions[row])
+        fitting = int(np.searchsorted(group.positions[row + 1 : end + 1], begin + max_bytes, "right"))
+        count = min(max(max_count, 1), max(fitting, 1))
+        following = row + count
+        next_offset = int(group.offsets[following - 1]) + 1 if following < end else location.last + 1
+        return ColdResult("FOUND", next_offset, [group.wire[begin : int(group.positions[following])]], count)
     rows = np.arange(row, end)
     if tag_codes is not None:
         rows = rows[np.isin(group.tags[row:end], list(tag_codes))]
