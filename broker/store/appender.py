@@ -186,11 +186,13 @@ class Appender:
             self.log.grow_crc(file)
         if queue.map is None or queue.position + QUEUE_ENTRY_SIZE > queue.limit:
             queue.make_room()
+        self.log.open_writer(file)
 
     def _append_run(self, sends: Sequence[Send], places: list[Place], host: tuple[bytes, Struct, int]) -> None:
         """The sends from the first without a place on, as far as there is room; for that one there is."""
         file, now, store_host = self._active, self.last_time, self._store_host
         assert file is not None
+        assert file.writer is not None
         base, position, limit, max_record = file.base, self._position, self._limit, self._max_record
         born, head_struct, host_flags = host
         head_pack, head_size = head_struct.pack, head_struct.size
@@ -232,7 +234,7 @@ class Appender:
             shown.append((queue, queue_offset, tags_code))
             position += size
         try:
-            self.log.writer_of(file).write(b"".join(pieces), self._position)
+            file.writer.write(b"".join(pieces), self._position)
         except OSError as error:
             self._take_back(shown, error)
             del places[first:], self.pending_index[indexed:]

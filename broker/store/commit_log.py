@@ -196,14 +196,18 @@ class CommitLog:
         file.sealed = True
         file.writer = None
 
-    def writer_of(self, file: LogFile) -> FileWriter:
-        """How records get into a file. A write dirties the page cache without touching the map: a page that is stored
-        into through a map is zeroed first, and each write-back takes it from the map again, with an interrupt of every
-        core that runs a thread of ours; together a fifth of a send's CPU time.
+    def open_writer(self, file: LogFile) -> None:
+        """How records get into a file. Raises `StoreFull`.
+
+        A write dirties the page cache without touching the map: a page that is stored into through a map is zeroed
+        first, and each write-back takes it from the map again, with an interrupt of every core that runs a thread of
+        ours; together a fifth of a send's CPU time.
         """
         if file.writer is None:
-            file.writer = self._disk.writer(file.path)
-        return file.writer
+            try:
+                file.writer = self._disk.writer(file.path)
+            except OSError as error:  # no more open files, say; the next send tries again
+                raise StoreFull(f"{file.path} can't be opened to write into it: {error}") from error
 
     def evict(self, file: LogFile) -> None:
         """Remove the oldest file: its name first, so that no start ever meets half of it."""

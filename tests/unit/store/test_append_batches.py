@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from broker.store.appender import Send
-from broker.store.errors import MessageIllegal, StoreNotWritable
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
+from infra.disk import FileWriter
 from infra.sim_disk import SimDisk
 from neve.message import iter_records
 
@@ -93,3 +95,19 @@ def test_a_write_that_fails_half_way_stores_nothing_and_nothing_follows_it(open_
     # Whole records of what was written may come back, in their order: nobody was told what became of them.
     assert 8 <= sum(map(len, after)) < 20
     assert after == [[body(number) for number in range(queue, sum(map(len, after)), 4)] for queue in range(4)]
+
+
+def test_a_log_file_that_can_not_be_opened_now_is_tried_again(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+
+    def refuse(path: Path) -> FileWriter:
+        raise OSError(errno.EMFILE, "too many open files", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.disk, "writer", refuse)
+        with pytest.raises(StoreFull):
+            store.append(sends(store, range(2)), HOST, 1000)
+    assert len(store.append(sends(store, range(2)), HOST, 1000)) == 2
+    assert queues(store)[:2] == [[body(0)], [body(1)]]
