@@ -76,6 +76,7 @@ class BrokerConfig(SecurityConfig):
     reject_transaction_message: bool = key(False, live=True)
     timer_wheel_enable: bool = key(True, live=True)
     timer_max_pending: int = key(1_000_000, low=1, high=100_000_000, live=True)
+    max_queues_per_topic: int = key(4096, low=1, high=65535, live=True)
     timer_max_delay_sec: int = key(259_200, low=1, high=31_536_000, live=True)
     recall_message_enable: bool = key(False, live=True)
     store_reply_message_enable: bool = key(True, live=True)

@@ -14,8 +14,6 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, optional_int, require_int, require_str
 
-_QUEUES_MAX = 65535
-
 
 class AdminProcessor:
     def __init__(self, context: BrokerContext, drop_topic: Callable[[str], Awaitable[None]]) -> None:
@@ -32,8 +30,8 @@ class AdminProcessor:
         known = context.topics.select(topic)
         config = TopicConfig(
             topic_name=topic,
-            read_queue_nums=_in_range("readQueueNums", require_int(ext, "readQueueNums"), 0, _QUEUES_MAX),
-            write_queue_nums=_in_range("writeQueueNums", require_int(ext, "writeQueueNums"), 0, _QUEUES_MAX),
+            read_queue_nums=self._queues("readQueueNums", require_int(ext, "readQueueNums")),
+            write_queue_nums=self._queues("writeQueueNums", require_int(ext, "writeQueueNums")),
             perm=_in_range("perm", require_int(ext, "perm"), 0, 7),
             topic_filter_type=ext.get("topicFilterType") or "SINGLE_TAG",
             topic_sys_flag=optional_int(ext, "topicSysFlag", 0),
@@ -58,8 +56,8 @@ class AdminProcessor:
         configs = [convert(item, TopicConfig) for item in value.get("topicConfigList", ())]
         for config in configs:
             self._check_name(config.topic_name)
-            _in_range("readQueueNums", config.read_queue_nums, 0, _QUEUES_MAX)
-            _in_range("writeQueueNums", config.write_queue_nums, 0, _QUEUES_MAX)
+            self._queues("readQueueNums", config.read_queue_nums)
+            self._queues("writeQueueNums", config.write_queue_nums)
             _in_range("perm", config.perm, 0, 7)
             known = self._context.topics.select(config.topic_name)
             try:
@@ -77,6 +75,10 @@ class AdminProcessor:
         await topics.file.save()
         if any(changed) and self._context.register_now is not None:
             await self._context.register_now()
+
+    def _queues(self, name: str, number: int) -> int:
+        """Tables, statistics and positions have a row for each queue, whether anything is in it or not."""
+        return _in_range(name, number, 0, self._context.config.max_queues_per_topic)
 
     def _check_name(self, topic: str) -> None:
         fault = validators.topic_fault(topic)

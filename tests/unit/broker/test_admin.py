@@ -305,3 +305,19 @@ def test_what_waits_comes_though_it_is_above_a_limit_set_since(tmp_path: Path) -
 
     with_broker(tmp_path, sends, "messageDelayLevel=1s", "maxMessageSize=256k")
     with_broker(tmp_path, receives, "messageDelayLevel=1s", "maxMessageSize=1k")
+
+
+def test_a_topic_has_no_more_queues_than_the_broker_allows(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        async def make(queues: int) -> RemotingCommand:
+            return await ask(
+                connection, Code.UPDATE_AND_CREATE_TOPIC, topic="wide", defaultTopic="TBW102", readQueueNums=4,
+                writeQueueNums=queues, perm=6, topicFilterType="SINGLE_TAG", topicSysFlag=0, order="false",
+            )  # fmt: skip
+
+        refused = await make(4097)
+        assert (refused.code, refused.remark) == (29, "writeQueueNums=4097: allowed are 0 to 4096")
+        assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, b"maxQueuesPerTopic=5000\n")).code == 0
+        assert (await make(4097)).code == 0
+
+    with_broker(tmp_path, work)
