@@ -3,6 +3,7 @@
 from typing import Any
 
 from broker.broker_context import BrokerContext
+from broker.processor.admin_stats import queue_stats
 from broker.processor.wide_answer import in_slices, wide_answer
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -58,14 +59,8 @@ class AdminInspectProcessor:
         context = self._context
         table = {}
         async for queue in in_slices(range(queues)):
-            consumed = max(context.offsets.query(group, topic, queue), 0)
-            last = context.store.store_time(topic, queue, consumed - 1) if consumed else 0
-            table[MessageQueue(topic, context.config.broker_name, queue)] = {
-                "brokerOffset": max(context.tiered.max_offset(topic, queue), 0),
-                "consumerOffset": consumed,
-                "lastTimestamp": max(last, 0),
-                "pullOffset": max(consumed, context.offsets.query_pull(group, topic, queue)),
-            }
+            place = MessageQueue(topic, context.config.broker_name, queue)
+            table[place] = queue_stats(context, group, topic, queue)
         return table
 
     def queue_entries(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

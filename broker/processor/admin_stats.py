@@ -23,6 +23,18 @@ _ZEROS = (
 )  # fmt: skip
 
 
+def queue_stats(context: BrokerContext, group: str, topic: str, queue: int) -> dict[str, int]:
+    """Where a group stands in a queue, as RocketMQ's OffsetWrapper has it."""
+    consumed = max(context.offsets.query(group, topic, queue), 0)
+    last = context.store.store_time(topic, queue, consumed - 1) if consumed else 0
+    return {
+        "brokerOffset": max(context.tiered.max_offset(topic, queue), 0),
+        "consumerOffset": consumed,
+        "lastTimestamp": max(last, 0),
+        "pullOffset": max(consumed, context.offsets.query_pull(group, topic, queue)),
+    }
+
+
 class AdminStatsProcessor:
     def __init__(self, context: BrokerContext, totals: "Totals") -> None:
         self._context = context
@@ -57,19 +69,10 @@ class AdminStatsProcessor:
             if config is None or (not listed and live is not None and topic not in live.subscriptions):
                 continue
             async for queue in in_slices(range(config.read_queue_nums)):
-                table[MessageQueue(topic, context.config.broker_name, queue)] = self._queue_stats(group, topic, queue)
+                table[MessageQueue(topic, context.config.broker_name, queue)] = queue_stats(
+                    context, group, topic, queue
+                )
         return await wide_answer(request, {"consumeTps": rate, "offsetTable": table})
-
-    def _queue_stats(self, group: str, topic: str, queue: int) -> dict[str, int]:
-        context = self._context
-        consumed = max(context.offsets.query(group, topic, queue), 0)
-        last = context.store.store_time(topic, queue, consumed - 1) if consumed else 0
-        return {
-            "brokerOffset": max(context.tiered.max_offset(topic, queue), 0),
-            "consumerOffset": consumed,
-            "lastTimestamp": max(last, 0),
-            "pullOffset": max(consumed, context.offsets.query_pull(group, topic, queue)),
-        }
 
     def consumer_connections(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group = require_str(request.ext, "consumerGroup")

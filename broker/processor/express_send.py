@@ -17,8 +17,8 @@ from broker.broker_context import BrokerContext
 from broker.broker_stats import Traffic
 from broker.flusher import WaitingSend
 from broker.processor.send_message import SPECIAL_PROPERTIES, SendMessageProcessor, cached_tags_code
-from broker.processor.send_response import Asked, Place, ReceiptTemplate
-from broker.store.appender import Send
+from broker.processor.send_response import Asked, ReceiptTemplate
+from broker.store.appender import Place, Send
 from broker.store.errors import StoreError
 from broker.validators import NOT_ALLOWED_TO_SEND, PERM_WRITE, RETRY_PREFIX
 from infra.remoting_server import Connection

@@ -12,14 +12,13 @@ from broker.flusher import WaitingSend
 from broker.processor.property_text import ended, ended_bytes, join_properties, parse_properties, target_pairs
 from broker.processor.send_response import (
     REGION,
-    Place,
     Stored,
     host_in_msg_id,
     recall_handle,
     render_send_response,
     send_response,
 )
-from broker.store.appender import Send
+from broker.store.appender import Place, Send
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult
 from broker.timer_message import OUT_MS, RECALL_KEY, TIMER_PROPERTIES

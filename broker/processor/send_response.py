@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from broker.store.appender import Place
 from neve.message import offset_msg_id
 from neve.remoting.codes import VERSION
 from neve.remoting.command import RemotingCommand
@@ -32,8 +33,6 @@ def host_in_msg_id(address: tuple[str, int]) -> str:
 # Of a plain send: queue, unique id (ASCII letters and digits), opaque, whether it is answered (not one-way), whether it
 # waits for the disk under SYNC_FLUSH.
 Asked = tuple[int, str, int, bool, bool]
-# Where such a send was stored: physical offset, size, queue offset.
-Place = tuple[int, int, int]
 
 
 class ReceiptTemplate:
