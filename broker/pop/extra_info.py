@@ -1,6 +1,8 @@
 """The strings of pop: POP_CK, the two tables of an answer, and the name of a group's pop-retry topic.
 
 POP_CK: checkpoint offset ␣ pop time ␣ invisible time ␣ revive queue ␣ r ␣ broker name ␣ queue [␣ message offset]
+
+A proxy appends the message's place in the log to the POP_CK that its clients hand back: what follows is not read.
 """
 
 from dataclasses import dataclass
@@ -28,9 +30,9 @@ class ExtraInfo:
 
     @classmethod
     def parse(cls, text: str) -> "ExtraInfo":
-        """Seven or eight fields; anything else is the request's fault."""
-        parts = text.split(" ")
-        if len(parts) not in (7, 8):
+        """The first seven or eight fields; fewer are the request's fault."""
+        parts = text.split(" ", 8)[:8]
+        if len(parts) < 7:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"extraInfo has {len(parts)} fields, not 7 or 8")
         try:
             start, popped, invisible, revive = (int(part) for part in parts[:4])

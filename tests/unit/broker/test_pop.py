@@ -131,7 +131,8 @@ def test_the_check_point_string_has_seven_or_eight_fields() -> None:
     info = ExtraInfo.parse(text)
     assert (info.to_text(), info.retry, info.offset) == (text, "1", 5)
     assert ExtraInfo.parse("3 17 60 0 0 b 2").to_text() == "3 17 60 0 0 b 2"
-    for wrong in ("", "1 2 3", "x 17 60 0 0 b 2"):
+    assert ExtraInfo.parse(f"{text} 16233") == info == ExtraInfo.parse(f"{text} 16233 more")  # as a proxy hands it back
+    for wrong in ("", "1 2 3", "x 17 60 0 0 b 2", "3 17 60 0 0 b 2 x"):
         with pytest.raises(BrokerError):
             ExtraInfo.parse(wrong)
 
