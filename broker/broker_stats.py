@@ -1,51 +1,101 @@
 """Counts of messages in and out by topic and group, over the last minute, hour and day (request 315)."""
 
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from infra.clock import Clock
 
-# Period of the samples in ms, and how many make up the window.
-_MINUTE, _HOUR, _DAY = (10_000, 6), (600_000, 6), (3_600_000, 24)
-_WINDOWS = (("statsMinute", *_MINUTE), ("statsHour", *_HOUR), ("statsDay", *_DAY))
+# Traffic is counted by periods of 10 s. A window is so many of its own steps, each so many periods: the last of them
+# is under way, so that a minute tells of 50 to 60 seconds, as RocketMQ's StatsItem does.
+_PERIOD_S = 10
+_WINDOWS = {"statsMinute": (1, 6), "statsHour": (60, 6), "statsDay": (360, 24)}
+_IDLE_PERIODS = 360 * 24
+# Items looked at in each sample to find those that are idle: a fraction of a millisecond.
+_SWEEP = 500
 
 
-@dataclass(slots=True, eq=False)
+class _Mark(NamedTuple):
+    """What had been counted when a period began: calls, messages, bytes."""
+
+    period: int
+    calls: int
+    messages: int
+    size: int
+
+
+class _Time:
+    """The period that all items of a broker are in: the number of periods since the clock's zero."""
+
+    __slots__ = ("now_s", "period")
+
+    def __init__(self, now_s: float) -> None:
+        self.move(now_s)
+
+    def move(self, now_s: float) -> None:
+        self.now_s = now_s
+        self.period = int(now_s // _PERIOD_S)
+
+
 class Traffic:
-    """What went through one topic, group or the broker since the start; samples are (ms, calls, count, size)."""
+    """What went through one topic, group or the broker since it was first seen.
 
-    calls: int = 0
-    count: int = 0
-    size: int = 0
-    samples: dict[str, "deque[tuple[int, int, int, int]]"] = field(default_factory=dict)
+    Nothing is done for an item in a period without traffic: what it had counted when a period began is noted by the
+    first message in it, and an item without a mark since then had counted what it has now. A broker has one for each
+    queue of each group.
+    """
+
+    __slots__ = ("_born_s", "_marks", "_period", "_time", "calls", "count", "size")
+
+    def __init__(self, time: _Time) -> None:
+        self._time = time
+        self._born_s = time.now_s
+        self._period = -1
+        self._marks: tuple[tuple[_Mark, ...], ...] = ((),) * len(_WINDOWS)
+        self.calls = self.count = self.size = 0
 
     def add(self, count: int, size: int, calls: int = 1) -> None:
+        if self._period != self._time.period:
+            self._mark()
         self.calls += calls
         self.count += count
         self.size += size
 
-    def sample(self, now: int) -> None:
-        for name, period, number in _WINDOWS:
-            kept = self.samples.get(name)
-            if kept is None:
-                kept = self.samples[name] = deque(maxlen=number)
-            if not kept or now - kept[-1][0] >= period:
-                kept.append((now, self.calls, self.count, self.size))
+    def _mark(self) -> None:
+        mark = _Mark(self._time.period, self.calls, self.count, self.size)
+        self._marks = tuple(
+            self._with(marks, mark, *window) for marks, window in zip(self._marks, _WINDOWS.values(), strict=True)
+        )
+        self._period = mark.period
+
+    @staticmethod
+    def _with(marks: tuple[_Mark, ...], mark: _Mark, length: int, steps: int) -> tuple[_Mark, ...]:
+        """One mark a step; those that the window has left go."""
+        step = mark.period // length
+        if marks and marks[-1].period // length == step:
+            return marks
+        return (*(kept for kept in marks if kept.period // length > step - steps), mark)
 
     def idle(self) -> bool:
         """Nothing within a day."""
-        day = self.samples.get("statsDay")
-        return day is not None and len(day) == _DAY[1] and day[0][1] == self.calls
+        return self._time.period - self._period >= _IDLE_PERIODS
 
-    def to_wire(self, now: int, *, sizes: bool) -> dict[str, dict[str, float]]:
-        return {name: self._over(name, now, sizes=sizes) for name, _, _ in _WINDOWS}
+    def to_wire(self, now_s: float, *, sizes: bool) -> dict[str, dict[str, float]]:
+        """RocketMQ's BrokerStatsItem by window; `now_s` is the clock's monotonic time."""
+        return {
+            name: self._over(marks, now_s, *window, sizes=sizes)
+            for (name, window), marks in zip(_WINDOWS.items(), self._marks, strict=True)
+        }
 
-    def _over(self, name: str, now: int, *, sizes: bool) -> dict[str, float]:
-        start = self.samples[name][0]
-        calls = self.calls - start[1]
-        total = self.size - start[3] if sizes else self.count - start[2]
-        seconds = (now - start[0]) / 1000
+    def _over(
+        self, marks: tuple[_Mark, ...], now_s: float, length: int, steps: int, *, sizes: bool
+    ) -> dict[str, float]:
+        first = int(now_s // _PERIOD_S) // length - steps + 1
+        nothing = _Mark(0, self.calls, self.count, self.size)
+        start = next((mark for mark in marks if mark.period // length >= first), nothing)
+        calls = self.calls - start.calls
+        total = self.size - start.size if sizes else self.count - start.messages
+        seconds = now_s - max(first * length * _PERIOD_S, self._born_s)
         return {
             "avgpt": total / calls if calls else 0.0,
             "sum": total,
@@ -68,14 +118,17 @@ class BrokerStats:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._time = _Time(clock.monotonic())
         self._topics: dict[str, Traffic] = {}
         # Messages out of a topic, to whichever group: a sum over groups would fall when one of them is forgotten.
         self._readings: dict[str, Traffic] = {}
         self._groups: dict[tuple[str, str], Traffic] = {}
         self._backs: dict[tuple[str, str], Traffic] = {}
-        # By queue, topic and group; their counts are milliseconds.
-        self._latencies: dict[tuple[str, str, str], Traffic] = {}
+        # By topic and group, then by queue; their counts are milliseconds.
+        self._latencies: dict[tuple[str, str], dict[int, Traffic]] = {}
         self._broker_put, self._broker_get = self._new(), self._new()
+        self._nothing = self._new()
+        self._sweep = self._forget_idle()
 
     def put(self, topic: str, size: int) -> None:
         self.of_topic(topic).add(1, size)
@@ -108,43 +161,56 @@ class BrokerStats:
     def bytes_out(self) -> int:
         return self._broker_get.size
 
-    def by_topic(self) -> list[TopicTraffic]:
-        nothing = Traffic()
-        return [
-            TopicTraffic(topic, sent.count, sent.size, read.count, read.size)
-            for topic in {**self._topics, **self._readings}
-            for sent, read in [(self._topics.get(topic, nothing), self._readings.get(topic, nothing))]
-        ]
+    def topics(self) -> list[str]:
+        """Where anything was written to or read from within a day."""
+        return list(self._topics.keys() | self._readings.keys())
+
+    def of(self, topic: str) -> TopicTraffic:
+        sent, read = self._topics.get(topic, self._nothing), self._readings.get(topic, self._nothing)
+        return TopicTraffic(topic, sent.count, sent.size, read.count, read.size)
 
     def took(self, queue_id: int, topic: str, group: str, ms: int) -> None:
         """How long the reading for one pull took."""
-        key = (str(queue_id), topic, group)
-        traffic = self._latencies.get(key)
+        queues = self._latencies.get((topic, group))
+        if queues is None:
+            queues = self._latencies[topic, group] = {}
+        traffic = queues.get(queue_id)
         if traffic is None:
-            traffic = self._latencies[key] = self._new()
+            traffic = queues[queue_id] = self._new()
         traffic.add(ms, 0)
 
     def sent_back(self, topic: str, group: str) -> None:
         self._of(self._backs, topic, group).add(1, 0)
 
     def sample(self) -> None:
-        now = self._clock.now_ms()
-        for table in (self._topics, self._readings, self._groups, self._backs, self._latencies):
-            self._sample(table, now)
-        for traffic in (self._broker_put, self._broker_get):
-            traffic.sample(now)
+        """Once a second: the time moves on, and a few of the items that there are are asked whether they are idle."""
+        self._time.move(self._clock.monotonic())
+        for _ in islice(self._sweep, _SWEEP):
+            pass
+
+    def _forget_idle(self) -> Iterator[None]:
+        """Goes round for ever over everything that is counted, a step for each item."""
+        while True:
+            yield
+            tables: tuple[dict[Any, Traffic], ...] = (self._topics, self._readings, self._groups, self._backs)
+            for table in tables:
+                yield from self._forget_idle_of(table)
+            for pair in list(self._latencies):
+                yield from self._forget_idle_of(self._latencies[pair])
+                if not self._latencies[pair]:
+                    del self._latencies[pair]
 
     @staticmethod
-    def _sample(table: dict[Any, Traffic], now: int) -> None:
-        for key, traffic in list(table.items()):
-            traffic.sample(now)
-            if traffic.idle():
+    def _forget_idle_of(table: dict[Any, Traffic]) -> Iterator[None]:
+        for key in list(table):
+            if table[key].idle():
                 del table[key]
+            yield
 
     def view(self, name: str, key: str) -> dict[str, dict[str, float]] | None:
         """The answer of request 315; None for what isn't counted."""
         traffic = self._find(name, key)
-        return None if traffic is None else traffic.to_wire(self._clock.now_ms(), sizes=name.endswith("_SIZE"))
+        return None if traffic is None else traffic.to_wire(self._clock.monotonic(), sizes=name.endswith("_SIZE"))
 
     def put_rate(self, topic: str) -> float:
         """Messages a second over the last minute."""
@@ -167,8 +233,10 @@ class BrokerStats:
             case "SNDBCK_PUT_NUMS":
                 return self._backs.get((topic, group))
             case "GROUP_GET_LATENCY":
-                parts = key.split("@", 2)
-                return self._latencies.get((parts[0], parts[1], parts[2])) if len(parts) == 3 else None
+                queue_id, _, pair = key.partition("@")
+                topic, _, group = pair.partition("@")
+                queues = self._latencies.get((topic, group), {})
+                return queues.get(int(queue_id)) if queue_id.isdecimal() else None
             case "BROKER_PUT_NUMS":
                 return self._broker_put
             case "BROKER_GET_NUMS":
@@ -182,6 +250,4 @@ class BrokerStats:
         return traffic
 
     def _new(self) -> Traffic:
-        traffic = Traffic()
-        traffic.sample(self._clock.now_ms())
-        return traffic
+        return Traffic(self._time)

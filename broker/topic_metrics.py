@@ -13,7 +13,7 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from broker.broker_context import BrokerContext
-from broker.broker_stats import TopicTraffic
+from broker.broker_stats import BrokerStats, TopicTraffic
 from broker.pop.extra_info import pop_retry_topic
 from broker.validators import RETRY_PREFIX
 
@@ -37,7 +37,16 @@ class Figures:
 
 
 async def take_figures(context: BrokerContext, archive_ms: Mapping[str, int]) -> Figures:
-    return Figures(context.stats.by_topic(), await consumer_lags(context), archive_ms)
+    return Figures(await _topic_traffic(context.stats), await consumer_lags(context), archive_ms)
+
+
+async def _topic_traffic(stats: BrokerStats) -> list[TopicTraffic]:
+    told: list[TopicTraffic] = []
+    for topic in stats.topics():
+        told.append(stats.of(topic))
+        if len(told) % _SLICE == 0:
+            await asyncio.sleep(0)
+    return told
 
 
 async def consumer_lags(context: BrokerContext) -> list[Lag]:

@@ -154,9 +154,7 @@ class ExpressSend:
             return 0
         total = 0
         for traffic, (_, size, _) in zip(batch.traffics, places, strict=False):
-            traffic.calls += 1
-            traffic.count += 1
-            traffic.size += size
+            traffic.add(1, size)
             total += size
         self._sender.count(len(places), total)
         self._answer(connection, list(zip(batch.asked, places, strict=False)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.broker_stats import BrokerStats
+from broker.broker_stats import BrokerStats, Traffic
 from infra.clock import ManualClock
 from infra.remoting_server import Connection, open_connection
 from neve.message import iter_records, offset_msg_id
@@ -249,6 +249,52 @@ def test_statistics_have_windows_and_forget_what_is_idle() -> None:
     assert stats.view("BROKER_PUT_NUMS", "any") is not None
 
 
+def test_a_window_tells_what_came_within_it_however_long_nothing_came() -> None:
+    clock = ManualClock()
+    stats = BrokerStats(clock)
+    for number in range(1, 4):
+        stats.put("T", 10 * number)
+        clock.advance(3_600_000)
+        stats.sample()
+    clock.advance(5_000)
+    stats.sample()
+    stats.put("T", 1_000)
+    stats.put("T", 1_000)
+    found = stats.view("TOPIC_PUT_NUMS", "T") or {}
+    assert [found[window]["sum"] for window in ("statsMinute", "statsHour", "statsDay")] == [2, 2, 5]
+    sizes = stats.view("TOPIC_PUT_SIZE", "T") or {}
+    assert (sizes["statsMinute"]["avgpt"], sizes["statsDay"]["sum"]) == (1_000, 2_060)
+    clock.advance(23 * 3_600_000)
+    stats.sample()
+    assert (stats.view("TOPIC_PUT_NUMS", "T") or {})["statsDay"]["sum"] == 2
+    assert stats.of("T").messages_in == 5
+
+
+def test_a_sample_looks_at_as_few_items_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    stats = BrokerStats(clock)
+    for topic in range(100):
+        for queue in range(100):
+            stats.took(queue, f"topic-{topic}", "g", 1)
+    asked = 0
+
+    def idle(traffic: Traffic) -> bool:
+        nonlocal asked
+        asked += 1
+        return was_idle(traffic)
+
+    was_idle = Traffic.idle
+    monkeypatch.setattr(Traffic, "idle", idle)
+    clock.advance(10_000)
+    stats.sample()
+    assert 0 < asked <= 500
+    clock.advance(24 * 3_600_000)
+    for _ in range(50):
+        stats.sample()
+    assert asked >= 10_000
+    assert stats.view("GROUP_GET_LATENCY", "99@topic-99@g") is None
+
+
 def test_popped_messages_count_as_read(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
         for _ in range(3):
@@ -260,7 +306,7 @@ def test_popped_messages_count_as_read(tmp_path: Path) -> None:
         assert (stats.messages_out, stats.bytes_out) == (2, len(popped.body))
         assert (stats.view("GROUP_GET_NUMS", "T@g") or {})["statsDay"]["sum"] == 2
         size = len(popped.body) // 2
-        assert stats.by_topic() == [("T", 3, 3 * size, 2, 2 * size)]
+        assert [stats.of(topic) for topic in stats.topics()] == [("T", 3, 3 * size, 2, 2 * size)]
 
     with_broker(tmp_path, work)
 
