@@ -69,11 +69,11 @@ class Admin:
         for address in (await self._masters(None)).values():
             await self._session.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}, timeout=timeout)
         require_success(await self._session.ask_namesrv(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": name}))
-        self._session.forget_route(name)
+        self._session.drop_route(name)
 
     async def topic_config(self, name: str, *, broker: str | None = None) -> TopicConfig:
         """The topic as the first of its brokers (or the one named) has it."""
-        route = await self._session.route(name, fresh=True)
+        route = await self._session.route_now(name)
         for broker_name in sorted(route.brokers):
             address = route.address(broker_name)
             if address is not None and broker in (None, broker_name):
@@ -82,7 +82,7 @@ class Admin:
         raise ClientError(f"{name} has no broker {broker or 'at all'}")
 
     async def topic_route(self, name: str) -> TopicRoute:
-        return await self._session.route(name, fresh=True)
+        return await self._session.route_now(name)
 
     async def topic_list(self) -> list[str]:
         """All topics that the name server has, system topics included, sorted."""
@@ -198,7 +198,7 @@ class Admin:
 
     async def _offset_tables(self, topic: str, code: RequestCode, ext: Mapping[str, str]) -> list[Mapping[Any, Any]]:
         """`offsetTable` of the answer of each of the topic's brokers."""
-        route = await self._session.route(topic, fresh=True)
+        route = await self._session.route_now(topic)
         addresses = [address for name in sorted(route.brokers) if (address := route.address(name)) is not None]
         answers = await asyncio.gather(*(self._session.ask(address, code, ext) for address in addresses))
         return [parse_body(answer).get("offsetTable") or {} for answer in answers]

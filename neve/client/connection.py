@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from neve.client.model import parse_address
 from neve.errors import ClientError, NeveError, UnknownOutcome
@@ -73,8 +73,7 @@ class Connection(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # of any loop: uvloop's is of no class of asyncio's
 
     @override
     def data_received(self, data: bytes) -> None:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 ConsumerData = dict[str, Any]
 RequestHandler = Callable[[Connection, RemotingCommand], bool]
 _SEPARATORS = re.compile(r"[;,\s]+")
+_FORGOTTEN = float("-inf")  # instead of the time at which a route was asked for: it did not work
+_PATIENCE_S = 1.0  # so long a route that is at hand waits for a newer one
 
 
 def parse_body(answer: RemotingCommand) -> Any:
@@ -62,7 +64,7 @@ class Session:
         self.client_id = ""
         self._ids: UniqueIdGenerator | None = None
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
-        self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._asking: dict[str, asyncio.Task[TopicRoute]] = {}
         self._known_addresses: dict[str, bool] = {}  # of brokers; whether it is a master
         self.consumers: dict[str, Callable[[], ConsumerData]] = {}
         # By group; a handler answers what it knows, and says whether it did.
@@ -168,26 +170,39 @@ class Session:
     # ---- routes
 
     async def route(self, topic: str, *, fresh: bool = False) -> TopicRoute:
-        """The topic's route, at most `route_interval` old.
+        """The topic's route. One that was good stays until a newer one is there (as in RocketMQ's MQClientInstance): a
+        name server that was restarted knows no topic until the brokers register again, up to 30 s later.
+
+        One older than `route_interval` is renewed beside the caller. With `fresh`, and after `forget_route`, the name
+        servers are waited for, though not for long while an older route is at hand.
+
+        Raises:
+            BrokerError: TOPIC_NOT_EXIST, and no route was ever known.
+        """
+        known = self._routes.get(topic)
+        if known is None:
+            return await asyncio.shield(self._asked(topic))
+        asked_at, route = known
+        if not fresh and asyncio.get_running_loop().time() - asked_at < self.options.route_interval:
+            return route
+        asked = self._asked(topic)
+        if not fresh and asked_at != _FORGOTTEN:
+            return route
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await asyncio.shield(asked)
+        except (NeveError, TimeoutError) as error:
+            log.info("the route of %s stays as it was: %r", topic, error)
+            self._keep_route(topic)
+            return route
+
+    async def route_now(self, topic: str) -> TopicRoute:
+        """What the name servers say at this moment.
 
         Raises:
             BrokerError: TOPIC_NOT_EXIST.
         """
-        known = self._routes.get(topic)
-        now = asyncio.get_running_loop().time()
-        if known is not None and not fresh and now - known[0] < self.options.route_interval:
-            return known[1]
-        fetching = self._fetching.get(topic)
-        if fetching is None:
-            fetching = asyncio.create_task(self._fetch_route(topic), name=f"route of {topic}")
-            self._fetching[topic] = fetching
-            fetching.add_done_callback(lambda _: self._fetching.pop(topic, None))
-        try:
-            return await asyncio.shield(fetching)
-        except (ConnectionFailed, UnknownOutcome):
-            if known is None:
-                raise
-            return known[1]  # name servers may be away for a while; brokers are not asked about it
+        return await asyncio.shield(self._asked(topic))
 
     async def publish_route(self, topic: str) -> TopicRoute:
         """As `route`; of a topic that does not exist the one that it would be created with."""
@@ -214,16 +229,36 @@ class Session:
         raise ClientError(f"no master of {queue.broker_name} is known")
 
     def forget_route(self, topic: str) -> None:
-        """The next use asks the name servers; while they are away the old route is better than none."""
+        """The next use waits for the name servers; while they are away the old route is better than none."""
         known = self._routes.get(topic)
         if known is not None:
-            self._routes[topic] = (float("-inf"), known[1])
+            self._routes[topic] = (_FORGOTTEN, known[1])
+
+    def drop_route(self, topic: str) -> None:
+        """The topic is no more."""
+        self._routes.pop(topic, None)
+
+    def _keep_route(self, topic: str) -> None:
+        """The name servers were asked in vain: again after `route_interval`, or when the route fails."""
+        known = self._routes.get(topic)
+        if known is not None:
+            self._routes[topic] = (asyncio.get_running_loop().time(), known[1])
+
+    def _asked(self, topic: str) -> asyncio.Task[TopicRoute]:
+        """The question to the name servers that is under way; all who want the route wait for the same."""
+        asked = self._asking.get(topic)
+        if asked is None:
+            asked = self._asking[topic] = asyncio.create_task(self._fetch_route(topic), name=f"route of {topic}")
+            asked.add_done_callback(lambda done: self._answered(topic, done))
+        return asked
+
+    def _answered(self, topic: str, asked: asyncio.Task[TopicRoute]) -> None:
+        self._asking.pop(topic, None)
+        if not asked.cancelled() and asked.exception() is not None:
+            self._keep_route(topic)
 
     async def _fetch_route(self, topic: str) -> TopicRoute:
-        answer = await self.ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
-        if answer.code != ResponseCode.SUCCESS:
-            self._routes.pop(topic, None)
-            raise BrokerError(answer.code, answer.remark or "")
+        answer = require_success(await self.ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}))
         route = parse_route(topic, parse_body(answer))
         self._routes[topic] = (asyncio.get_running_loop().time(), route)
         self._learn(route.brokers)

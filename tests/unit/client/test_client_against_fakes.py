@@ -12,6 +12,7 @@ from neve.client import connect, sync
 from neve.client.connection import ConnectionFailed
 from neve.errors import BrokerError, ClientError, UnknownOutcome
 from neve.message import bytes_to_properties, decode_batch
+from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.group_broker import DEADLINE_S, run
@@ -176,6 +177,61 @@ def test_the_route_outlives_the_name_server(fake_cluster: Any) -> None:
             await client.send("t", b"x")
             await cluster.namesrv.stop()
             assert (await client.send("t", b"y")).queue_offset == 7
+
+    run(work)
+
+
+def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: Any) -> None:
+    """It knows no topic until the brokers register again; RocketMQ's clients keep what they know, too."""
+
+    async def work() -> None:
+        async with (
+            fake_cluster(refuse(14), store) as cluster,
+            connect(cluster.namesrv.address, route_interval=0.0) as client,
+        ):
+            await client.send("t", b"before")
+            asked = len(cluster.namesrv.requests)
+            cluster.unknown_topics = {"t", "TBW102"}
+            for _ in range(4):  # in turn: every other one is refused first, and the route asked for anew
+                assert (await client.send("t", b"after")).queue.broker_name == "b1"
+            assert len(cluster.namesrv.requests) > asked
+            with pytest.raises(BrokerError) as caught:
+                await client.topic_route("t")
+            assert caught.value.code == 17
+
+    run(work)
+
+
+def test_a_silent_name_server_does_not_hold_up_a_send_whose_route_is_known(
+    fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neve.client.session._PATIENCE_S", 0.02)
+
+    async def work() -> None:
+        async with fake_cluster(refuse(14), store) as cluster, connect(cluster.namesrv.address) as client:
+            await client.topic_route("t")
+            cluster.namesrv.handler = silent
+            first = await client.send("t", b"x", queue=lambda queues, _: queues[len(sends(cluster.brokers[0])) % 2])
+            assert first.queue.broker_name == "b1"
+            assert len(sends(cluster.brokers[0])) == 1
+
+    run(work)
+
+
+def test_a_topic_that_was_deleted_here_has_no_route_left(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            await client.send("t", b"x")
+            route = cluster.namesrv.handler
+            table = {"brokerAddrTable": {"b0": {"brokerName": "b0", "brokerAddrs": {"0": cluster.brokers[0].address}}}}
+            cluster.namesrv.handler = lambda request: (
+                {106: (0, {}, dumps(table)), 216: (0, {}, b"")}.get(request.code) or route(request)
+            )
+            await client.delete_topic("t")
+            cluster.unknown_topics = {"t", "TBW102"}
+            with pytest.raises(BrokerError) as caught:
+                await client.send("t", b"x")
+            assert caught.value.code == 17
 
     run(work)
 
