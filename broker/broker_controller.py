@@ -122,7 +122,11 @@ class BrokerController:
             clock,
         )
         tables = root / "config"
-        offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json")
+        flusher = Flusher(
+            store, clock, interval_ms=lambda: config.flush_interval_commit_log, on_failure=self._flush_failed
+        )
+        sync_log = flusher.flush_now
+        offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log)
         topics = TopicConfigManager(disk, tables / "topics.json", clock)
         context = BrokerContext(
             config=config,
@@ -131,20 +135,26 @@ class BrokerController:
             root=root,
             store=store,
             tiered=TieredStore(store, config),
-            flusher=Flusher(
-                store, clock, interval_ms=lambda: config.flush_interval_commit_log, on_failure=self._flush_failed
-            ),
+            flusher=flusher,
             topics=topics,
             groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock),
             offsets=offsets,
-            pops=PopBook(store, offsets, clock, disk, tables / "popState.json", revive_log(config.broker_cluster_name)),
+            pops=PopBook(
+                store,
+                offsets,
+                clock,
+                disk,
+                tables / "popState.json",
+                revive_log(config.broker_cluster_name),
+                sync_log,
+            ),
             polling=PopPolling(),
             modes=RequestModes(disk, tables / "messageRequestMode.json"),
             clients=ClientManager(clock, self._members_changed),
             locks=RebalanceLock(clock),
             hold=PullRequestHold(clock, config.max_held_pulls),
             schedule=ScheduleMessage(
-                store, clock, parse_levels(config.message_delay_level), disk, tables / "delayOffset.json"
+                store, clock, parse_levels(config.message_delay_level), disk, tables / "delayOffset.json", sync_log
             ),
             stats=BrokerStats(clock),
             timers=TimerMessages(store, clock, config, lambda topic: topics.select(topic) is not None),
@@ -306,18 +316,16 @@ class BrokerController:
             log.warning("no room for the next log file: %s", error)
 
     async def _persist(self) -> None:
-        """Positions may only claim what is on disk, or a power cut would skip messages."""
+        """All tables that changed, together: one sync of the log serves them; one that fails keeps back no other."""
         context = self.context
-        if context.schedule.file.dirty:
-            await context.flusher.flush_now()
-            await context.schedule.file.save()
-        for file in (context.topics.file, context.groups.file, context.offsets.file):
-            if file.dirty:
-                await file.save()
+        files = (context.topics.file, context.groups.file, context.schedule.file, context.offsets.file)
+        saves = [file.save() for file in files if file.dirty]
         if context.pops.dirty:
-            context.pops.capture()
-            await context.flusher.flush_now()
-            await context.pops.file.save()
+            saves.append(context.pops.save())
+        results = await asyncio.gather(*saves, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, Exception)]
+        if failures:
+            raise ExceptionGroup("tables that could not be saved", failures)
 
     async def _register(self) -> None:
         if self.config.name_servers:

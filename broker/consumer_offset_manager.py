@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.state_file import StateFile
+from broker.state_file import StateFile, SyncLog
 from infra.disk import Disk
 
 SEPARATOR = "@"
@@ -13,13 +13,13 @@ SEPARATOR = "@"
 class ConsumerOffsetManager:
     """Commits are not monotonic: a client may set a group back."""
 
-    def __init__(self, disk: Disk, path: Path) -> None:
+    def __init__(self, disk: Disk, path: Path, sync_log: SyncLog) -> None:
         self._offsets: dict[str, dict[int, int]] = {}
         # Where the last pull of a group ended; only for statistics, not kept on disk.
         self._pulls: dict[str, dict[int, int]] = {}
         # Where an administrator sent a group; until its next pull hears it, the group's own commits are stale.
         self._resets: dict[str, dict[int, int]] = {}
-        self.file = StateFile(disk, path, self._snapshot)
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
 
     def load(self) -> None:
         self._offsets |= self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {})

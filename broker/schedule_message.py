@@ -1,7 +1,7 @@
 """Delay levels: a message waits in SCHEDULE_TOPIC_XXXX, one queue for each level, and is appended again when due.
 
-A level's queue is in order of delivery, so only its head is looked at. Positions are written after what they
-passed is on disk: a crash delivers a message twice rather than not at all.
+A level's queue is in order of delivery, so only its head is looked at. A position is on the disk only after the copies
+that it passed: a crash delivers a message twice rather than not at all.
 """
 
 import logging
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.record_copy import put_copy
-from broker.state_file import StateFile
+from broker.state_file import StateFile, SyncLog
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import Clock
@@ -45,10 +45,12 @@ def parse_levels(text: str) -> list[int]:
 
 
 class ScheduleMessage:
-    def __init__(self, store: MessageStore, clock: Clock, levels: list[int], disk: Disk, path: Path) -> None:
+    def __init__(  # noqa: PLR0917
+        self, store: MessageStore, clock: Clock, levels: list[int], disk: Disk, path: Path, sync_log: SyncLog
+    ) -> None:
         self._store, self._clock, self._levels = store, clock, levels
         self._offsets: dict[int, int] = {}
-        self.file = StateFile(disk, path, self._snapshot)
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
         self.on_delivered: Callable[[], None] = lambda: None
 
     def load(self) -> None:

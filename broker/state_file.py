@@ -1,9 +1,13 @@
-"""A JSON table on disk: written whole, atomically, in a thread; a newer format is refused, not guessed."""
+"""A JSON table on disk: written whole, atomically, in a thread; a newer format is refused, not guessed.
+
+A table of positions claims what the log holds: it is captured, then the log is synced, then it is written. In any other
+order a power cut finds a position above the log's end, and what was delivered or acknowledged below it is gone.
+"""
 
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,18 @@ from infra.disk import Disk
 
 FORMAT = 1
 
+#: Returns when all that the log had at its call is on the disk; raises when no sync succeeds any more.
+SyncLog = Callable[[], Awaitable[None]]
+
 
 class StateFile:
     """`save` returns when what the table held at its call is on disk; calls that wait together share one write."""
 
-    def __init__(self, disk: Disk, path: Path, snapshot: Callable[[], Mapping[str, Any]]) -> None:
-        self._disk, self._path, self._snapshot = disk, path, snapshot
+    def __init__(
+        self, disk: Disk, path: Path, snapshot: Callable[[], Mapping[str, Any]], *, sync_log: SyncLog | None = None
+    ) -> None:
+        """`sync_log` is what a table of positions needs; one that says nothing of the log has none."""
+        self._disk, self._path, self._snapshot, self._sync_log = disk, path, snapshot, sync_log
         self._lock = asyncio.Lock()
         self._writing = threading.Lock()
         self._changes = 0
@@ -52,15 +62,21 @@ class StateFile:
         return value | shaped
 
     async def save(self) -> None:
+        """Capture, sync, save: what changes while the log is synced is for the next call."""
         wanted = self._changes
         async with self._lock:
             if self._saved >= wanted:
                 return
-            saved, data = self._changes, self._encode()
-            await asyncio.to_thread(self._write, saved, data)
+            captured, data = self._changes, self._encode()
+            if self._sync_log is not None:
+                await self._sync_log()
+            await asyncio.to_thread(self._write, captured, data)
 
     def save_now(self) -> None:
-        """Before an answer that rests on the table, where nothing may come between; waits for a write under way."""
+        """Before an answer that rests on the table, where nothing may come between; waits for a write under way.
+
+        Of positions only at the start, when all of the log is on the disk.
+        """
         self._write(self._changes, self._encode())
 
     def _write(self, changes: int, data: bytes) -> None:

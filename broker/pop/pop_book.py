@@ -16,7 +16,7 @@ import msgspec
 
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.pop.pop_log import Acked, Changed, Event, Popped, Reset, decode_event, encode_event
-from broker.state_file import StateFile
+from broker.state_file import StateFile, SyncLog
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
@@ -75,7 +75,14 @@ class PopQueue:
 
 class PopBook:
     def __init__(  # noqa: PLR0917
-        self, store: MessageStore, offsets: ConsumerOffsetManager, clock: Clock, disk: Disk, path: Path, topic: str
+        self,
+        store: MessageStore,
+        offsets: ConsumerOffsetManager,
+        clock: Clock,
+        disk: Disk,
+        path: Path,
+        topic: str,
+        sync_log: SyncLog,
     ) -> None:
         self._store, self._offsets, self._clock = store, offsets, clock
         self._topic = topic
@@ -84,7 +91,7 @@ class PopBook:
         self._image: Mapping[str, Any] = {}
         self._log_start = 0
         self._changed = False
-        self.file = StateFile(disk, path, lambda: self._image)
+        self.file = StateFile(disk, path, lambda: self._image, sync_log=sync_log)
 
     # ---- restart -----------------------------------------------------------------------------------------------
 
@@ -103,8 +110,9 @@ class PopBook:
             self._clip(queue)
             self._commit(queue)
         if self.queues or value:
-            self.capture()
+            log_start = self._capture()
             self.file.save_now()
+            self._log_start = log_start
 
     def _events(self, start: int) -> Iterator[Event]:
         offset = start
@@ -131,17 +139,24 @@ class PopBook:
     def dirty(self) -> bool:
         return self._changed or self.file.dirty
 
-    def capture(self) -> None:
-        """Take the image that the next `file.save` writes; the log must be flushed between the two."""
+    async def save(self) -> None:
+        """A new image on the disk; only then is the log below it not needed any more."""
+        log_start = self._capture()
+        await self.file.save()
+        self._log_start = max(self._log_start, log_start)
+
+    def _capture(self) -> int:
+        """Take the image that the file writes next; returns the offset of the revive log from which it is continued."""
         for queue in list(self.queues.values()):
             self.follow_offset_table(queue)
-        self._log_start = self._store.max_offset(self._topic, _LOG_QUEUE)
+        log_start = self._store.max_offset(self._topic, _LOG_QUEUE)
         self._image = {
-            "logOffset": self._log_start,
+            "logOffset": log_start,
             "queues": [[*queue.key, queue.next_offset, _flights(queue)] for queue in self.queues.values()],
         }
         self._changed = False
         self.file.touch()
+        return log_start
 
     def oldest_needed_physical(self) -> int | None:
         """The first log position that a restart reads; what is out may be read from the archive."""

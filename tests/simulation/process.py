@@ -29,6 +29,7 @@ from infra.config import BrokerConfig
 from infra.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.workers import AnyWorker
+from tests.synced import nothing_to_sync
 
 T = TypeVar("T")
 BROKER = "b"
@@ -105,7 +106,7 @@ class Process:
             tiered=TieredStore(self.store, config),
             topics=TopicConfigManager(disk, tables / "topics.json", clock),
             groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock),
-            offsets=ConsumerOffsetManager(disk, tables / "consumerOffset.json"),
+            offsets=ConsumerOffsetManager(disk, tables / "consumerOffset.json", nothing_to_sync),
             schedule=nothing,
             modes=nothing,
             timers=_Nothing(),

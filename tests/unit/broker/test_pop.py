@@ -18,6 +18,7 @@ from infra.clock import ManualClock
 from infra.disk import RealDisk
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue
+from tests.synced import nothing_to_sync
 
 
 class Broker:
@@ -33,9 +34,9 @@ class Broker:
     def open(self) -> None:
         self.store = MessageStore(StoreConfig(self.root, commit_log_file_size=1 << 20), self.disk, self.clock)
         self.store.load()
-        self.offsets = ConsumerOffsetManager(self.disk, self.root / "config" / "consumerOffset.json")
+        self.offsets = ConsumerOffsetManager(self.disk, self.root / "config" / "consumerOffset.json", nothing_to_sync)
         path = self.root / "config" / "popState.json"
-        self.book = PopBook(self.store, self.offsets, self.clock, self.disk, path, revive_log("c"))
+        self.book = PopBook(self.store, self.offsets, self.clock, self.disk, path, revive_log("c"), nothing_to_sync)
         self.book.load()
 
     def restart(self) -> None:
@@ -74,8 +75,7 @@ def test_the_groups_offset_is_the_lowest_that_is_out(broker: Broker) -> None:
 def test_a_restart_knows_what_was_acknowledged_and_what_is_out(broker: Broker, with_image: bool) -> None:
     popped, _ = broker.pop(4)
     if with_image:
-        broker.book.capture()
-        broker.book.file.save_now()
+        asyncio.run(broker.book.save())
     broker.book.record(Acked("g", "t", 0, popped, [0, 2]))
     broker.restart()
     queue = broker.book.find("g", "t", 0)
@@ -122,7 +122,7 @@ def test_a_queue_that_is_gone_stays_gone(broker: Broker) -> None:
 def test_only_the_log_behind_the_image_is_needed(broker: Broker) -> None:
     broker.pop(1)
     assert broker.book.oldest_needed_physical() is not None
-    broker.book.capture()
+    asyncio.run(broker.book.save())
     assert broker.book.oldest_needed_physical() is None
 
 

@@ -15,6 +15,7 @@ from broker.topic_config_manager import TopicConfigManager, system_topics
 from infra.clock import ManualClock
 from infra.config import BrokerConfig, ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
+from tests.synced import nothing_to_sync
 
 
 def write(path: Path, text: str) -> Path:
@@ -112,7 +113,7 @@ def test_a_table_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_group_stands_above_its_queue_after_a_crash(tmp_path: Path) -> None:
-    offsets = ConsumerOffsetManager(RealDisk(), tmp_path / "consumerOffset.json")
+    offsets = ConsumerOffsetManager(RealDisk(), tmp_path / "consumerOffset.json", nothing_to_sync)
     offsets.commit("g", "t", 0, 10)
     offsets.commit("g", "t", 1, 3)
     assert len(offsets.clip(lambda topic, queue: 5)) == 1
@@ -168,4 +169,4 @@ def test_delay_levels_are_times_with_units() -> None:
 def test_a_table_that_somebody_spoilt_is_named(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "consumerOffset.json", text)
     with pytest.raises(ValueError, match=r"consumerOffset\.json"):
-        ConsumerOffsetManager(RealDisk(), path).load()
+        ConsumerOffsetManager(RealDisk(), path, nothing_to_sync).load()

@@ -1,0 +1,5 @@
+"""For a table of positions whose log is on the disk already, or is not part of the test."""
+
+
+async def nothing_to_sync() -> None:
+    pass

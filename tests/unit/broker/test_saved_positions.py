@@ -1,0 +1,160 @@
+"""A position on the disk claims nothing that is not there: what moves while the log is synced is for the next save."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from broker.consumer_offset_manager import ConsumerOffsetManager
+from broker.flusher import Flusher
+from broker.pop.pop_book import PopBook, revive_log
+from broker.pop.pop_log import Popped
+from broker.schedule_message import ScheduleMessage
+from broker.store.config import SYNC_FLUSH, StoreConfig
+from broker.store.message_store import MessageStore
+from broker.validators import SCHEDULE_TOPIC
+from infra.clock import ManualClock
+from infra.sim_disk import SimDisk
+from neve.message import iter_records
+
+ROOT = Path("/store")
+SECOND = 1000
+
+
+class GatedDisk(SimDisk):
+    """A sync that is told to waits, when all that it covers is on the disk, until it is let go."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed)
+        self.armed = False
+        self.inside, self.go = threading.Event(), threading.Event()
+
+    def fdatasync(self, path: Path) -> None:
+        super().fdatasync(path)
+        if self.armed:
+            self.armed = False
+            self.inside.set()
+            assert self.go.wait(30)
+
+
+class World:
+    """The parts of a broker that have positions; a world over the disk of another is the next start."""
+
+    def __init__(self, disk: SimDisk, clock: ManualClock) -> None:
+        self.disk, self.clock = disk, clock
+        config = StoreConfig(
+            ROOT, commit_log_file_size=1 << 16, flush_disk_type=SYNC_FLUSH, index_slots=64, index_entries=100
+        )
+        self.store = MessageStore(config, disk, clock)
+        self.store.load()
+        disk.make_dirs(ROOT / "config")
+        self.flusher = Flusher(self.store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None)
+        sync_log = self.flusher.flush_now
+        self.offsets = ConsumerOffsetManager(disk, ROOT / "config" / "consumerOffset.json", sync_log)
+        self.schedule = ScheduleMessage(
+            self.store, clock, [SECOND], disk, ROOT / "config" / "delayOffset.json", sync_log
+        )
+        path = ROOT / "config" / "popState.json"
+        self.pops = PopBook(self.store, self.offsets, clock, disk, path, revive_log("c"), sync_log)
+        for part in (self.offsets, self.schedule, self.pops):
+            part.load()
+
+    def delay(self, body: bytes) -> None:
+        self.store.put(
+            SCHEDULE_TOPIC, 0, body, b"REAL_TOPIC\x01orders\x02REAL_QID\x010\x02",
+            flag=0, sys_flag=0, born_timestamp=0, born_host=("10.0.0.1", 1),
+        )  # fmt: skip
+
+    def delivered(self) -> list[bytes]:
+        self.store.after_flush(self.store.flush())
+        got = self.store.get("orders", 0, 0, 32, 1 << 20)
+        return [record.body for buffer in got.buffers for record in iter_records(buffer)]
+
+
+async def save_while(world: World, save: Callable[[], Awaitable[None]], act: Callable[[], None]) -> None:
+    """`act` comes in between, when the sync that the save waits for has passed the log."""
+    disk = world.disk
+    assert isinstance(disk, GatedDisk)
+    flushing = asyncio.create_task(world.flusher.run())
+    disk.armed = True
+    saving = asyncio.ensure_future(save())
+    assert await asyncio.to_thread(disk.inside.wait, 30)
+    act()
+    disk.go.set()
+    await saving
+    flushing.cancel()
+    world.flusher.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_delayed_message_that_is_delivered_while_the_disk_syncs_survives_a_power_cut(seed: int) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        world = World(GatedDisk(seed), clock)
+        world.delay(b"first")
+        clock.advance(SECOND // 2)
+        world.delay(b"second")
+        world.store.after_flush(world.store.flush())  # both are acknowledged now
+        clock.advance(SECOND // 2)
+        assert world.schedule.deliver_due() == 1
+
+        def deliver_the_second() -> None:
+            clock.advance(SECOND // 2)
+            assert world.schedule.deliver_due() == 1
+
+        await save_while(world, world.schedule.file.save, deliver_the_second)
+
+        after = World(world.disk.power_cut(seed), clock)
+        after.schedule.deliver_due()
+        assert set(after.delivered()) == {b"first", b"second"}
+
+    asyncio.run(main())
+
+
+def test_a_group_does_not_stand_above_what_the_disk_has() -> None:
+    async def main() -> None:
+        world = World(GatedDisk(1), ManualClock())
+        world.offsets.commit("g", "orders", 0, 5)
+        world.delay(b"something to sync")
+        save = world.offsets.file.save
+        await save_while(world, save, lambda: world.offsets.commit("g", "orders", 0, 6))
+        assert world.offsets.file.dirty
+
+        after = World(world.disk.power_cut(1), world.clock)
+        assert after.offsets.query("g", "orders", 0) == 5
+
+    asyncio.run(main())
+
+
+def test_the_log_behind_the_pop_book_is_needed_until_its_new_image_is_on_the_disk() -> None:
+    async def main() -> None:
+        world = World(GatedDisk(1), ManualClock())
+        for number in range(2):
+            world.store.put(
+                "t", 0, b"%d" % number, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("10.0.0.1", 1)
+            )
+        world.store.after_flush(world.store.flush())
+        now = world.clock.now_ms()
+        world.pops.open("g", "t", 0, 0)
+        world.pops.record(Popped("g", "t", 0, 1, now, now + SECOND, False, [0]))
+        world.store.after_flush(world.store.flush())
+        needed: list[int | None] = []
+
+        def pop_another() -> None:
+            needed.append(world.pops.oldest_needed_physical())
+            world.pops.record(Popped("g", "t", 0, 2, now, now + SECOND, False, [1]))
+
+        world.delay(b"something to sync")
+        await save_while(world, world.pops.save, pop_another)
+        assert needed != [None]
+
+        after = World(world.disk.power_cut(1), world.clock)
+        queue = after.pops.find("g", "t", 0)
+        assert queue is not None
+        assert 0 in queue.flights
+
+    asyncio.run(main())
