@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
@@ -196,6 +197,15 @@ class NeveServer(Processes):
         self.namesrv, self.broker = str(self.ready["namesrv"]), str(self.ready["broker"])
         self.admin = str(self.ready["admin"]).removeprefix("http://").rstrip("/")
         return self
+
+    def metric(self, name: str) -> float:
+        """What the admin port says now of a series without labels."""
+        with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=_ADMIN_S) as page:
+            for line in page.read().decode().splitlines():
+                series, _, value = line.rpartition(" ")
+                if series == name:
+                    return float(value)
+        raise KeyError(name)
 
     def __enter__(self) -> Self:
         return self.start()

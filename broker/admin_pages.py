@@ -212,7 +212,11 @@ def _register_metrics(controller: BrokerController) -> None:
         "keys not indexed, for want of room",
         lambda: context.store.index.skipped,
     )
-    gauge("disk_used_ratio", "used share of the data disk", processors.totals.disk_ratio)
+    gauge(
+        "disk_used_ratio",
+        "used share of the data disk, as `df` counts it: used / (used + available)",
+        processors.totals.disk_ratio,
+    )
     gauge("topics", "topics of this broker", lambda: len(context.topics.topics))
     gauge("consumer_groups_online", "groups with a member", lambda: len(context.clients.consumers))
     gauge("name_servers", "name servers that know this broker", lambda: len(controller.outer_api.registered))

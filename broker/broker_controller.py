@@ -203,7 +203,7 @@ class BrokerController:
         except OSError as error:
             raise StartupError(f"storePathRootDir={root}: {error.strerror or error}", EXIT_DISK) from error
         needed = _MIN_FREE_FILES * self.config.mapped_file_size_commit_log
-        free = self._disk.free_bytes(root)
+        free = self._disk.room(root).available
         if free < needed and not self._disk.exists(root / "commitlog"):
             raise StartupError(
                 f"{root}: {free >> 20} MiB free, {needed >> 20} MiB needed; set mappedFileSizeCommitLog smaller",

@@ -94,8 +94,8 @@ def _is_running(root: Path) -> bool:
 
 def _check_room(config: BrokerConfig) -> Iterator[Check]:
     disk, existing = RealDisk(), nearest(config.root)
-    free, total = disk.free_bytes(existing), disk.total_bytes(existing)
-    used = 1 - free / total if total else 0.0
+    room = disk.room(existing)
+    free, used = room.available, room.used_ratio
     early, refuse = config.disk_max_used_space_ratio, config.disk_space_warning_level_ratio
     state = FAIL if used > refuse / 100 else WARN if used > early / 100 else OK
     marks = f"segments leave early from {early} % on, writes are refused from {refuse} % on"

@@ -90,6 +90,4 @@ class LoopHotStore:
         return self._call(lambda: capture_state(self._context))
 
     def disk_ratio(self) -> float:
-        disk, root = self._context.store.disk, self._context.root
-        total = disk.total_bytes(root)
-        return 1 - disk.free_bytes(root) / total if total else 0.0
+        return self._context.store.disk.room(self._context.root).used_ratio

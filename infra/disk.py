@@ -12,7 +12,7 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
@@ -24,6 +24,19 @@ class DiskFull(OSError):
 
 class DiskLocked(OSError):
     """Another process holds the lock."""
+
+
+class Room(NamedTuple):
+    """Bytes of a file system as `df` counts them: what its owner reserves is neither used nor available."""
+
+    used: int
+    available: int
+
+    @property
+    def used_ratio(self) -> float:
+        """The used share of what there is to use, 0 to 1: the `Use%` of `df`, and what RocketMQ's thresholds mean."""
+        whole = self.used + self.available
+        return self.used / whole if whole else 0.0
 
 
 class FileWriter(Protocol):
@@ -97,9 +110,7 @@ class Disk(Protocol):
 
     def make_dirs(self, path: Path) -> None: ...
 
-    def free_bytes(self, path: Path) -> int: ...
-
-    def total_bytes(self, path: Path) -> int: ...
+    def room(self, path: Path) -> Room: ...
 
     def lock(self, path: Path) -> Callable[[], None]:
         """Take an exclusive lock that ends with the process; returns the release."""
@@ -226,13 +237,10 @@ class RealDisk:
     def make_dirs(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
-    def free_bytes(self, path: Path) -> int:
+    def room(self, path: Path) -> Room:
         status = os.statvfs(path)
-        return status.f_bavail * status.f_frsize
-
-    def total_bytes(self, path: Path) -> int:
-        status = os.statvfs(path)
-        return status.f_blocks * status.f_frsize
+        used = max(status.f_blocks - status.f_bfree, 0)
+        return Room(used * status.f_frsize, status.f_bavail * status.f_frsize)
 
     def lock(self, path: Path) -> Callable[[], None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.disk import DescriptorWriter, DiskFull, DiskLocked, FileWriter
+from infra.disk import DescriptorWriter, DiskFull, DiskLocked, FileWriter, Room
 
 PAGE = 4096
 
@@ -131,7 +131,7 @@ class SimDisk:
         return file
 
     def _need(self, size: int, path: Path) -> None:
-        if size > self.free_bytes(path):
+        if size > self.room(path).available:
             raise DiskFull(errno.ENOSPC, f"no room for {size} bytes", str(path))
 
     def _need_parent(self, path: Path) -> None:
@@ -227,11 +227,9 @@ class SimDisk:
     def make_dirs(self, path: Path) -> None:
         self._directories.update((path, *path.parents))
 
-    def free_bytes(self, path: Path) -> int:
-        return self.capacity - sum(file.size() for file in self._names.values())
-
-    def total_bytes(self, path: Path) -> int:
-        return self.capacity
+    def room(self, path: Path) -> Room:
+        used = sum(file.size() for file in self._names.values())
+        return Room(used, self.capacity - used)
 
     def lock(self, path: Path) -> Callable[[], None]:
         if path in self._locks:

@@ -111,11 +111,14 @@ class DiskCache:
 
     def _has_room(self, size: int) -> bool:
         """Under the lock."""
-        wanted = int(self._disk.total_bytes(self._directory) * _FREE_SHARE) + size
-        while self._disk.free_bytes(self._directory) < wanted and (oldest := self._files.oldest()) is not None:
+        while not (roomy := self._is_roomy(size)) and (oldest := self._files.oldest()) is not None:
             self._files.pop(oldest)
             self._drop([oldest])
-        return self._disk.free_bytes(self._directory) >= wanted
+        return roomy
+
+    def _is_roomy(self, size: int) -> bool:
+        room = self._disk.room(self._directory)
+        return room.available >= (room.used + room.available) * _FREE_SHARE + size
 
     def _drop(self, files: Iterable[str]) -> None:
         for file in files:

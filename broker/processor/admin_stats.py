@@ -207,6 +207,4 @@ class Totals:
         return " ".join(f"{rate:.1f}" for rate in rates)
 
     def disk_ratio(self) -> float:
-        disk, root = self._context.store.disk, self._context.root
-        total = disk.total_bytes(root)
-        return round(1 - disk.free_bytes(root) / total, 4) if total else 0.0
+        return round(self._context.store.disk.room(self._context.root).used_ratio, 4)

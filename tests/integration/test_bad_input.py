@@ -21,7 +21,7 @@ from obstore.exceptions import GenericError
 from broker.broker_controller import BrokerController
 from infra.clock import SystemClock
 from infra.config import BrokerConfig
-from infra.disk import RealDisk
+from infra.disk import RealDisk, Room
 from infra.minio import Minio, create_bucket, running
 from infra.object_store import StoreUnavailable
 from infra.s3_store import _profile_provider, _translate
@@ -72,8 +72,8 @@ def test_a_wrong_line_of_the_configuration(tmp_path: Path, line: str, parts: tup
 
 def test_too_little_room_for_a_segment(tmp_path: Path) -> None:
     class Crowded(RealDisk):
-        def free_bytes(self, path: Path) -> int:
-            return 100 << 20
+        def room(self, path: Path) -> Room:
+            return Room(900 << 20, 100 << 20)
 
     settings = (f"storePathRootDir={tmp_path}", "mappedFileSizeCommitLog=64m", "listenPort=0", "brokerIP1=127.0.0.1")
     controller = BrokerController(BrokerConfig.load(None, settings), SystemClock(), Crowded())

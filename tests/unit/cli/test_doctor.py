@@ -14,7 +14,7 @@ import pytest
 from bench.servers import free_ports
 from broker.doctor import checks
 from infra.clock import ManualClock
-from infra.disk import RealDisk
+from infra.disk import RealDisk, Room
 from neve.cli import main
 from neve.cli.doctor import Check
 from tests.broker_in_process import running
@@ -33,8 +33,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(autouse=True)
 def roomy_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RealDisk, "total_bytes", lambda self, path: 1000 << 30)
-    monkeypatch.setattr(RealDisk, "free_bytes", lambda self, path: 600 << 30)
+    monkeypatch.setattr(RealDisk, "room", lambda self, path: Room(400 << 30, 600 << 30))
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ def test_a_directory_that_this_user_may_not_make_is_told(
 def test_a_disk_without_room_for_the_log_is_told(
     tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RealDisk, "free_bytes", lambda self, path: 1 << 30)
+    monkeypatch.setattr(RealDisk, "room", lambda self, path: Room(999 << 30, 1 << 30))
     told = found(written(tmp_path, listening, mappedFileSizeCommitLog="1g"))
     assert (told["room for the log"].state, told["disk"].state) == ("fail", "fail")
 

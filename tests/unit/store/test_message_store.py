@@ -188,7 +188,7 @@ def test_a_key_finds_its_messages_over_several_index_files(open_store: Open, put
 def test_a_full_disk_refuses_and_the_store_lives(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store(flush_disk_type="ASYNC_FLUSH")
     put(store, body=b"x" * 8000)
-    disk.capacity = disk.capacity - disk.free_bytes(Path("/"))
+    disk.capacity = disk.capacity - disk.room(Path("/")).available
     with pytest.raises(StoreFull, match="no room for the next CommitLog file"):
         for _ in range(3):
             put(store, body=b"x" * 8000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.store.message_store import MessageStore
-from infra.disk import DiskLocked, RealDisk
+from infra.disk import DiskLocked, RealDisk, Room
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]
@@ -43,7 +44,16 @@ def test_atomic_write_append_and_names(tmp_path: Path) -> None:
     assert disk.list_dir(tmp_path) == ["a", "y"]
     disk.remove(tmp_path / "y")
     assert not disk.exists(tmp_path / "y")
-    assert 0 < disk.free_bytes(tmp_path) <= disk.total_bytes(tmp_path)
+
+
+def test_blocks_that_are_reserved_count_neither_as_used_nor_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 1000 blocks, 300 free, of which 100 may be taken
+    reserved = os.statvfs_result((4096, 4096, 1000, 300, 100, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: reserved)
+    room = RealDisk().room(Path("/data"))
+    assert room == Room(700 * 4096, 100 * 4096)
+    assert room.used_ratio == 0.875
+    assert Room(0, 0).used_ratio == 0.0
 
 
 def test_the_lock_is_exclusive(tmp_path: Path) -> None:
