@@ -37,6 +37,7 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("objects", "objects", 1, "objects that readers see"),
     ("gaps", "gaps", 1, "ranges recorded as lost"),
     ("open_names", "open_names", 1, "objects that a round named and has not published"),
+    ("topics_set_aside", "topics_set_aside", 1, "topics whose messages can't be archived or expired as they are"),
 )
 
 
@@ -110,6 +111,7 @@ class _Pages:
             "rounds": len(reports),
             "objects": sum(len(report.committed) for report in reports),
             "failed": sum(len(report.failed) for report in reports),
+            "set_aside": lifecycle.set_aside(),
         }
 
     async def ls(self, request: Request) -> Response:

@@ -22,6 +22,7 @@ from lifecycle.retention import Policy
 from lifecycle.scheduler import JobScheduler
 from lifecycle.state_keeper import StateKeeper
 from neve.archive.journal import MalformedEntry, NewerFormat, Topic
+from neve.archive.keys import NameTooLong
 from neve.archive.state import StateTooLarge
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
@@ -108,7 +109,7 @@ class ArchiveWiring:
                 attachment = await asyncio.to_thread(self.journal.attach, context.store.max_physical_offset)
             else:
                 await asyncio.to_thread(self.journal.attach_restoring, restore.claim, take_over=restore.takes_over)
-        except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
+        except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry, NameTooLong) as error:
             reason = str(error).removeprefix(f"{config.store_url}: ")
             raise StartupError(f"archive {config.store_url}: {reason}", EXIT_ARCHIVE) from error
         self._state = StateKeeper(self.journal, context.clock)

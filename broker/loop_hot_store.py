@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from broker.broker_context import BrokerContext
 from broker.state_capture import capture_state
-from broker.store.errors import StoreFull, StoreNotWritable
+from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import EntryRun, Segment
 from neve.archive.state import BrokerState
+from tiered.offload_plan import TopicUnreadable
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,15 @@ class LoopHotStore:
 
         future: Future[T] = asyncio.run_coroutine_threadsafe(run(), self._loop)
         return future.result(_CALL_TIMEOUT_S)
+
+    def _call_of(self, topic: str, work: Callable[[], T]) -> T:
+        """What concerns one topic; a fault of its files is a fault of this topic alone."""
+        try:
+            return self._call(work)
+        except TimeoutError:  # an OSError, too: but the loop's
+            raise
+        except (StoreError, OSError) as error:
+            raise TopicUnreadable(f"topic {topic}: {error}") from error
 
     def segments(self) -> Sequence[Segment]:
         return self._call(self._context.store.segments)
@@ -65,13 +75,13 @@ class LoopHotStore:
         self._call(lambda: self._context.store.set_min_offset(topic, queue, offset))
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
-        return self._call(lambda: self._context.store.offset_by_time(topic, queue, time_ms, upper))
+        return self._call_of(topic, lambda: self._context.store.offset_by_time(topic, queue, time_ms, upper))
 
     def store_time(self, topic: str, queue: int, offset: int) -> int:
-        return self._call(lambda: self._context.store.store_time(topic, queue, offset))
+        return self._call_of(topic, lambda: self._context.store.store_time(topic, queue, offset))
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
-        return self._call(lambda: self._context.store.entries(topic, start, end))
+        return self._call_of(topic, lambda: self._context.store.entries(topic, start, end))
 
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
         return self._call(lambda: self._context.store.files(start, end))

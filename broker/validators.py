@@ -32,10 +32,7 @@ NOT_ALLOWED_TO_SEND = frozenset(
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
 GROUP_LENGTH_MAX = 120
-# What an object key's component may take: every other byte becomes %XX there.
-_KEY_COMPONENT_MAX = 255
 _ILLEGAL = re.compile(r"[^%|A-Za-z0-9_-]")
-_PLAIN_IN_KEY = re.compile(r"[A-Za-z0-9_.-]")
 
 RESERVE_TIME = "reserve.time"
 _ATTRIBUTE_VALUES = {
@@ -56,8 +53,6 @@ def topic_fault(topic: str) -> str | None:
     limit = RETRY_TOPIC_LENGTH_MAX if is_retry_or_dlq(topic) else TOPIC_LENGTH_MAX
     if len(topic) > limit:
         return f"The specified topic is longer than topic max length {limit}."
-    if len("topic=") + sum(1 if _PLAIN_IN_KEY.match(c) else 3 for c in topic) > _KEY_COMPONENT_MAX:
-        return "The specified topic is longer than an archive's directory name may be."
     return None
 
 

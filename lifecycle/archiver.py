@@ -6,9 +6,10 @@ its next time. Nothing is evicted or deleted on the way.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from infra import failpoint
@@ -32,7 +33,8 @@ from neve.archive import keys
 from neve.archive.journal import Deleted, Expire
 from tiered.journal import JournalWriter
 from tiered.offload import OffloadRound, Progress, RoundReport, RowCounts, Uploader
-from tiered.offload_plan import TopicRange
+from tiered.offload_plan import TopicRange, TopicUnreadable
+from tiered.set_aside import SetAside
 from tiered.verify import VerifyReport, verify
 
 _log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class Lifecycle:
         self._rounds = (
             OffloadRound(journal, hot, worker, cluster=cluster) if journal is not None and worker is not None else None
         )
+        self._unexpired = SetAside("expired")
         self._busy = threading.Lock()
         self._reported: dict[str, int] = {}  # orphan -> size, as the last sweep found them
         self._last_round: dict[str, Any] = {}
@@ -134,14 +137,23 @@ class Lifecycle:
     def _ranges(self, *, everything: bool) -> list[TopicRange]:
         """The topics of the next round with their ranges, each within the segment of its first unarchived record."""
         assert self._journal is not None
+        assert self._rounds is not None
         end = self._hot.flush()
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         ranges: dict[str, TopicRange] = {}
         pending: dict[str, Pending] = {}
-        for topic in self._archived_topics():
-            found = self._pending(topic, segments, end)
+        queues = self._hot.queues()
+        self._rounds.set_aside.keep(queues)
+        for topic in self._archived(queues):
+            try:
+                found = self._pending(topic, segments, end)
+            except TopicUnreadable as error:
+                self._rounds.set_aside.note(topic, error)
+                continue
             if found is not None:
                 ranges[topic], pending[topic] = found
+            else:
+                self._rounds.set_aside.clear(topic)
         self._oldest_ms = min((what.oldest_ms for what in pending.values() if what.oldest_ms >= 0), default=-1)
         self.adjust_upload_rate()
         if not everything:
@@ -151,11 +163,11 @@ class Lifecycle:
             return [ranges[topic] for topic in due]
         return [ranges[topic] for topic in sorted(ranges)]
 
-    def _archived_topics(self) -> list[str]:
+    def _archived(self, topics: Iterable[str]) -> list[str]:
         assert self._journal is not None
         open_topics = {name.topic for names in self._journal.catalog.open_intents().values() for name in names}
         archived = self.policy.archived
-        return [topic for topic in self._hot.queues() if topic not in open_topics and archived(topic)]
+        return [topic for topic in topics if topic not in open_topics and archived(topic)]
 
     def _pending(self, topic: str, segments: Sequence[Segment], end: int) -> tuple[TopicRange, Pending] | None:
         assert self._journal is not None
@@ -290,15 +302,21 @@ class Lifecycle:
     def _expire_local(self, now: int) -> int:
         """The TTL holds on the hot tier too: a queue's minimum moves up, never back."""
         rising: dict[str, dict[int, int]] = {}
-        policy = self.policy
-        for topic, queues in self._hot.queues().items():
+        policy, known = self.policy, self._hot.queues()
+        self._unexpired.keep(known)
+        for topic, queues in known.items():
             ttl = policy.ttl_ms(topic)
             if ttl is None:
                 continue
-            for queue in queues:
-                offset = self._hot.offset_by_time(topic, queue, now - ttl + 1, False)
-                if offset > self._hot.min_offset(topic, queue):
-                    rising.setdefault(topic, {})[queue] = offset
+            try:
+                ends = {queue: self._hot.offset_by_time(topic, queue, now - ttl + 1, False) for queue in queues}
+            except TopicUnreadable as error:
+                self._unexpired.note(topic, error)
+                continue
+            self._unexpired.clear(topic)
+            risen = {queue: end for queue, end in ends.items() if end > self._hot.min_offset(topic, queue)}
+            if risen:
+                rising[topic] = risen
         self._record_unarchived(rising)
         for topic, minimums in rising.items():
             for queue, offset in minimums.items():
@@ -405,7 +423,9 @@ class Lifecycle:
 
     def status(self, backlog: Mapping[str, Pending] | None = None) -> dict[str, Any]:
         """Figures for metrics and the admin page, of a backlog that was seen just now; reads the local log only."""
+        aside = self.set_aside()
         common: dict[str, Any] = {"evicted_segments": self._evicted, "deleted_objects": self._deleted}
+        common |= {"topics_set_aside": len(aside), "set_aside": aside}
         if self._journal is None:
             return {"archive": "off", **common}
         backlog = self.backlog() if backlog is None else backlog
@@ -438,8 +458,18 @@ class Lifecycle:
         end = max((segment.end for segment in segments), default=0)
         archived = self.policy.archived
         topics = [topic for topic in self._hot.queues() if archived(topic)]
-        found = [(topic, self._pending(topic, segments, end)) for topic in topics]
-        return {topic: pending[1] for topic, pending in found if pending is not None}
+        found: dict[str, Pending] = {}
+        for topic in topics:
+            with contextlib.suppress(TopicUnreadable):  # the next round sets it aside and says why
+                pending = self._pending(topic, segments, end)
+                if pending is not None:
+                    found[topic] = pending[1]
+        return found
+
+    def set_aside(self) -> dict[str, str]:
+        """Topics that no job can read, and why."""
+        unread = self._rounds.set_aside.reasons() if self._rounds is not None else {}
+        return {**self._unexpired.reasons(), **unread}
 
     def age_ms(self, what: Pending) -> int:
         return max(0, self._clock.now_ms() - what.oldest_ms) if what.oldest_ms >= 0 else 0

@@ -17,7 +17,8 @@ from infra import failpoint
 from infra.object_store import ObjectStoreError
 from neve.archive.journal import Abort, Commit, CommittedName, Gap, Intent, IntentName
 from tiered.journal import JournalWriter, StalePlan
-from tiered.offload_plan import EntryRun, HotLog, Place, TopicRange, plan_topic
+from tiered.offload_plan import EntryRun, HotLog, Place, TopicRange, TopicUnreadable, plan_topic
+from tiered.set_aside import SetAside
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class OffloadRound:
     ) -> None:
         self._journal, self._hot, self._worker = journal, hot, worker
         self._cluster = cluster
+        self.set_aside = SetAside("archived")
 
     def resume(self, progress: Progress | None = None) -> list[RoundReport]:
         """Complete or close what earlier rounds, of this process or a former one, left open."""
@@ -108,7 +110,11 @@ class OffloadRound:
         names: list[IntentName] = []
         gaps: list[Gap] = []
         for wanted in topics:
-            more_names, more_gaps = plan_topic(self._hot, self._journal.catalog, wanted, place)
+            try:
+                more_names, more_gaps = plan_topic(self._hot, self._journal.catalog, wanted, place)
+            except TopicUnreadable as error:
+                self.set_aside.note(wanted.topic, error)
+                continue
             names += more_names
             gaps += more_gaps
         if not names:
@@ -136,18 +142,21 @@ class OffloadRound:
         report = RoundReport(number)
         lost: list[tuple[IntentName, str]] = []
         for name in names:
-            entries = self._entries(name)
-            if _bounds(entries) != name.queues:
-                lost.append((name, "the local log does not hold what the intent named"))
-                continue
             try:
+                entries = self._entries(name)
+                if _bounds(entries) != name.queues:
+                    lost.append((name, "the local log does not hold what the intent named"))
+                    continue
                 committed = self._upload(number, name, entries)
             except ContentConflict as error:
                 lost.append((name, str(error)))
-            except (ObjectStoreError, EncodeFailed) as error:
+            except (TopicUnreadable, EncodeFailed) as error:
+                self._fail(name, error, report)
+            except ObjectStoreError as error:
                 _log.error("round %d, %s: %s", number, name.key, error)
                 report.failed[name.key] = str(error)
             else:
+                self.set_aside.clear(name.topic)
                 report.committed.append(committed)
                 _tell(progress, event="uploaded", key=name.key, rows=committed.rows, bytes=committed.size)
         if report.committed:
@@ -158,8 +167,16 @@ class OffloadRound:
             _log.info("round %d: %d objects, %d rows, %d bytes", number, len(report.committed), rows, size)
             _tell(progress, event="commit", round=number, objects=len(report.committed))
         for name, reason in lost:
-            self._abort(number, name, reason, report)
+            try:
+                self._abort(number, name, reason, report)
+            except TopicUnreadable as error:
+                self._fail(name, error, report)
         return report
+
+    def _fail(self, name: IntentName, error: Exception, report: RoundReport) -> None:
+        """It stays open: the next round tries it again, under the same name."""
+        self.set_aside.note(name.topic, error)
+        report.failed[name.key] = str(error)
 
     def _entries(self, name: IntentName) -> dict[int, EntryRun]:
         """The entries that the name holds, cut to its offsets."""

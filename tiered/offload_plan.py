@@ -37,8 +37,12 @@ class EntryRun(Protocol):
     def tags(self) -> NDArray[np.int64]: ...
 
 
+class TopicUnreadable(Exception):
+    """What the local log holds of a topic contradicts itself, or its files can't be read."""
+
+
 class HotLog(Protocol):
-    """What a round reads of the local log."""
+    """What a round reads of the local log. What asks of a topic raises TopicUnreadable."""
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
 

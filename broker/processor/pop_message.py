@@ -20,7 +20,7 @@ from broker.pop.pop_book import MAX_OUT, PopQueue
 from broker.pop.pop_log import Popped
 from broker.processor.pull_message import Wanted, parse_expression
 from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, TOO_SMALL, ReadResult
-from broker.validators import PERM_READ
+from broker.validators import PERM_READ, topic_fault
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.message import (
@@ -142,6 +142,9 @@ class PopMessageProcessor:
         group = context.find_group(header.consumer_group)
         if not group.consume_enable or context.groups.is_forbidden(header.consumer_group, header.topic):
             raise BrokerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
+        fault = topic_fault(pop_retry_topic(header.topic, header.consumer_group))
+        if fault is not None:  # what comes back would find no topic
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"the group's retry topic of {header.topic}: {fault}")
         wanted = parse_expression(header.exp, header.exp_type, sql=context.config.enable_property_filter)
         if header.queue_id == ANY_QUEUE:
             first = context.any_queue(topic.read_queue_nums)

@@ -8,13 +8,21 @@
 
 `<T>` and `<B>` carry every byte outside [A-Za-z0-9_.-] as %XX: Hive readers decode that, and no name can leave its
 component. `_neve` begins with an underscore because Hadoop readers skip such directories.
+
+A topic whose component would be longer than MAX_COMPONENT is cut, between its letters, to what leaves room for `~` and
+the SHA-256 (64 hex digits) of the whole name. No other component has a `~`, so a cut one is known by it; the whole name
+is what the journal and the object's metadata say.
 """
 
+import hashlib
 import re
 from typing import NamedTuple
 
 MAX_COMPONENT = 255
 
+_CUT = "~"
+_HASH_LENGTH = 64
+_HALF_ESCAPED = re.compile(r"%[0-9A-F]?$")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
 _DATA_KEY = re.compile(
@@ -24,14 +32,14 @@ _DATA_KEY = re.compile(
 
 
 class NameTooLong(ValueError):
-    """A topic or broker name whose path component would exceed what object stores and file systems take."""
+    """A broker name whose path component would exceed what object stores and file systems take."""
 
 
 class DataKey(NamedTuple):
     """The parts of a data object's key."""
 
     prefix: str
-    topic: str
+    topic: str | None  # None: the name is too long for a key
     day: str
     broker: str
     start: int
@@ -41,8 +49,7 @@ class DataKey(NamedTuple):
 
 def escape(name: str) -> str:
     """A name as one path component."""
-    raw = name.encode("utf-8", "surrogateescape")
-    escaped = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+    escaped = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in _raw(name))
     # "." and ".." would climb out of the archive in a directory store.
     return escaped.replace(".", "%2E") if escaped in {".", ".."} else escaped
 
@@ -59,7 +66,16 @@ def unescape(component: str) -> str:
 
 
 def topic_component(topic: str) -> str:
-    return _bounded(f"topic={escape(topic)}")
+    component = f"topic={escape(topic)}"
+    if len(component) <= MAX_COMPONENT:
+        return component
+    kept = _HALF_ESCAPED.sub("", component[: MAX_COMPONENT - len(_CUT) - _HASH_LENGTH])
+    return f"{kept}{_CUT}{hashlib.sha256(_raw(topic)).hexdigest()}"
+
+
+def fits_key(topic: str) -> bool:
+    """Whether the topic's component says its whole name."""
+    return _CUT not in topic_component(topic)
 
 
 def broker_component(broker: str) -> str:
@@ -77,7 +93,7 @@ def parse_data_key(key: str) -> DataKey | None:
         return None
     return DataKey(
         match["prefix"] or "",
-        unescape(match["topic"]),
+        unescape(match["topic"]) if _CUT not in match["topic"] else None,
         match["day"],
         unescape(match["broker"]),
         int(match["start"]),
@@ -97,19 +113,28 @@ def broker_of(prefix: str, listed: str) -> str:
 
 
 def journal_key(prefix: str, broker: str, seq: int) -> str:
-    return _join(prefix, "_neve", _bounded(escape(broker)), "journal", f"{seq:020d}.msgpack")
+    return _join(prefix, "_neve", _journal_of(broker), "journal", f"{seq:020d}.msgpack")
 
 
 def checkpoint_key(prefix: str, broker: str, seq: int) -> str:
-    return _join(prefix, "_neve", _bounded(escape(broker)), "checkpoint", f"{seq:020d}.catalog")
+    return _join(prefix, "_neve", _journal_of(broker), "checkpoint", f"{seq:020d}.catalog")
 
 
 def state_key(prefix: str, broker: str, slot: int) -> str:
-    return _join(prefix, "_neve", _bounded(escape(broker)), "state", f"{slot}.msgpack")
+    return _join(prefix, "_neve", _journal_of(broker), "state", f"{slot}.msgpack")
 
 
 def format_key(prefix: str) -> str:
     return _join(prefix, "_neve", "format.msgpack")
+
+
+def _journal_of(broker: str) -> str:
+    """A name that fits here but not into a data key is refused at the first entry, not at the first object."""
+    return broker_component(broker).removeprefix("broker=")
+
+
+def _raw(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _join(prefix: str, *parts: str) -> str:
@@ -120,6 +145,7 @@ def _join(prefix: str, *parts: str) -> str:
 def _bounded(component: str) -> str:
     if len(component) > MAX_COMPONENT:
         raise NameTooLong(
-            f"the path component {component[:40]}… has {len(component)} bytes, the limit is {MAX_COMPONENT}"
+            f"brokerName: the path component {component[:40]}… would have {len(component)} bytes, the limit is "
+            f"{MAX_COMPONENT}"
         )
     return component

@@ -77,6 +77,8 @@ def offload(roll: bool, evict: bool, admin: str) -> None:
             click.echo(json.dumps(last, ensure_ascii=False))
     if last.get("failed"):
         raise Failure(FAILED, f"{last['failed']} objects could not be made; the broker's log says why, it tries again")
+    if aside := last.get("set_aside"):
+        raise Failure(FAILED, "\n".join(f"not archived: {reason}" for reason in aside.values()))
 
 
 def _bar(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neve.archive.follow import catalogs
+from neve.archive.keys import fits_key
 from neve.spark.bodies import INFLATED_LENGTH_MAX, inflated_body
 from neve.spark.builder import StoreUrl, parse_store
 from neve.spark.hadoop_source import HadoopSource
@@ -84,7 +85,7 @@ def read_topic(
     where = parse_store(store)
     files, minimums = _plan(spark, topic, where, broker, wanted)
     frame = _scan(spark, where, files)
-    frame = _restrict(frame, wanted, minimums)
+    frame = _restrict(_named(frame, topic), wanted, minimums)
     return frame if decode is None else _decoded(frame, decode, schema, max_body)
 
 
@@ -169,6 +170,13 @@ def _scan(spark: SparkSession, where: StoreUrl, keys: list[str]) -> DataFrame:
     finally:
         if before is not None:
             spark.conf.set(conf_key, before)
+
+
+def _named(frame: DataFrame, topic: str) -> DataFrame:
+    """The true name, where the paths could only carry the beginning of it."""
+    from pyspark.sql import functions as f
+
+    return frame if fits_key(topic) else frame.withColumn("topic", f.lit(topic))
 
 
 def _without_globs(path: str) -> str:

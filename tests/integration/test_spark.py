@@ -44,6 +44,7 @@ pytestmark = [
 ]
 
 TOPIC = "%RETRY%g|x"  # the characters that Hive paths must carry escaped
+LONG = "%RETRY%" + "|" * 120  # more than a path can say
 HOUR = 3_600_000
 T0 = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
@@ -51,8 +52,8 @@ T0 = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 class ArchiveOnPaper:
     """An archive written entry by entry, so that the reader is not tested against its own writer."""
 
-    def __init__(self, store: ObjectStore, broker: str) -> None:
-        self.store, self.broker, self.seq = store, broker, 0
+    def __init__(self, store: ObjectStore, broker: str, topic: str = TOPIC) -> None:
+        self.store, self.broker, self.topic, self.seq = store, broker, topic, 0
         self.append(Epoch(epoch=1, owner="o", log_uuid="l", broker=broker))
 
     def append(self, entry: AnyEntry) -> None:
@@ -61,7 +62,7 @@ class ArchiveOnPaper:
 
     def write(self, start: int, queue: int, first: int, count: int, hour: int, *, commit: bool = True) -> str:
         """`count` messages of one queue, a minute apart, as one object."""
-        key = data_key("", TOPIC, "2026-01-01", self.broker, start=start, end=start + 100, epoch=1)
+        key = data_key("", self.topic, "2026-01-01", self.broker, start=start, end=start + 100, epoch=1)
         times = [T0 + hour * HOUR + number * 60_000 for number in range(count)]
         rows = [row(queue, first + number, at, start + number) for number, at in enumerate(times)]
         sink = pa.BufferOutputStream()
@@ -69,12 +70,12 @@ class ArchiveOnPaper:
         data = sink.getvalue().to_pybytes()
         self.store.put(key, data, if_absent=True)
         run = (queue, first, first + count - 1)
-        names = [IntentName(key, TOPIC, "2026-01-01", start, start + 100, {queue: run[1:]})]
+        names = [IntentName(key, self.topic, "2026-01-01", start, start + 100, {queue: run[1:]})]
         self.append(Intent(round=start, names=names))
         group = RowGroup(0, count, 4, len(data), times[-1], times[0], 100, [run])
         name = CommittedName(
-            key=key, topic=TOPIC, day="2026-01-01", start=start, end=start + 100, size=len(data), footer=0, etag="",
-            checksum=("", ""), sha256="", rows=count, wire_bytes=100, min_time=times[0], max_time=times[-1],
+            key=key, topic=self.topic, day="2026-01-01", start=start, end=start + 100, size=len(data), footer=0,
+            etag="", checksum=("", ""), sha256="", rows=count, wire_bytes=100, min_time=times[0], max_time=times[-1],
             queues={queue: (run[1], run[2], 0)}, row_groups=[group],
         )  # fmt: skip
         if commit:
@@ -118,7 +119,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dic
 
 
 def fill(store: ObjectStore) -> None:
-    """Queue 0 of broker a: 0…9 expired, 10…19 cut at 15, 20…29; queue 1 of broker b; one object never published."""
+    """Queue 0 of broker a: 0…9 expired, 10…19 cut at 15, 20…29; queue 1 of broker b; one object never published.
+
+    Broker c has a topic whose name no path can say.
+    """
     a = ArchiveOnPaper(store, "a")
     gone = a.write(0, 0, 0, 10, hour=0)
     a.write(100, 0, 10, 10, hour=1)
@@ -126,6 +130,7 @@ def fill(store: ObjectStore) -> None:
     a.append(Expire(keys=[gone], delete_after_ms=T0, minimums={TOPIC: {0: 15}}))
     a.write(300, 0, 30, 10, hour=3, commit=False)
     ArchiveOnPaper(store, "b").write(0, 1, 0, 10, hour=2)
+    ArchiveOnPaper(store, "c", LONG).write(0, 0, 0, 5, hour=0)
 
 
 @pytest.mark.parametrize("kind", ["dir", "s3"])
@@ -135,6 +140,15 @@ def test_exactly_what_the_catalog_holds(servers: tuple[Any, dict[str, str]], kin
     found = sorted((r.broker, r.queue_id, r.queue_offset, r.topic) for r in frame.collect())
     expected = [("a", 0, offset, TOPIC) for offset in range(15, 30)] + [("b", 1, n, TOPIC) for n in range(10)]
     assert found == expected
+
+
+@pytest.mark.parametrize("kind", ["dir", "s3"])
+def test_a_topic_whose_name_no_path_can_say_is_read_under_its_name(
+    servers: tuple[Any, dict[str, str]], kind: str
+) -> None:
+    spark, urls = servers
+    frame = neve_spark.read_topic(spark, LONG, store=urls[kind])
+    assert sorted((r.topic, r.broker, r.queue_offset) for r in frame.collect()) == [(LONG, "c", n) for n in range(5)]
 
 
 def test_pruned_before_opening(servers: tuple[Any, dict[str, str]]) -> None:

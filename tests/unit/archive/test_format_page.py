@@ -9,6 +9,7 @@ from typing import get_args
 import pyarrow as pa
 
 from neve.archive.journal import AnyEntry, Entry
+from neve.archive.keys import topic_component
 from neve.archive.schema import FILTERED, SCHEMA, STATISTICS, ObjectFacts, file_metadata
 
 PAGE = (Path(__file__).parents[3] / "docs" / "archive-format.md").read_text("utf-8")
@@ -59,3 +60,14 @@ def test_each_entry_of_the_journal_is_on_the_page_with_what_all_carry() -> None:
     assert {name for row in table("entry") for name in names(row[0])} == tags
     carried = PAGE.split("Every entry carries ")[1].split(".")[0]
     assert set(Entry.__struct_fields__) == set(names(carried))
+
+
+def test_the_names_in_keys_are_those_that_it_shows() -> None:
+    def spelt(cell: str) -> str:
+        """`a` and 3 times `b` and `c`: abbbc."""
+        return "".join(part * int(count or 1) for count, part in re.findall(r"(?:(\d+) times )?`([^`]+)`", cell))
+
+    rows = table("topic")
+    assert len(rows) == 4
+    for topic, component in rows:
+        assert topic_component(spelt(topic)) == spelt(component)

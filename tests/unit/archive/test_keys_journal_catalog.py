@@ -78,9 +78,31 @@ def test_a_data_key_parses_back() -> None:
     assert keys.parse_data_key("topic=x/other.parquet") is None
 
 
-def test_a_component_above_255_bytes_is_refused() -> None:
-    with pytest.raises(keys.NameTooLong):
-        keys.topic_component("ü" * 45)
+@pytest.mark.parametrize("name", ["a" * 250, "%" * 84, "|" * 84, "%RETRY%" + "%" * 248, "ü" * 60, "~" * 255])
+def test_a_name_too_long_for_a_key_is_cut_between_letters_and_told_from_its_neighbours(name: str) -> None:
+    component = keys.topic_component(name)
+    stem, digest = component.removeprefix("topic=").split("~")
+    assert len(component) <= keys.MAX_COMPONENT
+    assert len(digest) == 64
+    assert keys.escape(name).startswith(stem)
+    assert keys.escape(keys.unescape(stem)) == stem, "a %XX was cut"
+    assert keys.topic_component(name[:-1] + "x") != component
+    assert not keys.fits_key(name)
+    key = keys.data_key("p", name, DAY, "b", start=1, end=2, epoch=3)
+    assert keys.parse_data_key(key) == ("p", None, DAY, "b", 1, 2, 3)
+
+
+def test_a_name_that_fits_has_the_key_it_always_had() -> None:
+    assert keys.topic_component("a" * 249) == "topic=" + "a" * 249
+    assert keys.topic_component("%" * 83) == "topic=" + "%25" * 83
+    assert keys.topic_component("~") == "topic=%7E"
+    assert keys.fits_key("%" * 83)
+
+
+def test_a_brokers_name_that_does_not_fit_is_refused_with_its_first_key() -> None:
+    with pytest.raises(keys.NameTooLong, match="brokerName"):
+        keys.journal_key("", "b" * 249, 0)
+    assert "b" * 248 in keys.journal_key("", "b" * 248, 0)
 
 
 def test_entries_survive_the_wire() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from infra.failpoint import FailpointError
 from infra.object_store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
+from tiered.offload_plan import TopicUnreadable
 
 STEPS = [
     "journal.before_put",
@@ -85,6 +87,73 @@ def test_one_topics_failure_does_not_hold_the_others(rig: Rig) -> None:
     rig.offload(evict=True)
     assert rig.check_tiles("b") == 5
     assert rig.hot.records == []
+
+
+@pytest.mark.parametrize("verb", ["entries", "store_time"])
+def test_a_topic_that_can_not_be_read_is_set_aside_and_holds_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verb: str
+) -> None:
+    fill(rig)
+    readable = getattr(rig.hot, verb)
+
+    def faulty(topic: str, *rest: int) -> Any:
+        if topic == "b":
+            raise TopicUnreadable("a queue has a hole")
+        return readable(topic, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.hot, verb, faulty)
+        rig.offload(evict=True)
+        rig.offload(evict=True)
+        assert rig.check_tiles("a", 0) == 7
+        assert rig.journal.catalog.objects("b") == []
+        assert rig.hot.evicted == []
+        assert rig.lifecycle.status()["set_aside"] == {"b": "a queue has a hole"}
+        assert [record.message for record in caplog.records if "set aside" in record.message] == [
+            "topic b can't be archived and is set aside: a queue has a hole"
+        ]
+    rig.offload(evict=True)
+    assert rig.check_tiles("b") == 5
+    assert rig.hot.records == []
+    assert rig.lifecycle.status()["topics_set_aside"] == 0
+
+
+def test_a_name_that_becomes_unreadable_after_its_intent_stays_open(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(rig)
+    with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
+        rig.offload()
+    readable = rig.hot.entries
+
+    def faulty(topic: str, start: int, end: int) -> Any:
+        if topic == "b":
+            raise TopicUnreadable("a file is gone")
+        return readable(topic, start, end)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.hot, "entries", faulty)
+        rig.offload(evict=True)
+        assert rig.check_tiles("a", 0) == 7
+        assert [name.topic for names in rig.journal.catalog.open_intents().values() for name in names] == ["b"]
+        assert list(rig.lifecycle.set_aside()) == ["b"]
+    rig.offload(evict=True)
+    assert rig.check_tiles("b") == 5
+    assert rig.journal.catalog.gaps() == []
+    assert rig.lifecycle.set_aside() == {}
+
+
+def test_a_topic_that_is_gone_is_no_longer_set_aside(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(rig)
+
+    def faulty(topic: str, start: int, end: int) -> Any:
+        raise TopicUnreadable("no file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.hot, "entries", faulty)
+        rig.offload()
+        assert sorted(rig.lifecycle.set_aside()) == ["a", "b"]
+        rig.hot.delete_topic("b")
+        rig.offload()
+        assert sorted(rig.lifecycle.set_aside()) == ["a"]
 
 
 def test_a_name_with_other_content_is_aborted_and_planned_anew(rig: Rig) -> None:
