@@ -39,6 +39,8 @@ def sql(
     output: str,
 ) -> None:
     """Run QUERY; each topic is a table of its name, bodies are in the column `text` (or `value` with --decode json)."""
+    if schema is not None and decode != "json":
+        raise click.UsageError("--schema goes with --decode json")
     from neve.archive.follow import catalogs
     from neve.cli.store import open_source
     from neve.spark import read_topic, session

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from neve.cli.failures import UNREACHABLE, Failure
+
 if TYPE_CHECKING:
     from neve.client import AsyncClient
 
@@ -13,11 +15,19 @@ SYSTEM_TOPICS = frozenset(
 
 
 async def topic_names(client: AsyncClient, everything: bool) -> list[str]:
-    """The topics of the cluster; with `everything` the servers' own as well."""
+    """The topics of the cluster; with `everything` the servers' own as well.
+
+    A name server forgets the topics of a broker that is gone: an empty list would say that there are none.
+
+    Raises:
+        Failure: there is no broker.
+    """
     names = await client.topic_list()
+    brokers = (await client.cluster_info()).values()
+    if not brokers:
+        raise Failure(UNREACHABLE, "the name server knows no broker: none is up, or none was told its address")
     if everything:
         return names
-    brokers = (await client.cluster_info()).values()
     # each broker and cluster has topics of its own name
     own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
     own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from neve.cli.cluster import cluster_options, connect
+from neve.cli.failures import UNREACHABLE, Failure, explain
 from neve.cli.output import ask, emit, output_option, say, size_text, store_option
 from neve.cli.topic_names import topic_names
 from neve.cli.ttl import BROKER_DEFAULT, FOREVER_HOURS, format_ttl, shorter, ttl_value
@@ -47,8 +48,9 @@ def get_ttl(topic: str, namesrv: str, output: str) -> None:
 @output_option
 def list_ttls(everything: bool, namesrv: str, output: str) -> None:
     """Show the TTL of every topic."""
-    found = asyncio.run(_all(namesrv, everything))
+    found, unreached = asyncio.run(_all(namesrv, everything))
     emit([_row(topic, hours) for topic, hours in found], ["topic", "ttl"], output)
+    _refuse_as_whole(unreached)
 
 
 @ttl.command(name="set")
@@ -95,6 +97,7 @@ def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
 @output_option
 def plan_ttl(topic: str | None, hours: int | None, store: str, namesrv: str, output: str) -> None:
     """Show what a TTL deletes from the archive now. Nothing is changed."""
+    unreached: Sequence[str] = ()
     if hours is not None:
         if topic is None:
             raise click.UsageError("--ttl needs a TOPIC")
@@ -102,9 +105,10 @@ def plan_ttl(topic: str | None, hours: int | None, store: str, namesrv: str, out
     elif topic is not None:
         wanted = [(topic, asyncio.run(_get(namesrv, topic)))]
     else:
-        wanted = asyncio.run(_all(namesrv))
+        wanted, unreached = asyncio.run(_all(namesrv))
     rows = [_plan_of(store, name, hours) for name, hours in wanted if hours is not None]
     emit(rows, PLAN_COLUMNS, output)
+    _refuse_as_whole(unreached)
     if not rows:
         say("no topic has a TTL of its own")
 
@@ -153,17 +157,32 @@ async def _get(namesrv: str, topic: str) -> int | None:
         return hours_of((await client.topic_config(topic)).attributes)
 
 
-async def _all(namesrv: str, everything: bool = True) -> list[tuple[str, int | None]]:
+async def _all(namesrv: str, everything: bool = True) -> tuple[list[tuple[str, int | None]], list[str]]:
+    """TTLs by topic, and the topics whose broker could not be reached."""
     from neve.errors import NeveError
 
     found: list[tuple[str, int | None]] = []
+    unreached: list[str] = []
     async with connect(namesrv) as client:
         for topic in await topic_names(client, everything):
             try:
                 found.append((topic, hours_of((await client.topic_config(topic)).attributes)))
             except NeveError as error:
-                say(f"{topic}: {error}")  # a system topic without a broker is no reason to hide the others
-    return found
+                say(f"{topic}: {error}")  # one without an answer is no reason to hide the others
+                explained = explain(error)
+                if explained is not None and explained.exit_code == UNREACHABLE:
+                    unreached.append(topic)
+    return found, unreached
+
+
+def _refuse_as_whole(unreached: Sequence[str]) -> None:
+    """After what is known was shown: it was not all.
+
+    Raises:
+        Failure: there are topics whose broker could not be reached.
+    """
+    if unreached:
+        raise Failure(UNREACHABLE, f"not reached: the brokers of {', '.join(unreached)}")
 
 
 async def _change(namesrv: str, topic: str, value: str | None) -> None:

@@ -24,7 +24,8 @@ def parse_ttl(text: str) -> int:
         raise ValueError("a TTL of 0 would delete every message at once: delete the topic if that is meant")
     hours, rest = divmod(minutes, 60)
     if rest:
-        raise ValueError(f"{text!r} is not a whole number of hours: the nearest are {max(hours, 1)}h and {hours + 1}h")
+        near = f"the nearest are {hours}h and {hours + 1}h" if hours else "the shortest is 1h"
+        raise ValueError(f"{text!r} is not a whole number of hours: {near}")
     if hours >= FOREVER_HOURS:
         raise ValueError(f"{text!r} is longer than {FOREVER_HOURS - 1}h: write forever")
     return hours

@@ -24,7 +24,7 @@ def test_a_ttl_is_read_as_whole_hours(text: str, hours: int) -> None:
     ("text", "reason"),
     [
         ("90m", "whole number of hours"),
-        ("1m", "whole number of hours"),
+        ("1m", "whole number of hours: the shortest is 1h"),
         ("0h", "at once"),
         ("0d", "at once"),
         ("36", "not a TTL"),
