@@ -6,6 +6,7 @@ Without `storeUrl` only local retention and TTL run. Nothing here is imported by
 import asyncio
 import functools
 import logging
+import math
 from typing import Any
 
 from broker import validators
@@ -48,30 +49,38 @@ class ArchiveWiring:
         self.lifecycle: Lifecycle | None = None
         self._state: StateKeeper | None = None
         self.jobs = JobScheduler(context.clock)
+        self._delete_hours = context.config.delete_hours
         self._uploader: WorkerClient | None = None
         self._reader_worker: WorkerClient | None = None
         self.reader: ColdReader | None = None
 
     def policy(self) -> Policy:
-        config, topics = self._context.config, self._context.topics
+        config, topics, store = self._context.config, self._context.topics, self._context.store
         internal = {*validators.PINNED_TOPICS, revive_log(config.broker_cluster_name)}
 
         def ttl_hours(topic: str) -> int | None:
             found = topics.select(topic)
-            hours = int(found.attributes.get(validators.RESERVE_TIME, -1)) if found is not None else -1
+            if found is None:
+                return None  # its TTL is not known: kept until somebody says more
+            hours = int(found.attributes.get(validators.RESERVE_TIME, -1))
             hours = config.default_ttl_hours if hours == -1 else hours
             return None if hours <= 0 else hours
 
+        archiving = bool(config.store_url)
+        crowded = config.disk_max_used_space_ratio / 100
+        forced = config.disk_space_clean_forcibly_ratio / 100 if config.clean_file_forcibly_enable else math.inf
         return Policy(
             archive_min_bytes=config.archive_min_bytes,
             archive_max_age_ms=config.archive_max_age,
             reserved_ms=config.file_reserved_time * 3_600_000,
-            disk_mark=config.disk_max_used_space_ratio / 100,
+            delete_hours=None if archiving else self._delete_hours,
+            disk_mark=crowded,
+            force_mark=crowded if archiving else forced,
             grace_ms=config.expire_grace,
             upload_bytes_per_second=config.archive_upload_bytes_per_second,
-            archived=lambda topic: not topics.is_system(topic),
+            archived=lambda topic: archiving and not topics.is_system(topic),
             internal=internal.__contains__,
-            exists=lambda topic: topics.select(topic) is not None,
+            gone_below=lambda topic: store.state.deleted.get(topic, 0),
             ttl_hours=ttl_hours,
         )
 

@@ -92,6 +92,8 @@ class BrokerConfig(SecurityConfig):
     file_reserved_time: int = key(72, low=1, high=1_000_000, live=True)
     delete_when: str = key("04")
     disk_max_used_space_ratio: int = key(75, low=10, high=95, live=True)
+    disk_space_clean_forcibly_ratio: int = key(85, low=30, high=99, live=True)
+    clean_file_forcibly_enable: bool = key(True, live=True)
     disk_space_warning_level_ratio: int = key(90, low=35, high=99, live=True)
 
     store_url: str = key("")
@@ -121,6 +123,14 @@ class BrokerConfig(SecurityConfig):
     @property
     def name_servers(self) -> list[str]:
         return [part.strip() for part in re.split(r"[;,]", self.namesrv_addr) if part.strip()]
+
+    @property
+    def delete_hours(self) -> frozenset[int]:
+        """Hours of the day out of `deleteWhen`: `04`, or several with `;`. Raises ConfigError."""
+        hours = [part.strip() for part in self.delete_when.split(";") if part.strip()]
+        if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
+            raise ConfigError(f"deleteWhen: {self.delete_when!r} is no hour of the day (00 to 23; several with ;)")
+        return frozenset(map(int, hours))
 
     @property
     def sync_flush(self) -> bool:

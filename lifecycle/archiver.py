@@ -18,11 +18,13 @@ from infra.object_store import AccessDenied
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import (
     HOUR_MS,
+    Moment,
     Pending,
     Policy,
     deletable,
     due_topics,
-    eviction_plan,
+    may_evict,
+    moment_of,
     plan_dropped,
     plan_expiry,
     upload_rate,
@@ -106,7 +108,7 @@ class Lifecycle:
                     break  # each name failed: the next run tries again
             self._note(reports)
             if evict:
-                self._evict([segment for segment in self._hot.segments() if segment.sealed], progress)
+                self._evict(progress, everything=True)
         return reports
 
     def adjust_upload_rate(self) -> None:
@@ -213,32 +215,43 @@ class Lifecycle:
             if self._journal is not None:
                 self._journal.ensure_online()
                 self._journal.follow()
-            now = self._clock.now_ms()
-            return self._evict(wanted_segments(self._hot.segments(), self.policy, now, self._hot.disk_ratio()), None)
+            return self._evict(None)
 
-    def _evict(self, wanted: Sequence[Segment], progress: Progress | None) -> list[int]:
-        self._carry_out_of(wanted)
+    def _evict(self, progress: Progress | None, *, everything: bool = False) -> list[int]:
+        """One at a time, the oldest first; the disk is asked again in between. With `everything`, of any age."""
+        evicted: list[int] = []
+        expired_by: int | None = None
+        moment: Moment | None = None
+        while not self._stopping and (oldest := min(self._hot.segments(), key=_base_of, default=None)) is not None:
+            if not oldest.sealed:
+                break
+            expired_by = self._expired_by() if expired_by is None else expired_by
+            policy, ratio = self.policy, self._hot.disk_ratio()
+            moment = moment_of(policy, self._clock.now_ms(), expired_by, ratio, moment)
+            if not self._may_go(oldest, policy, moment._replace(crowded=moment.crowded or everything)):
+                break
+            failpoint.hit("offload.before_evict")
+            self._hot.evict(oldest.base)
+            failpoint.hit("offload.after_evict")
+            evicted.append(oldest.base)
+            self._evicted += 1
+            _log.info("the local segment at %d is evicted, the disk is %.0f %% full", oldest.base, ratio * 100)
+            if progress is not None:
+                progress({"event": "evicted", "segment": oldest.base})
+        return evicted
+
+    def _may_go(self, oldest: Segment, policy: Policy, moment: Moment) -> bool:
+        through = self._through()
+        if not may_evict(oldest, through, policy, moment, None):
+            return False
         pinned = self._hot.pinned_from()
+        if pinned is not None and pinned < oldest.end:
+            # A timer may wait for days: it moves to the head of the log where it alone would keep a segment.
+            self._hot.carry_waiting(oldest.end)
+            pinned = self._hot.pinned_from()
         # What a message no longer waits for, its delivery or its end, must be as durable as the segment that goes.
         self._hot.flush()
-        plan = eviction_plan(
-            self._hot.segments(),
-            wanted,
-            self._through(),
-            self.policy,
-            now_ms=self._clock.now_ms(),
-            pinned=pinned,
-            expired_by_ms=self._expired_by() if wanted else None,
-        )
-        for base in plan:
-            failpoint.hit("offload.before_evict")
-            self._hot.evict(base)
-            failpoint.hit("offload.after_evict")
-            self._evicted += 1
-            _log.info("the local segment at %d is evicted", base)
-            if progress is not None:
-                progress({"event": "evicted", "segment": base})
-        return plan
+        return may_evict(oldest, self._through(), policy, moment, pinned)
 
     def _expired_by(self) -> int:
         """The time by which a TTL lets go of what no archive has: as careful as where the TTL itself deletes."""
@@ -249,14 +262,6 @@ class Lifecycle:
         except ClocksDisagree as error:
             _log.warning("nothing counts as expired: %s", error)
             return 0
-
-    def _carry_out_of(self, wanted: Sequence[Segment]) -> None:
-        """A timer may wait for days: it moves to the head of the log where it alone would keep segments."""
-        segments = self._hot.segments()
-        through, now = self._through(), self._clock.now_ms()
-        free = set(eviction_plan(segments, wanted, through, self.policy, now_ms=now, pinned=None))
-        if free:
-            self._hot.carry_waiting(max(segment.end for segment in segments if segment.base in free))
 
     # --- expiry --------------------------------------------------------------------------------------------
 
@@ -473,3 +478,7 @@ class Lifecycle:
 
     def age_ms(self, what: Pending) -> int:
         return max(0, self._clock.now_ms() - what.oldest_ms) if what.oldest_ms >= 0 else 0
+
+
+def _base_of(segment: Segment) -> int:
+    return segment.base

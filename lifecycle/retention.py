@@ -1,12 +1,21 @@
 """Decisions about age and room, as pure functions: what is due, what may be evicted, what has expired.
 
 Times are milliseconds. A time below 0 is unknown, and what is of unknown age is kept.
+
+Local disk, by its fill. What is archived leaves it early and loses nothing; what no archive takes (all of it without
+`storeUrl`, some system topics with one) goes as in RocketMQ:
+
+disk_mark    diskMaxUsedSpaceRatio: archived segments go, the oldest first, until the fill is RELIEF below the mark
+             again; what is older than fileReservedTime goes at any hour, not only at `deleteWhen`
+force_mark   diskSpaceCleanForciblyRatio: what no archive takes goes whatever its age. With an archive this is
+             `disk_mark`: a trace record must not keep archived messages on a crowded disk
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
 from lifecycle.hot_store import Segment
@@ -14,6 +23,8 @@ from neve.archive.journal import CommittedName
 
 HOUR_MS = 3_600_000
 FOR_EVER_HOURS = 1_000_000
+# A crowded disk is relieved until its fill is this far below the mark: brokers that share it don't evict all they have.
+RELIEF = 0.05
 
 
 class Pending(NamedTuple):
@@ -28,13 +39,17 @@ class Policy:
     archive_min_bytes: int = 8 << 20
     archive_max_age_ms: int = HOUR_MS
     reserved_ms: int = 72 * HOUR_MS  # local retention, fileReservedTime
+    delete_hours: frozenset[int] | None = None  # deleteWhen, for what no archive takes; None: at any hour
     disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
+    force_mark: float = 0.75
     grace_ms: int = 24 * HOUR_MS
     upload_bytes_per_second: int = 0  # 0: no limit
     archived: Callable[[str], bool] = field(default=lambda topic: True)
     # Topics of the broker's own, of which it needs what is pinned and nothing else.
     internal: Callable[[str], bool] = field(default=lambda topic: False)
-    exists: Callable[[str], bool] = field(default=lambda topic: True)
+    # The CommitLog offset below which a topic's records are those of a deleted one. Only a deletion says so: a topic
+    # that is missing from a table is not known to be gone.
+    gone_below: Callable[[str], int] = field(default=lambda topic: 0)
     ttl_hours: Callable[[str], int | None] = field(default=lambda topic: None)  # None: for ever
 
     def ttl_ms(self, topic: str) -> int | None:
@@ -50,8 +65,7 @@ def wanted_segments(segments: Iterable[Segment], policy: Policy, now_ms: int, di
     return [
         segment
         for segment in segments
-        if segment.sealed
-        and (crowded or (segment.newest_store_time >= 0 and segment.newest_store_time + policy.reserved_ms <= now_ms))
+        if segment.sealed and (crowded or _is_aged(segment.newest_store_time, policy, now_ms))
     ]
 
 
@@ -87,63 +101,62 @@ def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) 
     return int(policy.upload_bytes_per_second * max(1.0, age / policy.archive_max_age_ms))
 
 
-def may_evict(
-    segment: Segment,
-    through: Mapping[str, int],
-    policy: Policy,
-    now_ms: int,
-    pinned: int | None,
-    *,
-    expired_by_ms: int | None = None,
-) -> bool:
-    """Whether nothing is lost when the segment goes: each topic is archived, expired, deleted or not archived.
+class Moment(NamedTuple):
+    """When, and how full the disk is, as an eviction goes by it.
 
-    `expired_by_ms` is the time that a TTL goes by, where it is not `now_ms`: late rather than early.
+    `expired_by_ms` is the time by which a TTL or fileReservedTime lets go of what no archive has: late rather than
+    early. `crowded`: archived segments go whatever their age; `forced`: so does what no archive takes.
+    """
+
+    now_ms: int
+    expired_by_ms: int
+    crowded: bool = False
+    forced: bool = False
+
+
+def moment_of(policy: Policy, now_ms: int, expired_by_ms: int, disk_ratio: float, before: Moment | None) -> Moment:
+    """`before`: of the segment that has just gone; what goes for want of room goes on down to the lower mark."""
+    crowded = disk_ratio > policy.disk_mark - (RELIEF if before is not None and before.crowded else 0.0)
+    forced = disk_ratio > policy.force_mark - (RELIEF if before is not None and before.forced else 0.0)
+    return Moment(now_ms, expired_by_ms, crowded, forced)
+
+
+def may_evict(segment: Segment, through: Mapping[str, int], policy: Policy, moment: Moment, pinned: int | None) -> bool:
+    """Whether the log's oldest segment should go, and nothing is lost by it that is not to be lost.
+
+    Each topic's part is archived, expired, deleted, or what no archive takes and RocketMQ's rule lets go of.
 
     Waiting timers, half messages and their like are not archived: as long as one waits, it pins its segment. Without
     one their topics hold nothing up, or a broker with delayed messages could not free a crowded disk.
     """
     if not segment.sealed or (pinned is not None and pinned < segment.end):
         return False
-    by = now_ms if expired_by_ms is None else expired_by_ms
-    return all(
-        _settled(topic, record, through, policy, now_ms=now_ms, expired_by_ms=by)
-        for topic, record in segment.topics.items()
-    )
+    if not moment.crowded and not _is_aged(segment.newest_store_time, policy, moment.now_ms):
+        return False
+    return all(_settled(topic, record, through, policy, moment) for topic, record in segment.topics.items())
 
 
-def _settled(
-    topic: str, record: tuple[int, int], through: Mapping[str, int], policy: Policy, *, now_ms: int, expired_by_ms: int
-) -> bool:
+def _settled(topic: str, record: tuple[int, int], through: Mapping[str, int], policy: Policy, moment: Moment) -> bool:
     last, newest = record
-    if last < through.get(topic, 0) or not policy.exists(topic) or policy.internal(topic):
+    if last < max(through.get(topic, 0), policy.gone_below(topic)) or policy.internal(topic):
         return True
     ttl = policy.ttl_ms(topic)
-    if ttl is not None and newest >= 0 and newest + ttl <= expired_by_ms:
+    if ttl is not None and newest >= 0 and newest + ttl <= moment.expired_by_ms:
         return True
-    return not policy.archived(topic) and newest >= 0 and newest + policy.reserved_ms <= now_ms
+    if policy.archived(topic):
+        return False
+    if moment.forced:
+        return True
+    return _is_aged(newest, policy, moment.expired_by_ms) and (moment.crowded or _is_delete_hour(policy, moment.now_ms))
 
 
-def eviction_plan(
-    segments: Sequence[Segment],
-    wanted: Iterable[Segment],
-    through: Mapping[str, int],
-    policy: Policy,
-    *,
-    now_ms: int,
-    pinned: int | None,
-    expired_by_ms: int | None = None,
-) -> list[int]:
-    """Bases of the segments to remove: from the log's lower end, up to the first that must stay."""
-    asked = {segment.base for segment in wanted}
-    plan = []
-    for segment in sorted(segments, key=lambda each: each.base):
-        if segment.base not in asked or not may_evict(
-            segment, through, policy, now_ms, pinned, expired_by_ms=expired_by_ms
-        ):
-            break
-        plan.append(segment.base)
-    return plan
+def _is_aged(newest_ms: int, policy: Policy, now_ms: int) -> bool:
+    return newest_ms >= 0 and newest_ms + policy.reserved_ms <= now_ms
+
+
+def _is_delete_hour(policy: Policy, now_ms: int) -> bool:
+    """By the machine's own time zone, as RocketMQ has it."""
+    return policy.delete_hours is None or datetime.fromtimestamp(now_ms / 1000).hour in policy.delete_hours  # noqa: DTZ006
 
 
 class ExpirePlan(NamedTuple):

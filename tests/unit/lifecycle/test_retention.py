@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -199,15 +203,93 @@ def test_retention_waits_for_age_or_a_crowded_disk(rig: Rig) -> None:
     assert rig.lifecycle.run_retention() != []
 
 
-def test_without_an_archive_only_age_counts(tmp_path: Path) -> None:
+def without_archive(rig: Rig, **rules: Any) -> Lifecycle:
+    policy = Policy(archived=lambda topic: False, delete_hours=None, force_mark=0.85)
+    return Lifecycle(rig.hot, None, None, lambda: replace(policy, **rules), rig.clock)
+
+
+def fill_by_segments(rig: Rig, empty: float, each: float) -> None:
+    """The disk's fill is `empty` and `each` more for each sealed segment."""
+
+    def ratio() -> float:
+        return empty + each * sum(segment.sealed for segment in rig.hot.segments())
+
+    rig.hot.disk_ratio = ratio  # type: ignore[method-assign]
+
+
+def test_without_an_archive_age_deletes(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
-    local = Lifecycle(rig.hot, None, None, lambda: Policy(archived=lambda topic: False), rig.clock)
+    local = without_archive(rig)
     rig.hot.put("a", count=15)
     rig.clock.advance(72 * HOUR - 1)
     assert local.run_retention() == []
     rig.clock.advance(1)
     assert local.run_retention() == [0]
     assert local.status()["archive"] == "off"
+
+
+def test_without_an_archive_age_deletes_in_its_hours_or_on_a_crowded_disk(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state")
+    hour = datetime.fromtimestamp(rig.clock.now_ms() / 1000).hour  # noqa: DTZ006 - as the machine's operator reads it
+    local = without_archive(rig, delete_hours=frozenset({(hour + 2) % 24}))
+    rig.hot.put("a", count=35)
+    rig.clock.advance(72 * HOUR)
+    assert local.run_retention() == []
+    rig.hot.disk = 0.76
+    assert local.run_retention() == [0, 1000, 2000]
+    rig.hot.disk = 0.1
+    rig.hot.put("a", count=10)
+    rig.clock.advance(72 * HOUR)
+    assert local.run_retention() == []
+    rig.clock.advance(2 * HOUR)
+    assert local.run_retention() == [3000]
+
+
+def test_without_an_archive_a_full_disk_deletes_the_oldest_whatever_its_age(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state")
+    rig.hot.put("a", count=95)
+    fill_by_segments(rig, 0.10, 0.08)
+    assert without_archive(rig).run_retention() == [], "82 %: only what is old enough goes"
+    assert without_archive(rig, force_mark=math.inf).run_retention() == []
+    fill_by_segments(rig, 0.15, 0.08)
+    assert without_archive(rig, force_mark=math.inf).run_retention() == []
+    assert without_archive(rig).run_retention() == [0], "87 %: down to 5 below the mark of 85"
+
+
+def test_a_crowded_disk_is_relieved_step_by_step_down_to_the_lower_mark(tmp_path: Path) -> None:
+    """Brokers that share a disk would otherwise evict all that each of them has."""
+    rig = Rig(tmp_path / "state")
+    rig.hot.put("a", count=95)
+    rig.lifecycle.run_offload(roll=True)
+    fill_by_segments(rig, 0.0, 0.08)
+    assert rig.lifecycle.run_retention() == [0, 1000], "from 80 % over 72 % to 64 %"
+    rig.hot.put("a", count=10)
+    assert rig.lifecycle.run_retention() == [], "72 % is no reason to begin"
+
+
+def test_records_that_no_archive_takes_keep_no_archived_ones_on_a_crowded_disk(tmp_path: Path) -> None:
+    """A trace of each message would otherwise switch off relief by tiering."""
+    rig = Rig(tmp_path / "state", Policy(archived=lambda topic: topic != "RMQ_SYS_TRACE_TOPIC"))
+    rig.hot.put("RMQ_SYS_TRACE_TOPIC")
+    rig.hot.put("a", count=15)
+    rig.offload()
+    assert rig.lifecycle.run_retention() == []
+    rig.hot.disk = 0.76
+    assert rig.lifecycle.run_retention() == [0, 1000]
+
+
+def test_only_a_deletion_says_that_a_topic_is_gone(tmp_path: Path) -> None:
+    """One that is in no table of topics may have lost its table: its messages are kept until they are archived."""
+    gone: dict[str, int] = {}
+    rig = Rig(tmp_path / "state", Policy(gone_below=lambda topic: gone.get(topic, 0), ttl_hours=lambda topic: None))
+    rig.hot.put("lost", count=15)
+    rig.hot.disk = 0.99
+    rig.clock.advance(1000 * HOUR)
+    assert rig.lifecycle.run_retention() == []
+    gone["lost"] = 900
+    assert rig.lifecycle.run_retention() == [], "its record at 900 is of the topic that came again"
+    gone["lost"] = 1000
+    assert rig.lifecycle.run_retention() == [0]
 
 
 def test_uploads_get_more_room_as_the_backlog_ages_and_all_of_it_when_the_disk_is_full() -> None:

@@ -1,0 +1,76 @@
+"""A running broker frees its disk: by RocketMQ's rules without an archive, of what is archived with one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from infra.config import BrokerConfig, ConfigError
+from infra.disk import Room
+from tests.broker_in_process import running, send
+
+SEGMENTS = 4
+
+
+def fill(broker: BrokerController, monkeypatch: pytest.MonkeyPatch, percent: int) -> None:
+    monkeypatch.setattr(type(broker.context.store.disk), "room", lambda self, path: Room(percent, 100 - percent))
+
+
+@pytest.mark.parametrize(
+    ("percent", "setting", "evicted"),
+    [
+        (84, "", 0),
+        (86, "", SEGMENTS),
+        (86, "cleanFileForciblyEnable=false", 0),
+        (86, "diskSpaceCleanForciblyRatio=95", 0),
+    ],
+)
+def test_without_an_archive_the_oldest_goes_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: int, setting: str, evicted: int
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "data", *filter(None, [setting])) as (broker, connection):
+            for _ in range(SEGMENTS + 1):
+                await send(connection, "orders", b"x" * 900_000)
+            fill(broker, monkeypatch, percent)
+            assert broker.archive.lifecycle is not None
+            await asyncio.to_thread(broker.archive.lifecycle.run_retention)
+            assert broker.context.store.min_offset("orders", 0) == evicted
+
+    asyncio.run(scenario())
+
+
+def test_a_trace_of_each_message_keeps_no_archived_segment_on_a_crowded_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        store = f"storeUrl=dir:{tmp_path / 'store'}"
+        async with running(tmp_path / "data", store, "archivePeriod=1d", "archiveMinBytes=1") as (broker, connection):
+            fill(broker, monkeypatch, 50)
+            for _ in range(SEGMENTS + 1):
+                await send(connection, "RMQ_SYS_TRACE_TOPIC", b"trace")
+                await send(connection, "orders", b"x" * 900_000)
+            lifecycle = broker.archive.lifecycle
+            assert lifecycle is not None
+            await asyncio.to_thread(lifecycle.run_offload)
+            await asyncio.to_thread(lifecycle.run_retention)
+            assert broker.context.store.min_offset("orders", 0) == 0
+            fill(broker, monkeypatch, 76)
+            await asyncio.to_thread(lifecycle.run_retention)
+            assert broker.context.store.min_offset("orders", 0) >= SEGMENTS
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("text", "hours"), [("04", {4}), ("4;16", {4, 16}), ("", set())])
+def test_the_hours_of_deletion_are_read_as_rocketmq_writes_them(text: str, hours: set[int]) -> None:
+    assert BrokerConfig(delete_when=text).delete_hours == hours
+
+
+@pytest.mark.parametrize("text", ["24", "night", "-1"])
+def test_an_hour_that_no_day_has_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="deleteWhen"):
+        BrokerConfig(delete_when=text).delete_hours  # noqa: B018
