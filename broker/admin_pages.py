@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +13,7 @@ from broker.topic_metrics import families, take_figures
 from infra.admin_http import AdminHttp, Request, Response, json_response
 from infra.loop_pause import LoopPause
 from infra.metrics import render
+from infra.supervisor import Trouble
 from neve.archive.journal import decode_entry
 from neve.archive.keys import journal_key
 
@@ -75,11 +76,21 @@ class _Pages:
         return {topic: lifecycle.age_ms(what) for topic, what in backlog.items()}
 
     async def live(self, request: Request) -> Response:
-        return Response(503 if self._controller.context.flusher.failed else 200, b"live\n")
+        """503: only a new process helps. What may pass by itself is named below the first line."""
+        troubles = self._controller.troubles()
+        dead = self._controller.context.flusher.failed or any(each.kind != "failing" for each in troubles)
+        return self._health("not live" if dead else "live", 503 if dead else 200, troubles)
 
     async def ready(self, request: Request) -> Response:
-        ready = self._controller.context.accepting
-        return Response(200 if ready else 503, b"ready\n" if ready else b"not ready\n")
+        """503 also where a task of the broker fails again and again; a store that is away is no reason."""
+        troubles = self._controller.troubles()
+        ready = self._controller.context.accepting and not troubles
+        return self._health("ready" if ready else "not ready", 200 if ready else 503, troubles)
+
+    def _health(self, word: str, status: int, troubles: Sequence[Trouble]) -> Response:
+        lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles)]
+        lines += [f"job {name}: {error}" for name, error in sorted(self._archive.jobs.last_error.items())]
+        return Response(status, "".join(f"{line}\n" for line in lines).encode())
 
     async def status(self, request: Request) -> Response:
         status = await asyncio.to_thread(self._archive.status)
@@ -252,4 +263,7 @@ def _register_metrics(controller: BrokerController) -> None:
         gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.fenced))
         gauge("archive_online", "1: the store answered since the start", lambda: int(journal.online))
     jobs = controller.archive.jobs
+    counter("task_failures_total", "failed runs of the broker's own tasks", controller.task_failures)
+    gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(controller.troubles()))
+    counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", controller.faults.total)
     counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))

@@ -25,6 +25,7 @@ from infra.clock import Clock
 from infra.config import BrokerConfig
 from infra.metrics import Metrics
 from infra.remoting_server import Connection
+from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.remoting.body import QueueData
 from neve.remoting.codes import ResponseCode
@@ -36,6 +37,8 @@ class BrokerContext:
     config: BrokerConfig
     clock: Clock
     metrics: Metrics
+    # Single items that were set aside so that nothing else stops.
+    faults: Faults
     root: Path
     store: MessageStore
     tiered: TieredStore

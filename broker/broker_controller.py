@@ -54,7 +54,7 @@ from infra.startup import (
     local_address,
     open_files_limit,
 )
-from infra.supervisor import Supervisor
+from infra.supervisor import HANGING_S, Faults, Supervisor, Trouble
 from infra.tls import server_tls
 from lifecycle.scheduler import KNOWN_FAILURES
 
@@ -80,6 +80,7 @@ class BrokerController:
         self.stopped = asyncio.Event()
         self.exit_code = 0
         self._supervisor = Supervisor("broker")
+        self.faults = Faults()
         self._register_wanted = asyncio.Event()
         host = config.broker_ip1 or local_address(
             config.name_servers[0].rpartition(":")[0] if config.name_servers else None
@@ -123,7 +124,11 @@ class BrokerController:
         )
         tables = root / "config"
         flusher = Flusher(
-            store, clock, interval_ms=lambda: config.flush_interval_commit_log, on_failure=self._flush_failed
+            store,
+            clock,
+            interval_ms=lambda: config.flush_interval_commit_log,
+            on_failure=self._flush_failed,
+            faults=self.faults,
         )
         sync_log = flusher.flush_now
         offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log)
@@ -132,6 +137,7 @@ class BrokerController:
             config=config,
             clock=clock,
             metrics=self.metrics,
+            faults=self.faults,
             root=root,
             store=store,
             tiered=TieredStore(store, config),
@@ -152,12 +158,18 @@ class BrokerController:
             modes=RequestModes(disk, tables / "messageRequestMode.json"),
             clients=ClientManager(clock, self._members_changed),
             locks=RebalanceLock(clock),
-            hold=PullRequestHold(clock, config.max_held_pulls),
+            hold=PullRequestHold(clock, config.max_held_pulls, self.faults),
             schedule=ScheduleMessage(
-                store, clock, parse_levels(config.message_delay_level), disk, tables / "delayOffset.json", sync_log
+                store,
+                clock,
+                parse_levels(config.message_delay_level),
+                disk,
+                tables / "delayOffset.json",
+                sync_log,
+                self.faults,
             ),
             stats=BrokerStats(clock),
-            timers=TimerMessages(store, clock, config, lambda topic: topics.select(topic) is not None),
+            timers=TimerMessages(store, clock, config, lambda topic: topics.select(topic) is not None, self.faults),
             transactions=HalfMessages(store, clock),
             address=(host, config.listen_port),
             boot_ms=clock.now_ms(),
@@ -269,10 +281,15 @@ class BrokerController:
 
     def _start_tasks(self) -> None:
         every, context = self._supervisor.every, self.context
-        self._supervisor.spawn("flush", context.flusher.run())
-        self._supervisor.spawn("register", self._register_when_wanted())
-        every("schedule", _SCHEDULE_PERIOD, self._deliver_due)
-        every("tick", _TICK, self._tick)
+        self._supervisor.vital("flush", context.flusher.run(), self._flusher_ended)
+        self._supervisor.keep("register", self._register_when_wanted)
+        every("schedule", _SCHEDULE_PERIOD, self._deliver_delayed)
+        every("timers", _SCHEDULE_PERIOD, self._deliver_timers)
+        every("held-pulls", _TICK, context.hold.check_deadlines)
+        every("flush-deadlines", _TICK, context.flusher.check_deadlines)
+        every("disk-mark", _TICK, self._look_at_disk)
+        every("totals", _TICK, self.processors.totals.sample)
+        every("stats", _TICK, context.stats.sample)
         every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)
         every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context).run)
         every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
@@ -283,29 +300,34 @@ class BrokerController:
     # ---- running -----------------------------------------------------------------------------------------------
 
     def _appended(self, shown: list[Shown]) -> None:
+        """What is stored and confirmed is so whatever happens here."""
         hold, polling = self.context.hold, self.context.polling
-        if not (hold.count or polling.count):
-            return
+        if hold.count or polling.count:
+            try:
+                self._tell_who_waits(shown)
+            except Exception as error:  # noqa: BLE001 - who waits asks again by themselves
+                self.faults.add("who waits for messages", error)
+
+    def _tell_who_waits(self, shown: list[Shown]) -> None:
+        hold, polling = self.context.hold, self.context.polling
         for queue, queue_offset, tags_code in shown:
             polling.arrived(queue.topic, queue.queue_id)
             if hold.arrived(queue.topic, queue.queue_id, queue_offset, tags_code) and not hold.wake_scheduled:
                 hold.wake_scheduled = True
                 asyncio.get_running_loop().call_soon(hold.wake)
 
-    def _deliver_due(self) -> None:
+    def _deliver_delayed(self) -> None:
         if self.context.accepting:
             self.context.schedule.deliver_due()
+
+    def _deliver_timers(self) -> None:
+        if self.context.accepting:
             self.context.timers.deliver_due()
 
-    def _tick(self) -> None:
-        context = self.context
-        context.hold.check_deadlines()
-        context.flusher.check_deadlines()
-        self.processors.totals.sample()
-        context.stats.sample()
+    def _look_at_disk(self) -> None:
         mark = self.config.disk_space_warning_level_ratio / 100
         ratio = self.processors.totals.disk_ratio()
-        context.refuse_writes = (
+        self.context.refuse_writes = (
             f"the broker's disk is full, {ratio:.0%} used, mark {mark:.0%}" if ratio > mark else None
         )
 
@@ -335,8 +357,12 @@ class BrokerController:
         while True:
             await self._register_wanted.wait()
             self._register_wanted.clear()
-            await self._register()
-            await self.context.topics.file.save()
+            try:
+                await self._register()
+                await self.context.topics.file.save()
+            except Exception:
+                self._register_wanted.set()  # for the next try
+                raise
 
     def _members_changed(self, group: ConsumerGroup) -> None:
         self.processors.clients.notify_consumers(group)
@@ -366,6 +392,20 @@ class BrokerController:
         for retry in {pop_retry_topic(topic, group) for group in context.groups.groups} - {topic}:
             await self._drop_topic(retry)
         await self._register()
+
+    def troubles(self) -> list[Trouble]:
+        """What is wrong with the broker's own tasks."""
+        found = self._supervisor.troubles()
+        since = self.context.flusher.syncing_since
+        if since is not None and (seconds := self._clock.monotonic() - since) > HANGING_S:
+            found.append(Trouble("flush", "hanging", f"a sync for {seconds:.0f} s"))
+        return found
+
+    def task_failures(self) -> int:
+        return self._supervisor.failures.total()
+
+    def _flusher_ended(self, error: BaseException | None) -> None:
+        self.context.flusher.fail(error or RuntimeError("the flusher ended"))
 
     def _flush_failed(self, error: BaseException) -> None:
         self.context.accepting = False

@@ -1,6 +1,7 @@
 """Group commit: one fdatasync in a thread for everything appended before it, then one write for each connection.
 
-A failed fdatasync is final: what it covered is never acknowledged and the broker stops.
+A failed fdatasync is final: what it covered is never acknowledged and the broker stops. It stops whatever ends `run`:
+nothing may be acknowledged that nobody flushes any more.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.remoting_server import Connection
+from infra.supervisor import Faults
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +39,17 @@ class Flusher:
         *,
         interval_ms: Callable[[], int],
         on_failure: Callable[[BaseException], None],
+        faults: Faults,
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store, self._clock, self._faults = store, clock, faults
         self._interval_ms, self._on_failure = interval_ms, on_failure
         self._waiting: deque[WaitingSend] = deque()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._work = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "flush")
         self.failed = False
+        # When the sync that is running began.
+        self.syncing_since: float | None = None
         self.flushed_offset = 0
         self.rounds = 0
 
@@ -73,21 +78,26 @@ class Flusher:
             self._work.clear()
             if not (self._store.dirty or self._waiting or self._flush_waiters):
                 continue
+            self.syncing_since = self._clock.monotonic()
             try:
                 offset = await loop.run_in_executor(self._pool, self._store.flush)
             except Exception as error:  # noqa: BLE001 - whatever went wrong: nothing below it may be acknowledged
-                self._fail(error)
+                self.fail(error)
                 return
+            self.syncing_since = None
             self.rounds += 1
             self._complete(offset)
 
     def _complete(self, offset: int) -> None:
+        """What is on the disk is so whatever goes wrong here: everybody else who waits hears of it."""
         self.flushed_offset = offset
-        self._store.after_flush(offset)
+        try:
+            self._store.after_flush(offset)
+        except Exception as error:  # noqa: BLE001 - the records are on the disk; the next round does it again
+            self._faults.add("what follows a flush", error, f"at {offset}")
         waiting = self._waiting
         while waiting and waiting[0].end_offset <= offset:
-            send = waiting.popleft()
-            send.connection.send_raw(send.render(0))
+            self._answer(waiting.popleft(), 0)
         rest = []
         for end, waiter in self._flush_waiters:
             if end <= offset:
@@ -103,10 +113,18 @@ class Flusher:
         """The disk is slow: FLUSH_DISK_TIMEOUT says stored, but not yet known to be safe."""
         now = self._clock.monotonic()
         while self._waiting and self._waiting[0].deadline <= now:
-            send = self._waiting.popleft()
-            send.connection.send_raw(send.render(10))
+            self._answer(self._waiting.popleft(), 10)
 
-    def _fail(self, error: BaseException) -> None:
+    def _answer(self, send: WaitingSend, code: int) -> None:
+        try:
+            send.connection.send_raw(send.render(code))
+        except Exception as error:  # noqa: BLE001 - one answer that can't be made; the others are waited for
+            self._faults.add("the answer to a send", error, f"that ends at {send.end_offset}")
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more is acknowledged: who waits, and who comes later, hears so. Once; the first reason counts."""
+        if self.failed:
+            return
         log.critical("flush failed: nothing more is acknowledged: %r", error)
         self.failed = True
         self._waiting.clear()

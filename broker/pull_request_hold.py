@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from infra.clock import Clock
 from infra.remoting_server import Connection
+from infra.supervisor import Faults
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +17,7 @@ class HeldPull:
     offset: int
     deadline: float
     codes: frozenset[int] | None
-    # Runs the pull again; True as its argument: answer whatever comes.
+    # Runs the pull again and answers it, a failure too; True as its argument: answer whatever comes.
     resume: Callable[[bool], None]
     done: bool = False
 
@@ -24,8 +25,8 @@ class HeldPull:
 class PullRequestHold:
     """One wake-up for each pull, whoever comes first: message, deadline, or the connection's end."""
 
-    def __init__(self, clock: Clock, limit: int) -> None:
-        self._clock, self._limit = clock, limit
+    def __init__(self, clock: Clock, limit: int, faults: Faults) -> None:
+        self._clock, self._limit, self._faults = clock, limit, faults
         self._held: defaultdict[tuple[str, int], list[HeldPull]] = defaultdict(list)
         self._ready: list[HeldPull] = []
         self.count = 0
@@ -97,8 +98,11 @@ class PullRequestHold:
         else:
             self._held.pop(key, None)
 
-    @staticmethod
-    def _resume(pull: HeldPull, last: bool) -> None:
-        if not pull.done:
-            pull.done = True
+    def _resume(self, pull: HeldPull, last: bool) -> None:
+        if pull.done:
+            return
+        pull.done = True
+        try:
             pull.resume(last)
+        except Exception as error:  # noqa: BLE001 - one pull; the others that are due have their turn
+            self._faults.add("a waiting pull", error, f"of {pull.topic}, queue {pull.queue_id}")

@@ -12,11 +12,13 @@ from typing import Any
 
 from broker.record_copy import put_copy
 from broker.state_file import StateFile, SyncLog
+from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import Clock
 from infra.config import ConfigError
 from infra.disk import Disk
+from infra.supervisor import Faults
 from neve.message import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -46,10 +48,18 @@ def parse_levels(text: str) -> list[int]:
 
 class ScheduleMessage:
     def __init__(  # noqa: PLR0917
-        self, store: MessageStore, clock: Clock, levels: list[int], disk: Disk, path: Path, sync_log: SyncLog
+        self,
+        store: MessageStore,
+        clock: Clock,
+        levels: list[int],
+        disk: Disk,
+        path: Path,
+        sync_log: SyncLog,
+        faults: Faults,
     ) -> None:
-        self._store, self._clock, self._levels = store, clock, levels
+        self._store, self._clock, self._levels, self._faults = store, clock, levels, faults
         self._offsets: dict[int, int] = {}
+        self._log_takes_nothing = False
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
         self.on_delivered: Callable[[], None] = lambda: None
 
@@ -80,30 +90,48 @@ class ScheduleMessage:
 
     def deliver_due(self) -> int:
         """Append what is due, at most one batch of each level; the number of messages delivered."""
-        delivered = 0
-        for level in range(1, len(self._levels) + 1):
-            delivered += self._deliver_level(level)
+        before = sum(self._offsets.values())
+        try:
+            for level in range(1, len(self._levels) + 1):
+                self._try_level(level)
+        except (StoreFull, StoreNotWritable) as error:
+            if not self._log_takes_nothing:
+                log.warning("delayed messages can't be delivered now: %s", error)
+            self._log_takes_nothing = True
+        else:
+            self._log_takes_nothing = False
+        delivered = sum(self._offsets.values()) - before
         if delivered:
             self.file.touch()
             self.on_delivered()
         return delivered
 
-    def _deliver_level(self, level: int) -> int:
+    def _try_level(self, level: int) -> None:
+        try:
+            self._deliver_level(level)
+        except (StoreFull, StoreNotWritable):
+            raise
+        except Exception as error:  # noqa: BLE001 - one level that can't be read; the others have their turn
+            self._faults.add("a delay level", error, level)
+
+    def _deliver_level(self, level: int) -> None:
         queue = level - 1
         end = self._store.max_offset(SCHEDULE_TOPIC, queue)
         offset = max(self._offsets.get(level, 0), self._store.min_offset(SCHEDULE_TOPIC, queue))
         if offset >= end:
-            return 0
+            return
         got = self._store.get(SCHEDULE_TOPIC, queue, offset, _BATCH, _BATCH_BYTES)
         now = self._clock.now_ms()
-        delivered = 0
         for record in (record for buffer in got.buffers for record in iter_records(buffer)):
             if self.deliver_time(level, record.store_timestamp) > now:
                 break
-            self._deliver(record)
+            try:
+                self._deliver(record)
+            except (StoreFull, StoreNotWritable):
+                raise
+            except Exception as error:  # noqa: BLE001 - one message that no topic can take; those behind it are due too
+                self._faults.add("a delayed message", error, f"at {record.physical_offset}")
             self._offsets[level] = record.queue_offset + 1
-            delivered += 1
-        return delivered
 
     def _deliver(self, record: MessageRecord) -> None:
         properties = record.properties

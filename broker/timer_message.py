@@ -24,6 +24,7 @@ from broker.store.message_store import MessageStore, PutResult
 from broker.validators import WHEEL_TIMER_TOPIC
 from infra.clock import Clock
 from infra.config import BrokerConfig
+from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.message import PROPERTIES_LENGTH_MAX, MessageRecord, decode_record
 from neve.remoting.codes import ResponseCode
@@ -43,9 +44,16 @@ _NOBODY = ("127.0.0.1", 0)
 
 class TimerMessages:
     def __init__(
-        self, store: MessageStore, clock: Clock, config: BrokerConfig, topic_exists: Callable[[str], bool]
+        self,
+        store: MessageStore,
+        clock: Clock,
+        config: BrokerConfig,
+        topic_exists: Callable[[str], bool],
+        faults: Faults,
     ) -> None:
         self._store, self._clock, self._config, self._topic_exists = store, clock, config, topic_exists
+        self._faults = faults
+        self._log_takes_nothing = False
         # Entries are (time of delivery, queue offset, log position).
         self._heap: list[tuple[int, int, int]] = []
         self._stored_order: deque[tuple[int, int, int]] = deque()
@@ -120,7 +128,12 @@ class TimerMessages:
                 if offset not in self._waiting:  # it was carried: its copy comes at the same time
                     heapq.heappop(heap)
                     continue
-                self._deliver(position, offset)
+                try:
+                    self._deliver(position, offset)
+                except (StoreFull, StoreNotWritable):
+                    raise
+                except Exception as error:  # noqa: BLE001 - one timer; those behind it are due too
+                    self._faults.add("a timer message", error, f"at {position}")
                 heapq.heappop(heap)
                 self._waiting.discard(offset)
                 self._delivered = (when, offset)
@@ -128,7 +141,11 @@ class TimerMessages:
             if done:
                 self._mark()
         except (StoreFull, StoreNotWritable) as error:
-            log.warning("timer messages can't be delivered now: %s", error)
+            if not self._log_takes_nothing:
+                log.warning("timer messages can't be delivered now: %s", error)
+            self._log_takes_nothing = True
+        else:
+            self._log_takes_nothing = False
         return done
 
     def _deliver(self, position: int, offset: int) -> None:

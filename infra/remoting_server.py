@@ -75,7 +75,7 @@ def not_supported(command: RemotingCommand) -> RemotingCommand:
 
 def _error_answer(command: RemotingCommand, error: Exception) -> RemotingCommand:
     if isinstance(error, BrokerError):
-        return RemotingCommand.response(command, error.code, error.remark)
+        return RemotingCommand.response(command, error.code or ResponseCode.SYSTEM_ERROR, error.remark)
     if not isinstance(error, NeveError):
         log.error("request %d from its handler", command.code, exc_info=error)
     return RemotingCommand.response(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
@@ -104,6 +104,7 @@ class Connection:
         self._corked = False
         self._flush_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._resumed: set[asyncio.Task[None]] = set()
         self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._next_opaque = 0
         self._pauses = 0
@@ -171,7 +172,7 @@ class Connection:
             if not future.done():
                 future.set_exception(UnknownOutcome("the connection closed before the answer"))
         self._waiting.clear()
-        for task in tuple(self._tasks):
+        for task in (*self._tasks, *self._resumed):
             task.cancel()
         callbacks, self._on_close = self._on_close, []
         if self._closed_callback is not None:
@@ -286,6 +287,22 @@ class Connection:
             if len(self._tasks) >= self._limits.max_in_flight and not self._gate_in_flight:
                 self._gate_in_flight = True
                 self._pause()
+
+    def resume(self, command: RemotingCommand, work: Callable[[], Answer | Awaitable[Answer]]) -> None:
+        """Go on with a request that waited: whatever comes of it, a failure too, is its answer.
+
+        It does not count among those in work, there may be thousands; it ends with the connection.
+        """
+        try:
+            answer = work()
+        except Exception as error:  # noqa: BLE001 - the dispatcher
+            answer = _error_answer(command, error)
+        if isinstance(answer, RemotingCommand):
+            self._answer(command, answer)
+        elif answer is not None:
+            task = self._loop.create_task(self._finish(command, answer))
+            self._resumed.add(task)
+            task.add_done_callback(self._resumed.discard)
 
     def _answer(self, command: RemotingCommand, answer: RemotingCommand) -> None:
         if command.flag & 2:

@@ -351,29 +351,4 @@ class PopMessageProcessor:
         self, connection: Connection, request: RemotingCommand, work: Coroutine[Any, Any, RemotingCommand | None]
     ) -> None:
         """Waiting pops don't count among a connection's requests in work: there may be thousands."""
-        task = asyncio.get_running_loop().create_task(self._finish(connection, request, work))
-        tasks: set[asyncio.Task[None]] | None = connection.state.get("pops")
-        if tasks is None:
-            tasks = connection.state["pops"] = set()
-            connection.on_close(_cancel_pops)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    @staticmethod
-    async def _finish(
-        connection: Connection, request: RemotingCommand, work: Coroutine[Any, Any, RemotingCommand | None]
-    ) -> None:
-        try:
-            answer = await work
-        except BrokerError as error:
-            answer = RemotingCommand.response(request, error.code or ResponseCode.SYSTEM_ERROR, error.remark)
-        except ValueError as error:
-            log.exception("pop of %s", request.ext.get("topic"))
-            answer = RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, str(error))
-        if answer is not None and not connection.is_closed and not request.is_oneway:
-            connection.send(answer)
-
-
-def _cancel_pops(connection: Connection) -> None:
-    for task in tuple(connection.state.get("pops", ())):
-        task.cancel()
+        connection.resume(request, lambda: work)

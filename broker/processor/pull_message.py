@@ -3,9 +3,8 @@
 The records go from the log's mapping to the socket as they lie there.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import msgspec
@@ -199,7 +198,8 @@ class PullMessageProcessor:
 
     def _hold(self, pull: Pull, offset: int, deadline: float) -> None:
         def resume(last: bool) -> None:
-            self._resume(pull, deadline, last=last)
+            if not pull.connection.is_closed:
+                pull.connection.resume(pull.request, lambda: self._resume(pull, deadline, last=last))
 
         header = pull.header
         self._context.watch(pull.connection)
@@ -207,51 +207,29 @@ class PullMessageProcessor:
             HeldPull(pull.connection, header.topic, header.queue_id, offset, deadline, pull.wanted.codes, resume)
         )
 
-    def _resume(self, pull: Pull, deadline: float, *, last: bool) -> None:
+    def _resume(
+        self, pull: Pull, deadline: float, *, last: bool
+    ) -> RemotingCommand | Awaitable[RemotingCommand] | None:
+        """While it was held, what it waits for may have left the local log, or the memory."""
         header, tiered = pull.header, self._context.tiered
-        if pull.connection.is_closed:
-            return
         pull.begun = self._context.clock.monotonic()
-        if self._context.topics.select(header.topic) is None:
-            answer = RemotingCommand.response(
-                pull.request, ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
-            )
-        elif (
-            target := self._context.offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
-        ) is not None:
-            answer = self._response(pull, self._moved(pull, target))
-        elif not tiered.is_hot(header.topic, header.queue_id, pull.start):
-            self._go_on(pull, lambda: self._pull_cold(pull))
-            return
-        else:
-            result = self._read_hot(pull)
-            if result.pending:
-                self._go_on(pull, lambda: self._pull_old(pull, result))
-                return
-            waits = response_code(result, pull.start) == ResponseCode.PULL_NOT_FOUND
-            if pull.wanted.predicate is not None and result.status == NO_MATCHED:
-                # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
-                pull.start, waits = result.next_offset, True
-            if waits and not last:
-                self._hold(pull, pull.start, deadline)
-                return
-            answer = self._response(pull, result)
-        pull.connection.send(answer)
-
-    def _go_on(self, pull: Pull, work: Callable[[], Awaitable[RemotingCommand]]) -> None:
-        """While it was held, what it waited for left the local log, or the memory; it ends with its connection."""
-        tasks = _tasks_of(pull.connection)
-        task = asyncio.get_running_loop().create_task(self._answer_when(pull, work))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    async def _answer_when(self, pull: Pull, work: Callable[[], Awaitable[RemotingCommand]]) -> None:
-        try:
-            answer = await work()
-        except BrokerError as error:
-            answer = RemotingCommand.response(pull.request, error.code, error.remark)
-        if not pull.connection.is_closed:
-            pull.connection.send(answer)
+        self._context.find_topic(header.topic)
+        target = self._context.offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        if target is not None:
+            return self._response(pull, self._moved(pull, target))
+        if not tiered.is_hot(header.topic, header.queue_id, pull.start):
+            return self._pull_cold(pull)
+        result = self._read_hot(pull)
+        if result.pending:
+            return self._pull_old(pull, result)
+        waits = response_code(result, pull.start) == ResponseCode.PULL_NOT_FOUND
+        if pull.wanted.predicate is not None and result.status == NO_MATCHED:
+            # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
+            pull.start, waits = result.next_offset, True
+        if waits and not last:
+            self._hold(pull, pull.start, deadline)
+            return None
+        return self._response(pull, result)
 
     def _response(self, pull: Pull, result: ReadResult) -> RemotingCommand:
         header, context = pull.header, self._context
@@ -273,20 +251,6 @@ class PullMessageProcessor:
             stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
         context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
-
-
-def _tasks_of(connection: Connection) -> set[asyncio.Task[None]]:
-    """The connection's pulls that had to be read after a wait."""
-    tasks: set[asyncio.Task[None]] | None = connection.state.get("resumed_pulls")
-    if tasks is None:
-        tasks = connection.state["resumed_pulls"] = set()
-        connection.on_close(lambda _: _cancel(tasks))
-    return tasks
-
-
-def _cancel(tasks: set[asyncio.Task[None]]) -> None:
-    for task in tuple(tasks):
-        task.cancel()
 
 
 def response_code(result: ReadResult, asked: int) -> ResponseCode:

@@ -26,7 +26,7 @@ from broker.topic_config_manager import TopicConfig
 from broker.transaction.half_messages import TRANSACTION_BITS
 from broker.validators import DLQ_PREFIX, HALF_TOPIC, PERM_WRITE, RETRY_PREFIX, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from infra.remoting_server import Connection
-from neve.errors import BrokerError
+from neve.errors import BrokerError, ProtocolError
 from neve.message import (
     MULTI_TAGS,
     PROPERTIES_LENGTH_MAX,
@@ -109,7 +109,11 @@ class SendMessageProcessor:
             handle = recall_handle(topic, self._context.config.broker_name, stored.deliver_ms, unique)
         if request.serialize_type == SERIALIZE_JSON:
             return render_send_response(request, code, stored, unique, handle)
-        return b"".join(encode_command(send_response(request, code, stored, unique, handle)))
+        try:
+            return b"".join(encode_command(send_response(request, code, stored, unique, handle)))
+        except (ProtocolError, ValueError):
+            # what is stored is stored: what the client named itself is left out where it makes no header
+            return b"".join(encode_command(send_response(request, code, stored, "", None)))
 
     # ---- checks, in RocketMQ's order ----------------------------------------------------------------------
 

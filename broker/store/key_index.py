@@ -13,6 +13,7 @@ A file is named by the physical offset of its first record. Key text is not stor
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +25,9 @@ from zlib_ng.zlib_ng import crc32
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreCorrupt
 from broker.store.layout import file_name, is_file_name
-from infra.disk import Disk, DiskFull
+from infra.disk import Disk
+
+log = logging.getLogger(__name__)
 
 _MAGIC = 0x4E494458
 _VERSION = 1
@@ -39,7 +42,7 @@ IndexItem = tuple[str, str, int, int]
 
 
 def _hash(topic: str, key: str) -> int:
-    return crc32(f"{topic}#{key}".encode())
+    return crc32(f"{topic}#{key}".encode("utf-8", "surrogatepass"))
 
 
 class IndexFile:
@@ -135,6 +138,7 @@ class KeyIndex:
         self.files: list[IndexFile] = []
         self._dirty: set[Path] = set()
         self.skipped = 0  # keys since the start, for want of room
+        self._skipping = False
 
     def load(self, base: int, count: int, *, scrub: bool) -> None:
         """Open the files as a checkpoint described them; what is newer goes, to be built again."""
@@ -163,7 +167,7 @@ class KeyIndex:
                 start = starts[topic] = _hash(topic, "")
             words = keys.split()
             for key in words if len(words) == 1 else set(words):
-                hashes.append(crc32(key.encode(), start))
+                hashes.append(crc32(key.encode("utf-8", "surrogatepass"), start))
                 physical_offsets.append(physical_offset)
                 store_times.append(store_time)
         done = 0
@@ -172,7 +176,7 @@ class KeyIndex:
             if file is None or file.count >= file.capacity:
                 file = self._create(file, physical_offsets[done])
             if file is None:
-                # a message can be found without its key: a full disk must not stop the store here
+                # a message can be found without its key: whatever the disk has, it must not stop the store here
                 self.skipped += len(hashes) - done
                 return
             done += file.add(hashes[done:], physical_offsets[done:], store_times[done:])
@@ -186,12 +190,24 @@ class KeyIndex:
         size = _HEADER_SIZE + config.index_slots * _SLOT.size + config.index_entries * _ENTRY.size
         try:
             self._disk.create_preallocated(path, size)
-        except DiskFull:
+        except OSError as error:
+            self._say_skipped(path, error)
             return None
         header = (_MAGIC, _VERSION, config.index_slots, config.index_entries, 1, 0, 0, 0, 0)
-        _HEADER.pack_into(self._disk.map(path, size), 0, *header)
-        self.files.append(IndexFile(path, self._disk))
+        try:
+            _HEADER.pack_into(self._disk.map(path, size), 0, *header)
+            self.files.append(IndexFile(path, self._disk))
+        except OSError as error:  # no more open files, say
+            self._disk.remove(path)  # without its header no start would read it
+            self._say_skipped(path, error)
+            return None
+        self._skipping = False
         return self.files[-1]
+
+    def _say_skipped(self, path: Path, error: OSError) -> None:
+        if not self._skipping:
+            log.warning("%s can't be made, keys are not indexed for now: %s", path, error)
+        self._skipping = True
 
     def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
         """Physical offsets of a key, newest first; may name records of other keys with the same hash."""

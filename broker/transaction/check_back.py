@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 # Half messages looked at before other requests get their turn.
 _SLICE = 64
+_HOUR_MS = 3_600_000
 
 
 class CheckBack:
@@ -31,7 +32,7 @@ class CheckBack:
         asked: list[Half] = []
         for number, half in enumerate(context.transactions.waiting(), 1):
             # It may have ended while others had their turn.
-            if context.transactions.find(half.queue_offset) is half and self._is_due(half) and self._check(half):
+            if context.transactions.find(half.queue_offset) is half and self._is_due(half) and self._try(half):
                 asked.append(half)
             if number % _SLICE == 0:
                 context.transactions.asked(asked)
@@ -42,15 +43,34 @@ class CheckBack:
     def _is_due(self, half: Half) -> bool:
         wish = half.immunity_ms
         quiet = self._context.config.transaction_time_out if wish is None else wish
-        return self._context.clock.now_ms() - half.store_ms >= quiet
+        return self._age_ms(half) >= quiet or self._is_too_old(half)
+
+    def _age_ms(self, half: Half) -> int:
+        return self._context.clock.now_ms() - half.store_ms
+
+    def _is_too_old(self, half: Half) -> bool:
+        """As RocketMQ's needSkip, whatever quiet time its producer wished for: it would keep its segment for ever."""
+        return self._age_ms(half) > self._context.config.file_reserved_time * _HOUR_MS
+
+    def _try(self, half: Half) -> bool:
+        """One that fails counts as asked: it is given up in the end, and those behind it have their turn."""
+        try:
+            return self._check(half)
+        except Exception as error:  # noqa: BLE001 - one half message, of which anything may be odd
+            self._context.faults.add("a half message", error, f"at {half.physical_offset}")
+            return True
 
     def _check(self, half: Half) -> bool:
         """True if it counts as asked: as in RocketMQ also when no producer of the group is there."""
-        raw = self._context.store.record_at(half.physical_offset)
+        store = self._context.store
+        raw = store.record_at(half.physical_offset)
         if raw is None:
+            if half.physical_offset < store.min_physical_offset:
+                log.error("the half message at %d is no longer in the log: left out", half.physical_offset)
+                self._context.transactions.ended(half, ROLLBACK)
             return False
         record = decode_record(raw)
-        if half.checks >= self._context.config.transaction_check_max:
+        if half.checks >= self._context.config.transaction_check_max or self._is_too_old(half):
             self._give_up(half, record)
             return False
         properties = record.properties

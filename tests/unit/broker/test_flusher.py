@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker.flusher import Flusher
-from infra.clock import SystemClock
+from broker.flusher import Flusher, WaitingSend
+from infra.clock import ManualClock, SystemClock
+from infra.supervisor import Faults
 
 
 class BrokenStore:
@@ -25,7 +26,7 @@ def test_after_a_failed_sync_who_waited_and_who_comes_later_both_hear_of_it() ->
     async def main() -> None:
         failures: list[BaseException] = []
         store: Any = BrokenStore()
-        flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append)
+        flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append, faults=Faults())
         async with asyncio.timeout(20):
             waiting = asyncio.create_task(flusher.flush_now())
             await flusher.run()
@@ -34,6 +35,79 @@ def test_after_a_failed_sync_who_waited_and_who_comes_later_both_hear_of_it() ->
             with pytest.raises(RuntimeError, match="flush failed"):
                 await flusher.flush_now()
         assert [str(failure) for failure in failures] == ["Input/output error"]
+        flusher.close()
+
+    asyncio.run(main())
+
+
+class SoundStore:
+    """Whose syncs work; what follows them does not, as long as it is told so."""
+
+    def __init__(self) -> None:
+        self.dirty = True
+        self.max_physical_offset = 10
+        self.broken = True
+        self.followed = 0
+
+    def flush(self) -> int:
+        return self.max_physical_offset
+
+    def after_flush(self, offset: int) -> None:
+        if self.broken:
+            raise OSError("Too many open files")
+        self.followed += 1
+
+
+class Peer:
+    """A connection that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+
+    def send_raw(self, data: bytes) -> None:
+        self.got.append(data)
+
+
+def spoilt(code: int) -> bytes:
+    raise ValueError("a header of 70000 bytes")
+
+
+def test_what_goes_wrong_behind_a_sync_neither_ends_the_flusher_nor_costs_an_answer() -> None:
+    async def main() -> None:
+        store: Any = SoundStore()
+        faults = Faults()
+        flusher = Flusher(
+            store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=faults
+        )
+        peer: Any = Peer()
+        for render in (spoilt, lambda code: b"first"):
+            flusher.wait(WaitingSend(10, peer, 1e18, render))
+        running = asyncio.create_task(flusher.run())
+        async with asyncio.timeout(20):
+            await flusher.flush_now()
+            assert peer.got == [b"first"]
+            assert faults.counts == {"what follows a flush": 1, "the answer to a send": 1}
+            store.broken, store.max_physical_offset = False, 20
+            flusher.wait(WaitingSend(20, peer, 1e18, lambda code: b"second"))
+            await flusher.flush_now()
+        assert (peer.got, store.followed, running.done()) == ([b"first", b"second"], 1, False)
+        running.cancel()
+        flusher.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_late_and_can_not_be_made_keeps_back_no_other() -> None:
+    async def main() -> None:
+        store: Any = SoundStore()
+        clock = ManualClock()
+        flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+        peer: Any = Peer()
+        for render in (spoilt, lambda code: b"late %d" % code):
+            flusher.wait(WaitingSend(10, peer, 1.0, render))
+        clock.advance(2000)
+        flusher.check_deadlines()
+        assert peer.got == [b"late 10"]
         flusher.close()
 
     asyncio.run(main())

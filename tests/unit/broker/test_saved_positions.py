@@ -19,6 +19,7 @@ from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import ManualClock
 from infra.sim_disk import SimDisk
+from infra.supervisor import Faults
 from neve.message import iter_records
 
 ROOT = Path("/store")
@@ -52,11 +53,13 @@ class World:
         self.store = MessageStore(config, disk, clock)
         self.store.load()
         disk.make_dirs(ROOT / "config")
-        self.flusher = Flusher(self.store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None)
+        self.flusher = Flusher(
+            self.store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults()
+        )
         sync_log = self.flusher.flush_now
         self.offsets = ConsumerOffsetManager(disk, ROOT / "config" / "consumerOffset.json", sync_log)
         self.schedule = ScheduleMessage(
-            self.store, clock, [SECOND], disk, ROOT / "config" / "delayOffset.json", sync_log
+            self.store, clock, [SECOND], disk, ROOT / "config" / "delayOffset.json", sync_log, Faults()
         )
         path = ROOT / "config" / "popState.json"
         self.pops = PopBook(self.store, self.offsets, clock, disk, path, revive_log("c"), sync_log)

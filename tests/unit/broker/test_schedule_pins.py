@@ -11,6 +11,7 @@ from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import SystemClock
 from infra.disk import RealDisk
+from infra.supervisor import Faults
 from tests.synced import nothing_to_sync
 
 
@@ -28,7 +29,7 @@ def test_waiting_messages_are_pinned_when_the_position_is_older_than_the_log(tmp
     store.evict(0)
     positions = tmp_path / "delayOffset.json"
     positions.write_text(json.dumps({"offsetTable": {"1": 1}}))
-    schedule = ScheduleMessage(store, SystemClock(), [60_000], RealDisk(), positions, nothing_to_sync)
+    schedule = ScheduleMessage(store, SystemClock(), [60_000], RealDisk(), positions, nothing_to_sync, Faults())
     schedule.load()
     assert schedule.oldest_pending_physical() == places[3]
     store.shutdown()

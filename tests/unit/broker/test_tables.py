@@ -15,6 +15,7 @@ from broker.topic_config_manager import TopicConfigManager, system_topics
 from infra.clock import ManualClock
 from infra.config import BrokerConfig, ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
+from infra.supervisor import Faults
 from tests.synced import nothing_to_sync
 
 
@@ -140,7 +141,7 @@ def held(resume: Callable[[bool], None], codes: frozenset[int] | None, deadline:
 
 def test_a_held_pull_is_resumed_once_by_a_fitting_message_or_by_its_deadline() -> None:
     clock = ManualClock()
-    hold = PullRequestHold(clock, 10)
+    hold = PullRequestHold(clock, 10, Faults())
     told: list[tuple[str, bool]] = []
     hold.hold(held(lambda last: told.append(("all", last)), None))
     hold.hold(held(lambda last: told.append(("tag", last)), frozenset({7})))

@@ -16,6 +16,7 @@ from broker.validators import HALF_TOPIC, WHEEL_TIMER_TOPIC
 from infra.clock import ManualClock
 from infra.config import BrokerConfig
 from infra.disk import RealDisk
+from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.message import TRANSACTION_COMMIT, iter_records
 from neve.remoting.codes import ResponseCode
@@ -31,7 +32,7 @@ class Machine:
         self.store = MessageStore(StoreConfig(root, commit_log_file_size=1 << 20, store_host=HOST), RealDisk(), clock)
         self.store.load()
         self.config = BrokerConfig()
-        self.timers = TimerMessages(self.store, clock, self.config, lambda topic: topic != "gone")
+        self.timers = TimerMessages(self.store, clock, self.config, lambda topic: topic != "gone", Faults())
         self.timers.load()
         self.halves = HalfMessages(self.store, clock)
         self.halves.load()

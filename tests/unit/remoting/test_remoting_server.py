@@ -297,3 +297,29 @@ async def _send_many(writer: asyncio.StreamWriter, payload: bytes, count: int) -
     for n in range(count):
         writer.write(wire(RemotingCommand(ECHO, n, body=payload)))
         await writer.drain()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_request_that_waited_is_answered_whatever_comes_of_it(at_once: bool) -> None:
+    def held(connection: Connection, command: RemotingCommand) -> Answer:
+        async def fail() -> Answer:
+            raise OSError("Input/output error")
+
+        def work() -> Answer | Awaitable[Answer]:
+            if at_once:
+                raise OSError("Input/output error")
+            return fail()
+
+        asyncio.get_running_loop().call_soon(connection.resume, command, work)
+        return None
+
+    async def body() -> None:
+        server = RemotingServer(held, host="127.0.0.1", port=0)
+        await server.start()
+        connection = await open_connection("127.0.0.1", server.port)
+        answer = await connection.invoke(RemotingCommand(ECHO), 10)
+        assert (answer.code, answer.remark) == (1, "OSError: Input/output error")
+        connection.close()
+        await server.shutdown()
+
+    asyncio.run(body())

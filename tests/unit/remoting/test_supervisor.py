@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from infra.supervisor import Supervisor
+from infra.supervisor import FAILING_RUNS, HANGING_S, Supervisor
+from tests.waiting import until
 
 
 def test_a_failing_loop_goes_on_and_is_counted() -> None:
@@ -42,5 +43,112 @@ def test_tasks_are_awaited_and_bounded() -> None:
             supervisor.spawn("two", asynchronous())
         await supervisor.stop()
         assert task.cancelled()
+
+    asyncio.run(body())
+
+
+def test_a_task_whose_last_runs_all_failed_is_in_trouble_until_one_works() -> None:
+    async def body() -> None:
+        supervisor = Supervisor("test")
+        broken = True
+        worked = asyncio.Event()
+        troubles_before: list[int] = []
+
+        def work() -> None:
+            troubles_before.append(len(supervisor.troubles()))
+            if broken:
+                raise OSError("no more open files")
+            worked.set()
+
+        supervisor.every("work", 0.001, work, first_s=0)
+        await until(lambda: len(troubles_before) > FAILING_RUNS)
+        assert troubles_before[: FAILING_RUNS + 1] == [0] * FAILING_RUNS + [1]
+        (trouble,) = supervisor.troubles()
+        assert (trouble.task, trouble.kind) == ("work", "failing")
+        assert "no more open files" in trouble.text
+        broken = False
+        await worked.wait()
+        await until(lambda: not supervisor.troubles())
+        await supervisor.stop()
+
+    asyncio.run(body())
+
+
+def test_a_run_that_hangs_and_a_task_that_has_ended_are_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        supervisor = Supervisor("test")
+        ended: list[BaseException | None] = []
+
+        async def hang() -> None:
+            await asyncio.Event().wait()
+
+        async def end() -> None:
+            raise OSError("gone")
+
+        supervisor.every("hangs", 1, hang, first_s=0)
+        supervisor.vital("ends", end(), ended.append)
+        await until(lambda: bool(ended))
+        assert isinstance(ended[0], OSError)
+        assert [(each.task, each.kind) for each in supervisor.troubles()] == [("ends", "ended")]
+        loop = asyncio.get_running_loop()
+        later = loop.time() + HANGING_S + 1
+        monkeypatch.setattr(loop, "time", lambda: later)
+        assert [(each.task, each.kind) for each in supervisor.troubles()] == [("ends", "ended"), ("hangs", "hanging")]
+        monkeypatch.undo()
+        await supervisor.stop()
+
+    asyncio.run(body())
+
+
+def test_a_task_that_never_ends_is_begun_again_whatever_ended_it() -> None:
+    """By an error, by itself, or cancelled through something that it waited for."""
+
+    async def body() -> None:
+        supervisor = Supervisor("test")
+        lives: list[int] = []
+        alive = asyncio.Event()
+
+        async def live() -> None:
+            lives.append(len(lives))
+            match len(lives):
+                case 1:
+                    raise OSError("once")
+                case 2:
+                    raise asyncio.CancelledError
+            alive.set()
+            await asyncio.Event().wait()
+
+        supervisor.keep("lives", live)
+        async with asyncio.timeout(20):
+            await alive.wait()
+        assert supervisor.failures == {"lives": 2}
+        await supervisor.stop()
+        assert not len(supervisor)
+
+    asyncio.run(body())
+
+
+def test_a_stop_does_not_wait_for_a_task_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.supervisor._STOP_S", 0.01)
+
+    async def body() -> None:
+        supervisor = Supervisor("test")
+        go, begun = asyncio.Event(), asyncio.Event()
+
+        async def stubborn() -> None:
+            begun.set()
+            while not go.is_set():
+                try:
+                    await go.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        task = supervisor.spawn("stubborn", stubborn())
+        await begun.wait()
+        async with asyncio.timeout(20):
+            await supervisor.stop()
+        assert not task.done()
+        go.set()
+        await asyncio.wait([task])
 
     asyncio.run(body())

@@ -1,0 +1,312 @@
+"""One message, one answer or one waiting pull that nothing can be done with is set aside: it stops nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from broker.pull_request_hold import HeldPull, PullRequestHold
+from broker.schedule_message import ScheduleMessage
+from broker.store.config import SYNC_FLUSH, StoreConfig
+from broker.store.message_store import MessageStore
+from broker.timer_message import TimerMessages
+from broker.transaction.check_back import CheckBack
+from broker.transaction.half_messages import HalfMessages
+from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
+from infra.clock import ManualClock
+from infra.config import BrokerConfig
+from infra.sim_disk import SimDisk
+from infra.startup import EXIT_FAILED
+from infra.supervisor import FAILING_RUNS, Faults
+from neve.message import iter_records
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command
+from tests.broker_in_process import running, send
+from tests.synced import nothing_to_sync
+from tests.waiting import until
+
+HOUR_MS = 3_600_000
+# A digit to str.isdigit() and no number to int().
+NO_QUEUE = "\N{SUPERSCRIPT TWO}"
+
+
+class FailingDisk(SimDisk):
+    """No new file can be made below a directory while it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed: str | None = None
+
+    def create_preallocated(self, path: Path, size: int, *, sync: bool = True) -> None:
+        if path.parent.name == self.closed:
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        super().create_preallocated(path, size, sync=sync)
+
+
+class World:
+    def __init__(self) -> None:
+        self.disk, self.clock, self.faults = FailingDisk(), ManualClock(), Faults()
+        self.config = BrokerConfig()
+        self.open()
+
+    def open(self) -> None:
+        config = StoreConfig(Path("/store"), commit_log_file_size=1 << 18, index_slots=64, index_entries=100)
+        self.store = MessageStore(config, self.disk, self.clock)
+        self.store.load()
+
+    def put(self, topic: str, queue_id: int, body: bytes, code: int = 0, **properties: str) -> Any:
+        raw = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+        return self.store.put(
+            topic, queue_id, body, raw, flag=0, sys_flag=0, born_timestamp=0, born_host=("10.0.0.1", 1),
+            tags_code=code, keys=properties.get("KEYS"),
+        )  # fmt: skip
+
+    def bodies(self, topic: str) -> list[bytes]:
+        got = self.store.get(topic, 0, 0, 32, 1 << 20)
+        return [record.body for buffer in got.buffers for record in iter_records(buffer)]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.store.shutdown()
+
+
+def test_a_delayed_message_that_no_topic_can_take_holds_up_neither_its_level_nor_the_others(world: World) -> None:
+    schedule = ScheduleMessage(
+        world.store, world.clock, [1000, 2000], world.disk, Path("/store/delay"), nothing_to_sync, world.faults
+    )
+    world.put(SCHEDULE_TOPIC, 0, b"odd", REAL_TOPIC="orders", REAL_QID=NO_QUEUE)
+    world.put(SCHEDULE_TOPIC, 0, b"behind it", REAL_TOPIC="orders", REAL_QID="0")
+    world.put(SCHEDULE_TOPIC, 1, b"the next level", REAL_TOPIC="orders", REAL_QID="0")
+    world.clock.advance(2000)
+    schedule.deliver_due()
+    assert world.bodies("orders") == [b"behind it", b"the next level"]
+    assert world.faults.counts == {"a delayed message": 1}
+    assert schedule.deliver_due() == 0
+
+
+def test_a_delay_level_that_can_not_be_read_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = ScheduleMessage(
+        world.store, world.clock, [1000, 2000], world.disk, Path("/store/delay"), nothing_to_sync, world.faults
+    )
+    for queue_id in range(2):
+        world.put(SCHEDULE_TOPIC, queue_id, b"level %d" % (queue_id + 1), REAL_TOPIC="orders", REAL_QID="0")
+    world.clock.advance(2000)
+    get = world.store.get
+
+    def damaged(topic: str, queue_id: int, *rest: Any) -> Any:
+        if (topic, queue_id) == (SCHEDULE_TOPIC, 0):
+            raise OSError(errno.EIO, "Input/output error")
+        return get(topic, queue_id, *rest)
+
+    monkeypatch.setattr(world.store, "get", damaged)
+    schedule.deliver_due()
+    assert world.bodies("orders") == [b"level 2"]
+    monkeypatch.undo()
+    schedule.deliver_due()
+    assert world.bodies("orders") == [b"level 2", b"level 1"]
+
+
+def test_a_timer_that_no_topic_can_take_holds_up_no_other(world: World) -> None:
+    timers = TimerMessages(world.store, world.clock, world.config, lambda topic: True, world.faults)
+    when = world.clock.now_ms() + 1000
+    for body, queue in ((b"odd", NO_QUEUE), (b"behind it", "0")):
+        stored = world.put(WHEEL_TIMER_TOPIC, 0, body, when, REAL_TOPIC="orders", REAL_QID=queue)
+        timers.added(when, stored, None)
+    world.clock.advance(1000)
+    timers.deliver_due()
+    assert (world.bodies("orders"), len(timers)) == ([b"behind it"], 0)
+    assert world.faults.counts == {"a timer message": 1}
+
+
+class Producer:
+    """The connection of a producer that is asked how its transactions ended."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self.connection = self
+
+    def send_oneway(self, command: RemotingCommand) -> None:
+        encode_command(command)
+        self.asked += [record.body for record in iter_records(command.body)]
+
+
+class Transactions:
+    def __init__(self, world: World) -> None:
+        self.world, self.producer = world, Producer()
+        self.halves = HalfMessages(world.store, world.clock)
+        context: Any = SimpleNamespace(
+            accepting=True, transactions=self.halves, clock=world.clock, config=world.config, store=world.store,
+            clients=SimpleNamespace(next_producer=lambda group: self.producer), faults=world.faults,
+            topics=SimpleNamespace(create_plain=lambda topic, nums: None), register_soon=lambda: None,
+            address=("127.0.0.1", 10911),
+        )  # fmt: skip
+        self.check_back = CheckBack(context)
+
+    def half(self, body: bytes, **properties: str) -> None:
+        names = {"REAL_TOPIC": "orders", "REAL_QID": "0", "PGROUP": "pg", **properties}
+        self.halves.added(self.world.put(HALF_TOPIC, 0, body, **names), properties)
+
+    def round(self) -> None:
+        asyncio.run(self.check_back.run())
+
+
+def test_a_half_message_that_no_producer_can_be_asked_about_is_given_up_and_holds_up_no_other(world: World) -> None:
+    world.config.transaction_check_max = 2
+    transactions = Transactions(world)
+    transactions.half(b"odd", REAL_QID=NO_QUEUE)
+    transactions.half(b"behind it")
+    for _ in range(3):
+        world.clock.advance(60_000)
+        transactions.round()
+    assert transactions.producer.asked == [b"behind it"] * 2
+    assert (len(transactions.halves), world.bodies(CHECK_MAX_TOPIC)) == (0, [b"odd", b"behind it"])
+
+
+def test_no_quiet_time_keeps_a_half_message_for_longer_than_the_log(world: World) -> None:
+    """As RocketMQ, which skips what is older than fileReservedTime; it would keep its segment for ever."""
+    transactions = Transactions(world)
+    transactions.half(b"half", CHECK_IMMUNITY_TIME_IN_SECONDS="999999999999999")
+    world.clock.advance(world.config.file_reserved_time * HOUR_MS)
+    transactions.round()
+    assert len(transactions.halves) == 1
+    world.clock.advance(1)
+    transactions.round()
+    assert (transactions.halves.pinned_from(), world.bodies(CHECK_MAX_TOPIC)) == (None, [b"half"])
+
+
+def test_a_waiting_pull_that_fails_keeps_back_none_of_those_that_wake_with_it(world: World) -> None:
+    hold = PullRequestHold(world.clock, 10, world.faults)
+    told: list[bool] = []
+
+    def fail(last: bool) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    connection: Any = object()
+    for resume in (fail, told.append, fail, told.append):
+        hold.hold(HeldPull(connection, "t", 0, 5, 10.0, None, resume))
+    assert hold.arrived("t", 0, 5, 0)
+    hold.wake()
+    assert (told, hold.count) == ([False, False], 0)
+    assert world.faults.counts == {"a waiting pull": 2}
+
+
+def test_an_index_file_that_can_not_be_made_costs_keys_and_nothing_else(world: World) -> None:
+    world.disk.closed = "index"
+    world.put("orders", 0, b"one", KEYS="k1")
+    world.store.after_flush(world.store.flush())
+    assert (world.bodies("orders"), world.store.index.skipped) == ([b"one"], 1)
+    world.disk.closed = None
+    world.put("orders", 0, b"two", KEYS="k2")
+    world.store.after_flush(world.store.flush())
+    assert len(world.store.query("orders", "k2", 10, 0, 1 << 60)) == 1
+
+
+def test_an_index_file_that_could_not_be_mapped_keeps_no_start_from_reading(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        real = world.disk.map
+
+        def closed(path: Path, size: int) -> Any:
+            if path.parent.name == "index":
+                raise OSError(errno.EMFILE, "Too many open files", str(path))
+            return real(path, size)
+
+        patch.setattr(world.disk, "map", closed)
+        world.put("orders", 0, b"one", KEYS="k1")
+        world.store.after_flush(world.store.flush())
+    for number in range(2, 4):
+        world.put("orders", 0, b"more", KEYS=f"k{number}")
+        world.store.after_flush(world.store.flush())
+    world.store.shutdown()
+    world.open()
+    assert len(world.store.query("orders", "k3", 10, 0, 1 << 60)) == 1
+
+
+# ---- in a broker ---------------------------------------------------------------------------------------------------
+
+
+async def page(broker: BrokerController, name: str) -> tuple[int, str]:
+    assert broker.admin_address is not None
+    url = "http://{}:{}/{}".format(*broker.admin_address, name)
+
+    def get() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    return await asyncio.to_thread(get)
+
+
+def test_a_task_that_fails_again_and_again_shows_on_the_health_pages(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path / "broker") as (broker, connection):
+            assert await page(broker, "readyz") == (200, "ready\n")
+            runs: list[int] = []
+
+            def fail() -> int:
+                runs.append(1)
+                raise OSError("no more open files")
+
+            broker.context.schedule.deliver_due = fail  # type: ignore[method-assign]
+            await until(lambda: len(runs) > FAILING_RUNS)
+            status, text = await page(broker, "readyz")
+            assert status == 503
+            assert "task schedule: failing" in text
+            assert (await page(broker, "livez"))[0] == 200
+            await send(connection, "orders")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("flush_disk_type", [SYNC_FLUSH, "ASYNC_FLUSH"])
+def test_a_flusher_that_ends_ends_the_broker(tmp_path: Path, flush_disk_type: str) -> None:
+    async def main() -> None:
+        async with running(tmp_path / "broker", f"flushDiskType={flush_disk_type}") as (broker, connection):
+            await send(connection, "orders")
+
+            def fail() -> int:
+                raise ValueError("an error of ours")
+
+            broker.context.flusher._interval_ms = fail
+            await broker.context.flusher.flush_now()
+            async with asyncio.timeout(20):
+                await broker.stopped.wait()
+            assert (broker.exit_code, broker.context.accepting) == (EXIT_FAILED, False)
+            assert [(await page(broker, name))[0] for name in ("livez", "readyz")] == [503, 503]
+            with pytest.raises(AssertionError, match="until it has started"):
+                await send(connection, "orders")
+
+    asyncio.run(main())
+
+
+def test_a_message_whose_answer_makes_no_header_is_answered_and_the_next_one_too(tmp_path: Path) -> None:
+    """The handle to recall it and its own id, in the binary form."""
+
+    async def main() -> None:
+        async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (_, connection):
+            await send(connection, "orders")
+            ext = {
+                "a": "p", "b": "orders", "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0", "j": "0",
+                "i": "TIMER_DELAY_SEC\x01600\x02UNIQ_KEY\x01" + "K" * 30_000 + "\x02",
+            }  # fmt: skip
+            long = RemotingCommand(Code.SEND_MESSAGE_V2, ext=ext, body=b"odd", serialize_type=SERIALIZE_BINARY)
+            answer = await connection.invoke(long, 30)
+            assert (answer.code, answer.ext["queueId"]) == (0, "0")
+            await send(connection, "orders")
+
+    asyncio.run(main())
