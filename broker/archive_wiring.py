@@ -7,6 +7,7 @@ import asyncio
 import functools
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from broker import validators
@@ -263,15 +264,12 @@ class ArchiveWiring:
         """Whether a topic that comes again may give its offsets again; the caller deletes it in the same step."""
         return self.journal.begin_again(topic) if self.journal is not None else not self.has_named(topic)
 
-    async def bury(self, topic: str) -> None:
-        """The archive hides a deleted topic's messages too, before anything local goes: they must not come back."""
+    async def bury(self, topic: str, minimums: Mapping[int, int]) -> None:
+        """The archive hides what a deleted topic has below these offsets too: it must not come back."""
         if self.journal is None:
             return
-        store = self._context.store
-        queues = store.queues().get(topic, [])
-        minimums = {queue: store.next_offset(topic, queue) for queue in queues}
         try:
-            await asyncio.to_thread(self.journal.append, Topic(topic=topic, deleted=True, minimums=minimums))
+            await asyncio.to_thread(self.journal.append, Topic(topic=topic, deleted=True, minimums=dict(minimums)))
         except (ObjectStoreError, Fenced) as error:
             raise BrokerError(
                 ResponseCode.SYSTEM_BUSY, f"topic {topic} can't be deleted now: the archive can't record it: {error}"

@@ -375,13 +375,15 @@ class BrokerController:
         context = self.context
         if context.topics.select(topic) is None:
             return
+        buried = _ends(context.store, topic)
         named = self.archive.has_named(topic)
         if named:
-            await self.archive.bury(topic)
+            await self.archive.bury(topic, buried)
         begins_again = not named and self.archive.begin_again(topic)
         if not named and not begins_again:  # a round has named it meanwhile
-            await self.archive.bury(topic)
+            await self.archive.bury(topic, buried)
         # no await from begin_again to here: no message may come in between
+        ends = _ends(context.store, topic)
         context.store.delete_topic(topic, begin_again=begins_again)
         context.topics.delete(topic)
         await context.topics.file.save()
@@ -389,6 +391,8 @@ class BrokerController:
         context.offsets.delete_topic(topic)
         await context.offsets.file.save()
         context.pops.drop(topic=topic)
+        if not begins_again and ends != buried:  # sent while the archive wrote; a round may have taken it
+            await self.archive.bury(topic, ends)
         for retry in {pop_retry_topic(topic, group) for group in context.groups.groups} - {topic}:
             await self._drop_topic(retry)
         await self._register()
@@ -439,3 +443,8 @@ class BrokerController:
         context.tiered.close()
         await asyncio.to_thread(context.store.shutdown)
         log.info("broker %s stopped", self.config.broker_name)
+
+
+def _ends(store: MessageStore, topic: str) -> dict[int, int]:
+    """queue -> the offset that its next message would get."""
+    return {queue: store.next_offset(topic, queue) for queue in store.table_by_topic.get(topic, ())}

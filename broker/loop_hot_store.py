@@ -71,8 +71,8 @@ class LoopHotStore:
     def min_offset(self, topic: str, queue: int) -> int:
         return self._call(lambda: self._context.store.min_offset(topic, queue))
 
-    def set_min_offset(self, topic: str, queue: int, offset: int) -> None:
-        self._call(lambda: self._context.store.set_min_offset(topic, queue, offset))
+    def expire_below(self, topic: str, queue: int, offset: int, time_ms: int) -> None:
+        self._call(lambda: self._context.store.expire_below(topic, queue, offset, time_ms))
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         return self._call_of(topic, lambda: self._context.store.offset_by_time(topic, queue, time_ms, upper))

@@ -34,6 +34,7 @@ from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from neve.archive import keys
 from neve.archive.journal import Deleted, Expire
 from tiered.journal import JournalWriter
+from tiered.named_topics import StalePlan
 from tiered.offload import OffloadRound, Progress, RoundReport, RowCounts, Uploader
 from tiered.offload_plan import TopicRange, TopicUnreadable
 from tiered.set_aside import SetAside
@@ -306,15 +307,31 @@ class Lifecycle:
 
     def _expire_local(self, now: int) -> int:
         """The TTL holds on the hot tier too: a queue's minimum moves up, never back."""
+        plan = self._journal.plan_mark() if self._journal is not None else 0
+        rising, before = self._rising(now)
+        try:
+            self._record_unarchived(rising, plan)
+        except StalePlan:
+            return self._expire_local(now)
+        for topic, minimums in rising.items():
+            for queue, offset in minimums.items():
+                # The topic may have come again meanwhile, at offset 0: only what is old now goes.
+                self._hot.expire_below(topic, queue, offset, before[topic])
+        return sum(map(len, rising.values()))
+
+    def _rising(self, now: int) -> tuple[dict[str, dict[int, int]], dict[str, int]]:
+        """topic -> queue -> its new minimum; topic -> the time before which its TTL lets go."""
         rising: dict[str, dict[int, int]] = {}
+        before: dict[str, int] = {}
         policy, known = self.policy, self._hot.queues()
         self._unexpired.keep(known)
         for topic, queues in known.items():
             ttl = policy.ttl_ms(topic)
             if ttl is None:
                 continue
+            before[topic] = now - ttl + 1
             try:
-                ends = {queue: self._hot.offset_by_time(topic, queue, now - ttl + 1, False) for queue in queues}
+                ends = {queue: self._hot.offset_by_time(topic, queue, before[topic], False) for queue in queues}
             except TopicUnreadable as error:
                 self._unexpired.note(topic, error)
                 continue
@@ -322,14 +339,13 @@ class Lifecycle:
             risen = {queue: end for queue, end in ends.items() if end > self._hot.min_offset(topic, queue)}
             if risen:
                 rising[topic] = risen
-        self._record_unarchived(rising)
-        for topic, minimums in rising.items():
-            for queue, offset in minimums.items():
-                self._hot.set_min_offset(topic, queue, offset)
-        return sum(map(len, rising.values()))
+        return rising, before
 
-    def _record_unarchived(self, rising: Mapping[str, Mapping[int, int]]) -> None:
-        """What expires before a round has taken it must not come back into view with that round's COMMIT."""
+    def _record_unarchived(self, rising: Mapping[str, Mapping[int, int]], plan: int) -> None:
+        """What expires before a round has taken it must not come back into view with that round's COMMIT.
+
+        Raises StalePlan where a topic was deleted meanwhile: it may begin at offset 0 again.
+        """
         if self._journal is None:
             return
         catalog, archived = self._journal.catalog, self.policy.archived
@@ -341,7 +357,7 @@ class Lifecycle:
                     minimums.setdefault(topic, {})[queue] = offset
         if minimums:
             after = self._clock.now_ms() + self.policy.grace_ms  # of no object
-            self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums))
+            self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums), plan=plan)
 
     def _delete_expired(self, now: int) -> int:
         """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted."""

@@ -41,12 +41,14 @@ from neve.archive.journal import (
     AnyEntry,
     Checkpoint,
     Epoch,
+    Expire,
     Intent,
     NewerFormat,
     decode_entry,
     encode_entry,
 )
-from tiered.local_journal import Identity, LocalJournal
+from tiered.local_journal import Identity, LocalJournal, OtherBroker
+from tiered.named_topics import NamedTopics
 
 _log = logging.getLogger(__name__)
 _TRIES = 8
@@ -60,10 +62,6 @@ class Fenced(Exception):
 
 class ArchiveRefused(Exception):
     """The archive in this place is not this broker's; the message says what to do."""
-
-
-class StalePlan(Exception):
-    """A topic of the plan was deleted after the plan was made, and may begin at offset 0 again: plan anew."""
 
 
 class NotAttached(StoreUnavailable):
@@ -117,12 +115,10 @@ class JournalWriter:
         self._high = 0
         self._offline_from: int | None = None
         self._starting_at: int | None = None  # the log's end, while nothing has been served yet
-        self._known_epoch = 0  # by the local identity: a store that has not heard of the one before is another store
-        self._named: dict[str, dict[int, int]] = {}
-        self._marks = 0
-        self._begun_again: dict[str, int] = {}  # topic -> the mark from which on plans know of it
-        # for `_named` and `_begun_again`: never held over a request, the broker's loop takes it
-        self._names_lock = threading.Lock()
+        # By the local identity: the epoch that the last start wanted, and the highest that stood in the store. A store
+        # that has not heard of the latter, or of the one before the former, is another store.
+        self._known_epoch = self._heard = 0
+        self._named = NamedTopics(self.catalog)
         self._mirror_end: bytes | None = None
         self._lock = threading.RLock()
 
@@ -133,7 +129,7 @@ class JournalWriter:
         with self._lock:
             identity = self._load_identity()
             self._starting_at = log_end
-            self._mirror_end = self._local.replay(self.catalog, self.broker, self._apply)
+            self._replay()
             if identity is None:
                 probe(self.store)
                 self._take_over()
@@ -155,7 +151,7 @@ class JournalWriter:
         """
         with self._lock:
             self._load_identity()
-            self._mirror_end = self._local.replay(self.catalog, self.broker, self._apply)
+            self._replay()
             if not stands(self.store, self.broker, self.prefix)(0):
                 raise ArchiveRefused(f"there is no archive of broker {self.broker}: nothing to restore from")
             probe(self.store)
@@ -202,7 +198,7 @@ class JournalWriter:
             self._save_identity()
             entry = Epoch(owner=self.writer, log_uuid=self._log_uuid, broker=self.broker)
             if self._put_next(entry):
-                self.online = True
+                self.online, self._heard = True, self.epoch
                 if self._offline_from is not None:
                     self._offline_from = None
                     self._save_identity()
@@ -212,8 +208,8 @@ class JournalWriter:
 
     def _check_owner(self) -> None:
         self._check_format()
-        if self.catalog.epoch < self._known_epoch - 1:
-            raise ArchiveRefused(self._other_store(f"epoch {self._known_epoch - 1}"))
+        if self.catalog.epoch < max(self._known_epoch - 1, self._heard):
+            raise ArchiveRefused(self._other_store(f"epoch {max(self._known_epoch - 1, self._heard)}"))
         if self.catalog.log_uuid and self.catalog.log_uuid != self._log_uuid and not self._taking_over:
             raise ArchiveRefused(self._refusal(self.catalog.intent_end))
         if self._may_have_given_again():
@@ -262,7 +258,9 @@ class JournalWriter:
     def _attachment(self, identity: Identity | None, log_end: int) -> Attachment:
         high = max(self.catalog.intent_end, identity.high if identity else 0)
         following = {
-            (topic, queue): last + 1 for topic, named in self._all_named.items() for queue, last in named.items()
+            (topic, queue): last + 1
+            for topic, named in self._named.everything().items()
+            for queue, last in named.items()
         }
         resume_at = high if log_end < high else None
         if resume_at is not None:
@@ -280,15 +278,15 @@ class JournalWriter:
     def append(self, entry: AnyEntry, *, plan: int | None = None) -> int:
         """Append at the next number; returns it. Raises Fenced, UnknownOutcome or the store's error.
 
-        `plan` is the mark (`plan_mark`) at which an INTENT was planned. Raises StalePlan.
+        `plan` is the mark (`plan_mark`) at which an INTENT or the minimums of an EXPIRE were planned. Raises StalePlan.
         """
         with self._lock:
             if self.fenced:
                 raise Fenced(self._fence_text())
             if not self.online:
                 raise NotAttached(f"archive of {self.broker}: no EPOCH yet")
-            if isinstance(entry, Intent):
-                self._remember_intent(entry, plan)
+            if isinstance(entry, Intent) or (isinstance(entry, Expire) and plan is not None):
+                self._remember(entry, plan)
             if not self._put_next(entry):
                 self._fence()
             return self.catalog.next_seq - 1
@@ -297,29 +295,18 @@ class JournalWriter:
 
     def plan_mark(self) -> int:
         """Taken before a round is planned; see `append`."""
-        with self._names_lock:
-            return self._marks
+        return self._named.mark()
 
     def has_named(self, topic: str) -> bool:
         """Whether the archive knows of offsets of the topic, or may soon."""
-        with self._names_lock:
-            return self._has_named(topic)
+        return topic in self._named
 
     def begin_again(self, topic: str) -> bool:
         """Let a deleted topic begin at offset 0 again; False if the archive may know one of its offsets.
 
         The caller removes the topic's queues before it does anything else: a plan that was made with them is refused.
         """
-        with self._names_lock:
-            if self.fenced or self._has_named(topic):
-                return False
-            self._marks += 1
-            self._begun_again[topic] = self._marks
-            return True
-
-    def _has_named(self, topic: str) -> bool:
-        known = self.catalog.topic_entry(topic) is not None or self.catalog.through(topic) is not None
-        return known or topic in self._named or bool(self.catalog.named_offsets(topic))
+        return not self.fenced and self._named.begin_again(topic)
 
     def follow(self) -> None:
         """Read what stands in the journal beyond our knowledge: the late success of an unknown outcome, or a fence."""
@@ -450,36 +437,41 @@ class JournalWriter:
     def _load_identity(self) -> Identity | None:
         identity = self._local.read_identity()
         if identity is not None:
+            if identity.broker not in {"", self.broker}:
+                raise ArchiveRefused(self._renamed(identity.broker))
             self.epoch = self._known_epoch = identity.epoch
-            self._high, self._named, self._offline_from = identity.high, identity.named, identity.offline_from
+            self._heard = identity.heard
+            self._high, self._offline_from = identity.high, identity.offline_from
+            self._named.load(identity.named)
         return identity
 
-    @property
-    def _all_named(self) -> dict[str, dict[int, int]]:
-        named: dict[str, dict[int, int]] = {topic: dict(queues) for topic, queues in self._named.items()}
-        for topic in self.catalog.named_topics():
-            queues = named.setdefault(topic, {})
-            for queue, last in self.catalog.named_offsets(topic).items():
-                queues[queue] = max(queues.get(queue, -1), last)
-        return named
-
-    def _remember_intent(self, entry: Intent, plan: int | None) -> None:
-        """A is durable here before the INTENT can stand: no start can miss what was named."""
-        with self._names_lock:
-            if plan is not None and any(self._begun_again.get(name.topic, 0) > plan for name in entry.names):
-                raise StalePlan("a topic of the round was deleted while the round was planned")
-            for name in entry.names:
-                self._high = max(self._high, name.end)
-                queues = self._named.setdefault(name.topic, {})
-                for queue, (_, last) in name.queues.items():
-                    queues[queue] = max(queues.get(queue, -1), last)
+    def _remember(self, entry: Intent | Expire, plan: int | None) -> None:
+        """What an entry names is durable here before the entry can stand: no start can miss it."""
+        self._named.remember(entry, plan)
+        if isinstance(entry, Intent):
+            self._high = max(self._high, *(name.end for name in entry.names), 0)
         self._save_identity()
         failpoint.hit("journal.after_identity")
 
     def _save_identity(self) -> None:
         self._high = max(self._high, self.catalog.intent_end)
-        identity = Identity(FORMAT_VERSION, self._log_uuid, self.epoch, self._high, self._all_named, self._offline_from)
+        identity = Identity(
+            FORMAT_VERSION,
+            self._log_uuid,
+            self.epoch,
+            self._high,
+            self._named.everything(),
+            self._offline_from,
+            self.broker,
+            self._heard,
+        )
         self._local.write_identity(identity)
+
+    def _replay(self) -> None:
+        try:
+            self._mirror_end = self._local.replay(self.catalog, self.broker, self._apply)
+        except OtherBroker as other:
+            raise ArchiveRefused(self._renamed(str(other))) from other
 
     def _check_mirror(self) -> None:
         """The last mirrored entry must stand in the store; otherwise this is another store."""
@@ -492,6 +484,12 @@ class JournalWriter:
         if found != self._mirror_end:
             raise ArchiveRefused(self._other_store(f"entry {self.catalog.next_seq - 1}"))
         self._mirror_end = None  # only now: a job that comes again must meet the same refusal
+
+    def _renamed(self, before: str) -> str:
+        return (
+            f"the data directory has the archive of broker {before}, this is {self.broker}: name it {before} again, or "
+            "use another data directory"
+        )
 
     def _other_store(self, known: str) -> str:
         return (

@@ -1,6 +1,6 @@
 """What a broker keeps of its journal on its own disk: who it is, and all that it knows of the archive.
 
-    <state>/identity.msgpack     {version, log_uuid, epoch, high, named}: synced before each INTENT is put
+    <state>/identity.msgpack     {version, log_uuid, epoch, high, named, …}: synced before each INTENT is put
     <state>/journal.checkpoint   a checkpoint as it stands in the store; absent until the first one
     <state>/journal.mirror       [u32 length][u32 crc32 of seq and entry][u64 seq][entry] …, big endian:
                                  the entries since that checkpoint; older ones may stand there and are passed over
@@ -21,7 +21,7 @@ import msgspec
 from infra.disk import Disk
 from neve.archive.catalog import Catalog
 from neve.archive.checkpoint import decode_checkpoint
-from neve.archive.journal import FORMAT_VERSION, AnyEntry, NewerFormat, decode_entry
+from neve.archive.journal import FORMAT_VERSION, AnyEntry, Epoch, NewerFormat, decode_entry
 from neve.archive.sealed import Damaged
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,12 @@ class Identity(msgspec.Struct):
     high: int  # A: the highest CommitLog offset of any INTENT
     named: dict[str, dict[int, int]]  # topic -> queue -> highest offset that any entry named
     offline_from: int | None = None  # the log's end when a start first had to do without the store
+    broker: str = ""  # whose archive it is; empty: written before this was noted
+    heard: int = 0  # the highest epoch that is known to stand in the store
+
+
+class OtherBroker(ValueError):
+    """The local copy is of another broker's journal."""
 
 
 class LocalJournal:
@@ -58,7 +64,10 @@ class LocalJournal:
         self._disk.write_atomic(self._identity_path, msgspec.msgpack.encode(identity))
 
     def replay(self, catalog: Catalog, broker: str, apply: Callable[[int, AnyEntry], None]) -> bytes | None:
-        """Bring an empty catalog to where the mirror ends; returns the last entry's bytes, None without one."""
+        """Bring an empty catalog to where the mirror ends; returns the last entry's bytes, None without one.
+
+        Raises OtherBroker.
+        """
         self._load_checkpoint(catalog, broker)
         if not self._disk.exists(self._mirror_path):
             return None
@@ -68,7 +77,7 @@ class LocalJournal:
             if seq > catalog.next_seq:
                 break
             if seq == catalog.next_seq:
-                apply(seq, decode_entry(entry))
+                apply(seq, _of(broker, decode_entry(entry)))
             position, last = end, entry if seq == catalog.next_seq - 1 else last
         if position < len(data):
             _log.warning("%s: %d torn bytes at the end dropped", self._mirror_path, len(data) - position)
@@ -80,9 +89,13 @@ class LocalJournal:
             return
         data = self._disk.read(self._checkpoint_path)
         try:
-            catalog.restore(decode_checkpoint(data, broker))
+            state = decode_checkpoint(data)
         except Damaged as error:
             _log.warning("%s is passed over: %s", self._checkpoint_path, error)
+            return
+        if state.broker != broker:
+            raise OtherBroker(state.broker)
+        catalog.restore(state)
 
     def append(self, seq: int, entry: bytes) -> None:
         self._disk.append(self._mirror_path, _frame(seq, entry))
@@ -99,6 +112,12 @@ class LocalJournal:
             kept += [(seq, entry) for seq, entry, _ in frames if seq > through_seq]
         self._disk.write_atomic(self._checkpoint_path, checkpoint)
         self._disk.write_atomic(self._mirror_path, b"".join(_frame(seq, entry) for seq, entry in kept))
+
+
+def _of(broker: str, entry: AnyEntry) -> AnyEntry:
+    if isinstance(entry, Epoch) and entry.broker not in {"", broker}:
+        raise OtherBroker(entry.broker)
+    return entry
 
 
 def _frame(seq: int, entry: bytes) -> bytes:

@@ -16,7 +16,8 @@ import numpy as np
 from infra import failpoint
 from infra.object_store import ObjectStoreError
 from neve.archive.journal import Abort, Commit, CommittedName, Gap, Intent, IntentName
-from tiered.journal import JournalWriter, StalePlan
+from tiered.journal import JournalWriter
+from tiered.named_topics import StalePlan
 from tiered.offload_plan import EntryRun, HotLog, Place, TopicRange, TopicUnreadable, plan_topic
 from tiered.set_aside import SetAside
 

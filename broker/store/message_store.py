@@ -109,6 +109,10 @@ class MessageStore(Appender):
         self.state.floors.setdefault(topic, {})[str(queue_id)] = queue.floor
         self.directory.write_queue_state(self.state)
 
+    def expire_below(self, topic: str, queue_id: int, offset: int, timestamp: int) -> None:
+        """Hide, for good, the messages below an offset that were stored before a time."""
+        self.set_min_offset(topic, queue_id, min(offset, self.offset_by_time(topic, queue_id, timestamp, upper=False)))
+
     def create_queue_at(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Make a queue go on at an offset, above what its archive or an earlier life of it has."""
         self._check_writable()

@@ -42,12 +42,12 @@ def encode_checkpoint(state: CatalogState) -> bytes:
     return seal(KIND, CHECKPOINT_VERSION, msgspec.msgpack.encode(state))
 
 
-def decode_checkpoint(data: bytes, broker: str, seq: int | None = None) -> CatalogState:
-    """Raises NewerFormat, or Damaged where it is not the checkpoint of this broker (after this entry)."""
+def decode_checkpoint(data: bytes, broker: str | None = None, seq: int | None = None) -> CatalogState:
+    """Raises NewerFormat, or Damaged where it is not a checkpoint (of this broker, after this entry)."""
     try:
         state = msgspec.msgpack.decode(unseal(KIND, CHECKPOINT_VERSION, data, CONTENT_MAX), type=CatalogState)
     except msgspec.DecodeError as error:
         raise Damaged(f"not a checkpoint: {error}") from error
-    if state.broker != broker or seq not in {None, state.through_seq}:
+    if broker not in {None, state.broker} or seq not in {None, state.through_seq}:
         raise Damaged(f"it is the checkpoint {state.through_seq} of broker {state.broker}")
     return state

@@ -57,8 +57,8 @@ class StoreAdapter:
     def min_offset(self, topic: str, queue: int) -> int:
         return self.store.min_offset(topic, queue)
 
-    def set_min_offset(self, topic: str, queue: int, offset: int) -> None:
-        self.store.set_min_offset(topic, queue, offset)
+    def expire_below(self, topic: str, queue: int, offset: int, time_ms: int) -> None:
+        self.store.expire_below(topic, queue, offset, time_ms)
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         return self.store.offset_by_time(topic, queue, time_ms, upper)

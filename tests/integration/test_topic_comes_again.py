@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from neve.remoting.codes import RequestCode as Code
+from tests import broker_in_process as in_process
 from tests.server_process import SMALL, TOPIC, ask, get, offload, read_all, send
 
 Up = Callable[..., AbstractContextManager[Any]]
@@ -52,3 +54,26 @@ def test_once_archived_it_goes_on_above_and_shows_nothing_old(tmp_path: Path, ne
     with neve_up(tmp_path, *arguments) as neve:
         assert not (tmp_path / "data/broker/consumequeue" / TOPIC).exists()
         assert send(neve, b"5") == [5]
+
+
+def test_what_is_sent_while_the_archive_records_the_end_lies_below_it(tmp_path: Path) -> None:
+    asyncio.run(_sent_meanwhile(tmp_path))
+
+
+async def _sent_meanwhile(tmp_path: Path) -> None:
+    settings = (f"storeUrl=dir:{tmp_path / 'store'}", "archivePeriod=24h")
+    async with in_process.running(tmp_path / "data", *settings) as (broker, client):
+        await in_process.send(client, TOPIC)
+        await in_process.offload(broker)
+        bury = broker.archive.bury
+
+        async def buried(topic: str, minimums: Mapping[int, int]) -> None:
+            await bury(topic, minimums)
+            if topic == TOPIC and minimums[0] == 1:
+                await in_process.send(client, TOPIC)
+
+        broker.archive.bury = buried  # type: ignore[method-assign]
+        assert (await in_process.ask(client, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == 0
+        assert broker.archive.journal is not None
+        assert broker.archive.journal.catalog.recorded_minimum(TOPIC, 0) == 2
+        assert broker.context.store.next_offset(TOPIC, 0) == 2

@@ -69,6 +69,7 @@ class FakeHot:
         """It comes again at offset 0."""
         self.records = [record for record in self.records if record[1] != topic]
         self.next = {place: offset for place, offset in self.next.items() if place[0] != topic}
+        self.minimums = {place: offset for place, offset in self.minimums.items() if place[0] != topic}
 
     def lose_above(self, physical: int) -> None:
         """What a power cut does under ASYNC_FLUSH."""
@@ -115,13 +116,13 @@ class FakeHot:
     def min_offset(self, topic: str, queue: int) -> int:
         return self.minimums.get((topic, queue), 0)
 
-    def set_min_offset(self, topic: str, queue: int, offset: int) -> None:
-        assert offset >= self.min_offset(topic, queue)
-        self.minimums[topic, queue] = offset
+    def expire_below(self, topic: str, queue: int, offset: int, time_ms: int) -> None:
+        expired = min(offset, self.offset_by_time(topic, queue, time_ms, False))
+        self.minimums[topic, queue] = max(self.min_offset(topic, queue), expired)
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         mine = [record for record in self.records if record[1:3] == (topic, queue)]
-        return min((record[3] for record in mine if record[4] >= time_ms), default=self.next[topic, queue])
+        return min((record[3] for record in mine if record[4] >= time_ms), default=self.next.get((topic, queue), 0))
 
     def pinned_from(self) -> int | None:
         return self.pinned

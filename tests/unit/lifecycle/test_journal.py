@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from infra.disk import RealDisk
 from infra.object_store import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
 from neve.archive import keys
 from neve.archive.journal import Abort, Deleted, NewerFormat, decode_entry
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal import ArchiveRefused, Fenced, NotAttached
+from tiered.journal import ArchiveRefused, Fenced, JournalWriter, NotAttached
 
 
 def test_attach_takes_an_epoch_each_time(rig: Rig) -> None:
@@ -91,6 +92,39 @@ def test_other_log_is_refused(rig: Rig, tmp_path: Path) -> None:
 
 def test_other_store_is_refused(rig: Rig) -> None:
     rig.store.objects.clear()
+    with pytest.raises(ArchiveRefused, match="storeUrl"):
+        rig.restart()
+
+
+@pytest.mark.parametrize("entries", [2, 256])
+def test_a_data_directory_under_another_brokers_name_is_refused(rig: Rig, entries: int) -> None:
+    """In its first epoch too, whether its local copy begins with a checkpoint or with entry 0."""
+    rig.journal._checkpoint_entries = entries
+    rig.hot.put("t", count=3)
+    rig.offload()
+    rig.lifecycle.run_checkpoint()
+    before = dict(rig.store.objects)
+
+    def renamed() -> JournalWriter:
+        disk, clock = RealDisk(), rig.clock
+        return JournalWriter(rig.store, "", "z", rig.log_uuid, local=rig.directory, disk=disk, clock=clock)
+
+    with pytest.raises(ArchiveRefused, match="name it b again"):
+        renamed().attach(rig.hot.tail)
+    identity = msgspec.msgpack.decode((rig.directory / "identity.msgpack").read_bytes())
+    (rig.directory / "identity.msgpack").write_bytes(msgspec.msgpack.encode({**identity, "broker": ""}))
+    with pytest.raises(ArchiveRefused, match="name it b again"):  # as one was written before it had the name
+        renamed().attach(rig.hot.tail)
+    assert rig.store.objects == before
+    rig.restart()
+    assert [(run.first, run.last) for run in rig.journal.catalog.runs("t", 0)] == [(0, 2)]
+
+
+def test_an_empty_store_is_refused_in_the_first_epoch_though_the_local_copy_is_lost(rig: Rig) -> None:
+    rig.hot.put("t", count=3)
+    rig.offload()
+    rig.store.objects.clear()
+    (rig.directory / "journal.mirror").unlink()
     with pytest.raises(ArchiveRefused, match="storeUrl"):
         rig.restart()
 

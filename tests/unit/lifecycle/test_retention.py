@@ -122,6 +122,70 @@ def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
     assert rig.hot.minimums["a", 0] == low + 2
 
 
+def _begin_again(rig: Rig, topic: str) -> None:
+    rig.hot.delete_topic(topic)
+    rig.hot.put(topic, count=3)
+
+
+@pytest.mark.parametrize("verb", ["offset_by_time", "min_offset"])
+def test_a_topic_that_begins_again_while_the_ttl_looks_keeps_its_new_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Deleted and made again between the look and the EXPIRE: what was seen was its former life."""
+    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
+    rig.hot.put("a", count=5)
+    rig.clock.advance(TTL * HOUR)
+    look, pending = getattr(rig.hot, verb), ["a"]
+
+    def looked(*arguments: Any) -> Any:
+        found = look(*arguments)
+        if pending and arguments[0] == pending[0]:
+            assert rig.journal.begin_again(pending[0])
+            _begin_again(rig, pending.pop())
+        return found
+
+    monkeypatch.setattr(rig.hot, verb, looked)
+    rig.lifecycle.run_ttl()
+    assert pending == []
+    assert rig.hot.min_offset("a", 0) == 0
+    assert rig.journal.catalog.recorded_minimum("a", 0) == 0
+    rig.offload()
+    assert rig.check_tiles("a") == 3
+
+
+def test_what_an_expire_is_about_to_name_does_not_begin_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
+    rig.hot.put("a", count=5)
+    rig.clock.advance(TTL * HOUR)
+    asked = []
+    rig.store.on_call = lambda verb, key: asked.append(rig.journal.begin_again("a")) if verb == "put" else None
+    with failpoint.armed("journal.before_put"), pytest.raises(FailpointError):
+        rig.lifecycle.run_ttl()
+    assert not rig.journal.begin_again("a")
+    rig.restart()
+    assert not rig.journal.begin_again("a"), "the EXPIRE may stand: a start must know of it"
+    rig.lifecycle.run_ttl()
+    assert set(asked) == {False}
+
+
+def test_without_an_archive_a_topic_that_begins_again_keeps_its_new_messages_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path / "state")
+    local = Lifecycle(rig.hot, None, None, lambda: Policy(ttl_hours=lambda topic: TTL), rig.clock)
+    rig.hot.put("a", count=5)
+    rig.clock.advance(TTL * HOUR)
+    expire = rig.hot.expire_below
+
+    def expired(topic: str, queue: int, offset: int, time_ms: int) -> None:
+        _begin_again(rig, "a")
+        expire(topic, queue, offset, time_ms)
+
+    monkeypatch.setattr(rig.hot, "expire_below", expired)
+    local.run_ttl()
+    assert rig.hot.min_offset("a", 0) == 0
+
+
 def test_what_expired_in_a_gap_of_the_archive_stays_out_of_view(rig: Rig) -> None:
     """A round that is still open may commit it later, though later offsets are archived already."""
     rig.hot.put("a", count=2)
