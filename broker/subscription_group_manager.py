@@ -10,6 +10,7 @@ from broker import validators
 from broker.state_file import DataVersion, StateFile
 from infra.clock import Clock
 from infra.disk import Disk
+from neve.remoting.headers import Int32, Int64
 
 SYSTEM_GROUPS = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI_OWNER",
@@ -29,14 +30,14 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
     consume_from_min_enable: bool = True
     consume_broadcast_enable: bool = True
     consume_message_orderly: bool = False
-    retry_queue_nums: int = 1
-    retry_max_times: int = 16
+    retry_queue_nums: Int32 = 1
+    retry_max_times: Int32 = 16
     group_retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
-    broker_id: int = 0
-    which_broker_when_consume_slowly: int = 1
+    broker_id: Int64 = 0
+    which_broker_when_consume_slowly: Int64 = 1
     notify_consumer_ids_changed_enable: bool = True
-    group_sys_flag: int = 0
-    consume_timeout_minute: int = 15
+    group_sys_flag: Int32 = 0
+    consume_timeout_minute: Int32 = 15
     subscription_data_set: list[dict[str, Any]] | None = None
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
 

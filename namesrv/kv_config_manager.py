@@ -1,6 +1,6 @@
 """Key-value settings by namespace: the only thing that a name server keeps across a restart.
 
-File: {"version":1,"configTable":{namespace:{key:value}}}, replaced whole on every change.
+File: {"version":1,"configTable":{namespace:{key:value}}}, replaced whole by one write for all changes that wait.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,14 +15,20 @@ import msgspec
 
 from infra.disk import Disk
 from infra.startup import StartupError
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
 FILE_VERSION = 1
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 MAX_ENTRIES = 100_000
+MAX_NAME = 1024
+MAX_VALUE = 64 * 1024
+MAX_BYTES = 16 * 1024 * 1024  # of names and values; also what an answer with a whole namespace can carry
 
 Table = dict[str, dict[str, str]]
+_Change = tuple[str, str, str | None]
 
 
 class _File(msgspec.Struct, rename="camel"):
@@ -32,16 +37,17 @@ class _File(msgspec.Struct, rename="camel"):
 
 
 class KvConfigManager:
-    """A change is visible once it is durable."""
+    """A change is visible once it is durable. What a write has begun it ends, whether its asker waits or not."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
         self._disk = disk
         self._table: Table = {}
-        self._lock = asyncio.Lock()
-        # a peer that leaves cancels its request, not the thread that writes for it
-        self._writing = threading.Lock()
-        self._newest = 0
+        # With what waits to be written:
+        self._entries = 0
+        self._bytes = 0
+        self._waiting: list[tuple[_Change, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
 
     def load(self) -> None:
         """Read the file, if there is one; a broken one is an error, not an empty table."""
@@ -54,6 +60,7 @@ class KvConfigManager:
         if content.version > FILE_VERSION:
             raise StartupError(f"{self._path} has format {content.version}, this server knows {FILE_VERSION}")
         self._table = content.config_table
+        self._count()
 
     def get(self, namespace: str, key: str) -> str | None:
         """The value, or None."""
@@ -65,22 +72,21 @@ class KvConfigManager:
 
     async def put(self, namespace: str, key: str, value: str) -> None:
         """Set and persist."""
-        async with self._lock:
-            table = self._copy()
-            if key not in table.setdefault(namespace, {}) and sum(map(len, table.values())) >= MAX_ENTRIES:
-                raise ValueError(f"more than {MAX_ENTRIES} entries")
-            table[namespace][key] = value
-            await self._replace(table)
+        if len(namespace) > MAX_NAME or len(key) > MAX_NAME or len(value) > MAX_VALUE:
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, "a name or value of the KV configuration is too long")
+        size = len(namespace) + len(key) + len(value)
+        is_new = self.get(namespace, key) is None
+        if (is_new and self._entries >= MAX_ENTRIES) or self._bytes + size > MAX_BYTES:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the KV configuration is full: {self._entries} entries")
+        self._entries, self._bytes = self._entries + 1, self._bytes + size
+        await self._change((namespace, key, value))
         log.info("key %r of %r is set", key, namespace)
 
     async def delete(self, namespace: str, key: str) -> None:
         """Remove and persist; what is not there is no error."""
-        async with self._lock:
-            if self.get(namespace, key) is None:
-                return
-            table = self._copy()
-            del table[namespace][key]
-            await self._replace(table)
+        if self.get(namespace, key) is None and not self._waiting:
+            return
+        await self._change((namespace, key, None))
         log.info("key %r of %r is deleted", key, namespace)
 
     def print_all(self) -> None:
@@ -89,20 +95,61 @@ class KvConfigManager:
             for key, value in entries.items():
                 log.info("config NS: %r Key: %r Value: %r", namespace, key, value)
 
-    def _copy(self) -> Table:
-        return {namespace: dict(entries) for namespace, entries in self._table.items()}
+    async def _change(self, change: _Change) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((change, done))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_waiting())
+        await done
 
-    async def _replace(self, table: Table) -> None:
+    async def _write_waiting(self) -> None:
+        """One write after the other, each with all that came during the one before."""
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            table = self._with([change for change, _ in waiting])
+            fault: Exception | None = None
+            try:
+                await asyncio.to_thread(self._write, table)
+                self._table = table
+            except Exception as error:  # noqa: BLE001 - told to all who wait for this write
+                fault = error
+            self._count()
+            for _, done in waiting:
+                if done.done():
+                    continue
+                if fault is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(fault)
+
+    def _with(self, changes: list[_Change]) -> Table:
+        """A new table; the namespaces that do not change are shared with the old one."""
+        table = dict(self._table)
+        own: set[str] = set()
+        for namespace, key, value in changes:
+            if namespace not in own:
+                own.add(namespace)
+                table[namespace] = dict(table.get(namespace, {}))
+            if value is None:
+                table[namespace].pop(key, None)
+            else:
+                table[namespace][key] = value
+        for namespace in own:
+            if not table[namespace] and namespace not in self._table:
+                del table[namespace]  # deleted from before it was there
+        return table
+
+    def _count(self) -> None:
+        """Exactly; between two writes each change counts as an addition."""
+        self._entries = sum(map(len, self._table.values())) + len(self._waiting)
+        self._bytes = sum(
+            len(namespace) + len(key) + len(value)
+            for namespace, entries in self._table.items()
+            for key, value in entries.items()
+        ) + sum(len(namespace) + len(key) + len(value or "") for (namespace, key, value), _ in self._waiting)
+
+    def _write(self, table: Table) -> None:
+        """Beside the loop: nobody changes a table that was handed over."""
         data = json.dumps({"version": FILE_VERSION, "configTable": table}, indent=1).encode()
-        self._newest += 1
-        await asyncio.to_thread(self._write, data, self._newest)
-        self._table = table
-
-    def _write(self, data: bytes, number: int) -> None:
-        with self._writing:
-            if number == self._newest:  # else a newer one comes
-                self._write_now(data)
-
-    def _write_now(self, data: bytes) -> None:
         self._disk.make_dirs(self._path.parent)
         self._disk.write_atomic(self._path, data)

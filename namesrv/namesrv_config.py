@@ -21,6 +21,9 @@ class NamesrvConfig(SecurityConfig):
     delete_topic_with_broker_registration: bool = key(False, live=True)
     enable_all_topic_list: bool = key(True, live=True)
     cluster_name: str = key("DefaultCluster")  # what `Cluster:` in policies means here
+    max_topics_per_broker: int = key(50_000, low=1, high=1_000_000, live=True)
+    max_brokers: int = key(10_000, low=1, high=1_000_000, live=True)
+    max_topic_routes: int = key(1_000_000, low=1, high=100_000_000, live=True)
     max_connections: int = key(10_000, low=1, high=1_000_000)
     log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 

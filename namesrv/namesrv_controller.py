@@ -28,7 +28,7 @@ class NamesrvController:
     def __init__(self, config: NamesrvConfig, clock: Clock, disk: Disk) -> None:
         self._config = config
         self.kv = KvConfigManager(config.kv_path, disk)
-        self.routes = RouteInfoManager(clock)
+        self.routes = RouteInfoManager(clock, config)
         self._supervisor = Supervisor("namesrv")
         router = RequestRouter()
         RequestProcessor(config, self.routes, self.kv).register_on(router)

@@ -15,12 +15,16 @@ import zlib
 import msgspec
 
 from neve.errors import BrokerError, ProtocolError
-from neve.remoting.body import DataVersion, TopicConfig, convert, lenient_loads, loads_as
+from neve.remoting.body import DataVersion, NodeBudget, TopicConfig, loads_as
 from neve.remoting.codes import ResponseCode
+from neve.remoting.frame import MAX_FRAME
 
-MAX_INFLATED = 64 * 1024 * 1024
+MAX_INFLATED = MAX_FRAME  # the plain form of the same registration has to fit a frame
+# Of a topic: its fields, their map, and some attributes.
+_NODES_OF_TOPIC = 16
 _I32 = struct.Struct(">i")
 _TEXT_FIELDS = 5
+_SMALL_DIGITS = 10
 
 
 class _Wrapper(msgspec.Struct, rename="camel"):
@@ -47,17 +51,24 @@ def check_crc(body: bytes, expected: int) -> None:
         raise BrokerError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
 
 
-def parse_registration(body: bytes, *, compressed: bool) -> Registration:
-    """Either form; an empty body registers no topic."""
+def parse_registration(body: bytes, *, compressed: bool, max_topics: int) -> Registration:
+    """Either form; an empty body registers no topic. BrokerError for more than `max_topics`."""
     if not body:
         return Registration()
+    budget = NodeBudget((max_topics + 1) * _NODES_OF_TOPIC)
     if compressed:
-        return _Reader(_inflate(body)).read()
-    parsed = loads_as(body, _Body)
+        return _Reader(_inflate(body), budget, max_topics).read()
+    parsed = loads_as(body, _Body, budget)
     wrapper = parsed.topic_config_serialize_wrapper or _Wrapper()
-    return Registration(
-        wrapper.topic_config_table or {}, wrapper.data_version or DataVersion(), parsed.filter_server_list or []
-    )
+    topics = wrapper.topic_config_table or {}
+    _check_count(len(topics), max_topics)
+    return Registration(topics, wrapper.data_version or DataVersion(), parsed.filter_server_list or [])
+
+
+def _check_count(topics: int, max_topics: int) -> None:
+    if topics > max_topics:
+        remark = f"register broker failed: {topics} topics, maxTopicsPerBroker is {max_topics}"
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, remark)
 
 
 def _inflate(body: bytes) -> bytes:
@@ -72,18 +83,20 @@ def _inflate(body: bytes) -> bytes:
 
 
 class _Reader:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, budget: NodeBudget, max_topics: int) -> None:
         self._data = data
+        self._budget, self._max_topics = budget, max_topics
         self._at = 0
 
     def read(self) -> Registration:
-        version = loads_as(self._block(), DataVersion)
+        version = loads_as(self._block(), DataVersion, self._budget)
         count = self._number()
+        _check_count(count, self._max_topics)
         topics: dict[str, TopicConfig] = {}
         for _ in range(count):
-            topic = parse_topic_text(self._block().decode("utf-8", "replace"))
+            topic = parse_topic_text(self._block().decode("utf-8", "replace"), self._budget)
             topics[topic.topic_name] = topic
-        filters = convert(lenient_loads(self._block()), list[str])
+        filters = loads_as(self._block(), list[str], self._budget)
         return Registration(topics, version, filters)
 
     def _number(self) -> int:
@@ -104,14 +117,22 @@ class _Reader:
         return block
 
 
-def parse_topic_text(text: str) -> TopicConfig:
+def parse_topic_text(text: str, budget: NodeBudget) -> TopicConfig:
     """One topic in its text form."""
     parts = text.split(" ", _TEXT_FIELDS)
+    budget.spend(1)
     try:
         name, read_queues, write_queues, perm, kind = parts[:_TEXT_FIELDS]
-        topic = TopicConfig(name, int(read_queues), int(write_queues), int(perm), kind)
+        topic = TopicConfig(name, _small(read_queues), _small(write_queues), _small(perm), kind)
     except ValueError as error:
         raise ProtocolError(f"a topic's text does not fit: {error}") from error
     if len(parts) > _TEXT_FIELDS and parts[_TEXT_FIELDS]:
-        topic.attributes = convert(lenient_loads(parts[_TEXT_FIELDS].encode()), dict[str, str])
+        topic.attributes = loads_as(parts[_TEXT_FIELDS].encode(), dict[str, str], budget)
     return topic
+
+
+def _small(text: str) -> int:
+    number = int(text) if len(text) < _SMALL_DIGITS else -1
+    if number < 0:
+        raise ValueError(f"{text[:_SMALL_DIGITS]!r} is no number of queues and no permission")
+    return number

@@ -10,7 +10,7 @@ from infra.remoting_server import Connection, RequestRouter
 from namesrv.kv_config_manager import ORDER_TOPIC_CONFIG, KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.registration import check_crc, parse_registration
-from namesrv.route_info_manager import FLAG_UNIT, FLAG_UNIT_SUB, BrokerIdentity, RouteInfoManager
+from namesrv.route_info_manager import FLAG_UNIT, FLAG_UNIT_SUB, MAX_NAME, BrokerIdentity, RouteInfoManager
 from neve.errors import BrokerError
 from neve.remoting.body import DataVersion, TopicRouteData, dumps, dumps_object_keys, dumps_standard, loads_as
 from neve.remoting.codes import VERSION_STANDARD_JSON_ROUTE, RequestCode, ResponseCode
@@ -18,8 +18,6 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, optional_int, require_int, require_str
 
 log = logging.getLogger(__name__)
-
-MAX_NAME = 255
 
 
 class RequestProcessor:
@@ -72,7 +70,11 @@ class RequestProcessor:
         ext = request.ext
         identity = _identity(request)
         check_crc(request.body, optional_int(ext, "bodyCrc32", 0))
-        registration = parse_registration(request.body, compressed=optional_bool(ext, "compressed"))
+        registration = parse_registration(
+            request.body,
+            compressed=optional_bool(ext, "compressed"),
+            max_topics=self._config.max_topics_per_broker,
+        )
         result = self._routes.register(
             identity,
             registration,

@@ -5,6 +5,8 @@
     clusters  cluster -> broker names
     live      (cluster, address) -> last seen, patience, DataVersion, connection
 
+What brokers may name is bounded (`RouteLimits`): names in length, brokers and topics in number.
+
 Liveness is measured on the monotonic clock: an operator who sets the wall clock must not end every broker.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from infra.clock import Clock
 from namesrv.registration import Registration
@@ -20,6 +23,8 @@ from neve.remoting.body import BrokerData, DataVersion, QueueData, TopicConfig, 
 from neve.remoting.codes import ResponseCode
 
 DEFAULT_PATIENCE_MS = 120_000
+MAX_NAME = 255
+MAX_FILTER_SERVERS = 64
 MASTER_ID = 0
 PERM_WRITE = 2
 FLAG_UNIT = 1
@@ -34,6 +39,18 @@ class BrokerIdentity:
     name: str
     address: str
     broker_id: int
+
+
+class RouteLimits(Protocol):
+    """What the tables may hold; asked each time, an operator may change it."""
+
+    @property
+    def max_brokers(self) -> int:
+        """Addresses that are registered."""
+
+    @property
+    def max_topic_routes(self) -> int:
+        """Topics on a broker, of all brokers together."""
 
 
 @dataclass(slots=True)
@@ -57,8 +74,9 @@ class RegisterResult:
 class RouteInfoManager:
     """All of the name server's tables; single-threaded."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, limits: RouteLimits) -> None:
+        self._clock, self._limits = clock, limits
+        self._routes = 0  # rows of `topics`
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._broker_topics: dict[str, set[str]] = {}  # the way back, so that a broker's end costs its own topics only
         self._brokers: dict[str, BrokerData] = {}
@@ -83,11 +101,18 @@ class RouteInfoManager:
         key = (identity.cluster, identity.address)
         broker = self._brokers.get(identity.name)
         if broker is not None and broker.cluster != identity.cluster:
-            remark = f"register broker failed: {identity.name} belongs to cluster {broker.cluster}"
-            raise BrokerError(ResponseCode.SYSTEM_ERROR, remark)
+            raise _refused(f"{identity.name} belongs to cluster {broker.cluster}")
         previous = self._live.get(key)
         if broker is not None:
             self._check_not_older(broker, identity, registration.data_version)
+        if previous is None and len(self._live) >= self._limits.max_brokers:
+            raise _refused(f"there are {len(self._live)} brokers, maxBrokers is {self._limits.max_brokers}")
+        if len(ha_server_addr) > MAX_NAME:
+            raise _refused("haServerAddr is too long")
+        filters = registration.filter_servers
+        if len(filters) > MAX_FILTER_SERVERS or any(len(name) > MAX_NAME for name in filters):
+            raise _refused("too many filter servers, or too long names")
+        self._check_room(identity.name, registration.topics.values())
         if previous is not None and previous.identity.name != identity.name:
             self.unregister(previous.identity)  # renamed: the old name has nobody behind it
         if broker is None:
@@ -105,11 +130,23 @@ class RouteInfoManager:
         self._live[key] = _Live(
             identity, self._clock.monotonic(), patience_s, registration.data_version, connection, ha_server_addr
         )
-        if registration.filter_servers:
-            self._filters[identity.address] = registration.filter_servers
+        if filters:
+            self._filters[identity.address] = filters
         else:
             self._filters.pop(identity.address, None)
         return self._master_of(broker, identity)
+
+    def _check_room(self, broker: str, topics: Iterable[TopicConfig]) -> None:
+        """Before anything is changed."""
+        known, new = self._broker_topics.get(broker, set()), 0
+        for topic in topics:
+            name = topic.topic_name
+            if len(name) > MAX_NAME:
+                raise _refused(f"the name of topic {name[:MAX_NAME]!r}… is too long")
+            new += name not in known
+        if new and self._routes + new > self._limits.max_topic_routes:
+            limit = self._limits.max_topic_routes
+            raise _refused(f"{new} topics more than {self._routes} routes of topics, maxTopicRoutes is {limit}")
 
     def _check_not_older(self, broker: BrokerData, identity: BrokerIdentity, version: DataVersion) -> None:
         standing = broker.broker_addrs.get(identity.broker_id)
@@ -119,8 +156,7 @@ class RouteInfoManager:
         if live is None:
             return
         if live.data_version.state_version > version.state_version:
-            remark = f"register broker failed: {standing} holds id {identity.broker_id} with a newer state"
-            raise BrokerError(ResponseCode.SYSTEM_ERROR, remark)
+            raise _refused(f"{standing} holds id {identity.broker_id} with a newer state")
 
     def _master_of(self, broker: BrokerData, identity: BrokerIdentity) -> RegisterResult:
         master = broker.broker_addrs.get(MASTER_ID)
@@ -193,12 +229,14 @@ class RouteInfoManager:
                 self._drop_queue(name, broker)
 
     def _put_queue(self, topic: str, queue: QueueData) -> None:
-        self._topics.setdefault(topic, {})[queue.broker_name] = queue
+        queues = self._topics.setdefault(topic, {})
+        self._routes += queue.broker_name not in queues
+        queues[queue.broker_name] = queue
         self._broker_topics.setdefault(queue.broker_name, set()).add(topic)
 
     def _drop_queue(self, topic: str, broker: str) -> None:
         queues = self._topics.get(topic, {})
-        queues.pop(broker, None)
+        self._routes -= queues.pop(broker, None) is not None
         if not queues:
             self._topics.pop(topic, None)
 
@@ -206,6 +244,7 @@ class RouteInfoManager:
         """Add a topic's queues on brokers that are known."""
         for queue in queues:
             if queue.broker_name in self._brokers:
+                self._check_room(queue.broker_name, (TopicConfig(topic),))
                 self._put_queue(topic, queue)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
@@ -274,3 +313,7 @@ class RouteInfoManager:
         data = self._brokers.get(broker)
         addresses = dict(data.broker_addrs) if data is not None and data.cluster == cluster else {}
         return {"cluster": cluster, "brokerName": broker, "brokerAddrs": addresses}
+
+
+def _refused(why: str) -> BrokerError:
+    return BrokerError(ResponseCode.SYSTEM_ERROR, f"register broker failed: {why}")

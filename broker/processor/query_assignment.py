@@ -12,6 +12,8 @@ from neve.remoting.body import MessageQueue, QueueData, dumps, lenient_loads
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 
+_MAX_QUEUES = 100_000
+
 
 class QueryAssignmentProcessor:
     def __init__(self, context: BrokerContext) -> None:
@@ -59,6 +61,8 @@ class QueryAssignmentProcessor:
             neighbours = int(value.get("popShareQueueNum") or 0)
         except (TypeError, ValueError, OverflowError) as error:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum is no number") from error
+        if not -(2**31) <= neighbours < 2**31:  # it is kept in a table that must be written again
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum has more than 32 bits")
         context.modes.set(topic, group, mode, neighbours)
         await context.modes.file.save()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
@@ -74,11 +78,11 @@ class QueryAssignmentProcessor:
             if own is None:
                 return []
             datas = [QueueData(self._context.config.broker_name, own.read_queue_nums, own.write_queue_nums, own.perm)]
+        readable = [data for data in datas if data.perm & PERM_READ]
+        if sum(max(data.read_queue_nums, 0) for data in readable) > _MAX_QUEUES:  # whoever registers may say anything
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the route of {topic} has more than {_MAX_QUEUES} queues")
         return sorted(
-            MessageQueue(topic, data.broker_name, queue)
-            for data in datas
-            if data.perm & PERM_READ
-            for queue in range(data.read_queue_nums)
+            MessageQueue(topic, data.broker_name, queue) for data in readable for queue in range(data.read_queue_nums)
         )
 
 

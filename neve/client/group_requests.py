@@ -25,7 +25,7 @@ from neve.client.process_queue import ProcessQueue
 from neve.client.session import Session
 from neve.errors import NeveError
 from neve.message import iter_records
-from neve.remoting.body import dumps, dumps_object_keys, lenient_loads
+from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, dumps_object_keys, lenient_loads
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
@@ -126,7 +126,7 @@ class GroupRequests:
         self._session.spawn(answer(), f"answer {request.code} {self._member.group}")
 
     async def _reset(self, request: RemotingCommand) -> bytes:
-        await self._consumer.reset(_offsets(lenient_loads(request.body)))
+        await self._consumer.reset(_offsets(lenient_loads(request.body, NodeBudget(ANSWER_NODES))))
         return b""
 
     async def _consume(self, request: RemotingCommand) -> bytes:

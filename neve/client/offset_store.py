@@ -19,7 +19,7 @@ from typing import Protocol
 from neve.client.model import MessageQueue
 from neve.client.pull import Puller
 from neve.errors import ClientError, NeveError, ProtocolError
-from neve.remoting.body import dumps_object_keys, lenient_loads
+from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps_object_keys, lenient_loads
 
 
 class OffsetStore(Protocol):
@@ -109,7 +109,7 @@ def _read_either(path: Path) -> dict[MessageQueue, int]:
 
 
 def _parse(content: bytes) -> dict[MessageQueue, int]:
-    data = lenient_loads(content)
+    data = lenient_loads(content, NodeBudget(ANSWER_NODES))
     table = data.get("offsetTable") if isinstance(data, dict) else None
     if not isinstance(table, dict):
         raise ProtocolError("there is no offsetTable")

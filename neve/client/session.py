@@ -16,7 +16,7 @@ from neve.client.route import DEFAULT_TOPIC, TopicRoute, parse_brokers, parse_ro
 from neve.client.traces import Traces
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
 from neve.message import UniqueIdGenerator
-from neve.remoting.body import dumps, lenient_loads
+from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, lenient_loads
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
@@ -35,7 +35,7 @@ def parse_body(answer: RemotingCommand) -> Any:
     Raises:
         ProtocolError: it is none.
     """
-    return lenient_loads(answer.body) if answer.body else {}
+    return lenient_loads(answer.body, NodeBudget(ANSWER_NODES)) if answer.body else {}
 
 
 def require_success(answer: RemotingCommand) -> RemotingCommand:

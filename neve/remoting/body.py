@@ -3,11 +3,15 @@
 It is JSON with three habits: numbers as unquoted map keys `{0:"addr"}`, objects as map keys
 `{{"brokerName":"b","queueId":0,"topic":"t"}:{...}}`, and `{"$ref":"$.path"}` for an object that was written before.
 Strings may stand in single quotes, and keys may be bare words.
+
+Whoever connects may send one, so reading is bounded before it begins: in values (`NodeBudget`, references counted as
+often as they are pointed at), in depth, and in what a number may be (64 bits).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,8 +20,16 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from neve.errors import ProtocolError
+from neve.remoting.headers import Int32, Int64
 
 MAX_DEPTH = 32
+# What one body may hold unless its reader says otherwise: 20,000 topics, or the locks of 50,000 queues.
+MAX_NODES = 200_000
+# What a client reads of an answer that it asked for: the positions of a hundred thousand queues, in the dialect.
+ANSWER_NODES = 16_000_000
+# A value of the dialect is read in Python: it costs as much as this many that msgspec reads.
+_DIALECT_COST = 8
+_INT64 = range(-(2**63), 2**63)
 T = TypeVar("T")
 
 
@@ -32,20 +44,20 @@ class MessageQueue(NamedTuple):
 class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
     """How new a table is: equal versions mean equal tables."""
 
-    state_version: int = 0
-    timestamp: int = 0
-    counter: int = 0
+    state_version: Int64 = 0
+    timestamp: Int64 = 0
+    counter: Int64 = 0
 
 
 class TopicConfig(msgspec.Struct, rename="camel"):
     """A topic as its broker registers it."""
 
     topic_name: str
-    read_queue_nums: int = 16
-    write_queue_nums: int = 16
-    perm: int = 6
+    read_queue_nums: Int32 = 16
+    write_queue_nums: Int32 = 16
+    perm: Int32 = 6
     topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
+    topic_sys_flag: Int32 = 0
     order: bool = False
     attributes: dict[str, str] = {}
 
@@ -54,10 +66,10 @@ class QueueData(msgspec.Struct, rename="camel"):
     """A topic's queues on one broker."""
 
     broker_name: str
-    read_queue_nums: int = 0
-    write_queue_nums: int = 0
-    perm: int = 6
-    topic_sys_flag: int = 0
+    read_queue_nums: Int32 = 0
+    write_queue_nums: Int32 = 0
+    perm: Int32 = 6
+    topic_sys_flag: Int32 = 0
 
 
 class BrokerData(msgspec.Struct, rename="camel"):
@@ -65,7 +77,7 @@ class BrokerData(msgspec.Struct, rename="camel"):
 
     cluster: str
     broker_name: str
-    broker_addrs: dict[int, str] = {}
+    broker_addrs: dict[Int64, str] = {}
     enable_acting_master: bool = False
     zone_name: str | None = None
 
@@ -85,8 +97,8 @@ class SubscriptionData(msgspec.Struct, rename="camel"):
     topic: str
     sub_string: str = "*"
     tags_set: list[str] = []
-    code_set: list[int] = []
-    sub_version: int = 0
+    code_set: list[Int64] = []
+    sub_version: Int64 = 0
     expression_type: str | None = "TAG"
     class_filter_mode: bool = False
 
@@ -114,7 +126,7 @@ class HeartbeatData(msgspec.Struct, rename="camel"):
     client_id: str = msgspec.field(name="clientID")
     producer_data_set: list[ProducerData] = []
     consumer_data_set: list[ConsumerData] = []
-    heartbeat_fingerprint: int = 0
+    heartbeat_fingerprint: Int64 = 0
     without_sub: bool = False
 
 
@@ -126,24 +138,81 @@ def convert(value: object, kind: type[T]) -> T:
         raise ProtocolError(f"the body does not fit: {error}") from error
 
 
-def loads_as(data: bytes | memoryview, kind: type[T]) -> T:
-    """Parse a body of the dialect straight into a struct."""
-    return convert(lenient_loads(data), kind)
+class NodeBudget:
+    """How many values may still be read; one budget may be shared by the parts of one body."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, nodes: int = MAX_NODES) -> None:
+        self.left = nodes
+
+    def spend(self, nodes: int) -> None:
+        """Before the work. ProtocolError when there is not so much."""
+        self.left -= nodes
+        if self.left < 0:
+            raise ProtocolError("the body holds too many values")
 
 
-def lenient_loads(data: bytes | memoryview) -> Any:
-    """Parse strict JSON or the dialect; object keys become MessageQueue or tuples of pairs, bare number keys ints."""
-    raw = bytes(data)
+def loads_as(data: bytes | memoryview, kind: type[T], budget: NodeBudget | None = None) -> T:
+    """Parse a body of the dialect straight into a type that bounds each of its numbers."""
+    raw, budget = bytes(data), budget or NodeBudget()
     if b'"$ref"' not in raw:
+        budget.spend(_nodes_at_most(raw))
         try:
-            return msgspec.json.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass  # not strict JSON: the dialect's parser decides
+            return msgspec.json.decode(raw, type=kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise ProtocolError(f"the body does not fit: {error}") from error
+        except _NOT_STRICT:
+            return convert(_read_dialect(raw, budget), kind)
+    return convert(_read_dialect(raw, budget), kind)
+
+
+def lenient_loads(data: bytes | memoryview, budget: NodeBudget | None = None) -> Any:
+    """Parse strict JSON or the dialect; object keys become MessageQueue or tuples of pairs, bare number keys ints."""
+    raw, budget = bytes(data), budget or NodeBudget()
+    if b'"$ref"' not in raw:
+        if _nodes_at_most(raw) > budget.left:
+            raise ProtocolError("the body holds too many values")
+        try:
+            value = msgspec.json.decode(raw)
+        except _NOT_STRICT:
+            return _read_dialect(raw, budget)
+        return _checked(value, budget)
+    return _read_dialect(raw, budget)
+
+
+_NOT_STRICT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _nodes_at_most(raw: bytes) -> int:
+    """Every value but the first comes after one of these; those inside of strings make the guess too high."""
+    return 1 + raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+
+
+def _read_dialect(raw: bytes, budget: NodeBudget) -> Any:
     try:
-        parser = _Parser(raw.decode())
-        return parser.parse()
+        return _Parser(raw.decode(), budget).parse()
     except (ValueError, IndexError) as error:
         raise ProtocolError(f"the body is no JSON: {error}") from error
+
+
+def _checked(root: Any, budget: NodeBudget) -> Any:
+    """Level by level, for what no type bounds: how much it is with all references followed, how deep, how long."""
+    budget.spend(1)
+    level = [root]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is int and value not in _INT64:
+                raise ProtocolError("a number in the body has more than 64 bits")
+            if kind is dict or kind is list:
+                budget.spend(len(value))
+                below.extend(value.values() if kind is dict else value)
+        if not below:
+            return root
+        level = below
+    raise ProtocolError("the body is nested too deeply, or refers to itself")
 
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -156,21 +225,22 @@ _PATH_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
 class _Parser:
-    """A recursive reader of one text, bounded in depth."""
+    """A recursive reader of one text, bounded in depth and in values."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, budget: NodeBudget) -> None:
         self._text = text
+        self._budget = budget
         self._at = 0
-        self._references: list[tuple[Any, Any, str, Any]] = []  # container, key, path, parent of the container
+        self._references: list[tuple[Any, Any, str]] = []  # container, key, path
 
     def parse(self) -> Any:
-        root = self._value(0, None)
+        root = self._value(0)
         self._skip()
         if self._at != len(self._text):
             raise ValueError(f"text after the value at {self._at}")
-        for container, key, path, parent in self._references:
-            container[key] = _resolve(root, container, parent, path)
-        return root
+        for container, key, path in self._references:
+            container[key] = _resolve(root, path)
+        return _checked(root, self._budget) if self._references else root
 
     def _skip(self) -> str:
         match = _SPACE.match(self._text, self._at)
@@ -183,19 +253,20 @@ class _Parser:
             raise ValueError(f"no {sign!r} at {self._at}")
         self._at += 1
 
-    def _value(self, depth: int, parent: Any) -> Any:
+    def _value(self, depth: int) -> Any:
         if depth > MAX_DEPTH:
             raise ValueError("nested too deeply")
+        self._budget.spend(_DIALECT_COST)
         sign = self._skip()
         if sign == "{":
-            return self._object(depth, parent)
+            return self._object(depth)
         if sign == "[":
-            return self._array(depth, parent)
+            return self._array(depth)
         if sign in ("'", '"') and sign:
             return self._string(sign)
         return self._bare()
 
-    def _object(self, depth: int, parent: Any) -> dict[Any, Any]:
+    def _object(self, depth: int) -> dict[Any, Any]:
         result: dict[Any, Any] = {}
         self._at += 1
         if self._skip() == "}":
@@ -204,11 +275,11 @@ class _Parser:
         while True:
             key = _freeze(self._key(depth))
             self._expect(":")
-            self._store(result, key, self._value(depth + 1, result), parent)
+            self._store(result, key, self._value(depth + 1))
             if self._more("}"):
                 return result
 
-    def _array(self, depth: int, parent: Any) -> list[Any]:
+    def _array(self, depth: int) -> list[Any]:
         result: list[Any] = []
         self._at += 1
         if self._skip() == "]":
@@ -216,13 +287,13 @@ class _Parser:
             return result
         while True:
             result.append(None)
-            self._store(result, len(result) - 1, self._value(depth + 1, result), parent)
+            self._store(result, len(result) - 1, self._value(depth + 1))
             if self._more("]"):
                 return result
 
-    def _store(self, container: Any, key: Any, value: Any, parent: Any) -> None:
+    def _store(self, container: Any, key: Any, value: Any) -> None:
         if isinstance(value, dict) and len(value) == 1 and isinstance(path := value.get("$ref"), str):
-            self._references.append((container, key, path, parent))
+            self._references.append((container, key, path))
         container[key] = value
 
     def _more(self, end: str) -> bool:
@@ -235,12 +306,12 @@ class _Parser:
     def _key(self, depth: int) -> Any:
         sign = self._skip()
         if sign == "{":
-            return self._value(depth + 1, None)
+            return self._value(depth + 1)
         if sign in ("'", '"') and sign:
             return self._string(sign)
         if match := _NUMBER.match(self._text, self._at):
             self._at = match.end()
-            return int(match.group()) if match.lastindex is None else match.group()
+            return _whole(match.group()) if match.lastindex is None else match.group()
         if match := _WORD.match(self._text, self._at):
             self._at = match.end()
             return match.group()
@@ -256,17 +327,33 @@ class _Parser:
             return inner
         if quote == "'":
             inner = inner.replace("\\'", "'").replace('"', '\\"')
-        return str(json.loads(f'"{inner}"', strict=False))
+        text = str(json.loads(f'"{inner}"', strict=False))
+        text.encode()  # half a surrogate pair could be kept, and never be written again: a ValueError
+        return text
 
     def _bare(self) -> Any:
         if match := _NUMBER.match(self._text, self._at):
             self._at = match.end()
-            return int(match.group()) if match.lastindex is None else float(match.group())
+            return _whole(match.group()) if match.lastindex is None else _fraction(match.group())
         match = _WORD.match(self._text, self._at)
         if match is None or match.group() not in _LITERALS:
             raise ValueError(f"no value at {self._at}")
         self._at = match.end()
         return _LITERALS[match.group()]
+
+
+def _whole(digits: str) -> int:
+    number = int(digits)
+    if number not in _INT64:
+        raise ValueError("a number of more than 64 bits")
+    return number
+
+
+def _fraction(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("a number that is too large")
+    return number
 
 
 def _freeze(key: Any) -> Any:
@@ -278,14 +365,11 @@ def _freeze(key: Any) -> Any:
     return tuple(sorted((str(name), _freeze(value)) for name, value in key.items()))
 
 
-def _resolve(root: Any, container: Any, parent: Any, path: str) -> Any:
+def _resolve(root: Any, path: str) -> Any:
     """What a reference points at, or None where it points nowhere."""
-    if path == "@":
-        return container
-    if path == "..":
-        return parent
-    target = root
-    position = 1 if path.startswith("$") else len(path)
+    if not path.startswith("$"):  # @ and ..: what it stands in
+        raise ValueError("the value refers to itself")
+    target, position = root, 1
     while position < len(path):
         step = _PATH_STEP.match(path, position)
         if step is None:
@@ -295,7 +379,7 @@ def _resolve(root: Any, container: Any, parent: Any, path: str) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
         position = step.end()
-    return target if path.startswith("$") else None
+    return target
 
 
 def dumps(value: object) -> bytes:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from infra.disk import RealDisk
+from namesrv import kv_config_manager
 from namesrv.kv_config_manager import KvConfigManager
+from neve.errors import BrokerError
 
 
 class SlowDisk(RealDisk):
@@ -47,3 +49,87 @@ def test_a_write_whose_asker_left_neither_meets_nor_overwrites_the_next(tmp_path
     again = KvConfigManager(path, RealDisk())
     again.load()
     assert again.get("n", "b") == "2"
+
+
+class CountingDisk(RealDisk):
+    """Its first write waits for `go`; `fails` makes the next one an error."""
+
+    def __init__(self) -> None:
+        self.began, self.go = threading.Event(), threading.Event()
+        self.writes, self.fails = 0, False
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        self.writes += 1
+        self.began.set()
+        assert self.go.wait(20)
+        if self.fails:
+            self.fails = False
+            raise OSError(28, "No space left on device")
+        super().write_atomic(path, data)
+
+
+def test_all_changes_that_wait_share_one_write_which_copies_only_their_namespaces(tmp_path: Path) -> None:
+    disk, path = CountingDisk(), tmp_path / "kv.json"
+
+    async def main() -> None:
+        manager = KvConfigManager(path, disk)
+        first = asyncio.create_task(manager.put("other", "a", "1"))
+        await asyncio.to_thread(disk.began.wait, 20)
+        many = [asyncio.create_task(manager.put("n", f"k{number}", "v")) for number in range(500)]
+        many.append(asyncio.create_task(manager.delete("n", "k7")))
+        await asyncio.sleep(0)
+        assert manager.namespace("n") is None, "visible once it is durable"
+        disk.go.set()
+        await asyncio.gather(first, *many)
+        assert disk.writes == 2
+        untouched = manager.namespace("other")
+        await manager.put("n", "last", "v")
+        assert manager.namespace("other") is untouched
+        assert len(manager.namespace("n") or {}) == 500
+
+    asyncio.run(main())
+    again = KvConfigManager(path, RealDisk())
+    again.load()
+    assert again.get("n", "k7") is None
+    assert again.get("n", "k499") == "v"
+
+
+def test_a_failed_write_is_told_to_who_waits_and_the_next_one_is_made(tmp_path: Path) -> None:
+    disk, path = CountingDisk(), tmp_path / "kv.json"
+    disk.go.set()
+
+    async def main() -> None:
+        manager = KvConfigManager(path, disk)
+        await manager.put("n", "a", "1")
+        disk.fails = True
+        with pytest.raises(OSError, match="No space"):
+            await manager.put("n", "b", "2")
+        assert manager.get("n", "b") is None
+        await manager.put("n", "c", "3")
+        assert dict(manager.namespace("n") or {}) == {"a": "1", "c": "3"}
+
+    asyncio.run(main())
+
+
+def test_what_the_table_may_hold_is_bounded_in_entries_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_config_manager, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(kv_config_manager, "MAX_BYTES", 100)
+
+    async def main() -> None:
+        manager = KvConfigManager(tmp_path / "kv.json", RealDisk())
+        for wrong in (("n" * 1025, "k", "v"), ("n", "k" * 1025, "v"), ("n", "k", "v" * 65537), ("n", "k", "v" * 99)):
+            with pytest.raises(BrokerError):
+                await manager.put(*wrong)
+        for _ in range(5):
+            await manager.put("n", "same", "v")  # replaced, not added
+        await manager.put("n", "b", "v")
+        await manager.put("n", "c", "v")
+        with pytest.raises(BrokerError, match="full"):
+            await manager.put("n", "d", "v")
+        await manager.put("n", "c", "replaced")
+        await manager.delete("n", "b")
+        await manager.put("n", "d", "v")
+
+    asyncio.run(main())

@@ -7,14 +7,18 @@ import zlib
 import pytest
 
 from infra.clock import ManualClock
+from namesrv import registration
+from namesrv.namesrv_config import NamesrvConfig
 from namesrv.registration import Registration, check_crc, parse_registration, parse_topic_text
 from namesrv.route_info_manager import BrokerIdentity, RouteInfoManager
 from neve.errors import BrokerError, ProtocolError
-from neve.remoting.body import DataVersion, QueueData, TopicConfig
+from neve.remoting.body import DataVersion, NodeBudget, QueueData, TopicConfig, dumps
 
 A = BrokerIdentity("c", "a", "10.0.0.1:10911", 0)
 A_SLAVE = BrokerIdentity("c", "a", "10.0.0.2:10911", 1)
 B = BrokerIdentity("c", "b", "10.0.0.3:10911", 0)
+
+MAX_TOPICS = 1000
 
 
 def topics(*names: str, counter: int = 1, state: int = 0) -> Registration:
@@ -28,7 +32,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def routes(clock: ManualClock) -> RouteInfoManager:
-    return RouteInfoManager(clock)
+    return RouteInfoManager(clock, NamesrvConfig())
 
 
 def test_a_topic_on_two_brokers(routes: RouteInfoManager) -> None:
@@ -178,12 +182,12 @@ def test_a_compressed_registration_is_read_as_a_plain_one() -> None:
     body = compressed(
         "t 8 4 6 SINGLE_TAG {}", "old 1 2 4 MULTI_TAG", 'x 1 1 6 SINGLE_TAG {"+k":"v w"}', tail=b"\0\0\0\0"
     )
-    registration = parse_registration(body, compressed=True)
-    assert registration.data_version == DataVersion(1, 2, 3)
-    assert registration.topics["t"] == TopicConfig("t", 8, 4, 6)
-    assert registration.topics["old"].topic_filter_type == "MULTI_TAG"
-    assert registration.topics["x"].attributes == {"+k": "v w"}
-    assert registration.filter_servers == ["f:1"]
+    parsed = parse_registration(body, compressed=True, max_topics=MAX_TOPICS)
+    assert parsed.data_version == DataVersion(1, 2, 3)
+    assert parsed.topics["t"] == TopicConfig("t", 8, 4, 6)
+    assert parsed.topics["old"].topic_filter_type == "MULTI_TAG"
+    assert parsed.topics["x"].attributes == {"+k": "v w"}
+    assert parsed.filter_servers == ["f:1"]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +205,7 @@ def test_a_compressed_registration_is_read_as_a_plain_one() -> None:
 )
 def test_a_hostile_compressed_registration_is_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
-        parse_registration(body, compressed=True)
+        parse_registration(body, compressed=True, max_topics=MAX_TOPICS)
 
 
 def test_plain_registration_in_the_dialect() -> None:
@@ -211,12 +215,80 @@ def test_plain_registration_in_the_dialect() -> None:
         b'false,"perm":6,"readQueueNums":8,"topicFilterType":"SINGLE_TAG","topicName":"t","topicSysFlag":0,"writeQueueNums":8}},'
         b'"topicQueueMappingDetailMap":{},"topicQueueMappingInfoMap":{}}}'
     )
-    registration = parse_registration(body, compressed=False)
-    assert registration.data_version == DataVersion(0, 9, 3)
-    assert registration.topics == {"t": TopicConfig("t", 8, 8)}
-    assert parse_registration(b"", compressed=False).topics == {}
+    parsed = parse_registration(body, compressed=False, max_topics=MAX_TOPICS)
+    assert parsed.data_version == DataVersion(0, 9, 3)
+    assert parsed.topics == {"t": TopicConfig("t", 8, 8)}
+    assert parse_registration(b"", compressed=False, max_topics=MAX_TOPICS).topics == {}
     check_crc(body, 0)
     check_crc(body, zlib.crc32(body) & 0x7FFFFFFF)
     with pytest.raises(BrokerError, match="crc32"):
         check_crc(body, 1)
-    assert parse_topic_text("t 1 1 6 SINGLE_TAG ").attributes == {}
+    assert parse_topic_text("t 1 1 6 SINGLE_TAG ", NodeBudget()).attributes == {}
+
+
+class Counting(NodeBudget):
+    """Notes how much it granted."""
+
+    spent = 0
+
+    def spend(self, nodes: int) -> None:
+        super().spend(nodes)
+        Counting.spent += nodes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        zlib.compress(block(b"{'a':[" + b"{}," * 4_000_000 + b"0]}"), 9),
+        zlib.compress(
+            block(b"{}") + struct.pack(">i", 1) + block(b"t 1 1 6 S {'a':[" + b"{}," * 4_000_000 + b"0]}"), 9
+        ),
+        zlib.compress(block(b"{}") + struct.pack(">i", 4_000_000) + bytes(4 * 4_000_000), 9),
+        zlib.compress(bytes(17 * 1024 * 1024), 9),
+    ],
+    ids=["version", "attributes", "topics", "bytes"],
+)
+def test_a_small_registration_that_expands_costs_little(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "NodeBudget", Counting)
+    Counting.spent = 0
+    with pytest.raises((ProtocolError, BrokerError)):
+        parse_registration(body, compressed=True, max_topics=MAX_TOPICS)
+    assert Counting.spent < 40 * MAX_TOPICS
+
+
+def test_a_registration_names_no_more_topics_than_it_may() -> None:
+    texts = [f"t{number} 1 1 6 SINGLE_TAG" for number in range(3)]
+    assert len(parse_registration(compressed(*texts), compressed=True, max_topics=3).topics) == 3
+    with pytest.raises(BrokerError, match="maxTopicsPerBroker"):
+        parse_registration(compressed(*texts), compressed=True, max_topics=2)
+    plain = dumps(
+        {"topicConfigSerializeWrapper": {"topicConfigTable": {f"t{n}": TopicConfig(f"t{n}") for n in range(3)}}}
+    )
+    assert len(parse_registration(plain, compressed=False, max_topics=3).topics) == 3
+    with pytest.raises(BrokerError, match="maxTopicsPerBroker"):
+        parse_registration(plain, compressed=False, max_topics=2)
+    with pytest.raises(ProtocolError):
+        parse_registration(compressed(f"t {'9' * 30} 1 6 SINGLE_TAG"), compressed=True, max_topics=3)
+
+
+def test_the_tables_hold_no_more_than_they_may_and_a_refusal_changes_nothing(clock: ManualClock) -> None:
+    limits = NamesrvConfig(max_brokers=2, max_topic_routes=3)
+    routes = RouteInfoManager(clock, limits)
+    routes.register(A, topics("t", "u"), connection=1)
+    routes.register(B, topics("t"), connection=2)
+    with pytest.raises(BrokerError, match="maxBrokers"):
+        routes.register(BrokerIdentity("c", "third", "10.0.0.9:1", 0), topics(), connection=3)
+    with pytest.raises(BrokerError, match="maxTopicRoutes"):
+        routes.register(B, topics("t", "v", counter=2), connection=2)
+    with pytest.raises(BrokerError, match="maxTopicRoutes"):
+        routes.register_topic("w", [QueueData("a", 1, 1)])
+    for wrong in (topics("x" * 256, counter=2), Registration({}, DataVersion(0, 5, 2), ["f"] * 65)):
+        with pytest.raises(BrokerError, match="too"):
+            routes.register(B, wrong, connection=2)
+    assert routes.topics() == ["t", "u"]
+    routes.delete_topic("u")
+    routes.register(B, topics("t", "v", counter=2), connection=2)
+    assert routes.topics() == ["t", "v"]
+    routes.unregister(A)
+    routes.register_topic("w", [QueueData("b", 1, 1)])
+    assert routes.topics() == ["t", "v", "w"]
