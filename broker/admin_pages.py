@@ -213,6 +213,7 @@ def _register_metrics(controller: BrokerController) -> None:
     counter("bytes_out_total", "bytes read", lambda: context.stats.bytes_out)
     counter("pop_revives_total", "popped messages that came back", lambda: controller.revive.revived)
     gauge("pop_revives_waiting", "messages to come back that wait for the archive", lambda: controller.revive.waiting)
+    gauge("unfinished_bytes", "held by unfinished frames of all connections", controller.unfinished_bytes)
     gauge("held_pulls", "pulls that wait for a message", lambda: context.hold.count)
     gauge(
         "flush_lag_bytes",

@@ -67,6 +67,8 @@ class BrokerContext:
     register_soon: Callable[[], None] = lambda: None
     # A topic's queues in the whole cluster, as a name server says; None when none says anything.
     route_of: Callable[[str], Awaitable[list[QueueData] | None]] | None = None
+    # Raises BrokerError if the signer of a request that was held back may no longer do that.
+    require: Callable[[Connection, RemotingCommand], None] = lambda *_: None
     # Raises BrokerError if a request's signer may not do that (Pub, Sub) with the topic that a record has.
     require_topic: Callable[[Connection, RemotingCommand, str, str], None] = lambda *_: None
     turn: "itertools.count[int]" = field(default_factory=itertools.count)

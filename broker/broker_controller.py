@@ -43,7 +43,9 @@ from infra.clock import Clock
 from infra.config import BrokerConfig
 from infra.disk import Disk
 from infra.metrics import Metrics
-from infra.remoting_server import RemotingLimits, RemotingServer, RequestRouter
+from infra.remoting_limits import RemotingLimits
+from infra.remoting_server import RemotingServer
+from infra.request_router import RequestRouter
 from infra.startup import (
     EXIT_DISK,
     EXIT_FAILED,
@@ -90,11 +92,11 @@ class BrokerController:
         self.processors = processor_table.Processors(self.context, self._drop_topic)
         self.router = RequestRouter()
         self.processors.register_on(self.router)
-        limits = RemotingLimits(max_connections=config.max_connections)
+        limits = RemotingLimits(max_connections=config.max_connections, max_unfinished=config.max_unfinished_bytes)
         auth = config.root / "config" / "auth" / "auth.json"
         handler = guarded(self.router, config, auth, disk, cluster=config.broker_cluster_name)
         if isinstance(handler, Guard):
-            self.context.require_topic = handler.require_topic
+            self.context.require, self.context.require_topic = handler.require, handler.require_topic
         self._server = RemotingServer(
             handler,
             host=config.bind_address,
@@ -177,6 +179,9 @@ class BrokerController:
         context.register_soon = self._register_wanted.set
         context.register_now = self._register
         return context
+
+    def unfinished_bytes(self) -> int:
+        return self._server.unfinished.bytes
 
     # ---- start -------------------------------------------------------------------------------------------------
 

@@ -109,17 +109,14 @@ class ClientManager:
             self._on_change(info)
         return is_new or changed
 
-    def unregister(
-        self, connection: Connection, client_id: str, producer_group: str | None, consumer_group: str | None
-    ) -> None:
+    def unregister(self, connection: Connection, producer_group: str | None, consumer_group: str | None) -> None:
+        """What came over this connection: anybody can say another's client id."""
         if producer_group:
             self.producers.get(producer_group, {}).pop(connection, None)
             self._tidy()
         info = self.consumers.get(consumer_group or "")
-        if info is not None:
-            channel = info.channels.get(connection) or info.find_client(client_id)
-            if channel is not None:
-                self._remove(info, channel.connection)
+        if info is not None and connection in info.channels:
+            self._remove(info, connection)
 
     def connection_closed(self, connection: Connection) -> None:
         for producers in self.producers.values():

@@ -21,9 +21,18 @@ from broker.processor.query_message import QueryMessageProcessor
 from broker.processor.recall_message import RecallMessageProcessor
 from broker.processor.reply_message import ReplyMessageProcessor
 from broker.processor.send_message import SendMessageProcessor
-from infra.remoting_server import Handler, RequestRouter
+from infra.remoting_server import Handler
+from infra.request_router import RequestRouter
 from neve.message import UniqueIdGenerator
 from neve.remoting.codes import RequestCode as Code
+
+# What takes its time and changes nothing: it ends when its asker hangs up.
+_READS = frozenset({
+    Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.PEEK_MESSAGE, Code.QUERY_MESSAGE, Code.VIEW_MESSAGE_BY_ID,
+    Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.GET_EARLIEST_MSG_STORETIME, Code.QUERY_ASSIGNMENT, Code.GET_CONSUME_STATS,
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY,
+    Code.QUERY_CONSUME_TIME_SPAN, Code.QUERY_CONSUME_QUEUE,
+})  # fmt: skip
 
 
 class Processors:
@@ -52,7 +61,7 @@ class Processors:
         router.express = self._express.serve
         for table in (self._messaging(), self._popping(), self._administration(), self._inspection()):
             for code, handler in table.items():
-                router.register(code, handler)
+                router.register(code, handler, reads=code in _READS)
 
     def _messaging(self) -> dict[Code, Handler]:
         consumers, clients = self._consumers, self.clients

@@ -81,6 +81,7 @@ class BrokerConfig(SecurityConfig):
     recall_message_enable: bool = key(False, live=True)
     store_reply_message_enable: bool = key(True, live=True)
     max_connections: int = key(10_000, low=1, high=1_000_000)
+    max_unfinished_bytes: int = key(256 * MIB, low=16 * MIB, high=1024 * GIB, unit="size")
     max_held_pulls: int = key(100_000, low=1, high=10_000_000)
 
     store_path_root_dir: str = key("~/store")

@@ -1,12 +1,32 @@
 """One line for each event on standard error: time, level, room, text. Standard output stays free for the ready line."""
 
 import logging
+import re
 import sys
+
+# What would end a line, or move on a terminal; names that clients choose come into messages as they are.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_MAX_MESSAGE = 8 * 1024
+_PLAIN = logging.Formatter()
+
+
+def one_line(record: logging.LogRecord) -> bool:
+    """A filter of the handler: whatever is in a message, its event is one line; lines of a traceback stand indented."""
+    record.msg, record.args = _escaped(record.getMessage()[:_MAX_MESSAGE]), ()
+    if record.exc_info and not record.exc_text:
+        lines = _PLAIN.formatException(record.exc_info).split("\n")
+        record.exc_text = "\n".join("  " + _escaped(line) for line in lines)
+    return True
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def configure(level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.addFilter(one_line)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

@@ -10,18 +10,21 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from infra.remoting_limits import RemotingLimits
 from infra.startup import addresses
 from infra.tls import ServerTls, SniffingServer
 from infra.tls import listen as tls_listen
+from infra.unfinished_frames import UnfinishedFrames
 from neve.errors import BrokerError, NeveError, ProtocolError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import Buffer, RemotingCommand, decode_command, encode_command
-from neve.remoting.frame import MAX_FRAME, FrameDecoder
+from neve.remoting.frame import FrameDecoder
 
 log = logging.getLogger(__name__)
+
+_MAX_REMARK = 4096  # names come back in remarks, as long as they were sent
 
 Answer = RemotingCommand | None
 Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
@@ -32,39 +35,9 @@ class _HasExpress(Protocol):
     express: Callable[[Connection, FrameDecoder], None] | None
 
 
-@dataclass(frozen=True, slots=True)
-class RemotingLimits:
-    """What one peer may cost."""
-
-    max_frame: int = MAX_FRAME
-    max_connections: int = 8192
-    idle_seconds: float = 120.0
-    frame_seconds: float = 10.0
-    max_in_flight: int = 1024  # answers still being computed, per connection; beyond it reading pauses
-    max_requests_out: int = 4096  # requests to the peer that wait for their answer
-    write_high_water: int = 4 * 1024 * 1024
-    max_unwritten: int = 64 * 1024 * 1024  # a peer that reads nothing while answers it waited for arrive is dropped
-
-
-class RequestRouter:
-    """A handler out of handlers by request code; an unknown code is answered 3."""
-
-    def __init__(self) -> None:
-        self._handlers: dict[int, Handler] = {}
-        self.express: Callable[[Connection, FrameDecoder], None] | None = None
-
-    def register(self, code: int, handler: Handler) -> None:
-        """Serve `code` with `handler`; the last registration counts."""
-        self._handlers[int(code)] = handler
-
-    @property
-    def codes(self) -> frozenset[int]:
-        """The codes that have a handler."""
-        return frozenset(self._handlers)
-
-    def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
-        handler = self._handlers.get(command.code)
-        return not_supported(command) if handler is None else handler(connection, command)
+class _KnowsReads(Protocol):
+    # Requests that change nothing: who hung up wants no answer to them.
+    reads: frozenset[int]
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
@@ -75,10 +48,11 @@ def not_supported(command: RemotingCommand) -> RemotingCommand:
 
 def _error_answer(command: RemotingCommand, error: Exception) -> RemotingCommand:
     if isinstance(error, BrokerError):
-        return RemotingCommand.response(command, error.code or ResponseCode.SYSTEM_ERROR, error.remark)
+        return RemotingCommand.response(command, error.code or ResponseCode.SYSTEM_ERROR, error.remark[:_MAX_REMARK])
     if not isinstance(error, NeveError):
         log.error("request %d from its handler", command.code, exc_info=error)
-    return RemotingCommand.response(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+    remark = f"{type(error).__name__}: {error}"[:_MAX_REMARK]
+    return RemotingCommand.response(command, ResponseCode.SYSTEM_ERROR, remark)
 
 
 class Connection:
@@ -91,9 +65,13 @@ class Connection:
         *,
         opened: Callable[[Connection], None] | None = None,
         closed: Callable[[Connection], None] | None = None,
+        unfinished: UnfinishedFrames | None = None,
     ) -> None:
         self._handler = handler
         self._express = cast("_HasExpress", handler).express if hasattr(handler, "express") else None
+        self._reads = cast("_KnowsReads", handler).reads if hasattr(handler, "reads") else frozenset()
+        self._unfinished = unfinished
+        self._is_unfinished = False
         self._limits = limits
         self._opened = opened
         self._closed_callback = closed
@@ -104,6 +82,7 @@ class Connection:
         self._corked = False
         self._flush_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reading: set[asyncio.Task[None]] = set()
         self._resumed: set[asyncio.Task[None]] = set()
         self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._next_opaque = 0
@@ -145,10 +124,14 @@ class Connection:
         finally:
             self._corked = False
             self.flush()
-        if not decoder.pending:
+        pending = decoder.pending
+        if not pending:
             self.partial_since = None
         elif decoder.taken > taken or self.partial_since is None:
             self.partial_since = self.last_active
+        if (pending or self._is_unfinished) and self._unfinished is not None and not self.is_closed:
+            self._is_unfinished = pending
+            self._unfinished.note(self, decoder.held)
         if fault is not None:
             log.warning("closing %s:%d: %s", *self.remote, fault)
             self.close()
@@ -172,7 +155,9 @@ class Connection:
             if not future.done():
                 future.set_exception(UnknownOutcome("the connection closed before the answer"))
         self._waiting.clear()
-        for task in (*self._tasks, *self._resumed):
+        if self._unfinished is not None:
+            self._unfinished.note(self, 0)
+        for task in (*self._reading, *self._resumed):  # what changes something runs to its end
             task.cancel()
         callbacks, self._on_close = self._on_close, []
         if self._closed_callback is not None:
@@ -256,6 +241,13 @@ class Connection:
         if self._transport is not None:
             self._transport.abort()
 
+    def give_up(self) -> None:
+        """Drop it now, and what it has received of an unfinished frame at once."""
+        self._unfinished = None
+        self._decoder = FrameDecoder(self._limits.max_frame)
+        self.is_closed = True
+        self.abort()
+
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _serve_frames(self, decoder: FrameDecoder) -> None:
@@ -283,6 +275,8 @@ class Connection:
         else:
             task = self._loop.create_task(self._finish(command, answer))
             self._tasks.add(task)
+            if command.code in self._reads:
+                self._reading.add(task)
             task.add_done_callback(self._task_done)
             if len(self._tasks) >= self._limits.max_in_flight and not self._gate_in_flight:
                 self._gate_in_flight = True
@@ -324,6 +318,7 @@ class Connection:
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._reading.discard(task)
         if self._gate_in_flight and len(self._tasks) < self._limits.max_in_flight:
             self._gate_in_flight = False
             self._resume()
@@ -389,6 +384,8 @@ class RemotingServer:
         self._limits = limits or RemotingLimits()
         self._servers: list[asyncio.Server | SniffingServer] = []
         self._sweeper: asyncio.TimerHandle | None = None
+        self._left: set[asyncio.Task[None]] = set()  # what runs to its end though its asker hung up
+        self.unfinished = UnfinishedFrames(self._limits.max_unfinished)
         self.connections: set[Connection] = set()
 
     @property
@@ -425,7 +422,7 @@ class RemotingServer:
     async def shutdown(self, grace_s: float = 1.0) -> None:
         """Stop listening, give answers under way `grace_s`, let what is queued go out, close every connection."""
         self.stop_accepting()
-        under_way = [task for connection in self.connections for task in connection.in_flight]
+        under_way = [*self._left, *(task for connection in self.connections for task in connection.in_flight)]
         if under_way:
             await asyncio.wait(under_way, timeout=grace_s)
         if self._sweeper is not None:
@@ -452,9 +449,10 @@ class RemotingServer:
                     connection.abort()
 
     def _new(self) -> asyncio.Protocol:
-        return cast(
-            "asyncio.Protocol", Connection(self._handler, self._limits, opened=self._opened, closed=self._forget)
+        connection = Connection(
+            self._handler, self._limits, opened=self._opened, closed=self._forget, unfinished=self.unfinished
         )
+        return cast("asyncio.Protocol", connection)
 
     def _opened(self, connection: Connection) -> None:
         if len(self.connections) >= self._limits.max_connections:
@@ -465,6 +463,9 @@ class RemotingServer:
 
     def _forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        for task in connection.in_flight:
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
         if self._closed is not None:
             self._closed(connection)
 

@@ -70,14 +70,14 @@ class JobScheduler:
             return
         self.runs[event.job_id] += 1
         if event.exception is not None:
-            self._failed(event.job_id, event.exception, event.traceback)
+            self._failed(event.job_id, event.exception)
             return
         self.last_error.pop(event.job_id, None)
         failed, _ = self._in_a_row.pop(event.job_id, (0, None))
         if failed:
             _log.info("job %s works again after %d failures", event.job_id, failed)
 
-    def _failed(self, name: str, error: BaseException, traceback: str) -> None:
+    def _failed(self, name: str, error: BaseException) -> None:
         """Said the first time, and when the failures in a row have doubled: a store may be away for hours."""
         self.failures[name] += 1
         self.last_error[name] = f"{type(error).__name__}: {error}"
@@ -90,4 +90,4 @@ class JobScheduler:
         if isinstance(error, KNOWN_FAILURES):
             _log.error("job %s failed%s: %s", name, again, error)
         else:
-            _log.error("job %s failed%s: %s\n%s", name, again, error, traceback)
+            _log.error("job %s failed%s: %s", name, again, error, exc_info=error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.config import SECOND, SecurityConfig, key
+from infra.config import GIB, MIB, SECOND, SecurityConfig, key
 
 
 @dataclass
@@ -25,6 +25,7 @@ class NamesrvConfig(SecurityConfig):
     max_brokers: int = key(10_000, low=1, high=1_000_000, live=True)
     max_topic_routes: int = key(1_000_000, low=1, high=100_000_000, live=True)
     max_connections: int = key(10_000, low=1, high=1_000_000)
+    max_unfinished_bytes: int = key(256 * MIB, low=16 * MIB, high=1024 * GIB, unit="size")
     log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
     @property

@@ -7,7 +7,9 @@ import logging
 from infra.auth.wiring import guarded
 from infra.clock import Clock
 from infra.disk import Disk
-from infra.remoting_server import Connection, RemotingLimits, RemotingServer, RequestRouter
+from infra.remoting_limits import RemotingLimits
+from infra.remoting_server import Connection, RemotingServer
+from infra.request_router import RequestRouter
 from infra.supervisor import Supervisor
 from infra.tls import server_tls
 from namesrv.kv_config_manager import KvConfigManager
@@ -32,7 +34,7 @@ class NamesrvController:
         self._supervisor = Supervisor("namesrv")
         router = RequestRouter()
         RequestProcessor(config, self.routes, self.kv).register_on(router)
-        limits = RemotingLimits(max_connections=config.max_connections)
+        limits = RemotingLimits(max_connections=config.max_connections, max_unfinished=config.max_unfinished_bytes)
         auth = config.kv_path.parent / "auth" / "auth.json"
         self._server = RemotingServer(
             guarded(router, config, auth, disk, cluster=config.cluster_name),

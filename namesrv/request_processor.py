@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 
 from infra.config import ConfigError, parse_properties, to_properties, update_live
-from infra.remoting_server import Connection, RequestRouter
+from infra.remoting_server import Connection
+from infra.request_router import RequestRouter
 from namesrv.kv_config_manager import ORDER_TOPIC_CONFIG, KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.registration import check_crc, parse_registration

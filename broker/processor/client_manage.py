@@ -56,9 +56,9 @@ class ClientManageProcessor:
 
     def unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext
-        client = require_str(ext, "clientID")
+        require_str(ext, "clientID")
         group = ext.get("consumerGroup")
-        self._context.clients.unregister(connection, client, ext.get("producerGroup"), group)
+        self._context.clients.unregister(connection, ext.get("producerGroup"), group)
         if group:
             connection.state.get("fingerprints", {}).pop(group, None)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)

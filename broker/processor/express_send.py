@@ -24,11 +24,13 @@ from broker.validators import NOT_ALLOWED_TO_SEND, PERM_WRITE, RETRY_PREFIX
 from infra.remoting_server import Connection
 from neve.message import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.remoting.command import FLAG_ONEWAY
-from neve.remoting.frame import MARK_SIZE, MAX_HEADER, FrameDecoder
+from neve.remoting.frame import MARK_SIZE, FrameDecoder
 from neve.remoting.headers import SendV2Frame
 
 # How every client that we know of begins the JSON header of a SEND_MESSAGE_V2.
 _START = b'{"code":310,'
+# More than the properties of a record can be, in most spellings; a longer one is no plain send.
+_HEADER_MAX = 64 * 1024
 # The mark word of a JSON frame is the header's length and nothing else.
 _header_length = Struct(">I").unpack_from
 _decode = msgspec.json.Decoder(SendV2Frame, strict=False).decode
@@ -93,7 +95,7 @@ class ExpressSend:
 
     @staticmethod
     def _read(buffer: bytes, header_at: int, body_at: int) -> SendV2Frame | None:
-        if not buffer.startswith(_START, header_at) or body_at - header_at > MAX_HEADER:
+        if not buffer.startswith(_START, header_at) or body_at - header_at > _HEADER_MAX:
             return None
         try:
             return _decode(buffer[header_at:body_at])

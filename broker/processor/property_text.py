@@ -1,5 +1,10 @@
 """Property strings of sends: name 0x01 value 0x02, again and again."""
 
+from neve.errors import BrokerError
+from neve.message import PROPERTIES_LENGTH_MAX
+from neve.remoting.codes import ResponseCode
+from neve.remoting.headers import SendMessageHeader
+
 
 def parse_properties(text: str) -> dict[str, str]:
     """The pairs of a header's property string, as RocketMQ's reader takes them."""
@@ -25,3 +30,14 @@ def ended_bytes(raw: bytes) -> bytes:
 def target_pairs(topic: str, queue_id: int) -> bytes:
     """Where a message that waits under another topic belongs."""
     return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
+
+
+def properties_of(header: SendMessageHeader) -> str:
+    """Before they are taken apart: a header may be as long as its frame. BrokerError when they can't be a record's."""
+    text = header.properties or ""
+    if len(text) > PROPERTIES_LENGTH_MAX:
+        raise BrokerError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal, its properties have {len(text)} characters, the limit is {PROPERTIES_LENGTH_MAX}",
+        )
+    return text

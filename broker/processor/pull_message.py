@@ -31,6 +31,8 @@ _DEFAULT_BYTES = 256 * 1024
 _MAX_BYTES = 8 << 20
 _MAX_SUSPEND_SECONDS = 25.0
 _RESET = "OFFSET_RESET"
+# A hundred thousand may wait: what is larger than a long expression makes it is answered at once.
+_MAX_HELD_SIZE = 16 * 1024
 # Records looked at by one pull with an expression: it runs on the loop, and others wait.
 _FILTER_COUNT = 256
 _FILTER_BYTES = 1 << 20
@@ -89,7 +91,11 @@ class PullMessageProcessor:
         if result.pending:
             return self._pull_old(pull, result)
         wants_to_wait = header.sys_flag & SUSPEND and context.config.long_polling_enable
-        if response_code(result, header.queue_offset) == ResponseCode.PULL_NOT_FOUND and wants_to_wait:
+        if (
+            wants_to_wait
+            and response_code(result, header.queue_offset) == ResponseCode.PULL_NOT_FOUND
+            and request.size <= _MAX_HELD_SIZE
+        ):
             if context.hold.full:
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")
             seconds = min(header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
@@ -213,7 +219,8 @@ class PullMessageProcessor:
         """While it was held, what it waits for may have left the local log, or the memory."""
         header, tiered = pull.header, self._context.tiered
         pull.begun = self._context.clock.monotonic()
-        self._context.find_topic(header.topic)
+        self._context.require(pull.connection, pull.request)  # it may have been taken away
+        self._check(header)
         target = self._context.offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if target is not None:
             return self._response(pull, self._moved(pull, target))

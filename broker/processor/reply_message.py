@@ -3,7 +3,7 @@
 import logging
 
 from broker.broker_context import BrokerContext
-from broker.processor.property_text import parse_properties
+from broker.processor.property_text import parse_properties, properties_of
 from broker.processor.send_message import Outgoing, SendMessageProcessor
 from infra.remoting_server import Connection
 from neve.errors import BrokerError, UnknownOutcome
@@ -25,7 +25,7 @@ class ReplyMessageProcessor:
         header = parse_send_header(request.code, request.ext)
         self._sender.check_writable()
         self._sender.check_topic(header, request)
-        properties = parse_properties(header.properties or "")
+        properties = parse_properties(properties_of(header))
         fault = await self._push(connection, request, header, properties)
         ext = {"msgId": "0", "queueId": str(header.queue_id), "queueOffset": "0"}
         if self._context.config.store_reply_message_enable:

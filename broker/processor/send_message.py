@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from broker import validators
 from broker.broker_context import BrokerContext
 from broker.flusher import WaitingSend
-from broker.processor.property_text import ended, ended_bytes, join_properties, parse_properties, target_pairs
+from broker.processor.property_text import (
+    ended,
+    ended_bytes,
+    join_properties,
+    parse_properties,
+    properties_of,
+    target_pairs,
+)
 from broker.processor.send_response import (
     REGION,
     Stored,
@@ -172,7 +179,7 @@ class SendMessageProcessor:
     def _put_single(
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, config: TopicConfig
     ) -> tuple[Stored, str, bool]:
-        text = header.properties or ""
+        text = properties_of(header)
         properties = parse_properties(text)
         topic, queue_id = header.topic, header.queue_id
         special = not SPECIAL_PROPERTIES.isdisjoint(properties)
@@ -265,7 +272,7 @@ class SendMessageProcessor:
             parts = decode_batch(request.body)
         except ValueError as error:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is malformed: {error}") from error
-        outer = parse_properties(header.properties or "")
+        outer = parse_properties(properties_of(header))
         if not parts or header.sys_flag & TRANSACTION_BITS or "DELAY" in outer:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch is not empty, delayed or part of a transaction")
         common = outer.get("UNIQ_KEY")

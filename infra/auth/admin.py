@@ -9,7 +9,8 @@ import msgspec
 
 from infra.auth.model import AuthError, Entry, Policy, User, check_name, check_policy, check_user
 from infra.auth.store import AuthStore, Tables
-from infra.remoting_server import Connection, RequestRouter
+from infra.remoting_server import Connection
+from infra.request_router import RequestRouter
 from neve.errors import BrokerError
 from neve.remoting.body import dumps, lenient_loads
 from neve.remoting.codes import RequestCode, ResponseCode

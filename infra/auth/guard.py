@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -62,6 +63,11 @@ class Guard:
         self._handler, self._store = handler, store
         self._authorize, self._cluster = authorize, cluster
 
+    @property
+    def reads(self) -> frozenset[int]:
+        """Of the handler behind it."""
+        return cast("frozenset[int]", getattr(self._handler, "reads", frozenset()))
+
     def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
         refusal = self._refusal(connection, command)
         if refusal is None:
@@ -95,6 +101,12 @@ class Guard:
             return next((refusal for refusal in refusals if refusal is not None), None)
         except NeveError:
             return "the request's body does not parse"
+
+    def require(self, connection: Connection, command: RemotingCommand) -> None:
+        """For a handler that held a request back: may its signer still do that? Raises BrokerError."""
+        refusal = self._refusal(connection, command)
+        if refusal is not None:
+            raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
 
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
         """For a handler that learns only from a record whose topic the request touches. Raises BrokerError."""

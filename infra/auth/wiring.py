@@ -8,7 +8,7 @@ from infra.auth.admin import AuthAdmin
 from infra.auth.guard import Guard, open_store
 from infra.config import SecurityConfig
 from infra.disk import Disk
-from infra.remoting_server import RequestRouter
+from infra.request_router import RequestRouter
 
 
 def guarded(

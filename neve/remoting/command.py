@@ -11,6 +11,7 @@ Binary header (serialize type 1), big endian:
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
@@ -26,6 +27,10 @@ SERIALIZE_BINARY = 1
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
 MAX_FIELDS = 256
+MAX_LANGUAGE = 64  # it is kept with the client
+# A header may be as long as its frame, but only for the text in it: the rest of JSON (and a header that is no longer
+# than this as a whole) has few enough values to be decoded.
+MAX_HEADER_STRUCTURE = 64 * 1024
 LANGUAGE = "PYTHON"
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -67,6 +72,12 @@ class RemotingCommand(
     def is_oneway(self) -> bool:
         """A one-way request is never answered, not even with an error."""
         return self.flag & FLAG_ONEWAY != 0
+
+    @property
+    def size(self) -> int:
+        """Characters of its header and bytes of its body: what it holds as long as it waits."""
+        texts = sum(map(len, self.ext)) + sum(map(len, self.ext.values()))
+        return len(self.body) + len(self.remark or "") + texts
 
     @staticmethod
     def response(  # noqa: PLR0917
@@ -140,14 +151,19 @@ def decode_command(frame: Buffer, start: int = 0, end: int | None = None) -> Rem
     return command
 
 
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+
 def _decode_json(header: bytes) -> RemotingCommand:
+    if len(header) > MAX_HEADER_STRUCTURE and len(_TEXT.sub(b"--------", header)) > MAX_HEADER_STRUCTURE:
+        raise ProtocolError("a header of too many values")
     try:
         command = _incoming.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _decode_json_carefully(header)
     fields = len(command.ext)
-    if fields > MAX_FIELDS:
-        raise ProtocolError(f"{fields} header fields")
+    if fields > MAX_FIELDS or len(command.language) > MAX_LANGUAGE:
+        raise ProtocolError(f"{fields} header fields, or a language of {len(command.language)} characters")
     # Every key brings at least one colon, so with exactly as many colons as distinct keys none can be there twice.
     known = fields + 5 + (fields > 0) + (command.remark is not None) + (command.serialize_name is not None)
     if header.count(b":") != known or command.flag < 0 or command.version < 0 or not command.language:
@@ -179,7 +195,7 @@ def _decode_json_carefully(header: bytes) -> RemotingCommand:
     if not all(type(number) is int and -(2**31) <= number < 2**31 for number in numbers):
         raise ProtocolError("code, opaque, flag or version is no 32-bit number")
     language, remark = fields.get("language") or "", fields.get("remark")
-    if not isinstance(language, str) or not isinstance(remark, str | None):
+    if not isinstance(language, str) or len(language) > MAX_LANGUAGE or not isinstance(remark, str | None):
         raise ProtocolError("language or remark is no string")
     try:
         json.dumps([language, remark, ext], ensure_ascii=False).encode()

@@ -14,9 +14,11 @@ from struct import Struct
 from neve.errors import ProtocolError
 
 MAX_FRAME = 16 * 1024 * 1024
-MAX_HEADER = 64 * 1024
 LENGTH_SIZE = 4
 MARK_SIZE = 4
+MAX_HEADER = (1 << 24) - 1  # what the mark can say; a frame ends it before
+# What a received piece of an unfinished frame costs beside its bytes.
+_CHUNK_COST = 64
 # `unpack_from` makes no slice: half the time of `int.from_bytes` for each frame.
 _length_at = Struct(">i").unpack_from
 _mark_at = Struct(">I").unpack_from
@@ -28,13 +30,14 @@ class FrameDecoder:
     Lengths are refused as soon as their bytes are there, and no buffer of a merely claimed size is ever made.
     """
 
-    __slots__ = ("_chunks", "_limit", "_missing", "_position", "buffer", "taken")
+    __slots__ = ("_chunked", "_chunks", "_limit", "_missing", "_position", "buffer", "taken")
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self._limit = limit
         self.buffer = b""
         self._position = 0
         self._chunks: list[bytes] = []  # parts of an unfinished frame, joined once when it is complete
+        self._chunked = 0
         self._missing = 0
         self.taken = 0  # frames so far
 
@@ -43,16 +46,23 @@ class FrameDecoder:
         """Whether bytes were received that belong to no finished frame."""
         return self._missing > 0 or len(self.buffer) > self._position
 
+    @property
+    def held(self) -> int:
+        """Bytes of memory that an unfinished frame takes."""
+        return len(self.buffer) + self._chunked if self.pending else 0
+
     def receive_data(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
         if self._missing > len(data):
             self._chunks.append(data)
+            self._chunked += len(data) + _CHUNK_COST
             self._missing -= len(data)
             return
         rest = self.buffer[self._position :]
         if rest or self._chunks:
             data = b"".join((rest, *self._chunks, data))
             self._chunks.clear()
+            self._chunked = 0
         self._missing = 0
         self._position = 0
         self.buffer = data
@@ -94,6 +104,6 @@ def check_mark(buffer: memoryview | bytes, position: int, frame_length: int) -> 
     """Serialize type and header length out of the mark word at a position, if the frame can hold the header."""
     (mark,) = _mark_at(buffer, position)
     length = mark & 0xFFFFFF
-    if length > frame_length - MARK_SIZE or length > MAX_HEADER:
+    if length > frame_length - MARK_SIZE:
         raise ProtocolError(f"header length {length} in a frame of {frame_length}")
     return mark >> 24, length

@@ -12,7 +12,8 @@ from infra.auth.permissions import NEEDS
 from infra.auth.wiring import guarded
 from infra.config import BrokerConfig, ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
-from infra.remoting_server import Connection, RemotingServer, RequestRouter, open_connection
+from infra.remoting_server import Connection, RemotingServer, open_connection
+from infra.request_router import RequestRouter
 from infra.startup import StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand

@@ -17,7 +17,8 @@ from broker.broker_controller import BrokerController
 from infra.clock import ManualClock
 from infra.config import BrokerConfig
 from infra.disk import RealDisk
-from infra.remoting_server import Connection, RemotingLimits
+from infra.remoting_limits import RemotingLimits
+from infra.remoting_server import Connection
 from neve.message import MessageRecord, decode_record
 from neve.remoting.command import RemotingCommand, decode_command
 

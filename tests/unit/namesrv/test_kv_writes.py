@@ -77,7 +77,7 @@ def test_all_changes_that_wait_share_one_write_which_copies_only_their_namespace
         await asyncio.to_thread(disk.began.wait, 20)
         many = [asyncio.create_task(manager.put("n", f"k{number}", "v")) for number in range(500)]
         many.append(asyncio.create_task(manager.delete("n", "k7")))
-        await asyncio.sleep(0)
+        await asyncio.to_thread(len, b"")  # the tasks begin meanwhile
         assert manager.namespace("n") is None, "visible once it is durable"
         disk.go.set()
         await asyncio.gather(first, *many)

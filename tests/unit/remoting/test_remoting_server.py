@@ -8,18 +8,15 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from infra.remoting_server import (
-    Answer,
-    Connection,
-    RemotingLimits,
-    RemotingServer,
-    RequestRouter,
-    open_connection,
-)
+from infra.remoting_limits import RemotingLimits
+from infra.remoting_server import Answer, Connection, RemotingServer, open_connection
+from infra.request_router import RequestRouter
 from neve.errors import BrokerError, UnknownOutcome
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
+from neve.remoting.frame import FrameDecoder
+from tests.waiting import until
 
-ECHO, BOOM, REFUSE, SLOW, ASK, LATER, BAD_ANSWER = 10, 11, 12, 14, 15, 17, 18
+ECHO, BOOM, REFUSE, SLOW, ASK, LATER, BAD_ANSWER, NAMED = 10, 11, 12, 14, 15, 17, 18, 19
 
 
 def echo(_: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -52,7 +49,11 @@ def later(connection: Connection, command: RemotingCommand) -> Answer:
 
 
 def bad_answer(_: Connection, command: RemotingCommand) -> Answer:
-    return RemotingCommand.response(command, 0, ext={"x": "y" * 70_000})
+    return RemotingCommand.response(command, 0, ext={"x": "y" * (1 << 24)})
+
+
+def named(_: Connection, command: RemotingCommand) -> Answer:
+    raise BrokerError(17, f"topic[{command.ext['topic']}] not exist")
 
 
 def router() -> RequestRouter:
@@ -65,6 +66,7 @@ def router() -> RequestRouter:
         (ASK, ask),
         (LATER, later),
         (BAD_ANSWER, bad_answer),
+        (NAMED, named),
     ):
         result.register(code, handler)
     return result
@@ -323,3 +325,101 @@ def test_a_request_that_waited_is_answered_whatever_comes_of_it(at_once: bool) -
         await server.shutdown()
 
     asyncio.run(body())
+
+
+async def _hang_up_in(server: RemotingServer, code: int, stage: Stage) -> None:
+    connection = await open_connection("127.0.0.1", server.port)
+    connection.send_oneway(RemotingCommand(code))
+    await stage.entered.wait()
+    connection.abort()
+    await until(lambda: not server.connections)
+
+
+class Stage:
+    """A request in two halves; the second waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.entered, self.go_on = asyncio.Event(), asyncio.Event()
+        self.ends: list[str] = []
+
+    async def __call__(self, _: Connection, command: RemotingCommand) -> Answer:
+        self.entered.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.ends.append("cancelled")
+            raise
+        self.ends.append("done")
+        return RemotingCommand.response(command, 0)
+
+
+def test_a_request_that_changes_something_runs_to_its_end_though_its_asker_hung_up() -> None:
+    async def body() -> None:
+        routes, change, read = router(), Stage(), Stage()
+        routes.register(900, change)
+        routes.register(901, read, reads=True)
+        server = RemotingServer(routes, host="127.0.0.1", port=0)
+        await server.start()
+        await _hang_up_in(server, 900, change)
+        await _hang_up_in(server, 901, read)
+        await until(lambda: read.ends == ["cancelled"])
+        assert change.ends == []
+        stop = asyncio.create_task(server.shutdown(grace_s=30))
+        await asyncio.to_thread(len, b"")
+        assert not stop.done(), "a stop waits for it"
+        change.go_on.set()
+        await stop
+        assert change.ends == ["done"]
+
+    asyncio.run(body())
+
+
+def test_unfinished_frames_hold_no_more_than_they_may_together() -> None:
+    async def body(server: RemotingServer) -> None:
+        good = await open_connection("127.0.0.1", server.port)
+        held = [await _unfinished(server, 100_000) for _ in range(30)]
+        assert server.unfinished.bytes <= 1 << 20
+        assert server.unfinished.dropped + len(server.unfinished) == 30
+        assert server.unfinished.dropped >= 20
+        assert (await good.invoke(RemotingCommand(ECHO, body=b"x" * 500_000), 5)).code == 0, "it is younger than they"
+        reader, writer = held[-1]
+        writer.write(b"x" * 9)
+        assert (await receive(reader)).code == 0
+        for _, writer in held:
+            writer.transport.abort()
+        await until(lambda: (server.unfinished.bytes, len(server.unfinished)) == (0, 0))
+
+    run(body, RemotingLimits(max_unfinished=1 << 20))
+
+
+async def _unfinished(server: RemotingServer, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A frame whose last nine bytes are missing, when the server has the rest."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    before = server.unfinished.bytes + server.unfinished.dropped
+    writer.write(wire(RemotingCommand(ECHO, body=b"x" * size))[:-9])
+    await until(lambda: server.unfinished.bytes + server.unfinished.dropped != before)
+    return reader, writer
+
+
+def test_pieces_count_with_what_they_cost() -> None:
+    decoder = FrameDecoder()
+    frame = wire(RemotingCommand(ECHO, body=b"x" * 10_000))
+    for value in frame[:5000]:
+        decoder.receive_data(bytes([value]))
+        decoder.next_bounds()
+    assert decoder.held > 50 * 4000
+    decoder.receive_data(frame[5000:])
+    assert decoder.next_bounds() is not None
+    assert not decoder.pending
+    assert decoder.held == 0
+
+
+def test_a_long_name_comes_back_shortened() -> None:
+    async def body(server: RemotingServer) -> None:
+        connection = await open_connection("127.0.0.1", server.port)
+        answer = await connection.invoke(RemotingCommand(NAMED, ext={"topic": "x" * 1_000_000}), 5)
+        assert answer.code == 17
+        assert 1000 < len(answer.remark or "") < 10_000
+        connection.close()
+
+    run(body)
