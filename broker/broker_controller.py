@@ -176,6 +176,7 @@ class BrokerController:
             address=(host, config.listen_port),
             boot_ms=clock.now_ms(),
         )
+        offsets.on_set = self._offset_set
         context.register_soon = self._register_wanted.set
         context.register_now = self._register
         return context
@@ -369,6 +370,10 @@ class BrokerController:
                 self._register_wanted.set()  # for the next try
                 raise
 
+    def _offset_set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        if self.context.pops.set_elsewhere(group, topic, queue_id, offset):
+            self.context.polling.wake(group, topic, queue_id)
+
     def _members_changed(self, group: ConsumerGroup) -> None:
         self.processors.clients.notify_consumers(group)
 
@@ -391,11 +396,12 @@ class BrokerController:
         ends = _ends(context.store, topic)
         context.store.delete_topic(topic, begin_again=begins_again)
         context.topics.delete(topic)
-        await context.topics.file.save()
-        context.hold.release_topic(topic)
+        context.pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
         context.offsets.delete_topic(topic)
+        await context.topics.file.save()
         await context.offsets.file.save()
-        context.pops.drop(topic=topic)
+        context.hold.release_topic(topic)
+        context.polling.wake_topic(topic)
         if not begins_again and ends != buried:  # sent while the archive wrote; a round may have taken it
             await self.archive.bury(topic, ends)
         for retry in {pop_retry_topic(topic, group) for group in context.groups.groups} - {topic}:

@@ -11,7 +11,11 @@ SEPARATOR = "@"
 
 
 class ConsumerOffsetManager:
-    """Commits are not monotonic: a client may set a group back."""
+    """Commits are not monotonic: a client may set a group back.
+
+    Where a group pops, the pop book is the truth and tells this table (`follow`); who sets such a group elsewhere tells
+    the book first (`on_set`), or the book would put the old position back.
+    """
 
     def __init__(self, disk: Disk, path: Path, sync_log: SyncLog) -> None:
         self._offsets: dict[str, dict[int, int]] = {}
@@ -19,6 +23,7 @@ class ConsumerOffsetManager:
         self._pulls: dict[str, dict[int, int]] = {}
         # Where an administrator sent a group; until its next pull hears it, the group's own commits are stale.
         self._resets: dict[str, dict[int, int]] = {}
+        self.on_set: Callable[[str, str, int, int], object] = _nobody_pops
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
 
     def load(self) -> None:
@@ -40,17 +45,28 @@ class ConsumerOffsetManager:
         name = topic + SEPARATOR + group
         if self._resets and queue in self._resets.get(name, ()):
             return
-        self._offsets.setdefault(name, {})[queue] = offset
+        queues = self._offsets.setdefault(name, {})
+        if queues.get(queue) != offset:
+            self.on_set(group, topic, queue, offset)
+            queues[queue] = offset
+        self.file.touch()
+
+    def follow(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Where the pop book says that the group stands."""
+        self._offsets.setdefault(topic + SEPARATOR + group, {})[queue] = offset
         self.file.touch()
 
     def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Set a group to an offset, and its running consumers with their next pull."""
-        self.commit(group, topic, queue, offset)
-        self._offsets[topic + SEPARATOR + group][queue] = offset
+        """Set a group to an offset, and its running consumers with their next pull or pop.
+
+        Also to where it stands: what it was given above that comes again.
+        """
+        self.on_set(group, topic, queue, offset)
+        self.follow(group, topic, queue, offset)
         self._resets.setdefault(topic + SEPARATOR + group, {})[queue] = offset
 
     def take_reset(self, group: str, topic: str, queue: int) -> int | None:
-        """Where this pull is to go on instead, told once."""
+        """Where this pull is to go on instead, told once; a pop goes on there by itself."""
         if not self._resets:
             return None
         name = topic + SEPARATOR + group
@@ -64,6 +80,8 @@ class ConsumerOffsetManager:
         """The target group stands in the topic where the source stands."""
         queues = self._offsets.get(topic + SEPARATOR + source)
         if queues is not None:
+            for queue, offset in queues.items():
+                self.on_set(target, topic, queue, offset)
             self._offsets[topic + SEPARATOR + target] = dict(queues)
             self.file.touch()
 
@@ -118,3 +136,7 @@ class ConsumerOffsetManager:
             for name in [name for name in table if matches(*name.split(SEPARATOR, 1))]:
                 del table[name]
         self.file.touch()
+
+
+def _nobody_pops(group: str, topic: str, queue: int, offset: int) -> None:
+    """Until a pop book listens."""

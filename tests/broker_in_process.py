@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from infra.clock import SystemClock
+from infra.clock import Clock, SystemClock
 from infra.config import BrokerConfig, load
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, open_connection
@@ -20,11 +20,13 @@ DEADLINE_S = 60
 
 
 @asynccontextmanager
-async def running(root: Path, *settings: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
+async def running(
+    root: Path, *settings: str, clock: Clock | None = None
+) -> AsyncIterator[tuple[BrokerController, Connection]]:
     """With small log files, on ports of the system's choice; the same directory again goes on with its data."""
     own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
     own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"]
-    broker = BrokerController(load(BrokerConfig, None, [*own, *settings]), SystemClock(), RealDisk())
+    broker = BrokerController(load(BrokerConfig, None, [*own, *settings]), clock or SystemClock(), RealDisk())
     await broker.start()
     connection = await open_connection(*broker.context.address)
     try:
@@ -40,11 +42,13 @@ async def ask(connection: Connection, code: int, body: bytes = b"", **ext: objec
     return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 30)
 
 
-async def send(connection: Connection, topic: str, body: bytes = b"body", properties: str = "") -> RemotingCommand:
-    """To queue 0 of a topic that the first send creates."""
+async def send(
+    connection: Connection, topic: str, body: bytes = b"body", properties: str = "", queue: int = 0
+) -> RemotingCommand:
+    """To a queue of a topic that the first send creates."""
     answer = await ask(
-        connection, Code.SEND_MESSAGE_V2, body, a="p", b=topic, c="TBW102", d=1, e=0, f=0, g=1, h=0, i=properties, j=0,
-        k="false", m="false",
+        connection, Code.SEND_MESSAGE_V2, body, a="p", b=topic, c="TBW102", d=1, e=queue, f=0, g=1, h=0, i=properties,
+        j=0, k="false", m="false",
     )  # fmt: skip
     assert answer.code == 0, answer.remark
     return answer

@@ -1,70 +1,130 @@
-"""Pops and notifications that found nothing wait here, in the order in which they came."""
+"""Pops and notifications that found nothing wait here, in the order in which they came.
+
+A message wakes one pop and one notification of each group: a notification takes nothing, so it may not use up the
+waking of who does. Who was woken is no longer in line; if it ends without a look at what is there (`pass_on`), the
+next one is woken instead.
+
+    topic ─▶ (group, takes) ─▶ queue, or any ─▶ waiters
+
+So an arrival asks only those who wait for its queue, however many wait for others.
+"""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 ANY_QUEUE = -1
+
+_Line = dict["Waiter", None]
+_Lines = dict[int, _Line]
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
     group: str
     topic: str
-    retry_topic: str
+    # Whatever comes into one of these is for it, in whichever queue.
+    retry_topics: tuple[str, ...]
     queue_id: int
+    # A pop takes messages, a notification only tells of them.
+    takes: bool = True
     future: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def fits(self, topic: str, queue_id: int) -> bool:
-        return topic == self.retry_topic or self.queue_id in (ANY_QUEUE, queue_id)
+    def places(self) -> Iterator[tuple[str, int]]:
+        yield self.topic, self.queue_id
+        for retry in self.retry_topics:
+            if retry != self.topic:
+                yield retry, ANY_QUEUE
 
 
 class PopPolling:
-    """A message wakes one waiter of each group: the next message finds the next one."""
-
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[Waiter, None]] = {}
+        self._waiting: dict[str, dict[tuple[str, bool], _Lines]] = {}
         self.count = 0
 
     def add(self, waiter: Waiter) -> None:
-        for topic in {waiter.topic, waiter.retry_topic}:
-            self._waiting.setdefault(topic, {})[waiter] = None
+        for topic, queue_id in waiter.places():
+            lines = self._waiting.setdefault(topic, {}).setdefault((waiter.group, waiter.takes), {})
+            lines.setdefault(queue_id, {})[waiter] = None
         self.count += 1
 
     def remove(self, waiter: Waiter) -> None:
         """Once for each `add`."""
-        for topic in {waiter.topic, waiter.retry_topic}:
-            waiting = self._waiting.get(topic)
-            if waiting is not None:
-                waiting.pop(waiter, None)
-                if not waiting:
-                    del self._waiting[topic]
+        self._leave(waiter)
         self.count -= 1
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        waiting = self._waiting.get(topic)
-        if not waiting:
-            return
-        woken: set[str] = set()
-        for waiter in waiting:
-            if waiter.group not in woken and not waiter.future.done() and waiter.fits(topic, queue_id):
-                woken.add(waiter.group)
-                waiter.future.set_result(None)
+        for lines in list(self._waiting.get(topic, {}).values()):
+            self._wake_first(lines, queue_id)
 
     def wake(self, group: str, topic: str, queue_id: int = ANY_QUEUE) -> None:
-        """There is more than a pop of the group could take, in that queue: one that waits for another cannot help."""
-        for waiter in self._waiting.get(topic, ()):
-            fits = queue_id == ANY_QUEUE or waiter.fits(topic, queue_id)
-            if waiter.group == group and fits and not waiter.future.done():
-                waiter.future.set_result(None)
-                return
+        """There is something for the group, in that queue: one that waits for another cannot help."""
+        for takes in (True, False):
+            lines = self._waiting.get(topic, {}).get((group, takes))
+            if lines is not None:
+                self._wake_first(lines, queue_id)
+
+    def wake_group(self, group: str, topic: str) -> None:
+        """The group stands elsewhere: everyone of it looks again."""
+        for takes in (True, False):
+            for line in list(self._waiting.get(topic, {}).get((group, takes), {}).values()):
+                self._wake_line(line)
+
+    def wake_topic(self, topic: str) -> None:
+        """It is gone, or other than it was: everyone who waits for it looks again."""
+        for lines in list(self._waiting.get(topic, {}).values()):
+            for line in list(lines.values()):
+                self._wake_line(line)
 
     def wake_all(self) -> None:
-        for waiting in self._waiting.values():
-            for waiter in waiting:
-                if not waiter.future.done():
-                    waiter.future.set_result(None)
+        for groups in list(self._waiting.values()):
+            for lines in list(groups.values()):
+                for line in list(lines.values()):
+                    self._wake_line(line)
+
+    def pass_on(self, waiter: Waiter) -> None:
+        """It was woken and can't look: the next of its kind does."""
+        lines = self._waiting.get(waiter.topic, {}).get((waiter.group, waiter.takes))
+        if waiter.future.done() and lines is not None:
+            self._wake_first(lines, waiter.queue_id)
 
     def waiting_for(self, group: str, topic: str, queue_id: int) -> int:
         """Who would take a message of that queue."""
-        waiting = [waiter for waiter in self._waiting.get(topic, ()) if waiter.group == group]
-        return sum(1 for waiter in waiting if queue_id == ANY_QUEUE or waiter.queue_id in (ANY_QUEUE, queue_id))
+        lines = self._waiting.get(topic, {}).get((group, True), {})
+        fitting = lines if queue_id == ANY_QUEUE else {queue_id, ANY_QUEUE}
+        return sum(len(lines.get(number, ())) for number in fitting)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _wake_first(self, lines: _Lines, queue_id: int) -> None:
+        """Who waits for that queue, else for any; where any queue has something, whoever it is."""
+        wanted = (queue_id, ANY_QUEUE) if queue_id != ANY_QUEUE else (ANY_QUEUE, *lines)
+        for number in wanted:
+            first = next(iter(lines.get(number, ())), None)
+            if first is not None:
+                self._wake_one(first)
+                return
+
+    def _wake_line(self, line: _Line) -> None:
+        for waiter in list(line):
+            self._wake_one(waiter)
+
+    def _wake_one(self, waiter: Waiter) -> None:
+        self._leave(waiter)
+        if not waiter.future.done():
+            waiter.future.set_result(None)
+
+    def _leave(self, waiter: Waiter) -> None:
+        for topic, queue_id in waiter.places():
+            groups = self._waiting.get(topic, {})
+            lines = groups.get((waiter.group, waiter.takes), {})
+            line = lines.get(queue_id)
+            if line is None or waiter not in line:
+                continue
+            del line[waiter]
+            if not line:
+                del lines[queue_id]
+            if not lines:
+                del groups[waiter.group, waiter.takes]
+            if not groups:
+                del self._waiting[topic]

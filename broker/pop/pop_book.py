@@ -2,12 +2,23 @@
 
 Every change is a record of the revive log first, then applied; a restart reads the last image of the book and
 applies the records behind it, so that what was acknowledged stays so and what was not comes again.
-The group's offset is the lowest offset that is still out.
+The group's offset is the lowest offset that is still out. Of a queue that is in the book, the book is the truth and the
+offset table follows it; who sets the group elsewhere comes here first.
+
+In order a queue has one batch out. Until each of its messages is acknowledged or seen again nobody gets more of the
+queue; then it goes on at the first one that is not acknowledged. The attempt that took a batch may take it again.
+
+A receipt names a message by offset and pop time. No offset goes out twice with the same pop time, so a receipt from
+before a message was given again, or from before the group was set elsewhere, fits nothing.
+
+Image: {"logOffset": first record of the log behind it, "queues": [[…], …]}
+queue [group, topic, queue, next, flights, times, batch]
+flights [[offset, pop time, visible at, in order], …], times [newest, floor], batch [attempt, [offset, …], [count, …]]
 """
 
 import heapq
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +26,7 @@ from typing import Any
 import msgspec
 
 from broker.consumer_offset_manager import ConsumerOffsetManager
-from broker.pop.pop_log import Acked, Changed, Event, Popped, Reset, decode_event, encode_event
+from broker.pop.pop_log import Acked, Changed, Event, Freed, Popped, Reset, decode_event, encode_event
 from broker.state_file import StateFile, SyncLog
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
@@ -43,23 +54,49 @@ class Flight:
     in_order: bool
 
 
+@dataclass(slots=True)
+class Batch:
+    """What the last pop in order got, and how often each of these messages had come back before."""
+
+    attempt: str = ""
+    offsets: Sequence[int] = ()
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def followed_by(self, attempt: str, offsets: Sequence[int]) -> "Batch":
+        """The same attempt again is no new try."""
+        if attempt and attempt == self.attempt:
+            return Batch(attempt, offsets, self.counts)
+        again = set(self.offsets)
+        return Batch(attempt, offsets, {o: self.counts.get(o, 0) + 1 for o in offsets if o in again})
+
+
 @dataclass(slots=True, eq=False)
 class PopQueue:
-    """One queue of one group. `committed` is what the offset table was last told; a difference means: set by hand."""
+    """One queue of one group."""
 
     key: Key
     next_offset: int
     committed: int = -1
     flights: dict[int, Flight] = field(default_factory=dict)
-    # How often a message of an ordered pop came back.
-    counts: dict[int, int] = field(default_factory=dict)
+    batch: Batch = field(default_factory=Batch)
+    # Counts how often it was set elsewhere or freed: what was read before that is not handed out any more.
+    turn: int = 0
+    # One pop reads at a time; somebody may have passed by meanwhile.
     busy: bool = False
+    passed_by: bool = False
+    # Monotonic: until then its archive is not asked again; what it said last.
+    unreadable_until: float = 0.0
+    unreadable: str = ""
+    # The latest pop time, and that of what may go out again.
+    newest: int = 0
+    floor: int = 0
     _lowest: list[int] = field(default_factory=list)
 
     def add(self, offset: int, flight: Flight) -> None:
         if offset not in self.flights:
             heapq.heappush(self._lowest, offset)
         self.flights[offset] = flight
+        self.newest = max(self.newest, flight.pop_time)
 
     def low(self) -> int:
         lowest = self._lowest
@@ -67,10 +104,34 @@ class PopQueue:
             heapq.heappop(lowest)
         return min(lowest[0], self.next_offset) if lowest else self.next_offset
 
-    def reset(self, offset: int) -> None:
+    def start(self, *, in_order: bool) -> int:
+        """The first offset that a pop gets: in order, what is not acknowledged comes before what is new."""
+        return self.low() if in_order else self.next_offset
+
+    def is_blocked(self, now: int, *, in_order: bool, attempt: str) -> bool:
+        """A pop gets nothing from here, whatever there is."""
+        if not in_order:
+            return len(self.flights) >= MAX_OUT
+        again = bool(attempt) and attempt == self.batch.attempt
+        return any(not flight.in_order or (flight.visible_at > now and not again) for flight in self.flights.values())
+
+    def least_pop_time(self, start: int) -> int:
+        """What a pop from there must be popped at, at the least."""
+        return 1 + (self.newest if start < self.next_offset else self.floor)
+
+    def begin_batch(self, popped: Popped) -> None:
+        """What was out of the last batch is not out any more: it is in this one, or comes after it."""
+        self.batch = self.batch.followed_by(popped.attempt, popped.offsets)
+        if self.flights:
+            self.go_to(popped.next_offset)
+
+    def go_to(self, offset: int) -> None:
+        """Nothing is out any more."""
         self.next_offset = offset
         self.flights.clear()
         self._lowest.clear()
+        self.floor = self.newest
+        self.turn += 1
 
 
 class PopBook:
@@ -91,6 +152,8 @@ class PopBook:
         self._image: Mapping[str, Any] = {}
         self._log_start = 0
         self._changed = False
+        # The log refused a record that the next image has to say.
+        self._unlogged = False
         self.file = StateFile(disk, path, lambda: self._image, sync_log=sync_log)
 
     # ---- restart -----------------------------------------------------------------------------------------------
@@ -98,10 +161,8 @@ class PopBook:
     def load(self) -> None:
         """The last image and the log behind it, cut to what the recovered log still holds."""
         value = self.file.load()
-        for group, topic, queue_id, following, flights in value.get("queues", ()):
-            queue = self._make((group, topic, int(queue_id)), int(following))
-            for offset, pop_time, visible_at, in_order in flights:
-                self._fly(queue, int(offset), Flight(int(pop_time), int(visible_at), bool(in_order)))
+        for row in value.get("queues", ()):
+            self._load_queue(*row)
         end = self._store.max_offset(self._topic, _LOG_QUEUE)
         self._log_start = min(int(value.get("logOffset", 0)), end)
         for event in self._events(self._log_start):
@@ -113,6 +174,24 @@ class PopBook:
             log_start = self._capture()
             self.file.save_now()
             self._log_start = log_start
+
+    def _load_queue(  # noqa: PLR0917
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        following: int,
+        flights: Iterable[tuple[int, int, int, bool]],
+        times: Iterable[int] = (0, 0),
+        batch: tuple[str, Sequence[int], Sequence[int]] = ("", (), ()),
+    ) -> None:
+        queue = self._make((group, topic, int(queue_id)), int(following))
+        for offset, pop_time, visible_at, in_order in flights:
+            self._fly(queue, int(offset), Flight(int(pop_time), int(visible_at), bool(in_order)))
+        newest, queue.floor = map(int, times)
+        queue.newest = max(queue.newest, newest)
+        attempt, offsets, counts = batch
+        queue.batch = Batch(attempt, offsets, {o: count for o, count in zip(offsets, counts, strict=True) if count})
 
     def _events(self, start: int) -> Iterator[Event]:
         offset = start
@@ -147,14 +226,12 @@ class PopBook:
 
     def _capture(self) -> int:
         """Take the image that the file writes next; returns the offset of the revive log from which it is continued."""
-        for queue in list(self.queues.values()):
-            self.follow_offset_table(queue)
         log_start = self._store.max_offset(self._topic, _LOG_QUEUE)
         self._image = {
             "logOffset": log_start,
-            "queues": [[*queue.key, queue.next_offset, _flights(queue)] for queue in self.queues.values()],
+            "queues": [_row(queue) for queue in self.queues.values()],
         }
-        self._changed = False
+        self._changed = self._unlogged = False
         self.file.touch()
         return log_start
 
@@ -168,13 +245,10 @@ class PopBook:
     # ---- changes -----------------------------------------------------------------------------------------------
 
     def find(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
-        queue = self.queues.get((group, topic, queue_id))
-        if queue is not None:
-            self.follow_offset_table(queue)
         return self.queues.get((group, topic, queue_id))
 
     def open(self, group: str, topic: str, queue_id: int, initial: int) -> PopQueue:
-        """The queue; a group that has no offset starts at `initial`."""
+        """The queue, for a pop; a group that has no offset starts at `initial`."""
         found = self.find(group, topic, queue_id)
         if found is not None:
             return found
@@ -183,13 +257,39 @@ class PopBook:
         self._commit(queue)
         return queue
 
-    def follow_offset_table(self, queue: PopQueue) -> None:
-        """Somebody set the group's offset: it goes on there, and what is out is forgotten."""
-        group, topic, queue_id = queue.key
-        committed = self._offsets.query(group, topic, queue_id)
-        if committed == queue.committed:
-            return
-        self.record(Reset(group, topic, queue_id, committed))
+    def set_elsewhere(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Somebody sets the group's offset: it goes on there, and what is out is forgotten. False: it doesn't pop."""
+        if (group, topic, queue_id) not in self.queues:
+            return False
+        self._reset(Reset(group, topic, queue_id, offset))
+        return True
+
+    def drop(self, *, topic: str | None = None, group: str | None = None) -> None:
+        for key in [key for key in self.queues if topic in (None, key[1]) and group in (None, key[0])]:
+            self._reset(Reset(*key, GONE))
+
+    def _reset(self, event: Reset) -> None:
+        """A log that takes nothing now is no reason to refuse: the next image says it."""
+        try:
+            self.record(event)
+        except BrokerError as error:
+            log.warning("%s is not in the log yet: %s", event, error)
+            self._unlogged = True
+            self._apply(event)
+
+    async def settle(self) -> None:
+        """Returns when what was set elsewhere outlives a crash, as soon as the log is synced."""
+        if self._unlogged:
+            await self.save()
+
+    def release(self, queue: PopQueue) -> bool:
+        """True when an ordered queue may be popped again; what came into view of its batch is then no longer out."""
+        now, batch = self._clock.now_ms(), [flight for flight in queue.flights.values() if flight.in_order]
+        if any(flight.visible_at > now for flight in batch):
+            return False
+        if batch:
+            self.record(Freed(*queue.key, queue.low()))
+        return True
 
     def record(self, event: Event) -> None:
         """Log and apply. Raises BrokerError when the log takes nothing now."""
@@ -224,10 +324,6 @@ class PopBook:
             flight.visible_at = until
             heapq.heappush(self._due, (until, queue.key, offset))
 
-    def drop(self, *, topic: str | None = None, group: str | None = None) -> None:
-        for key in [key for key in self.queues if topic in (None, key[1]) and group in (None, key[0])]:
-            self.record(Reset(*key, GONE))
-
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _make(self, key: Key, following: int) -> PopQueue:
@@ -252,6 +348,8 @@ class PopBook:
             queue = self._make(key, event.next_offset)
         match event:
             case Popped():
+                if event.in_order:
+                    queue.begin_batch(event)
                 queue.next_offset = max(queue.next_offset, event.next_offset)
                 for offset in event.offsets:
                     self._fly(queue, offset, Flight(event.pop_time, event.visible_at, event.in_order))
@@ -262,8 +360,11 @@ class PopBook:
                 flight = queue.flights.get(event.offset)
                 if flight is not None and flight.pop_time == event.old_pop_time:
                     self._fly(queue, event.offset, Flight(event.pop_time, event.visible_at, flight.in_order))
+            case Freed():
+                queue.go_to(event.next_offset)
             case Reset():
-                queue.reset(event.next_offset)
+                queue.batch = Batch()
+                queue.go_to(event.next_offset)
         return queue
 
     @staticmethod
@@ -271,12 +372,11 @@ class PopBook:
         flight = queue.flights.get(offset)
         if flight is not None and flight.pop_time == pop_time:
             del queue.flights[offset]
-            queue.counts.pop(offset, None)
 
     def _commit(self, queue: PopQueue) -> None:
         low = queue.low()
         if low != queue.committed or self._offsets.query(*queue.key) != low:
-            self._offsets.commit(*queue.key, low)
+            self._offsets.follow(*queue.key, low)
             queue.committed = low
 
 
@@ -284,8 +384,12 @@ def revive_log(cluster: str) -> str:
     return f"rmq_sys_REVIVE_LOG_{cluster}"
 
 
-def _flights(queue: PopQueue) -> list[list[int | bool]]:
-    return [[offset, out.pop_time, out.visible_at, out.in_order] for offset, out in queue.flights.items()]
+def _row(queue: PopQueue) -> list[Any]:
+    flights = [[offset, out.pop_time, out.visible_at, out.in_order] for offset, out in queue.flights.items()]
+    batch = queue.batch
+    counts = [batch.counts.get(offset, 0) for offset in batch.offsets]
+    times = [queue.newest, queue.floor]
+    return [*queue.key, queue.next_offset, flights, times, [batch.attempt, batch.offsets, counts]]
 
 
 def is_out(queue: PopQueue, offsets: Iterable[int], pop_time: int) -> list[int]:

@@ -1,9 +1,10 @@
 """What happens to a popped message, as records of the revive log: one compact JSON array for each event.
 
-["p", group, topic, queue, next, pop time, visible at, in order, [offset, …]]   handed out
-["a", group, topic, queue, pop time, [offset, …]]                               acknowledged, or put to the retry topic
-["c", group, topic, queue, offset, old pop time, pop time, visible at]          hidden for longer
-["r", group, topic, queue, next]                                                the group goes on elsewhere
+["p", group, topic, queue, next, pop time, visible at, in order, [offset, …], attempt]   handed out
+["a", group, topic, queue, pop time, [offset, …]]                        acknowledged, or put to the retry topic
+["c", group, topic, queue, offset, old pop time, pop time, visible at]   hidden for longer, or for less
+["f", group, topic, queue, next]                                         a batch in order is seen again from there on
+["r", group, topic, queue, next]                                         somebody set the group there; -1: it is gone
 """
 
 import msgspec
@@ -21,6 +22,7 @@ class Popped(_Event, frozen=True, tag="p"):
     visible_at: int
     in_order: bool
     offsets: list[int]
+    attempt: str = ""
 
 
 class Acked(_Event, frozen=True, tag="a"):
@@ -35,11 +37,15 @@ class Changed(_Event, frozen=True, tag="c"):
     visible_at: int
 
 
+class Freed(_Event, frozen=True, tag="f"):
+    next_offset: int
+
+
 class Reset(_Event, frozen=True, tag="r"):
     next_offset: int
 
 
-Event = Popped | Acked | Changed | Reset
+Event = Popped | Acked | Changed | Freed | Reset
 _decoder: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from broker.broker_context import BrokerContext
 from broker.pop.extra_info import pop_retry_topic
 from broker.pop.pop_book import Flight, Key, PopQueue
-from broker.pop.pop_log import Acked, Reset
+from broker.pop.pop_log import Acked
 from broker.store.errors import StoreError
 from neve.errors import BrokerError
 from neve.message import (
@@ -134,8 +134,9 @@ class PopRevive:
         group, topic, queue_id = queue.key
         if not self._is_out(queue, offset, flight):
             return 0
-        if flight.in_order:
-            return self._again_in_place(queue)
+        if flight.in_order:  # its turn is with the last of its batch that comes into view
+            number = len(queue.flights)
+            return number if self._again_in_place(queue) else 0
         record = await self._read(group, topic, queue_id, offset)
         if not self._is_out(queue, offset, flight):
             return 0
@@ -144,14 +145,12 @@ class PopRevive:
         context.pops.record(Acked(group, topic, queue_id, flight.pop_time, [offset]))
         return int(record is not None)
 
-    def _again_in_place(self, queue: PopQueue) -> int:
+    def _again_in_place(self, queue: PopQueue) -> bool:
         """In order: the first message that was not acknowledged is the next again, and what follows it."""
-        back = sorted(queue.flights)
-        for offset in back:
-            queue.counts[offset] = queue.counts.get(offset, 0) + 1
-        self._context.pops.record(Reset(*queue.key, queue.low()))
-        self._context.polling.wake(*queue.key)
-        return len(back)
+        released = self._context.pops.release(queue)
+        if released:
+            self._context.polling.wake(*queue.key)
+        return released
 
     async def _read(self, group: str, topic: str, queue_id: int, offset: int) -> MessageRecord | None:
         tiered = self._context.tiered

@@ -133,6 +133,7 @@ class AdminProcessor:
     async def delete_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group = require_str(request.ext, "groupName")
         self._context.groups.delete(group)
+        self._context.pops.drop(group=group)
         await self._context.groups.file.save()
         if optional_bool(request.ext, "cleanOffset"):
             self._context.offsets.delete_group(group)

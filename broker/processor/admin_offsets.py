@@ -32,7 +32,7 @@ class AdminOffsetsProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"offsetTable": table}))
 
     async def reset_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """222. Kept here until each queue's next pull, so consumers need not be running."""
+        """222. Kept here until each queue's next pull or pop, so consumers need not be running."""
         ext, context = request.ext, self._context
         group, topic = require_str(ext, "group"), require_str(ext, "topic")
         config = context.find_topic(topic)
@@ -47,10 +47,13 @@ class AdminOffsetsProcessor:
             time = require_int(ext, "timestamp")
             queues = [queue] if queue >= 0 else range(config.read_queue_nums)
             targets = {number: await self._by_time(topic, number, time) async for number in in_slices(queues)}
+        context.find_topic(topic)  # the queues were looked at one after the other
         for number, target in targets.items():
             context.offsets.reset(group, topic, number, target)
+        await context.pops.settle()
         await context.offsets.file.save()
         context.hold.release_topic(topic)
+        context.polling.wake_group(group, topic)
         name = context.config.broker_name
         if request.language == "CPP":
             table: Any = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.broker_context import BrokerContext
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo, real_topic
-from broker.pop.pop_book import is_out
+from broker.pop.pop_book import MAX_OUT, PopQueue, is_out
 from broker.pop.pop_log import Acked, Changed
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -35,11 +35,14 @@ class PopAckProcessor:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {invisible} is below 0")
         now = self._context.clock.now_ms()
         queue = self._context.pops.find(group, topic, queue_id)
-        in_order = info.revive_queue == ORDER_QUEUE
-        # The order keeps its pop time: one checkpoint stands for the whole batch.
-        pop_time = info.pop_time if in_order else now
-        if queue is not None and is_out(queue, [offset], info.pop_time):
+        is_ours = queue is not None and bool(is_out(queue, [offset], info.pop_time))
+        in_order = queue.flights[offset].in_order if queue and is_ours else info.revive_queue == ORDER_QUEUE
+        # The order keeps its pop time: one checkpoint stands for the whole batch. Else the old receipt is dead.
+        pop_time = info.pop_time if in_order else max(now, info.pop_time + 1)
+        if queue is not None and is_ours:
             self._context.pops.record(Changed(group, topic, queue_id, offset, info.pop_time, pop_time, now + invisible))
+            if in_order:
+                self._wake_if_released(queue)
         ext = {
             "popTime": str(pop_time),
             "invisibleTime": str(now + invisible - pop_time),
@@ -86,10 +89,17 @@ class PopAckProcessor:
         out = is_out(queue, offsets, pop_time)
         if not out:
             return
-        was_in_order = queue.flights[out[0]].in_order
+        was_full, was_in_order = len(queue.flights) >= MAX_OUT, queue.flights[out[0]].in_order
         self._context.pops.record(Acked(group, topic, queue_id, pop_time, out))
-        if was_in_order and not queue.flights:
-            self._context.polling.wake(group, topic, queue_id)
+        if was_in_order:
+            self._wake_if_released(queue)
+        elif was_full:
+            self._context.polling.wake(*queue.key)
+
+    def _wake_if_released(self, queue: PopQueue) -> None:
+        """In order, what is acknowledged or seen again may have been the last of its batch that kept the queue."""
+        if self._context.pops.release(queue):
+            self._context.polling.wake(*queue.key)
 
 
 def _batch_item(ack: Any) -> tuple[str, str, int, int, list[int]]:

@@ -226,7 +226,8 @@ def test_a_peek_takes_nothing_and_a_notification_waits_for_the_next_message(neve
         assert (await peek(connection)).code == ResponseCode.PULL_NOT_FOUND
         assert await notified(connection) == "false"
         waiting = asyncio.create_task(notified(connection, pollTime="15000"))
-        await until_one_waits(connection)
+        assert (await peek(connection)).code == ResponseCode.PULL_NOT_FOUND  # asked behind it, so it waits by now
+        assert not waiting.done()
         await send(connection, b"two")
         assert await waiting == "true"
         assert [record.body for record in records(await peek(connection))] == [b"two"]

@@ -37,6 +37,7 @@ class Broker:
         self.offsets = ConsumerOffsetManager(self.disk, self.root / "config" / "consumerOffset.json", nothing_to_sync)
         path = self.root / "config" / "popState.json"
         self.book = PopBook(self.store, self.offsets, self.clock, self.disk, path, revive_log("c"), nothing_to_sync)
+        self.offsets.on_set = self.book.set_elsewhere
         self.book.load()
 
     def restart(self) -> None:
@@ -147,7 +148,7 @@ def test_names_of_retry_topics() -> None:
 def test_a_message_wakes_one_waiter_of_each_group() -> None:
     async def run() -> None:
         polling = PopPolling()
-        waiters = [Waiter(group, "t", f"%RETRY%{group}_t", ANY_QUEUE) for group in ("g", "g", "h")]
+        waiters = [Waiter(group, "t", (f"%RETRY%{group}_t",), ANY_QUEUE) for group in ("g", "g", "h")]
         for waiter in waiters:
             polling.add(waiter)
         polling.arrived("t", 3)
@@ -183,7 +184,7 @@ def test_pop_clients_share_brokers_or_their_neighbours_queues() -> None:
 def test_a_queue_that_is_free_again_wakes_who_waits_for_it() -> None:
     async def work() -> None:
         polling = PopPolling()
-        zero, one = (Waiter("g", "t", "r", queue_id) for queue_id in (0, 1))
+        zero, one = (Waiter("g", "t", ("r",), queue_id) for queue_id in (0, 1))
         polling.add(zero)
         polling.add(one)
         polling.wake("g", "t", 1)

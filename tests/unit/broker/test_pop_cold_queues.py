@@ -1,0 +1,164 @@
+"""Pops over several queues of which one is only in the archive: it keeps back no other, and has its turn."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from broker.processor import pop_message
+from broker.processor.pop_message import _spread
+from broker.tiered_store import ReadResult
+from infra.clock import ManualClock
+from infra.remoting_server import open_connection
+from neve.errors import BrokerError, NeveError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from tests.broker_in_process import ask, running, send
+from tests.popping import Member
+
+COLD_QUEUE, ANY = 1, -1
+
+
+class Archive:
+    """What has queue 1 of the topic: silent, at first, and it counts how often it is asked."""
+
+    def __init__(self, broker: BrokerController, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._tiered = broker.context.tiered
+        self._is_hot = self._tiered.is_hot
+        self.is_down, self.asked = True, 0
+        self.held: asyncio.Future[None] | None = None
+        monkeypatch.setattr(self._tiered, "is_hot", self.is_hot)
+        monkeypatch.setattr(self._tiered, "get_cold", self.get_cold)
+
+    def is_hot(self, topic: str, queue_id: int, offset: int) -> bool:
+        return (topic, queue_id) != ("t", COLD_QUEUE) and self._is_hot(topic, queue_id, offset)
+
+    async def get_cold(self, topic: str, queue_id: int, offset: int, *limits: object, group: str) -> ReadResult:
+        self.asked += 1
+        if self.held is not None:
+            await self.held
+        if self.is_down:
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, "the archive can't be read now, try again later")
+        return self._tiered.get_hot(topic, queue_id, offset, *limits)  # type: ignore[arg-type]
+
+
+Work = Callable[[Member, Archive, ManualClock], Awaitable[None]]
+
+
+def with_member(root: Path, monkeypatch: pytest.MonkeyPatch, work: Work) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with running(root, clock=clock) as (broker, connection):
+            answer = await ask(
+                connection, Code.UPDATE_AND_CREATE_TOPIC, topic="t", defaultTopic="TBW102", readQueueNums=2,
+                writeQueueNums=2, perm=6, topicFilterType="SINGLE_TAG", order="false",
+            )  # fmt: skip
+            assert answer.code == 0, answer.remark
+            await send(connection, "t", b"cold", queue=COLD_QUEUE)
+            await work(Member(broker, connection), Archive(broker, monkeypatch), clock)
+
+    asyncio.run(main())
+
+
+def test_a_silent_archive_keeps_back_no_hot_message_and_makes_none_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+        for number in range(8):
+            await send(member.connection, "t", b"hot %d" % number)
+            taken = await member.pop(queue=ANY)
+            assert [one.body for one in taken] == [b"hot %d" % number]
+            await member.ack(*taken)
+        clock.advance(120_000)
+        assert await member.broker.revive.run_due() == 0
+        assert member.broker.context.topics.select("%RETRY%g_t") is None
+        archive.is_down = False
+        assert [one.body for one in await member.pop(queue=ANY)] == [b"cold"]
+
+    with_member(tmp_path, monkeypatch, work)
+
+
+def test_a_member_that_gets_nothing_hears_that_the_archive_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+        answer = await member.ask_pop(queue=ANY)
+        assert (answer.code, archive.asked) == (ResponseCode.SYSTEM_BUSY, 1)
+        assert "archive" in (answer.remark or "")
+
+    with_member(tmp_path, monkeypatch, work)
+
+
+def test_a_member_that_waits_for_the_archive_gets_what_comes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+        waiting = asyncio.create_task(member.pop(queue=ANY, poll=50_000))
+        await member.until_in_line()
+        await send(member.connection, "t", b"hot")
+        assert [one.body for one in await waiting] == [b"hot"]
+        assert archive.asked == 1  # left alone for a while
+
+    with_member(tmp_path, monkeypatch, work)
+
+
+def test_with_messages_in_hand_nobody_waits_for_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+        archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
+        for number in range(6):
+            await send(member.connection, "t", b"hot %d" % number)
+        pops = [asyncio.create_task(member.pop(1, queue=ANY)) for _ in range(6)]
+        while not archive.asked or sum(pop.done() for pop in pops) < 5:
+            await ask(member.connection, Code.GET_BROKER_HA_STATUS)
+        archive.held.set_result(None)
+        got = Counter(taken[0].body for taken in await asyncio.gather(*pops))
+        # one had the cold queue's turn; no hot message waited for it
+        assert got == Counter([b"cold", *(b"hot %d" % number for number in range(5))])
+
+    with_member(tmp_path, monkeypatch, work)
+
+
+def test_who_passed_a_queue_gets_its_messages_if_the_one_who_read_there_hangs_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+        archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
+        leaving = await open_connection(*member.broker.context.address)
+        lost = asyncio.create_task(Member(member.broker, leaving).ask_pop(queue=COLD_QUEUE))
+        while not archive.asked:
+            await ask(member.connection, Code.GET_BROKER_HA_STATUS)
+        waiting = asyncio.create_task(member.pop(queue=COLD_QUEUE, poll=50_000))
+        await member.until_in_line()
+        archive.held = None
+        leaving.close()
+        assert [one.body for one in await waiting] == [b"cold"]
+        with pytest.raises(NeveError):
+            await lost
+
+    with_member(tmp_path, monkeypatch, work)
+
+
+def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
+        monkeypatch.setattr(pop_message, "_UNREADABLE_SECONDS", 0.01)
+        waiting = asyncio.create_task(member.pop(queue=ANY, poll=50_000))
+        await member.until_in_line()
+        archive.is_down = False
+        clock.advance(11)
+        assert [one.body for one in await waiting] == [b"cold"]
+
+    with_member(tmp_path, monkeypatch, work)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+def test_every_queue_is_the_first_as_often_as_any_other(number: int, step: int) -> None:
+    turns = 64 * number
+    firsts = Counter(_spread(turn, number) for turn in range(0, turns * step, step))
+    assert sorted(firsts) == list(range(number))
+    assert max(firsts.values()) - min(firsts.values()) <= 8

@@ -1,0 +1,178 @@
+"""Pops in order: one batch of a queue at a time, its first unacknowledged message first, whoever asks."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from infra.clock import ManualClock
+from neve.remoting.codes import ResponseCode
+from tests.broker_in_process import running, send
+from tests.popping import Member, offsets
+
+MESSAGES = 8
+
+
+def with_member(root: Path, work: Callable[[Member, ManualClock], Awaitable[None]]) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with running(root, clock=clock) as (broker, connection):
+            for number in range(MESSAGES):
+                await send(connection, "t", b"m%d" % number)
+            await work(Member(broker, connection, order=True), clock)
+
+    asyncio.run(main())
+
+
+def test_the_same_attempt_gets_its_messages_again_and_another_gets_none(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        first = await member.pop(3, attempt="A")
+        assert offsets(first) == [0, 1, 2]
+        assert await member.pop(3, attempt="B") == []
+        assert await member.pop(3) == []
+        again = await member.pop(3, attempt="A")
+        assert offsets(again) == [0, 1, 2]
+        # the answer that was lost counts for nothing, and its receipts neither
+        await member.ack(*first)
+        assert await member.offset() == 0
+        await member.ack(again[0])
+        assert offsets(await member.pop(3, attempt="A")) == [1, 2, 3]
+
+    with_member(tmp_path, work)
+
+
+def test_an_attempt_that_asks_again_is_no_new_try(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        await member.pop(2, attempt="A")
+        answer = await member.ask_pop(2, attempt="A")
+        assert answer.ext["orderCountInfo"] == "0 0 0;0 qo0%0 0;0 qo0%1 0"
+        clock.advance(60_001)
+        await member.broker.revive.run_due()
+        answer = await member.ask_pop(3, attempt="B")
+        assert answer.ext["orderCountInfo"] == "0 0 0;0 qo0%0 1;0 qo0%1 1;0 qo0%2 0"
+        clock.advance(60_001)
+        answer = await member.ask_pop(2, attempt="C")
+        assert answer.ext["orderCountInfo"] == "0 0 2;0 qo0%0 2;0 qo0%1 2"
+
+    with_member(tmp_path, work)
+
+
+def test_a_message_that_is_seen_again_early_waits_for_the_rest_of_its_batch(tmp_path: Path) -> None:
+    """Handed out at once, it would overtake what another member still has in hand."""
+
+    async def work(member: Member, clock: ManualClock) -> None:
+        batch = await member.pop(4, invisible=30_000)
+        await member.ack(batch[0])
+        await member.hide(batch[2], 1000)
+        clock.advance(2000)
+        assert await member.broker.revive.run_due() == 0
+        assert await member.pop(4) == []
+        # what the first member still has is still its own
+        await member.ack(batch[1], batch[3])
+        assert await member.offset() == 2
+        assert offsets(await member.pop(4)) == [2, 3, 4, 5]
+
+    with_member(tmp_path, work)
+
+
+def test_a_message_that_is_hidden_longer_keeps_the_queue_until_it_is_seen(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        batch = await member.pop(4, invisible=10_000)
+        await member.ack(batch[0], batch[1])
+        longer = await member.hide(batch[2], 50_000)
+        clock.advance(20_000)
+        assert await member.broker.revive.run_due() == 0
+        assert await member.pop(4) == []
+        clock.advance(30_001)
+        assert await member.broker.revive.run_due() == 2
+        assert await member.offset() == 2
+        again = await member.pop(2)
+        assert offsets(again) == [2, 3]
+        await member.ack(longer)
+        assert await member.offset() == 2
+
+    with_member(tmp_path, work)
+
+
+def test_a_message_that_is_given_back_is_there_at_once(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        batch = await member.pop(2)
+        await member.ack(batch[0])
+        waiting = asyncio.create_task(member.pop(2, poll=50_000))
+        await member.until_in_line()
+        await member.hide(batch[1], 0)
+        assert offsets(await waiting) == [1, 2]
+
+    with_member(tmp_path, work)
+
+
+def test_a_notification_is_silent_while_the_queue_is_blocked_and_speaks_when_it_is_free(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        assert await member.is_told()
+        batch = await member.pop(2, attempt="A")
+        assert not await member.is_told()
+        assert not await member.is_told(attempt="B")
+        assert await member.is_told(attempt="A")
+        waiting = asyncio.create_task(member.is_told(poll=50_000))
+        await member.until_in_line()
+        await member.ack(*batch)
+        assert await waiting
+        await member.pop(2)
+        waiting = asyncio.create_task(member.is_told(poll=50_000))
+        await member.until_in_line()
+        clock.advance(60_001)
+        await member.broker.revive.run_due()
+        assert await waiting
+
+    with_member(tmp_path, work)
+
+
+def test_a_notification_does_not_use_up_what_wakes_a_pop(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        batch = await member.pop(MESSAGES)
+        told = asyncio.create_task(member.is_told(poll=50_000))
+        await member.until_in_line()
+        popped = asyncio.create_task(member.pop(1, poll=50_000))
+        await member.until_in_line(2)
+        await member.ack(*batch)
+        await send(member.connection, "t", b"next")
+        assert [one.body for one in await popped] == [b"next"]
+        told.cancel()
+
+    with_member(tmp_path, work)
+
+
+def test_a_group_that_no_longer_asks_for_order_gets_what_was_not_acknowledged(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        batch = await member.pop(4, invisible=1000)
+        await member.ack(batch[0])
+        clock.advance(1001)
+        await member.broker.revive.run_due()
+        member.order = False
+        assert offsets(await member.pop()) == [1, 2, 3, 4, 5, 6, 7]
+
+    with_member(tmp_path, work)
+
+
+def test_the_batch_and_its_counts_outlive_a_restart(tmp_path: Path) -> None:
+    async def before(member: Member, clock: ManualClock) -> None:
+        await member.pop(2, attempt="A")
+        clock.advance(60_001)
+        await member.pop(2, attempt="B")
+
+    async def after() -> None:
+        clock = ManualClock(ManualClock().now_ms() + 60_002)
+        async with running(tmp_path, clock=clock) as (broker, connection):
+            member = Member(broker, connection, order=True)
+            assert await member.pop(2, attempt="C") == []
+            assert (await member.ask_pop(2, attempt="B")).ext["orderCountInfo"] == "0 0 1;0 qo0%0 1;0 qo0%1 1"
+
+    with_member(tmp_path, before)
+    asyncio.run(after())
+
+
+def test_an_attempt_without_end_is_refused(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        assert (await member.ask_pop(attempt="a" * 256)).code == ResponseCode.INVALID_PARAMETER
+        assert offsets(await member.pop(1, attempt="a" * 255)) == [0]
+
+    with_member(tmp_path, work)

@@ -1,0 +1,153 @@
+"""A popping group is set elsewhere while messages are out: it gets what the new offset says; old receipts are dead."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from infra.clock import ManualClock
+from neve.remoting.codes import RequestCode as Code
+from tests.broker_in_process import ask, running, send
+from tests.popping import Member, offsets
+
+MESSAGES = 10
+ordinary_and_orderly = pytest.mark.parametrize("order", [False, True], ids=["ordinary", "orderly"])
+with_and_without_acks = pytest.mark.parametrize("acks", [False, True], ids=["unanswered", "acknowledged late"])
+
+
+def with_member(
+    root: Path, work: Callable[[Member], Awaitable[None]], *, order: bool = False, clock: ManualClock | None = None
+) -> None:
+    async def main() -> None:
+        async with running(root, clock=clock or ManualClock()) as (broker, connection):
+            for number in range(MESSAGES):
+                await send(connection, "t", b"m%d" % number)
+            await work(Member(broker, connection, order=order))
+
+    asyncio.run(main())
+
+
+async def rest(member: Member) -> list[int]:
+    """What the group gets from now on, acknowledged one pop after the other."""
+    found: list[int] = []
+    while taken := await member.pop(4):
+        found += offsets(taken)
+        await member.ack(*taken)
+    return found
+
+
+@ordinary_and_orderly
+@with_and_without_acks
+@pytest.mark.parametrize(
+    "to",
+    [[2], [8], [10], [3, 9, 1], [5, 5], [10, 0], [0]],
+    ids=["back", "forward", "end", "thrice", "same", "0", "start"],
+)
+def test_a_group_gets_exactly_what_its_new_offset_says(tmp_path: Path, order: bool, acks: bool, to: list[int]) -> None:
+    async def work(member: Member) -> None:
+        old = await member.pop(5)
+        await member.ack(old[0])
+        for offset in to:
+            await member.reset(offset)
+            if acks:
+                await member.ack(*old)
+            assert await member.offset() == offset
+        assert await rest(member) == list(range(to[-1], MESSAGES))
+        assert await member.offset() == MESSAGES
+        member.broker.context.clock.advance(120_000)  # type: ignore[attr-defined]
+        assert await member.broker.revive.run_due() == 0
+        assert await member.pop() == []
+
+    with_member(tmp_path, work, order=order)
+
+
+@ordinary_and_orderly
+def test_an_old_receipt_is_dead_even_if_the_message_is_out_again_since_the_same_millisecond(
+    tmp_path: Path, order: bool
+) -> None:
+    async def work(member: Member) -> None:
+        old = await member.pop(5)
+        await member.reset(0)
+        new = await member.pop(5)
+        assert offsets(new) == offsets(old)
+        await member.ack(*old)
+        await member.hide(old[0], 1)
+        assert await member.offset() == 0
+        await member.ack(*new)
+        assert await member.offset() == 5
+
+    with_member(tmp_path, work, order=order)
+
+
+def test_a_reset_group_that_acknowledges_goes_on(tmp_path: Path) -> None:
+    async def work(member: Member) -> None:
+        await member.ack(*await member.pop())
+        await member.reset(5)
+        assert await rest(member) == [5, 6, 7, 8, 9]
+        assert await rest(member) == []
+
+    with_member(tmp_path, work)
+
+
+@ordinary_and_orderly
+def test_a_waiting_pop_gets_what_a_reset_brings(tmp_path: Path, order: bool) -> None:
+    async def work(member: Member) -> None:
+        await member.ack(*await member.pop())
+        waiting = asyncio.create_task(member.pop(poll=50_000))
+        await member.until_in_line()
+        await member.reset(7)
+        assert offsets(await waiting) == [7, 8, 9]
+
+    with_member(tmp_path, work, order=order)
+
+
+@pytest.mark.parametrize("by", ["an administrator", "a commit", "a copy of another group"])
+@ordinary_and_orderly
+def test_where_a_group_was_set_it_is_after_a_clean_restart(tmp_path: Path, by: str, order: bool) -> None:
+    async def before(member: Member) -> None:
+        other = Member(member.broker, member.connection, group="other")
+        await other.ack(*await other.pop(2))
+        await member.ack(*await member.pop())
+        if by == "an administrator":
+            await member.reset(2)
+        elif by == "a commit":
+            answer = await ask(
+                member.connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="t", queueId=0, commitOffset=2
+            )
+            assert answer.code == 0, answer.remark
+        else:
+            answer = await ask(
+                member.connection, Code.CLONE_GROUP_OFFSET, srcGroup="other", destGroup="g", topic="t", offline="true"
+            )
+            assert answer.code == 0, answer.remark
+
+    async def after() -> None:
+        async with running(tmp_path) as (broker, connection):
+            assert await rest(Member(broker, connection, order=order)) == list(range(2, MESSAGES))
+
+    with_member(tmp_path, before, order=order)
+    asyncio.run(after())
+
+
+def test_a_message_that_was_on_its_way_back_stays_where_the_reset_found_it(tmp_path: Path) -> None:
+    """It was due, and the group was sent behind it before it came to the retry topic."""
+
+    async def work(member: Member) -> None:
+        await member.pop(5, invisible=1000)
+        member.broker.context.clock.advance(2000)  # type: ignore[attr-defined]
+        await member.reset(5)
+        assert await member.broker.revive.run_due() == 0
+        assert await rest(member) == [5, 6, 7, 8, 9]
+
+    with_member(tmp_path, work)
+
+
+def test_a_deleted_group_that_comes_again_begins_where_its_offsets_say(tmp_path: Path) -> None:
+    async def work(member: Member) -> None:
+        await member.pop(5)
+        answer = await ask(member.connection, Code.DELETE_SUBSCRIPTIONGROUP, groupName="g", cleanOffset="true")
+        assert answer.code == 0, answer.remark
+        assert await rest(member) == list(range(MESSAGES))
+
+    with_member(tmp_path, work)

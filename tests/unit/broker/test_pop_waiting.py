@@ -1,0 +1,131 @@
+"""Pops that wait: by the broker's clock, in line, and under the permissions of the moment when something comes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
+from infra.clock import ManualClock
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from tests.broker_in_process import ask, running, send
+from tests.popping import Member
+
+
+def with_member(root: Path, work: Callable[[Member], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with running(root, clock=ManualClock()) as (broker, connection):
+            await send(connection, "t", b"first")
+            member = Member(broker, connection)
+            await member.ack(*await member.pop())
+            await work(member)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("skew_ms", [-86_400_000, -20_000, 20_000, 86_400_000])
+def test_a_client_with_another_time_waits_like_any_other(tmp_path: Path, skew_ms: int) -> None:
+    async def work(member: Member) -> None:
+        born = ManualClock().now_ms() + skew_ms
+        waiting = asyncio.create_task(
+            ask(
+                member.connection, Code.POP_MESSAGE, consumerGroup="g", topic="t", queueId=-1, maxMsgNums=1,
+                invisibleTime=60_000, pollTime=15_000, bornTime=born, initMode=0,
+            )
+        )  # fmt: skip
+        await member.until_in_line()
+        await send(member.connection, "t", b"second")
+        assert [one.body for one in member.taken(await waiting)] == [b"second"]
+
+    with_member(tmp_path, work)
+
+
+async def topic_without_reading(member: Member) -> int:
+    answer = await ask(
+        member.connection, Code.UPDATE_AND_CREATE_TOPIC, topic="t", defaultTopic="TBW102", readQueueNums=1,
+        writeQueueNums=1, perm=2, topicFilterType="SINGLE_TAG", order="false",
+    )  # fmt: skip
+    assert answer.code == 0, answer.remark
+    await send(member.connection, "t", b"secret")
+    return ResponseCode.NO_PERMISSION
+
+
+async def group_without_consumption(member: Member) -> int:
+    body = b'{"groupName":"g","consumeEnable":false}'
+    answer = await ask(member.connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
+    assert answer.code == 0, answer.remark
+    await send(member.connection, "t", b"secret")
+    return ResponseCode.NO_PERMISSION
+
+
+async def topic_is_gone(member: Member) -> int:
+    answer = await ask(member.connection, Code.DELETE_TOPIC_IN_BROKER, topic="t")
+    assert answer.code == 0, answer.remark
+    return ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("change", [topic_without_reading, group_without_consumption, topic_is_gone])
+def test_what_was_forbidden_while_a_pop_waited_is_forbidden_to_it(
+    tmp_path: Path, change: Callable[[Member], Awaitable[int]]
+) -> None:
+    async def work(member: Member) -> None:
+        waiting = asyncio.create_task(member.ask_pop(poll=50_000))
+        await member.until_in_line()
+        code = await change(member)
+        assert (await waiting).code == code
+
+    with_member(tmp_path, work)
+
+
+def in_line(polling: PopPolling, *waiters: Waiter) -> None:
+    for waiter in waiters:
+        polling.add(waiter)
+
+
+def test_an_arrival_wakes_who_waits_for_its_queue_or_any_and_not_the_others() -> None:
+    async def work() -> None:
+        polling = PopPolling()
+        zero, one, any_queue = (Waiter("g", "t", (), queue) for queue in (0, 1, ANY_QUEUE))
+        in_line(polling, zero, one, any_queue)
+        polling.arrived("t", 2)
+        assert [waiter.future.done() for waiter in (zero, one, any_queue)] == [False, False, True]
+        polling.arrived("t", 1)
+        assert [waiter.future.done() for waiter in (zero, one)] == [False, True]
+        polling.arrived("t", 1)
+        assert not zero.future.done()
+
+    asyncio.run(work())
+
+
+def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
+    async def work() -> None:
+        polling = PopPolling()
+        first, second = (Waiter("g", "t", ("r",), ANY_QUEUE) for _ in range(2))
+        in_line(polling, first, second)
+        polling.pass_on(first)
+        assert not second.future.done()  # nobody had woken it
+        polling.arrived("r", 0)
+        polling.pass_on(first)
+        assert second.future.done()
+        for waiter in (first, second):
+            polling.remove(waiter)
+        assert polling.count == 0
+        polling.arrived("t", 0)
+
+    asyncio.run(work())
+
+
+def test_what_one_of_another_group_waits_for_wakes_nobody_else() -> None:
+    async def work() -> None:
+        polling = PopPolling()
+        ours, theirs, told = Waiter("g", "t", (), 0), Waiter("h", "t", (), 0), Waiter("g", "t", (), 0, takes=False)
+        in_line(polling, ours, theirs, told)
+        assert (polling.waiting_for("g", "t", 0), polling.waiting_for("g", "t", 1)) == (1, 0)
+        polling.wake("g", "t", 0)
+        assert [waiter.future.done() for waiter in (ours, theirs, told)] == [True, False, True]
+        polling.wake_group("h", "t")
+        assert theirs.future.done()
+
+    asyncio.run(work())
