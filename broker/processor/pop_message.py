@@ -37,7 +37,6 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int32, Int64, optional_int, parse_header, require_str
 
-
 _MAX_COUNT = 32
 _MAX_BYTES = 4 << 20
 _FILTER_COUNT = 256
@@ -184,6 +183,7 @@ class PopMessageProcessor:
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, taking.failure)
             if code is not None:
                 return self._answer(request, taking, code)
+            self._context.require(connection, request)  # what it may do may have changed while it waited
             taking = self._checked(taking.header, taking.room)
 
     async def _take(self, taking: Taking) -> None:
@@ -425,6 +425,7 @@ class PopMessageProcessor:
             if connection.is_closed:
                 context.polling.pass_on(waiter)
                 return None
+            context.require(connection, request)
             taking = self._checked(taking.header, 1)
         else:
             ext["hasMsg"] = "true"

@@ -79,6 +79,26 @@ def test_what_was_forbidden_while_a_pop_waited_is_forbidden_to_it(
     with_member(tmp_path, work)
 
 
+@pytest.mark.parametrize("change", [topic_without_reading, group_without_consumption, topic_is_gone])
+def test_what_was_forbidden_while_a_pull_was_held_is_forbidden_to_it(
+    tmp_path: Path, change: Callable[[Member], Awaitable[int]]
+) -> None:
+    async def work(member: Member) -> None:
+        held = asyncio.create_task(
+            ask(
+                member.connection, Code.PULL_MESSAGE, consumerGroup="g", topic="t", queueId=0, queueOffset=1,
+                maxMsgNums=32, sysFlag=6, commitOffset=0, suspendTimeoutMillis=30_000, subVersion=0, subscription="*",
+                expressionType="TAG",
+            )
+        )  # fmt: skip
+        while not member.broker.context.hold.count:
+            await ask(member.connection, Code.GET_BROKER_HA_STATUS)
+        code = await change(member)
+        assert (await held).code == code
+
+    with_member(tmp_path, work)
+
+
 def in_line(polling: PopPolling, *waiters: Waiter) -> None:
     for waiter in waiters:
         polling.add(waiter)
