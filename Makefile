@@ -57,6 +57,7 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python bench/produce.py
 	$(BIN)/python bench/consume.py
 	$(BIN)/python bench/archive.py
+	$(BIN)/python -m bench.pauses
 
 clean: ## remove what the commands made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,26 +15,27 @@ _IDLE_PERIODS = 360 * 24
 _SWEEP = 500
 
 
-class _Mark(NamedTuple):
-    """What had been counted when a period began: calls, messages, bytes."""
-
-    period: int
-    calls: int
-    messages: int
-    size: int
+# What had been counted when a period began: the period, calls, messages, bytes. Plain tuples of numbers: the garbage
+# collector does not look at them, and a broker has a million.
+_Mark = tuple[int, int, int, int]
 
 
 class _Time:
     """The period that all items of a broker are in: the number of periods since the clock's zero."""
 
-    __slots__ = ("now_s", "period")
+    __slots__ = ("begun", "now_s", "period")
 
     def __init__(self, now_s: float) -> None:
+        self.period = -1
         self.move(now_s)
 
     def move(self, now_s: float) -> None:
         self.now_s = now_s
-        self.period = int(now_s // _PERIOD_S)
+        period = int(now_s // _PERIOD_S)
+        if period != self.period:
+            self.period = period
+            #: The marks of all items that begin in this period.
+            self.begun: tuple[_Mark, ...] = ((period, 0, 0, 0),)
 
 
 class Traffic:
@@ -45,59 +46,53 @@ class Traffic:
     queue of each group.
     """
 
-    __slots__ = ("_born_s", "_marks", "_period", "_time", "calls", "count", "size")
+    __slots__ = ("_born_s", "_marks", "_time", "calls", "count", "size")
 
     def __init__(self, time: _Time) -> None:
         self._time = time
         self._born_s = time.now_s
-        self._period = -1
-        self._marks: tuple[tuple[_Mark, ...], ...] = ((),) * len(_WINDOWS)
+        # The last one is of the period in which the last message came.
+        self._marks = time.begun
         self.calls = self.count = self.size = 0
 
     def add(self, count: int, size: int, calls: int = 1) -> None:
-        if self._period != self._time.period:
+        if self._marks[-1][0] != self._time.period:
             self._mark()
         self.calls += calls
         self.count += count
         self.size += size
 
     def _mark(self) -> None:
-        mark = _Mark(self._time.period, self.calls, self.count, self.size)
-        self._marks = tuple(
-            self._with(marks, mark, *window) for marks, window in zip(self._marks, _WINDOWS.values(), strict=True)
-        )
-        self._period = mark.period
-
-    @staticmethod
-    def _with(marks: tuple[_Mark, ...], mark: _Mark, length: int, steps: int) -> tuple[_Mark, ...]:
-        """One mark a step; those that the window has left go."""
-        step = mark.period // length
-        if marks and marks[-1].period // length == step:
-            return marks
-        return (*(kept for kept in marks if kept.period // length > step - steps), mark)
+        period = self._time.period
+        kept: list[_Mark] = []
+        last = (-1,) * len(_WINDOWS)
+        for mark in self._marks:
+            steps = tuple(mark[0] // length for length, _ in _WINDOWS.values())
+            # The first of a step, as long as the step is in its window.
+            if any(
+                step != before and step > period // length - number
+                for step, before, (length, number) in zip(steps, last, _WINDOWS.values(), strict=True)
+            ):
+                kept.append(mark)
+            last = steps
+        self._marks = (*kept, (period, self.calls, self.count, self.size))
 
     def idle(self) -> bool:
         """Nothing within a day."""
-        return self._time.period - self._period >= _IDLE_PERIODS
+        return self._time.period - self._marks[-1][0] >= _IDLE_PERIODS
 
     def to_wire(self, now_s: float, *, sizes: bool) -> dict[str, dict[str, float]]:
         """RocketMQ's BrokerStatsItem by window; `now_s` is the clock's monotonic time."""
-        return {
-            name: self._over(marks, now_s, *window, sizes=sizes)
-            for (name, window), marks in zip(_WINDOWS.items(), self._marks, strict=True)
-        }
+        return {name: self._over(now_s, *window, sizes=sizes) for name, window in _WINDOWS.items()}
 
-    def _over(
-        self, marks: tuple[_Mark, ...], now_s: float, length: int, steps: int, *, sizes: bool
-    ) -> dict[str, float]:
-        first = int(now_s // _PERIOD_S) // length - steps + 1
-        nothing = _Mark(0, self.calls, self.count, self.size)
-        start = next((mark for mark in marks if mark.period // length >= first), nothing)
-        calls = self.calls - start.calls
-        total = self.size - start.size if sizes else self.count - start.messages
-        seconds = now_s - max(first * length * _PERIOD_S, self._born_s)
+    def _over(self, now_s: float, length: int, steps: int, *, sizes: bool) -> dict[str, float]:
+        first = (int(now_s // _PERIOD_S) // length - steps + 1) * length
+        now: _Mark = (0, self.calls, self.count, self.size)
+        _, calls, messages, size = next((mark for mark in self._marks if mark[0] >= first), now)
+        total = self.size - size if sizes else self.count - messages
+        seconds = now_s - max(first * _PERIOD_S, self._born_s)
         return {
-            "avgpt": total / calls if calls else 0.0,
+            "avgpt": total / (self.calls - calls) if self.calls > calls else 0.0,
             "sum": total,
             "tps": total / seconds if seconds > 0 else 0.0,
         }

@@ -1,7 +1,6 @@
 """What the commands that run a server share: their `--set`, their exit codes, their way to stop."""
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from infra import collector
 from infra.config import ConfigError
 from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, check_installation
 
@@ -69,13 +69,8 @@ def catch_signals(stop: Callable[[], None]) -> None:
 
 
 def announce(ready: Mapping[str, Any]) -> None:
-    """The one line on stdout by which a server says that it serves; systemd (Type=notify) hears it as well.
-
-    Code and tables that are loaded by now stay for ever: the collector leaves them alone from here on. With 5,000
-    topics each full collection went through them for 50 to 100 ms, on the loop.
-    """
-    gc.collect()
-    gc.freeze()
+    """The one line on stdout by which a server says that it serves; systemd (Type=notify) hears it as well."""
+    collector.settle()
     click.echo(json.dumps({**ready, "pids": [os.getpid()]}))
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:

@@ -1,0 +1,250 @@
+"""How long a broker with many topics keeps others waiting: 10,000 topics, 80,000 queues, five groups, ordinary traffic.
+
+Every queue holds a message and every group has a position in every queue before the clock starts. Then, until it ends:
+sends to topics by Zipf's law, each message pulled and committed by each group; heartbeats of groups that subscribe to
+all topics; scrapes, an administrator's questions about whole groups; and all of the broker's own jobs (archive, TTL,
+eviction, tables, registrations) at their default periods. Two judges:
+
+- a probe, a process of its own, asks for the end of a queue every 5 ms: its slowest answers are what a client sees,
+  the machine's own noise included;
+- the broker's metric `neve_loop_pause_seconds` tells the longest lateness of a timer on its loop between two scrapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import itertools
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.servers import NeveServer
+from bench.wire import MAX_OFFSET, PULL, SEND_V2, SUCCESS, Client, pull_ext, request, send_ext
+
+_CREATE_LIST, _HEART_BEAT, _COMMIT = 18, 34, 15
+_CONSUME_STATS, _TOPIC_STATS, _ALL_TOPICS = 208, 202, 21
+_PROBE_S = 0.005
+_IN_ONE = 500  # topics created by one request
+_PIPELINE = 200
+_BODY = b"x" * 512
+
+
+def pipelined(client: Client, frames: Iterator[tuple[int, dict[str, object]]], body: bytes = b"") -> int:
+    """Requests a few hundred at a time; how many were refused."""
+    refused = 0
+    opaque = itertools.count(1)
+    while batch := list(itertools.islice(frames, _PIPELINE)):
+        client.socket.sendall(b"".join(request(code, next(opaque), ext, body) for code, ext in batch))
+        waiting = len(batch)
+        while waiting:
+            data = client.socket.recv(1 << 20)
+            if not data:
+                raise ConnectionResetError("the broker closed the connection")
+            answers = client.responses.feed(data)
+            refused += sum(answer.code != SUCCESS for answer in answers)
+            waiting -= len(answers)
+    return refused
+
+
+class Cluster:
+    """The topics and groups of one run."""
+
+    def __init__(self, broker: str, topics: int, queues: int, groups: int) -> None:
+        self.broker = broker
+        self.queues = queues
+        self.topics = [f"topic-{number:05}" for number in range(topics)]
+        self.groups = [f"group-{number}" for number in range(groups)]
+
+    def create(self) -> None:
+        with Client(self.broker, 600) as client:
+            for first in range(0, len(self.topics), _IN_ONE):
+                listed = [
+                    {
+                        "topicName": topic,
+                        "readQueueNums": self.queues,
+                        "writeQueueNums": self.queues,
+                        "perm": 6,
+                        "topicFilterType": "SINGLE_TAG",
+                        "topicSysFlag": 0,
+                        "order": False,
+                    }
+                    for topic in self.topics[first : first + _IN_ONE]
+                ]
+                client.ask(_CREATE_LIST, {}, json.dumps({"topicConfigList": listed}).encode())
+
+    def places(self) -> Iterator[tuple[str, int]]:
+        return ((topic, queue) for topic in self.topics for queue in range(self.queues))
+
+    def fill(self) -> None:
+        """A message in every queue, a position of every group in every queue."""
+        with Client(self.broker, 600) as client:
+            assert pipelined(client, ((SEND_V2, send_ext(*place, queues=self.queues)) for place in self.places())) == 0
+            self.heartbeats(client)
+            for group in self.groups:
+                assert pipelined(client, ((PULL, pull_ext(group, *place, 0)) for place in self.places())) == 0
+                assert pipelined(client, (self.commit(group, *place, 1) for place in self.places())) == 0
+
+    @staticmethod
+    def commit(group: str, topic: str, queue: int, offset: int) -> tuple[int, dict[str, object]]:
+        ext: dict[str, object] = {"consumerGroup": group, "topic": topic, "queueId": queue, "commitOffset": offset}
+        return _COMMIT, ext
+
+    def heartbeats(self, client: Client) -> None:
+        for group in self.groups:
+            subscriptions = [
+                {"classFilterMode": False, "expressionType": "TAG", "subString": "*", "subVersion": 1, "topic": topic}
+                for topic in self.topics
+            ]
+            data = {
+                "groupName": group,
+                "consumeType": "CONSUME_PASSIVELY",
+                "messageModel": "CLUSTERING",
+                "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+                "subscriptionDataSet": subscriptions,
+                "unitMode": False,
+            }
+            body = {"clientID": f"client-of-{group}", "consumerDataSet": [data], "producerDataSet": []}
+            client.ask(_HEART_BEAT, {}, json.dumps(body).encode())
+
+
+class Zipf:
+    """Few topics get most of the messages, as topics do."""
+
+    def __init__(self, count: int, seed: int = 1) -> None:
+        self._sums = list(itertools.accumulate(1 / rank for rank in range(1, count + 1)))
+        self._random = random.Random(seed)
+
+    def next(self) -> int:
+        return bisect.bisect_left(self._sums, self._random.random() * self._sums[-1])
+
+
+def traffic(cluster: Cluster, rate: float, until: float, sent: list[int]) -> None:
+    """Sends at a steady rate, each message read and committed by every group."""
+    zipf, chosen = Zipf(len(cluster.topics)), random.Random(2)
+    step = 10 / rate
+    due = time.monotonic()
+    with Client(cluster.broker, 600) as producer, Client(cluster.broker, 600) as consumer:
+        while (now := time.monotonic()) < until:
+            if now < due:
+                time.sleep(due - now)
+            due += step
+            for _ in range(10):
+                topic, queue = cluster.topics[zipf.next()], chosen.randrange(cluster.queues)
+                offset = producer.send(topic, queue, _BODY)
+                pulls = ((PULL, pull_ext(group, topic, queue, offset)) for group in cluster.groups)
+                assert pipelined(consumer, iter(list(pulls))) == 0
+                commits = (cluster.commit(group, topic, queue, offset + 1) for group in cluster.groups)
+                assert pipelined(consumer, iter(list(commits))) == 0
+                sent[0] += 1
+
+
+def upkeep(cluster: Cluster, admin: str, until: float, scrape_s: float, pauses: list[float]) -> None:
+    """Scrapes with the longest pause that each tells; heartbeats and an administrator's questions among them."""
+    with Client(cluster.broker, 600) as client:
+        for turn in itertools.count():
+            if time.monotonic() >= until:
+                return
+            with urllib.request.urlopen(f"http://{admin}/metrics", timeout=120) as answer:
+                lines = answer.read().decode().splitlines()
+            pauses += [float(line.split()[1]) for line in lines if line.startswith("neve_loop_pause_seconds ")]
+            if turn % 2 == 0:
+                cluster.heartbeats(client)
+            if turn % 4 == 1:
+                client.ask(_CONSUME_STATS, {"consumerGroup": cluster.groups[turn % len(cluster.groups)]})
+                client.ask(_TOPIC_STATS, {"topic": cluster.topics[turn]})
+                client.ask(_ALL_TOPICS, {})
+            time.sleep(max(min(scrape_s, until - time.monotonic()), 0))
+
+
+def probe(broker: str, topic: str, seconds: float) -> None:
+    """Prints how long each answer took, in microseconds."""
+    end = time.monotonic() + seconds
+    due = time.monotonic()
+    took: list[int] = []
+    with Client(broker, 600) as client:
+        while (now := time.monotonic()) < end:
+            if now < due:
+                time.sleep(due - now)
+            start = time.monotonic_ns()
+            client.ask(MAX_OFFSET, {"topic": topic, "queueId": 0})
+            took.append((time.monotonic_ns() - start) // 1_000)
+            due = max(due + _PROBE_S, time.monotonic())
+    print(json.dumps(took))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topics", type=int, default=10_000)
+    parser.add_argument("--queues", type=int, default=8)
+    parser.add_argument("--groups", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=100, help="sends a second; each is read by every group")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--scrape", type=float, default=15, help="seconds from one scrape to the next")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the broker")
+    parser.add_argument("--probe", nargs=2, metavar=("BROKER", "TOPIC"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.probe:
+        probe(*options.probe, options.seconds)
+        return
+    settings = dict(pair.split("=", 1) for pair in options.set)
+    with (
+        tempfile.TemporaryDirectory(prefix="neve-bench-") as root,
+        NeveServer(Path(root) / "neve", settings=settings) as server,
+    ):
+        run(server, options)
+
+
+def run(server: NeveServer, options: argparse.Namespace) -> None:
+    cluster = Cluster(server.broker, options.topics, options.queues, options.groups)
+    started = time.monotonic()
+    cluster.create()
+    created = time.monotonic()
+    cluster.fill()
+    filled = time.monotonic()
+    total = options.topics * options.queues
+    print(f"{options.topics:,} topics made in {created - started:.0f} s, {total:,} queues filled and read by ", end="")
+    print(f"{options.groups} groups in {filled - created:.0f} s", flush=True)
+    until = time.monotonic() + options.seconds
+    pauses: list[float] = []
+    sent = [0]
+    command = [sys.executable, "-m", "bench.pauses", "--probe", server.broker, cluster.topics[0]]
+    cpu = server.cpu_seconds()
+    with subprocess.Popen([*command, "--seconds", str(options.seconds)], stdout=subprocess.PIPE, text=True) as asker:
+        threads = [
+            threading.Thread(target=traffic, args=(cluster, options.rate, until, sent)),
+            threading.Thread(target=upkeep, args=(cluster, server.admin, until, options.scrape, pauses)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert asker.stdout is not None
+        took = sorted(json.loads(asker.stdout.read()))
+    cpu = (server.cpu_seconds() - cpu) / options.seconds
+    memory = max(anonymous(process.pid) for process in server.alive())
+    # The first scrape tells of the time before.
+    seen = sorted(pauses[1:])
+    print(f"{options.seconds:.0f} s, {sent[0]:,} sends, each read by {options.groups} groups; {cpu:.2f} cores")
+    print(f"loop's pause between scrapes: longest {seen[-1] * 1e3:.1f} ms, median {seen[len(seen) // 2] * 1e3:.1f} ms")
+    shares = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"), (0.9999, "p99.99"))
+    told = ", ".join(f"{name} {took[int(len(took) * share)] / 1e3:.1f} ms" for share, name in shares)
+    print(f"answers to the probe: {told}, slowest {took[-1] / 1e3:.1f} ms of {len(took):,}")
+    print(f"memory of the broker: {memory >> 20} MiB, mapped files apart")
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of memory that are no file's."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+
+if __name__ == "__main__":
+    main()

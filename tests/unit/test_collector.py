@@ -1,0 +1,100 @@
+"""Full collections see only what is new, so nothing that a server drops may need one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from broker.client_manager import ClientChannel
+from broker.pull_request_hold import HeldPull
+from broker.store.consume_queue import ConsumeQueue
+from infra import collector
+from infra.remoting_server import Connection, open_connection
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask, running, send
+from tests.waiting import until
+
+KEPT = (Connection, ClientChannel, HeldPull, ConsumeQueue, RemotingCommand, asyncio.Task)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive() -> dict[str, int]:
+    found = [type(one) for one in gc.get_objects()]
+    return {kind.__name__: found.count(kind) for kind in KEPT}
+
+
+async def a_client(broker: BrokerController, number: int) -> None:
+    """Everything that a client leaves behind: its heartbeat, a queue, a waiting pull, a waiting pop, an error."""
+    topic = f"of-client-{number}"
+    connection = await open_connection(*broker.context.address)
+    try:
+        await send(connection, topic)
+        subscription = {"topic": topic, "subString": "*", "expressionType": "TAG", "subVersion": 0}
+        group = {"groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+        group |= {"consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}
+        beat = {"clientID": f"client-{number}", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": [group]}
+        assert (await ask(connection, Code.HEART_BEAT, json.dumps(beat).encode())).code == 0
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_NAMESRV)).code != 0
+        pull = {"consumerGroup": "g", "topic": topic, "queueId": 0, "queueOffset": 1, "maxMsgNums": 32}
+        pull |= {"sysFlag": 6, "commitOffset": 0, "suspendTimeoutMillis": 20_000, "subscription": "*", "subVersion": 0}
+        pop = {"consumerGroup": "g", "topic": "nothing", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000}
+        pop |= {"pollTime": 20_000, "bornTime": broker.context.boot_ms, "initMode": 0}
+        for code, ext in ((Code.PULL_MESSAGE, pull), (Code.POP_MESSAGE, pop)):
+            texts = {name: str(value) for name, value in ext.items()}
+            connection.send(RemotingCommand(code, ext=texts, opaque=7_000_000 + code))
+        await until(lambda: broker.context.hold.count > 0)
+    finally:
+        connection.close()
+    await until(lambda: broker.context.hold.count == 0)
+    assert (await ask_once(broker, Code.DELETE_TOPIC_IN_BROKER, topic=topic)).code == 0
+
+
+async def ask_once(broker: BrokerController, code: int, **ext: object) -> RemotingCommand:
+    connection = await open_connection(*broker.context.address)
+    try:
+        return await ask(connection, code, **ext)
+    finally:
+        connection.close()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_what_clients_leave_behind_goes_without_the_collector(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, _):
+            await ask_once(broker, Code.UPDATE_AND_CREATE_TOPIC, topic="nothing", readQueueNums=1, writeQueueNums=1)
+            await a_client(broker, 0)
+            before = alive()
+            for number in range(1, 6):
+                await a_client(broker, number)
+            await until(lambda: alive() == before)
+
+    asyncio.run(main())
+
+
+def test_a_full_collection_does_not_look_again_at_what_lived_through_one() -> None:
+    thresholds = gc.get_threshold()
+    callbacks = list(gc.callbacks)
+    try:
+        collector.settle()
+        kept = [[number] for number in range(100_000)]
+        young = len(gc.get_objects())  # frozen objects are not told
+        assert len(kept) == 100_000
+        assert young < 60_000
+    finally:
+        gc.callbacks[:] = callbacks
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
