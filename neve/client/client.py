@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
 from neve.client.admin import Admin
 from neve.client.consumers import Consumers, subscription
+from neve.client.in_work import Asker, current_asker
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -77,9 +78,12 @@ class AsyncClient:
         if self._trace_sender is not None:
             self._session.spawn(self._trace_sender.forever(), "traces")
 
-    async def close(self) -> None:
+    def close(self) -> Coroutine[Any, Any, None]:
         """Closes all consumers, leaves all groups and closes the connections."""
-        await self._consumers.close()
+        return self._close(current_asker())
+
+    async def _close(self, closer: Asker) -> None:
+        await self._consumers.close(closer)
         await self._checks.close()
         if self._trace_sender is not None:
             await self._trace_sender.close()

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from neve.client.in_work import handling_for
 from neve.client.received import Received
-from neve.errors import ClientError
+from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ Handler = Callable[[Received], Awaitable[None]]
 class Source(Protocol):
     """A consumer that has been joined."""
 
-    async def next(self) -> Received | None:
+    def next(self) -> Awaitable[Received | None]:
         """The next message, unsettled; None when the consumer is closed."""
 
     async def settle(self, message: Received, delay_level: int | None) -> None:
@@ -31,8 +32,9 @@ class Source(Protocol):
 async def consume(source: Source, handler: Handler, workers: int, delay_level: int) -> None:
     """Runs up to `workers` handlers beside each other until the consumer is closed.
 
-    A handler that returns acks; one that raises nacks with `delay_level`, and the error is logged. When this is
-    cancelled the messages in work are left unsettled, so they come again.
+    A handler that returns acks; one that raises nacks with `delay_level`, and the error is logged. A broker that cannot
+    be told so delivers the message again; that ends nothing. When this is cancelled the messages in work are left
+    unsettled, so they come again.
     """
     if workers < 1:
         raise ClientError(f"{workers} workers")
@@ -43,14 +45,18 @@ async def consume(source: Source, handler: Handler, workers: int, delay_level: i
 
 async def _work(source: Source, handler: Handler, delay_level: int) -> None:
     while (message := await source.next()) is not None:
-        run = asyncio.ensure_future(handler(message))
+        with handling_for(source):
+            run = asyncio.ensure_future(handler(message))
         try:
             await asyncio.wait({run})
         finally:
             run.cancel()
         error = asyncio.CancelledError("cancelled by itself") if run.cancelled() else run.exception()
-        if error is None:
-            await source.settle(message, None)
-        else:
-            log.warning("the handler of %s failed", message.msg_id, exc_info=error)
-            await source.failed(message, error, delay_level)
+        try:
+            if error is None:
+                await source.settle(message, None)
+            else:
+                log.warning("the handler of %s failed", message.msg_id, exc_info=error)
+                await source.failed(message, error, delay_level)
+        except NeveError as problem:
+            log.warning("%s comes again, its broker could not be told what became of it: %s", message.msg_id, problem)

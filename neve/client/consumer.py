@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from neve.client.allocation import Allocation
 from neve.client.consume_loop import Handler, consume
@@ -22,6 +22,7 @@ from neve.client.delivery import Lane
 from neve.client.fetcher import Fetcher, FlowLimits
 from neve.client.group import BroadcastShare, ClusterShare, GroupMember, GroupProfile
 from neve.client.group_requests import DirectRun, GroupRequests, RunningState
+from neve.client.in_work import Asker, AutoAcks, Endings, at_work, current_asker
 from neve.client.model import RETRY_PREFIX, Message, MessageQueue
 from neve.client.offset_store import BrokerOffsetStore, LocalFileOffsetStore
 from neve.client.positions import Positions
@@ -59,11 +60,14 @@ class ConsumerSettings:
     max_redeliveries: int | None = None
     pause_after_nack: float = 1.0
     consume_timeout: float = 900.0
+    close_timeout: float = 15.0
     offsets_directory: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.consume_timeout <= 0:
             raise ClientError(f"a consume timeout of {self.consume_timeout} s")
+        if self.close_timeout < 0:
+            raise ClientError(f"a close timeout of {self.close_timeout} s")
 
     @property
     def redeliveries(self) -> int:
@@ -114,7 +118,9 @@ class Consumer:
         self._traces = ConsumeTraces(session.traces, group)
         self._buffer = self._fetcher.buffer
         self._direct = Lane()
-        self._auto: Received | None = None
+        self._auto = AutoAcks()
+        self._endings = Endings(session.spawn, group)
+        self._rounds: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._started_ms = 0
         self._is_closed = False
@@ -125,10 +131,13 @@ class Consumer:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            await self._ack_last()
-        await self.close()
+    def __aexit__(self, kind: type[BaseException] | None, *_: object) -> Coroutine[Any, Any, None]:
+        return self._leave_block(current_asker(), is_unharmed=kind is None)
+
+    async def _leave_block(self, asker: Asker, *, is_unharmed: bool) -> None:
+        if is_unharmed:
+            self._ack_done(asker)
+        await self.close_for(asker)
 
     async def start(self) -> None:
         """Joins the group and takes the first share of queues.
@@ -145,8 +154,8 @@ class Consumer:
         await self._member.join(GroupRequests(self._session, self._member, self))
         self._started_ms = self._session.options.now_ms()
         await self._rebalancer.once()
+        self._rounds = self._session.spawn(self._rebalancer.forever(), f"rebalance {self.group}")
         self._tasks = [
-            self._session.spawn(self._rebalancer.forever(), f"rebalance {self.group}"),
             self._session.spawn(self._positions.commit_forever(self.group), f"commit {self.group}"),
         ]
         if self._locks is not None:
@@ -154,25 +163,46 @@ class Consumer:
         if not self._settings.in_order:
             self._tasks.append(self._session.spawn(self._settlement.forever(), f"consume timeout of {self.group}"))
 
-    async def close(self) -> None:
-        """Commits, and leaves the group at once."""
-        if self._is_closed:
-            return
+    def close(self) -> Coroutine[Any, Any, None]:
+        """Takes no more, waits at most `close_timeout` for what is in work, commits, and leaves the group.
+
+        In order, queues are given back after that only: no other member begins with what is still in work here. A
+        handler of `run` that calls this goes on at once: `run` returns when all of it is done.
+        """
+        return self.close_for(current_asker())
+
+    async def close_for(self, closer: Asker) -> None:
+        """As `close`, on behalf of `closer`: what that one has in hand is not waited for."""
         self._is_closed = True
+        self._buffer.wake()
+        await self._endings.close(self, lambda: self._end(closer))
+
+    async def _end(self, closer: Asker) -> None:
+        patience = self._settings.close_timeout
+        if self._rounds is not None:
+            await self._rebalancer.stop(self._rounds, patience)
+        await self._fetcher.close()
+        left = await self._endings.until_settled(self._in_work, closer, patience)
+        if left:
+            log.warning("%s: %d messages are still in work after %g s, they come again", self.group, left, patience)
+        await self._endings.until_finished()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, self._fetcher.close(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             await self.commit()
         except NeveError as error:
             log.warning("the last commit of %s failed; some messages will come again: %s", self.group, error)
-        queues = list(self._fetcher.assigned)
-        for queue in queues:
+        # What is in work even now keeps its lock until the broker forgets it: no other member may begin with it.
+        free = [queue for queue, books in self._fetcher.assigned.items() if not at_work(books.askers, closer)]
+        for queue in list(self._fetcher.assigned):
             self._fetcher.drop(queue)
         if self._locks is not None:
-            await self._locks.unlock(queues)
+            await self._locks.unlock(free)
         await self._member.leave()
-        self._buffer.wake()
+
+    def _in_work(self) -> Iterable[Asker]:
+        return [asker for books in self._fetcher.assigned.values() for asker in books.askers]
 
     @property
     def is_closed(self) -> bool:
@@ -190,35 +220,45 @@ class Consumer:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Received:
-        message = await self.receive()
+    def __anext__(self) -> Coroutine[Any, Any, Received]:
+        return self._iterate(current_asker())
+
+    async def _iterate(self, asker: Asker) -> Received:
+        message = await self._receive(asker, None)
         if message is None:
             raise StopAsyncIteration
         return message
 
-    async def receive(self, timeout: float | None = None) -> Received | None:
+    def receive(self, timeout: float | None = None) -> Coroutine[Any, Any, Received | None]:
         """The next message; None when the consumer is closed, or nothing came within `timeout` seconds.
 
-        With `auto_ack`, asking for the next message acks the one before; so does leaving the `with` block unharmed.
+        With `auto_ack`, asking for the next message acks those that the same task (or thread) got before; so does
+        leaving the `with` block unharmed.
         """
-        await self._ack_last()
+        return self._receive(current_asker(), timeout)
+
+    async def _receive(self, asker: Asker, timeout: float | None) -> Received | None:
+        self._ack_done(asker)
         try:
             async with asyncio.timeout(timeout):
-                message = await self.next()
+                message = await self._next(asker)
         except TimeoutError:
             return None
-        if self._settings.auto_ack:
-            self._auto = message
+        if self._settings.auto_ack and message is not None:
+            self._auto.give(asker, message)
         return message
 
-    async def next(self) -> Received | None:
+    def next(self) -> Coroutine[Any, Any, Received | None]:
         """The next message, whatever became of the one before; None when the consumer is closed."""
-        self._session.pool.check_usable()
-        while (message := self._take()) is None:
-            if self._is_closed:
-                return None
+        return self._next(current_asker())
+
+    async def _next(self, asker: Asker) -> Received | None:
+        while not self._is_closed:
+            self._session.pool.check_usable()
+            if (message := self._take(asker)) is not None:
+                return message
             await self._buffer.wait()
-        return message
+        return None
 
     async def run(self, handler: Handler, *, workers: int = 1, delay_level: int = 0) -> None:
         """Gives every message to `handler` until the consumer is closed: returning acks, raising nacks.
@@ -228,15 +268,16 @@ class Consumer:
             delay_level: of the nack, see `Received.nack`.
         """
         await consume(self, handler, workers, delay_level)
+        await self.close()  # it was closed; what that has still to do is done when this returns
 
-    def _take(self) -> Received | None:
+    def _take(self, asker: Asker) -> Received | None:
         now = asyncio.get_running_loop().time()
         while (message := self._buffer.take()) is not None:
             books = message.receipt
             if not isinstance(books, ProcessQueue):
                 return message
             if books.is_usable(now):
-                books.handed_over(message, now)
+                books.handed_over(message, now, asker)
                 books.last_consume_ms = self._session.options.now_ms()
                 self._traces.begun(message)
                 return message
@@ -250,10 +291,9 @@ class Consumer:
 
     # ---- settling
 
-    async def _ack_last(self) -> None:
-        message, self._auto = self._auto, None
-        if message is not None:
-            await self.settle(message, None)
+    def _ack_done(self, asker: Asker) -> None:
+        for message in self._auto.done_with(asker):
+            self.ack(message)
 
     async def settle(self, message: Received, delay_level: int | None) -> None:
         """See `Received.ack` and `Received.nack`."""
@@ -271,8 +311,7 @@ class Consumer:
 
     def ack(self, message: Received) -> None:
         """Marks it done; the offset is committed within `commit_interval` and at close."""
-        if self._auto is message:
-            self._auto = None
+        self._auto.settled(message)
         books = message.receipt
         if isinstance(books, DirectRun):
             books.settle("CR_SUCCESS")
@@ -284,21 +323,27 @@ class Consumer:
             self._done(books, message, is_consumed=True)
 
     async def nack(self, message: Received, delay_level: int = 0) -> None:
-        """See `Received.nack`. Broadcasting there is no second delivery: the message is logged and passed over."""
-        if self._auto is message:
-            self._auto = None
+        """See `Received.nack`. Broadcasting there is no second delivery: the message is logged and passed over.
+
+        It is finished even where the caller is cancelled: half done, it would leave the message nowhere.
+        """
+        self._auto.settled(message)
         books = message.receipt
         if isinstance(books, DirectRun):
             books.settle("CR_LATER")
         self._traces.ended(message, Ended.FAILED)
         if not isinstance(books, ProcessQueue) or not self._settlement.counts(books, message):
             return
+        books.not_in_hand(message.queue_offset)  # settled once: whoever settles it again while this goes on comes late
         self._fetcher.stats.failed(books.queue.topic, asyncio.get_running_loop().time())
-        if self._settings.in_order and not self._settings.broadcast:
-            await self._nack_in_order(books, message, delay_level)
-        else:
-            await self._settlement.retry(books, message, delay_level)
-            self._go_on(books, message)
+        in_order = self._settings.in_order and not self._settings.broadcast
+        again = self._nack_in_order if in_order else self._send_again
+        await self._endings.finish(again(books, message, delay_level))
+        self._endings.settled()
+
+    async def _send_again(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
+        await self._settlement.retry(books, message, delay_level)
+        self._go_on(books, message)
 
     async def _nack_in_order(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
         """The queue pauses and repeats the message; after too many times it goes to %DLQ%group."""
@@ -318,6 +363,7 @@ class Consumer:
 
     def _done(self, books: ProcessQueue, message: Received, *, is_consumed: bool) -> None:
         self._settlement.done(books, message, is_consumed=is_consumed)
+        self._endings.settled()
         self._go_on(books, message)
 
     def _go_on(self, books: ProcessQueue, message: Received) -> None:
@@ -382,8 +428,12 @@ class Consumer:
             locked_until = asyncio.get_running_loop().time() + LOCK_VALID_S
             granted, _ = await self._locks.lock(queues)
             mine = [queue for queue in queues if queue in granted]
-        for queue in mine:
-            await self._positions.take(queue, locked_until=locked_until)
+        try:
+            for queue in mine:
+                await self._positions.take(queue, locked_until=locked_until)
+        finally:  # none stays locked for nobody
+            if self._locks is not None and (unread := [one for one in mine if one not in self._fetcher.assigned]):
+                await self._locks.unlock(unread)
         return len(mine) == len(queues)
 
     def keep(self, queue: MessageQueue) -> None:

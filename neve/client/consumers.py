@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from neve.client.allocation import Allocation
 from neve.client.consumer import Consumer, ConsumerSettings
+from neve.client.in_work import Asker
 from neve.client.lite_pull import LitePullConsumer, LitePullSettings
 from neve.client.pop import POP_BATCH_MAX
 from neve.client.pop_consumer import PopConsumer, PopSettings
@@ -23,10 +25,9 @@ class Consumers:
         self._session = session
         self._open: list[Consumer | PopConsumer | LitePullConsumer] = []
 
-    async def close(self) -> None:
-        """All of them."""
-        for consumer in self._open:
-            await consumer.close()
+    async def close(self, closer: Asker) -> None:
+        """All of them, beside each other."""
+        await asyncio.gather(*(consumer.close_for(closer) for consumer in self._open))
 
     def consumer(
         self,
@@ -46,6 +47,7 @@ class Consumers:
         max_redeliveries: int | None = None,
         pause_after_nack: float = 1.0,
         consume_timeout: float = 900.0,
+        close_timeout: float = 15.0,
         offsets_directory: str | Path | None = None,
     ) -> Consumer:
         """A member of a group; enter it to join.
@@ -53,8 +55,8 @@ class Consumers:
         Args:
             topics: a name, names, or {name: "*" | "TagA || TagB" | Subscription}.
             start: where a group without a stored offset begins: `first`, `last`, or ms since 1970.
-            auto_ack: asking for the next message, or leaving the `with` block unharmed, acks the one before;
-                else call `await message.ack()`.
+            auto_ack: asking for the next message, or leaving the `with` block unharmed, acks the one that the same
+                task (or thread) got before; else call `await message.ack()`.
             in_order: each queue has one reader in the group (locked at its broker) and one message in hand at a time;
                 a nack repeats the message after `pause_after_nack` seconds, before any other of its queue.
             broadcast: every member reads every queue; offsets are kept in a file below `offsets_directory`
@@ -66,6 +68,8 @@ class Consumers:
             max_redeliveries: after so many nacks a message goes to %DLQ%group; 16, in order without end.
             consume_timeout: seconds after which a message that was not settled is taken back and delivered again, so
                 that the queue's offset can go on; settling it then has no effect. Not in order.
+            close_timeout: seconds that closing waits for what is in work: for handlers of `run`, and for other tasks
+                and threads that have not settled what they got. What is not settled by then comes again.
 
         Raises:
             ClientError: an argument is out of its range.
@@ -84,6 +88,7 @@ class Consumers:
             max_redeliveries=max_redeliveries,
             pause_after_nack=pause_after_nack,
             consume_timeout=consume_timeout,
+            close_timeout=close_timeout,
             offsets_directory=offsets_directory,
         )
         consumer = Consumer(self._session, group, _subscriptions(topics), settings)
@@ -100,6 +105,7 @@ class Consumers:
         in_order: bool = False,
         invisible: float = 60.0,
         hold_limit: float = 3600.0,
+        close_timeout: float = 15.0,
         pop_batch: int = POP_BATCH_MAX,
         max_buffered: int = 96,
         long_poll: float = 15.0,
@@ -115,7 +121,7 @@ class Consumers:
             hold_limit: seconds after which a held message is renewed no more, or sent back if it was pulled from
                 %RETRY%group.
             max_redeliveries: after so many a nack sends the message to %DLQ%group.
-            topics, auto_ack, max_buffered: as of `consumer`.
+            topics, auto_ack, max_buffered, close_timeout: as of `consumer`.
 
         Raises:
             ClientError: an argument is out of its range.
@@ -126,6 +132,7 @@ class Consumers:
             in_order=in_order,
             invisible=invisible,
             hold_limit=hold_limit,
+            close_timeout=close_timeout,
             pop_batch=pop_batch,
             max_buffered=max_buffered,
             long_poll=long_poll,

@@ -15,6 +15,7 @@ from neve.client.allocation import Allocation
 from neve.client.fetcher import Fetcher, FlowLimits
 from neve.client.group import ClusterShare, GroupMember, GroupProfile
 from neve.client.group_requests import GroupRequests, RunningState
+from neve.client.in_work import Asker, Endings, current_asker
 from neve.client.model import Message, MessageQueue
 from neve.client.offset_store import BrokerOffsetStore
 from neve.client.positions import Positions
@@ -69,6 +70,7 @@ class LitePullConsumer:
         self._out: list[Received] = []
         self._by_hand: bool | None = None  # None: neither `subscribe` nor `assign` yet
         self._tasks: list[asyncio.Task[None]] = []
+        self._endings = Endings(session.spawn, group)
         self._started_ms = 0
         self._is_closed = False
 
@@ -96,9 +98,15 @@ class LitePullConsumer:
 
     async def close(self) -> None:
         """With `auto_commit` commits what is done with, and leaves the group."""
-        if self._is_closed:
-            return
         self._is_closed = True
+        self._fetcher.buffer.wake()
+        await self._endings.close(self, self._end)
+
+    async def close_for(self, _: Asker) -> None:
+        """As `close`: nothing is in work, only the next poll says what is done with."""
+        await self.close()
+
+    async def _end(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, self._fetcher.close(), return_exceptions=True)
@@ -110,7 +118,6 @@ class LitePullConsumer:
         for queue in list(self._fetcher.assigned):
             self._fetcher.drop(queue)
         await self._member.leave()
-        self._fetcher.buffer.wake()
 
     @property
     def is_closed(self) -> bool:
@@ -186,10 +193,10 @@ class LitePullConsumer:
         return list(self._out)
 
     def _take(self, max_count: int) -> None:
-        now = asyncio.get_running_loop().time()
+        now, asker = asyncio.get_running_loop().time(), current_asker()
         while len(self._out) < max_count and (message := self._fetcher.buffer.take()) is not None:
             books: ProcessQueue = message.receipt
-            books.handed_over(message, now)
+            books.handed_over(message, now, asker)
             books.last_consume_ms = self._session.options.now_ms()
             self._traces.begun(message)
             self._traces.ended(message, Ended.SUCCESS)  # at once, as Java's: nobody will say when it is done with

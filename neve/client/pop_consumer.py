@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from neve.client.consume_loop import Handler, consume
 from neve.client.delivery import DeliveryBuffer, Lane
 from neve.client.group import GroupMember, GroupProfile
 from neve.client.group_requests import DirectRun, GroupRequests, RunningState
+from neve.client.in_work import Asker, AutoAcks, Endings, current_asker
 from neve.client.model import RETRY_PREFIX, Message, MessageQueue
 from neve.client.pop import POP_BATCH_MAX, Popped, Popper
 from neve.client.pop_settle import Acker, Held, Renewer
@@ -50,10 +51,17 @@ class PopSettings:
     in_order: bool = False
     invisible: float = 60.0
     hold_limit: float = 3600.0
+    close_timeout: float = 15.0
     pop_batch: int = POP_BATCH_MAX
     max_buffered: int = 96
     long_poll: float = 15.0
     max_redeliveries: int = 16
+
+    def __post_init__(self) -> None:
+        if self.start not in ("first", "last"):
+            raise ClientError(f"a pop consumer starts 'first' or 'last', not {self.start!r}")
+        if self.close_timeout < 0:
+            raise ClientError(f"a close timeout of {self.close_timeout} s")
 
 
 class PopConsumer:
@@ -62,8 +70,6 @@ class PopConsumer:
     def __init__(self, session: Session, group: str, topics: Mapping[str, Subscription], settings: PopSettings) -> None:
         if not topics:
             raise ClientError("a consumer needs at least one topic")
-        if settings.start not in ("first", "last"):
-            raise ClientError(f"a pop consumer starts 'first' or 'last', not {settings.start!r}")
         self._session = session
         self._settings = settings
         self.group = group
@@ -92,7 +98,9 @@ class PopConsumer:
         self._refusals = Refusals(log)
         self._left: set[asyncio.Task[None]] = set()  # loops whose last pop is under way
         self._direct = Lane()
-        self._auto: Received | None = None
+        self._auto = AutoAcks()
+        self._endings = Endings(session.spawn, group)
+        self._rounds: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._started_ms = 0
         self._is_closed = False
@@ -103,10 +111,13 @@ class PopConsumer:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._ack_last()
-        await self.close()
+    def __aexit__(self, kind: type[BaseException] | None, *_: object) -> Coroutine[Any, Any, None]:
+        return self._leave_block(current_asker(), is_unharmed=kind is None)
+
+    async def _leave_block(self, asker: Asker, *, is_unharmed: bool) -> None:
+        if is_unharmed:
+            self._ack_done(asker)
+        await self.close_for(asker)
 
     async def start(self) -> None:
         """Joins the group and asks for the first queues.
@@ -121,27 +132,49 @@ class PopConsumer:
         self._started_ms = self._session.options.now_ms()
         await self._rebalancer.once()
         self._retries.start()
-        self._tasks = [
-            self._session.spawn(self._rebalancer.forever(), f"rebalance {self.group}"),
-            self._session.spawn(self._renewer.forever(), f"renewals of {self.group}"),
-        ]
+        self._rounds = self._session.spawn(self._rebalancer.forever(), f"rebalance {self.group}")
+        self._tasks = [self._session.spawn(self._renewer.forever(), f"renewals of {self.group}")]
 
-    async def close(self) -> None:
-        """Waits for the acks under way, gives back what nobody looked at, and leaves the group."""
-        if self._is_closed:
-            return
+    def close(self) -> Coroutine[Any, Any, None]:
+        """Pops no more, gives back what nobody saw, waits at most `close_timeout` for what is in work, and leaves.
+
+        A handler of `run` that calls this goes on at once: `run` returns when all of it is done.
+        """
+        return self.close_for(current_asker())
+
+    async def close_for(self, closer: Asker) -> None:
+        """As `close`, on behalf of `closer`: what that one has in hand is not waited for."""
         self._is_closed = True
-        loops = (*self._tasks, *self._loops.values(), *self._left)
-        for task in loops:
-            task.cancel()
-        await asyncio.gather(*loops, self._retries.close(), return_exceptions=True)
+        self._buffer.wake()
+        await self._endings.close(self, lambda: self._end(closer))
+
+    async def _end(self, closer: Asker) -> None:
+        patience = self._settings.close_timeout
+        if self._rounds is not None:
+            await self._rebalancer.stop(self._rounds, patience)
+        loops = (*self._loops.values(), *self._left)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
         await self._popper.close()
-        await self._acker.flush()
+        await self._retries.stop()
         unseen = [message for lane in self._lanes.values() for message in self._buffer.discard(lane)]
+        for message in unseen:
+            self._renewer.release(message.receipt)
         await asyncio.gather(*(self._give_back(message.receipt, _GIVEN_BACK_S) for message in unseen))
+        left = await self._endings.until_settled(self._in_work, closer, patience)
+        if left:
+            log.warning("%s: %d messages are still in work after %g s, they come again", self.group, left, patience)
+        await self._endings.until_finished()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, self._retries.close(), return_exceptions=True)
+        await self._acker.flush()
         self._loops.clear()
         await self._member.leave()
-        self._buffer.wake()
+
+    def _in_work(self) -> Iterable[Asker]:
+        return [*self._renewer.askers, *self._retries.askers]
 
     @property
     def is_closed(self) -> bool:
@@ -157,41 +190,52 @@ class PopConsumer:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Received:
-        message = await self.receive()
+    def __anext__(self) -> Coroutine[Any, Any, Received]:
+        return self._iterate(current_asker())
+
+    async def _iterate(self, asker: Asker) -> Received:
+        message = await self._receive(asker, None)
         if message is None:
             raise StopAsyncIteration
         return message
 
-    async def receive(self, timeout: float | None = None) -> Received | None:
+    def receive(self, timeout: float | None = None) -> Coroutine[Any, Any, Received | None]:
         """The next message; None when the consumer is closed, or nothing came within `timeout` seconds.
 
-        With `auto_ack`, asking for the next message acks the one before; so does leaving the `with` block unharmed.
+        With `auto_ack`, asking for the next message acks those that the same task (or thread) got before; so does
+        leaving the `with` block unharmed.
         """
-        self._ack_last()
+        return self._receive(current_asker(), timeout)
+
+    async def _receive(self, asker: Asker, timeout: float | None) -> Received | None:
+        self._ack_done(asker)
         try:
             async with asyncio.timeout(timeout):
-                message = await self.next()
+                message = await self._next(asker)
         except TimeoutError:
             return None
-        if self._settings.auto_ack:
-            self._auto = message
+        if self._settings.auto_ack and message is not None:
+            self._auto.give(asker, message)
         return message
 
-    async def next(self) -> Received | None:
+    def next(self) -> Coroutine[Any, Any, Received | None]:
         """The next message, whatever became of the one before; None when the consumer is closed."""
-        self._session.pool.check_usable()
-        while (message := self._take()) is None:
-            if self._is_closed:
-                return None
+        return self._next(current_asker())
+
+    async def _next(self, asker: Asker) -> Received | None:
+        while not self._is_closed:
+            self._session.pool.check_usable()
+            if (message := self._take(asker)) is not None:
+                return message
             await self._buffer.wait()
-        return message
+        return None
 
     async def run(self, handler: Handler, *, workers: int = 1, delay_level: int = 0) -> None:
         """As of `Consumer`."""
         await consume(self, handler, workers, delay_level)
+        await self.close()  # it was closed; what that has still to do is done when this returns
 
-    def _take(self) -> Received | None:
+    def _take(self, asker: Asker) -> Received | None:
         now = asyncio.get_running_loop().time()
         while (message := self._buffer.take()) is not None:
             held = message.receipt
@@ -200,9 +244,9 @@ class PopConsumer:
                     self._renewer.release(held)
                     self._buffer.settled(held.lane)
                     continue
-                held.handed_over_at = now
+                held.handed_over_at, held.asker = now, asker
             elif isinstance(held, ProcessQueue):
-                self._retries.handed_over(held, message, now)
+                self._retries.handed_over(held, message, now, asker)
             if not isinstance(held, DirectRun):
                 self._traces.begun(message)
             return message
@@ -232,28 +276,30 @@ class PopConsumer:
 
     async def change_invisible(self, message: Received, seconds: float) -> None:
         """Lets go of the message: it comes again `seconds` from now, to any member."""
+        self._auto.settled(message)
         self._traces.ended(message, Ended.FAILED)
         held = message.receipt
         if isinstance(held, ProcessQueue):
-            self._forget_auto(message)
             self._retries.again_in(held, message, seconds)
-        if isinstance(held, Held) and self._release(message, held):
-            await self._let_go(held, seconds)
+            self._endings.settled()
+        if isinstance(held, Held) and self._release(held):
+            await self._endings.finish(self._let_go(held, seconds))
 
-    def _ack_last(self) -> None:
+    def _ack_done(self, asker: Asker) -> None:
         """Without waiting: an ack that fails means one more delivery."""
-        if self._auto is not None:
-            self._ack(self._auto)
+        for message in self._auto.done_with(asker):
+            self._ack(message)
 
     def _ack(self, message: Received) -> asyncio.Future[None] | None:
+        self._auto.settled(message)
         held = message.receipt
         if isinstance(held, DirectRun):
             held.settle("CR_SUCCESS")
         self._traces.ended(message, Ended.SUCCESS)
         if isinstance(held, ProcessQueue):
-            self._forget_auto(message)
             self._retries.ack(held, message)
-        if not isinstance(held, Held) or not self._release(message, held):
+            self._endings.settled()
+        if not isinstance(held, Held) or not self._release(held):
             return None
         now = asyncio.get_running_loop().time()
         self._stats.consumed(held.queue.topic, now - held.handed_over_at, now)
@@ -261,16 +307,21 @@ class PopConsumer:
         return self._acker.add(held)
 
     async def _nack(self, message: Received, delay_level: int) -> None:
+        """It is finished even where the caller is cancelled: half done, it would leave the message nowhere."""
+        self._auto.settled(message)
         held = message.receipt
         if isinstance(held, DirectRun):
             held.settle("CR_LATER")
         self._traces.ended(message, Ended.FAILED)
         if isinstance(held, ProcessQueue):
-            self._forget_auto(message)
-            await self._retries.nack(held, message, delay_level)
-        if not isinstance(held, Held) or not self._release(message, held):
-            return
-        self._stats.failed(held.queue.topic, asyncio.get_running_loop().time())
+            again = self._retries.nack(held, message, delay_level)
+            if again is not None:
+                await self._endings.finish(again)
+        elif isinstance(held, Held) and self._release(held):
+            self._stats.failed(held.queue.topic, asyncio.get_running_loop().time())
+            await self._endings.finish(self._again_later(message, held, delay_level))
+
+    async def _again_later(self, message: Received, held: Held, delay_level: int) -> None:
         if delay_level < 0 or message.reconsume_times >= self._settings.max_redeliveries:
             try:
                 await self._send_back.ask_broker(message, -1)
@@ -281,24 +332,21 @@ class PopConsumer:
                 self._acker.add(held)
                 return
         level = delay_level if delay_level > 0 else message.reconsume_times + 1
-        seconds = _RETRY_DELAYS_S[min(max(level, 1), len(_RETRY_DELAYS_S)) - 1]
-        await self._let_go(held, seconds)
+        await self._let_go(held, _RETRY_DELAYS_S[min(max(level, 1), len(_RETRY_DELAYS_S)) - 1])
 
     async def _let_go(self, held: Held, seconds: float) -> None:
         """In order, those that were popped after it come again after it."""
         later = self._buffer.discard(held.lane) if held.lane.in_order else []
-        for one in (held, *(message.receipt for message in later)):
-            self._renewer.release(one)
-            await self._give_back(one, seconds)
-        self._buffer.settled(held.lane)
+        try:
+            for one in (held, *(message.receipt for message in later)):
+                self._renewer.release(one)
+                await self._give_back(one, seconds)
+        finally:
+            self._buffer.settled(held.lane)
 
-    def _release(self, message: Received, held: Held) -> bool:
-        self._forget_auto(message)
+    def _release(self, held: Held) -> bool:
+        self._endings.settled()
         return self._renewer.release(held)
-
-    def _forget_auto(self, message: Received) -> None:
-        if self._auto is message:
-            self._auto = None
 
     async def _give_back(self, held: Held, seconds: float) -> None:
         held.is_settled = True

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from neve.client.delivery import Lane
+from neve.client.in_work import Asker
 from neve.client.model import MessageQueue
 from neve.client.pop import Popper, Receipt
 from neve.client.session import Session
@@ -29,6 +30,7 @@ class Held:
     popped_at: float
     expires_at: float
     handed_over_at: float = 0.0
+    asker: Asker | None = None  # who has it; nobody while it waits here
     is_settled: bool = False
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -107,6 +109,11 @@ class Renewer:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def askers(self) -> list[Asker]:
+        """Who has messages that are not settled, once for each."""
+        return [held.asker for held in self._held.values() if held.asker is not None]
 
     def hold(self, held: Held) -> None:
         self._held[id(held)] = held

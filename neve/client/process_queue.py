@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from neve.client.delivery import Lane
+from neve.client.in_work import Asker
 from neve.client.model import Message, MessageQueue
 from neve.client.received import Received
 
@@ -14,10 +15,11 @@ _REMEMBERED = 1024  # messages that were taken back from the application, so tha
 
 
 class _InHand(NamedTuple):
-    """With the application since `since`, on the loop's clock."""
+    """With the application since `since`, on the loop's clock; `asker` is who has it."""
 
     message: Received
     since: float
+    asker: Asker
 
 
 class ProcessQueue:
@@ -63,10 +65,10 @@ class ProcessQueue:
             self._open[message.queue_offset] = None
         self.next_offset = max(self.next_offset, next_offset)
 
-    def handed_over(self, message: Received, now: float) -> None:
+    def handed_over(self, message: Received, now: float, asker: Asker) -> None:
         """The application got the message at `now`."""
         if message.queue_offset in self._open:
-            self._open[message.queue_offset] = _InHand(message, now)
+            self._open[message.queue_offset] = _InHand(message, now, asker)
 
     def not_in_hand(self, offset: int) -> None:
         """The application gave the message back; it is still to be done."""
@@ -78,8 +80,14 @@ class ProcessQueue:
         first = next(iter(self._open.values()), None)
         return first.message if first is not None and first.since < before else None
 
-    def is_open(self, offset: int) -> bool:
-        return offset in self._open
+    def is_in_hand(self, offset: int) -> bool:
+        """Whether the application has the message and has not said yet what is to become of it."""
+        return self._open.get(offset) is not None
+
+    @property
+    def askers(self) -> list[Asker]:
+        """Who has messages of this queue, once for each."""
+        return [in_hand.asker for in_hand in self._open.values() if in_hand is not None]
 
     def ack(self, offset: int) -> float | None:
         """When the message was handed over, 0 if it was not; None when the offset was not open."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any
 
 from neve.client.delivery import DeliveryBuffer
 from neve.client.fetcher import Fetcher, FlowLimits
+from neve.client.in_work import Asker
 from neve.client.model import RETRY_PREFIX, MessageQueue
 from neve.client.offset_store import BrokerOffsetStore
 from neve.client.positions import Positions
@@ -67,6 +69,10 @@ class PulledRetries:
             self._session.spawn(self._settlement.forever(), f"consume timeout of {self.topic}"),
         ]
 
+    async def stop(self) -> None:
+        """Fetches no more; what was delivered may still be settled."""
+        await self._fetcher.close()
+
     async def close(self) -> None:
         """Stores how far it came; what was not settled comes again, to another member."""
         for task in self._tasks:
@@ -107,19 +113,26 @@ class PulledRetries:
 
     # ---- messages
 
-    def handed_over(self, books: ProcessQueue, message: Received, now: float) -> None:
-        books.handed_over(message, now)
+    @property
+    def askers(self) -> list[Asker]:
+        """Who has messages that are not settled, once for each."""
+        return [asker for books in self._fetcher.assigned.values() for asker in books.askers]
+
+    def handed_over(self, books: ProcessQueue, message: Received, now: float, asker: Asker) -> None:
+        books.handed_over(message, now, asker)
         books.last_consume_ms = self._session.options.now_ms()
 
     def ack(self, books: ProcessQueue, message: Received) -> None:
         if self._settlement.counts(books, message):
             self._settlement.done(books, message, is_consumed=True)
 
-    async def nack(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
-        """Back to %RETRY%group, or to %DLQ%group after too many times."""
-        if self._settlement.counts(books, message):
-            self.stats.failed(books.queue.topic, asyncio.get_running_loop().time())
-            await self._settlement.retry(books, message, delay_level)
+    def nack(self, books: ProcessQueue, message: Received, delay_level: int) -> Coroutine[Any, Any, None] | None:
+        """What sends it back to %RETRY%group, or to %DLQ%group after too many times; None when it is settled."""
+        if not self._settlement.counts(books, message):
+            return None
+        books.not_in_hand(message.queue_offset)
+        self.stats.failed(books.queue.topic, asyncio.get_running_loop().time())
+        return self._settlement.retry(books, message, delay_level)
 
     def again_in(self, books: ProcessQueue, message: Received, seconds: float) -> None:
         """A broker delays by its levels only, so the message waits here."""

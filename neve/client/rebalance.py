@@ -62,6 +62,15 @@ class Rebalancer:
             self._wanted.clear()
             await self.once()
 
+    async def stop(self, rounds: asyncio.Task[None], patience: float) -> None:
+        """Ends `rounds`, the task of `forever`; between two of them, if that comes in time."""
+        try:
+            async with asyncio.timeout(patience), self.lock:
+                rounds.cancel()
+        except TimeoutError:
+            rounds.cancel()
+        await asyncio.wait({rounds})
+
     async def once(self) -> None:
         """One round over all topics; the next is soon when some topic could not be settled."""
         settled = True

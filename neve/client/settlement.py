@@ -47,7 +47,7 @@ class Settlement:
                 message.msg_id, books.queue, message.queue_offset, self._consume_timeout,
             )  # fmt: skip
             return False
-        return books.is_open(message.queue_offset)
+        return books.is_in_hand(message.queue_offset)
 
     def done(self, books: ProcessQueue, message: Received, *, is_consumed: bool) -> None:
         now = asyncio.get_running_loop().time()

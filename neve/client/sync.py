@@ -71,6 +71,8 @@ class Client(Face):
 
     def close(self) -> None:
         """Closes all consumers, leaves all groups, closes the connections and ends the thread."""
+        if self._loop.is_stopped:
+            return
         try:
             self._loop.call(self._inner.close())
         finally:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -13,7 +16,7 @@ from neve.client import lite_pull as lite
 from neve.client import pop_consumer as popping
 from neve.client import received
 from neve.client.model import Message, MessageQueue
-from neve.client.sync_loop import BackgroundLoop, Face, waiting
+from neve.client.sync_loop import BackgroundLoop, ClientClosed, Face, waiting
 from neve.errors import ClientError
 
 
@@ -57,7 +60,8 @@ class _Delivering(Face):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._loop.call(self._inner.__aexit__(kind))
+        with contextlib.suppress(ClientClosed):  # which has closed this, too
+            self._loop.call(self._inner.__aexit__(kind))
 
     def __iter__(self) -> Iterator[Received]:
         while (message := self.receive()) is not None:
@@ -65,7 +69,10 @@ class _Delivering(Face):
 
     def receive(self, timeout: float | None = None) -> Received | None:
         """The next message; None when the consumer is closed, or nothing came within `timeout` seconds."""
-        message = self._loop.call(self._inner.receive(timeout))
+        try:
+            message = self._loop.call(self._inner.receive(timeout))
+        except ClientClosed:  # and this with it
+            return None
         return None if message is None else _received(message, self._loop)
 
     def run(self, handler: Callable[[Received], None], *, workers: int = 1, delay_level: int = 0) -> None:
@@ -76,7 +83,9 @@ class _Delivering(Face):
         with concurrent.futures.ThreadPoolExecutor(workers, "neve-handler") as pool:
 
             async def in_a_thread(message: received.Received) -> None:
-                await asyncio.get_running_loop().run_in_executor(pool, handler, _received(message, self._loop))
+                context = contextvars.copy_context()  # so that a handler which closes the consumer is known as one
+                work = functools.partial(context.run, handler, _received(message, self._loop))
+                await asyncio.get_running_loop().run_in_executor(pool, work)
 
             self._loop.call(self._inner.run(in_a_thread, workers=workers, delay_level=delay_level))
 
@@ -152,7 +161,8 @@ class LitePullConsumer(Face):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._loop.call(self._inner.__aexit__(kind))
+        with contextlib.suppress(ClientClosed):  # which has closed this, too
+            self._loop.call(self._inner.__aexit__(kind))
 
     @property
     def assigned(self) -> list[MessageQueue]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+import types
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,3 +97,28 @@ def test_neve_consume_says_what_does_not_go_together(capfd: Any) -> None:
     for arguments in (["--pop"], ["--broadcast"], ["--sql", "a > 1", "--tags", "b"]):
         assert main.run(["consume", "orders", *arguments]) == 2
     assert "--tags or --sql" in capfd.readouterr().err
+
+
+def test_the_handler_that_closes_its_consumer_charges_each_message_once(orders: str) -> None:
+    """The page's example, run three times by a new group: each run goes on where the one before ended."""
+    (handle,) = [param.values[0] for param in examples() if param.id == "handle"]
+    group = f"charging-{uuid.uuid4().hex[:8]}"
+    charged: list[str] = []
+    handle = types.FunctionType(handle.__code__, {"print": lambda _, body: charged.append(body.decode())}, "handle")
+
+    class Grouped:
+        """The client, with a group that no other test is in."""
+
+        def __init__(self, client: Any) -> None:
+            self._client = client
+
+        def consumer(self, _: str, topic: str, **arguments: Any) -> Any:
+            return self._client.consumer(group, topic, **arguments)
+
+    async def work() -> None:
+        async with asyncio.timeout(DEADLINE_S), connect(orders) as client:
+            for _ in range(3):
+                await handle(Grouped(client))
+
+    asyncio.run(work())
+    assert len(charged) == len(set(charged)) == 3

@@ -36,11 +36,14 @@ class GroupBroker:
         self.locks_are = "granted"  # or refused, or failing
         self.unlocked: list[Any] = []
         self.refused: set[int] = set()  # codes that are answered with an error
+        self.silent: set[int] = set()  # codes that are not answered
 
     def __call__(self, request: RemotingCommand) -> Answer:
         ext = request.ext
         if request.code in self.refused:
             return 1, {}, b""
+        if request.code in self.silent:
+            return None
         match request.code:
             case 34:
                 self.members = [loads_as(request.body, dict)["clientID"]]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import zlib
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_offset_to_commit_stops_at_the_first_open_message() -> None:
     assert (books.committable, books.unacked, books.open_offsets) == (10, 3, (10, 14))
     assert books.ack(11) is not None
     assert books.committable == 10
-    books.handed_over(Received("t", b"xy", queue_offset=10), 5.0)
+    books.handed_over(Received("t", b"xy", queue_offset=10), 5.0, threading.current_thread())
     assert books.ack(10) == 5.0
     assert books.committable == 14
     assert books.ack(10) is None

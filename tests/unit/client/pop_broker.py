@@ -1,0 +1,49 @@
+"""A broker with one group that pops, answering from tables, for a `fake_cluster`."""
+
+from __future__ import annotations
+
+from neve.remoting.body import dumps, loads_as
+from neve.remoting.command import RemotingCommand
+from tests.unit.client.group_broker import Answer, GroupBroker, record
+
+POP, ACK, CHANGE = 200050, 200051, 200053
+
+
+class PopBroker(GroupBroker):
+    """The queue's messages are popped once, all together; later pops are left open."""
+
+    def __init__(self, count: int, *, pop_time: int = 1_000_000) -> None:
+        super().__init__(count)
+        self.pop_time = pop_time
+        self.pops: list[RemotingCommand] = []
+        self.acked: list[int] = []
+        self.let_go: list[tuple[int, int]] = []  # offset, for how many ms
+
+    def __call__(self, request: RemotingCommand) -> Answer:
+        ext = request.ext
+        if request.code in self.refused:
+            return 1, {}, b""
+        if request.code in self.silent:
+            return None
+        match request.code:
+            case 400:
+                topic = loads_as(request.body, dict)["topic"]
+                queue = {"topic": topic, "brokerName": "b0", "queueId": 0}
+                return 0, {}, dumps({"messageQueueAssignments": [{"messageQueue": queue, "mode": "POP"}]})
+            case 200050:
+                return self._pop(request)
+            case 200051:
+                self.acked.append(int(ext["offset"]))
+                return 0, {}, b""
+            case 200053:
+                self.let_go.append((int(ext["offset"]), int(ext["invisibleTime"])))
+                return 0, {"popTime": str(self.pop_time), "invisibleTime": ext["invisibleTime"], "reviveQid": "0"}, b""
+        return super().__call__(request)
+
+    def _pop(self, request: RemotingCommand) -> Answer:
+        self.pops.append(request)
+        if len(self.pops) > 1:
+            return None
+        times = {"popTime": str(self.pop_time), "invisibleTime": request.ext["invisibleTime"], "reviveQid": "0"}
+        where = {"startOffsetInfo": "0 0 0", "msgOffsetInfo": f"0 0 {','.join(map(str, range(self.count)))}"}
+        return 0, {**times, **where}, b"".join(record(number) for number in range(self.count))

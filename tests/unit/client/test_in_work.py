@@ -1,0 +1,488 @@
+"""What is in work when a consumer closes or a caller gives up: it is finished, and settled once.
+
+The broker lives in the test's own loop; every wait is for an event, none for time to pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from neve.client import Consumer, PopConsumer, Received, connect, sync
+from neve.errors import ClientError, NeveError
+from tests.unit.client.group_broker import DEADLINE_S, GroupBroker, run
+from tests.unit.client.pop_broker import ACK, CHANGE, PopBroker
+
+COMMIT, SEND_BACK, UNREGISTER, LOCK, UNLOCK, SEND = 15, 36, 35, 41, 42, 310
+LIMIT_S = 5
+
+
+async def first_of(consumer: Consumer | PopConsumer) -> Received:
+    message = await consumer.receive(LIMIT_S)
+    assert message is not None
+    return message
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Turns of the loop until it is so; the test's deadline bounds them."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+class Handler:
+    """Works on a message until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+        self.offsets: list[int] = []
+
+    async def __call__(self, message: Received) -> None:
+        self.offsets.append(message.queue_offset)
+        self.begun.set()
+        await self.go_on.wait()
+
+
+# ---- closing
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_closing_waits_for_the_handler_and_commits_its_ack_before_the_queue_is_given_back(
+    fake_cluster: Any, in_order: bool
+) -> None:
+    async def work() -> None:
+        broker, handler = GroupBroker(5), Handler()
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            consumer = client.consumer("g", "t", start="first", in_order=in_order)
+            await consumer.start()
+            running = asyncio.create_task(consumer.run(handler))
+            await handler.begun.wait()
+            closing = asyncio.create_task(consumer.close())
+            await until(lambda: consumer.is_closed)
+            await client.send("t", b"a round trip")
+            codes = cluster.brokers[0].codes()
+            assert UNLOCK not in codes
+            assert UNREGISTER not in codes
+            handler.go_on.set()
+            await asyncio.gather(closing, running)
+            assert (handler.offsets, broker.offsets["t"]) == ([0], 1)
+            end = [code for code in cluster.brokers[0].codes() if code in (COMMIT, UNLOCK, UNREGISTER)]
+            assert end[-2:] == ([UNLOCK, UNREGISTER] if in_order else [COMMIT, UNREGISTER])
+            assert COMMIT in end[:-1]
+
+    run(work)
+
+
+def test_a_handler_may_close_its_consumer_and_its_message_is_acknowledged(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(5)
+        seen: list[int] = []
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            consumer = client.consumer("g", "t", start="first")
+
+            async def charge(message: Received) -> None:
+                seen.append(message.queue_offset)
+                await consumer.close()
+
+            async with consumer:
+                await consumer.run(charge)
+                assert broker.offsets["t"] == 1  # before the block ends: `run` has waited for the close
+            assert (seen, broker.offsets["t"]) == ([0], 1)
+
+    run(work)
+
+
+def test_what_is_in_work_after_the_close_timeout_comes_again_and_its_queue_stays_locked(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker, handler = GroupBroker(5), Handler()
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            consumer = client.consumer("g", "t", start="first", in_order=True, close_timeout=0.02)
+            await consumer.start()
+            running = asyncio.create_task(consumer.run(handler))
+            await handler.begun.wait()
+            await consumer.close()
+            assert broker.offsets.get("t", 0) == 0
+            assert [queue["topic"] for queue in broker.unlocked] == ["%RETRY%g"]
+            handler.go_on.set()
+            await running
+            assert broker.offsets.get("t", 0) == 0
+
+    run(work)
+
+
+def test_what_the_closer_has_itself_is_not_waited_for(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(5)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(ZeroDivisionError):
+                async with client.consumer("g", "t", start="first", in_order=True, close_timeout=1e9) as consumer:
+                    await first_of(consumer)
+                    raise ZeroDivisionError
+            assert sorted(queue["topic"] for queue in broker.unlocked) == ["%RETRY%g", "t"]
+            async with client.consumer("g", "t", start="first", auto_ack=False, close_timeout=1e9) as consumer:
+                await first_of(consumer)
+
+    run(work)
+
+
+def test_who_gives_up_waiting_for_a_close_does_not_stop_it(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker, handler = GroupBroker(5), Handler()
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            consumer = client.consumer("g", "t", start="first")
+            await consumer.start()
+            running = asyncio.create_task(consumer.run(handler))
+            await handler.begun.wait()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await consumer.close()
+            handler.go_on.set()
+            await running
+            assert broker.offsets["t"] == 1
+            assert UNREGISTER in cluster.brokers[0].codes()
+
+    run(work)
+
+
+def test_a_task_that_waits_for_a_message_hears_of_the_close_at_once(fake_cluster: Any) -> None:
+    async def work() -> None:
+        handler = Handler()
+        async with fake_cluster(GroupBroker(1)) as cluster, connect(cluster.namesrv.address) as client:
+            consumer = client.consumer("g", "t", start="first")
+            await consumer.start()
+            running = asyncio.create_task(consumer.run(handler))
+            await handler.begun.wait()
+            waiting = asyncio.create_task(consumer.receive())
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(consumer.close())
+            assert await waiting is None
+            assert not closing.done()
+            handler.go_on.set()
+            await asyncio.gather(running, closing)
+
+    run(work)
+
+
+def test_closing_a_pop_consumer_waits_for_the_handler_gives_back_the_rest_and_acknowledges(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker, handler = PopBroker(3), Handler()
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            consumer = client.pop_consumer("g", "t", start="first")
+            await consumer.start()
+            running = asyncio.create_task(consumer.run(handler))
+            await handler.begun.wait()
+            closing = asyncio.create_task(consumer.close())
+            await until(lambda: len(broker.let_go) == 2)
+            assert UNREGISTER not in cluster.brokers[0].codes()
+            handler.go_on.set()
+            await asyncio.gather(closing, running)
+            assert (broker.acked, broker.let_go) == ([0], [(1, 1000), (2, 1000)])
+            assert cluster.brokers[0].codes()[-1] == UNREGISTER
+
+    run(work)
+
+
+# ---- giving up a nack
+
+
+def test_a_nack_whose_caller_gives_up_is_finished_once(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(2)
+        broker.silent = {SEND_BACK}
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first", auto_ack=False) as consumer,
+        ):
+            server = cluster.brokers[0]
+            message = await first_of(consumer)
+            nacking = asyncio.create_task(message.nack(1))
+            await until(lambda: SEND_BACK in server.codes())
+            nacking.cancel()
+            await asyncio.wait({nacking})
+            await message.ack()  # too late: it goes back
+            await message.nack(1)
+            await (await first_of(consumer)).ack()
+            assert consumer.position(message.queue) == 0
+            server.reply(next(one for one in server.requests if one.code == SEND_BACK), 0, {})
+            await until(lambda: consumer.position(message.queue) == 2)
+            assert server.codes().count(SEND_BACK) == 1
+
+    run(work)
+
+
+def test_in_order_a_nack_to_the_dead_letters_whose_caller_gives_up_lets_the_queue_go_on(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(2)
+        broker.silent = {SEND}
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first", auto_ack=False, in_order=True, max_redeliveries=0) as consumer,
+        ):
+            server = cluster.brokers[0]
+            nacking = asyncio.create_task((await first_of(consumer)).nack())
+            await until(lambda: SEND in server.codes())
+            nacking.cancel()
+            await asyncio.wait({nacking})
+            sent = next(one for one in server.requests if one.code == SEND)
+            server.reply(sent, 0, {"msgId": "ID", "queueId": "0", "queueOffset": "7"})
+            assert (await first_of(consumer)).queue_offset == 1
+
+    run(work)
+
+
+def test_popping_in_order_a_nack_whose_caller_gives_up_lets_go_of_all_that_follows(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = PopBroker(3)
+        broker.silent = {CHANGE}
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.pop_consumer("g", "t", start="first", auto_ack=False, in_order=True) as consumer,
+        ):
+            server = cluster.brokers[0]
+            nacking = asyncio.create_task((await first_of(consumer)).nack(1))
+            await until(lambda: CHANGE in server.codes())
+            nacking.cancel()
+            await asyncio.wait({nacking})
+            broker.silent.clear()
+            answer = {"popTime": "1", "invisibleTime": "10000", "reviveQid": "0"}
+            server.reply(next(one for one in server.requests if one.code == CHANGE), 0, answer)
+            await until(lambda: [offset for offset, _ in broker.let_go] == [1, 2])
+
+    run(work)
+
+
+# ---- acks that fail, acks that nobody asked for
+
+
+def test_a_failed_ack_does_not_end_a_pop_consumers_run(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = PopBroker(3)
+        broker.refused = {ACK}
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            consumer = client.pop_consumer("g", "t", start="first")
+            seen: list[int] = []
+
+            async def handler(message: Received) -> None:
+                seen.append(message.queue_offset)
+                if len(seen) == 2:
+                    broker.refused.clear()
+                if len(seen) == 3:
+                    await consumer.close()
+
+            async with consumer:
+                await consumer.run(handler)
+            assert (seen, broker.acked) == ([0, 1, 2], [1, 2])
+
+    run(work)
+
+
+def test_asking_for_a_message_acknowledges_only_what_the_same_task_got(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with (
+            fake_cluster(GroupBroker(4)) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first") as consumer,
+        ):
+            begun, go_on = asyncio.Event(), asyncio.Event()
+
+            async def slow() -> None:
+                assert (await first_of(consumer)).queue_offset == 0
+                begun.set()
+                await go_on.wait()
+                assert (await first_of(consumer)).queue_offset == 3
+
+            slowly = asyncio.create_task(slow())
+            await begun.wait()
+            (queue,) = consumer.assigned
+            assert (await first_of(consumer)).queue_offset == 1
+            assert (await first_of(consumer)).queue_offset == 2
+            assert consumer.position(queue) == 0
+            go_on.set()
+            await slowly
+            assert consumer.position(queue) == 2
+
+    run(work)
+
+
+async def by_wait_for(consumer: Consumer) -> Received | None:
+    return await asyncio.wait_for(consumer.receive(), LIMIT_S)
+
+
+async def by_a_task(consumer: Consumer) -> Received | None:
+    return await asyncio.create_task(consumer.receive())
+
+
+async def by_a_task_that_asks(consumer: Consumer) -> Received | None:
+    async def ask() -> Received | None:
+        return await consumer.receive()
+
+    return await asyncio.create_task(ask())
+
+
+async def by_iteration(consumer: Consumer) -> Received | None:
+    return await anext(consumer)
+
+
+@pytest.mark.parametrize("ask", [by_wait_for, by_a_task, by_a_task_that_asks, by_iteration])
+def test_asking_by_way_of_a_task_acknowledges_as_well(
+    fake_cluster: Any, ask: Callable[[Consumer], Awaitable[Received | None]]
+) -> None:
+    async def work() -> None:
+        broker = GroupBroker(3)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", start="first") as consumer:
+                for _ in range(3):
+                    message = await ask(consumer)
+                assert message is not None
+                assert consumer.position(message.queue) == 2
+            assert broker.offsets["t"] == 3
+
+    run(work)
+
+
+def test_what_a_task_that_failed_had_is_not_acknowledged(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(3)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with client.consumer("g", "t", start="first") as consumer:
+
+                async def fail() -> None:
+                    await first_of(consumer)
+                    raise ZeroDivisionError
+
+                with pytest.raises(ZeroDivisionError):
+                    await asyncio.create_task(fail())
+                await first_of(consumer)
+                await first_of(consumer)
+            assert broker.offsets.get("t", 0) == 0
+
+    run(work)
+
+
+# ---- without asyncio
+
+
+def in_a_thread(fake_cluster: Any, broker: GroupBroker, use: Callable[[sync.Client], None]) -> None:
+    """`use(client)` in a thread, with a client of that broker; the thread has to end."""
+
+    async def work() -> None:
+        async with fake_cluster(broker) as cluster:
+
+            def inside() -> None:
+                with sync.connect(cluster.namesrv.address) as client:
+                    use(client)
+
+            await asyncio.to_thread(inside)
+
+    run(work)
+
+
+def test_a_handler_in_a_thread_may_close_its_consumer(fake_cluster: Any) -> None:
+    broker = GroupBroker(5)
+
+    def use(client: sync.Client) -> None:
+        with client.consumer("g", "t", start="first") as consumer:
+            consumer.run(lambda _: consumer.close(), workers=2)
+
+    in_a_thread(fake_cluster, broker, use)
+    assert 1 <= broker.offsets["t"] <= 2
+
+
+def test_threads_acknowledge_only_what_they_got_themselves(fake_cluster: Any) -> None:
+    broker = GroupBroker(3)
+
+    def use(client: sync.Client) -> None:
+        with client.consumer("g", "t", start="first") as consumer:
+            begun, go_on = threading.Event(), threading.Event()
+
+            def slow() -> None:
+                assert consumer.receive(LIMIT_S) is not None
+                begun.set()
+                assert go_on.wait(LIMIT_S)
+                assert consumer.receive(0) is None
+
+            slowly = threading.Thread(target=slow)
+            slowly.start()
+            assert begun.wait(LIMIT_S)
+            for _ in range(2):
+                assert consumer.receive(LIMIT_S) is not None
+            (queue,) = consumer.assigned
+            assert consumer.position(queue) == 0
+            go_on.set()
+            slowly.join(LIMIT_S)
+            assert consumer.position(queue) == 2
+
+    in_a_thread(fake_cluster, broker, use)
+    assert broker.offsets["t"] == 3
+
+
+def endless_request(client: sync.Client) -> None:
+    client.request("t", b"?", timeout=3600)
+
+
+def endless_pull(client: sync.Client) -> None:
+    client.pull("t", 0, 0, wait=3600)
+
+
+def endless_sends(client: sync.Client) -> None:
+    while True:
+        client.send("t", b"x", timeout=3600)
+
+
+@pytest.mark.parametrize("use", [endless_request, endless_pull, endless_sends])
+def test_closing_the_client_ends_the_calls_of_other_threads(
+    fake_cluster: Any, use: Callable[[sync.Client], None]
+) -> None:
+    async def work() -> None:
+        async with fake_cluster(GroupBroker(0)) as cluster:
+            client = await asyncio.to_thread(sync.connect, cluster.namesrv.address)
+            ended: list[NeveError] = []
+
+            def call() -> None:
+                try:
+                    use(client)
+                except NeveError as error:
+                    ended.append(error)
+
+            thread = threading.Thread(target=call)
+            thread.start()
+            await until(lambda: bool({SEND, 11} & set(cluster.brokers[0].codes())))
+            await asyncio.to_thread(client.close)
+            await asyncio.to_thread(thread.join, DEADLINE_S / 2)
+            assert not thread.is_alive()
+            assert len(ended) == 1
+            with pytest.raises(ClientError, match="closed"):
+                client.send("t", b"x")
+            client.close()
+
+    run(work)
+
+
+def test_a_thread_that_iterates_ends_when_another_closes_the_client(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster(GroupBroker(1)) as cluster:
+            client = await asyncio.to_thread(sync.connect, cluster.namesrv.address)
+            seen: list[int] = []
+            begun = threading.Event()
+
+            def iterate() -> None:
+                with client.consumer("g", "t", start="first") as consumer:
+                    for message in consumer:
+                        seen.append(message.queue_offset)
+                        begun.set()
+                seen.append(-1)
+
+            thread = threading.Thread(target=iterate)
+            thread.start()
+            assert await asyncio.to_thread(begun.wait, LIMIT_S)
+            await asyncio.to_thread(client.close)
+            await asyncio.to_thread(thread.join, LIMIT_S)
+            assert seen == [0, -1]
+
+    run(work)
