@@ -336,8 +336,7 @@ class Consumer:
             return
         books.not_in_hand(message.queue_offset)  # settled once: whoever settles it again while this goes on comes late
         self._fetcher.stats.failed(books.queue.topic, asyncio.get_running_loop().time())
-        in_order = self._settings.in_order and not self._settings.broadcast
-        again = self._nack_in_order if in_order else self._send_again
+        again = self._send_again if self._locks is None else self._nack_in_order
         await self._endings.finish(again(books, message, delay_level))
         self._endings.settled()
 
