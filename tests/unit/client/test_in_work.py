@@ -16,6 +16,7 @@ from neve.client import Consumer, PopConsumer, Received, connect, sync
 from neve.errors import ClientError, NeveError
 from tests.unit.client.group_broker import DEADLINE_S, GroupBroker, run
 from tests.unit.client.pop_broker import ACK, CHANGE, PopBroker
+from tests.waiting import until
 
 COMMIT, SEND_BACK, UNREGISTER, LOCK, UNLOCK, SEND = 15, 36, 35, 41, 42, 310
 LIMIT_S = 5
@@ -25,12 +26,6 @@ async def first_of(consumer: Consumer | PopConsumer) -> Received:
     message = await consumer.receive(LIMIT_S)
     assert message is not None
     return message
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Turns of the loop until it is so; the test's deadline bounds them."""
-    while not condition():
-        await asyncio.sleep(0)
 
 
 class Handler:
@@ -156,7 +151,7 @@ def test_a_task_that_waits_for_a_message_hears_of_the_close_at_once(fake_cluster
             running = asyncio.create_task(consumer.run(handler))
             await handler.begun.wait()
             waiting = asyncio.create_task(consumer.receive())
-            await asyncio.sleep(0)
+            await client.send("t", b"a round trip")
             closing = asyncio.create_task(consumer.close())
             assert await waiting is None
             assert not closing.done()
