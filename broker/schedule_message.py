@@ -60,6 +60,8 @@ class ScheduleMessage:
         self._store, self._clock, self._levels, self._faults = store, clock, levels, faults
         self._offsets: dict[int, int] = {}
         self._log_takes_nothing = False
+        # level -> messages below this queue offset that seem to be from the future go by this monotonic time
+        self._ahead: dict[int, tuple[int, float]] = {}
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
         self.on_delivered: Callable[[], None] = lambda: None
 
@@ -123,7 +125,7 @@ class ScheduleMessage:
         got = self._store.get(SCHEDULE_TOPIC, queue, offset, _BATCH, _BATCH_BYTES)
         now = self._clock.now_ms()
         for record in (record for buffer in got.buffers for record in iter_records(buffer)):
-            if self.deliver_time(level, record.store_timestamp) > now:
+            if not self._is_due(level, record, now):
                 break
             try:
                 self._deliver(record)
@@ -132,6 +134,18 @@ class ScheduleMessage:
             except Exception as error:  # noqa: BLE001 - one message that no topic can take; those behind it are due too
                 self._faults.add("a delayed message", error, f"at {record.physical_offset}")
             self._offsets[level] = record.queue_offset + 1
+
+    def _is_due(self, level: int, record: MessageRecord, now: int) -> bool:
+        when, delay = self.deliver_time(level, record.store_timestamp), self._levels[level - 1]
+        if when <= now + delay:
+            return when <= now
+        # Stored while the clock was ahead, nobody knows when: it waits its delay from when that is first seen, with all
+        # that are stored by then, and not until the clock has come there.
+        below, until = self._ahead.get(level, (0, 0.0))
+        if record.queue_offset >= below:
+            below, until = self._store.max_offset(SCHEDULE_TOPIC, level - 1), self._clock.monotonic() + delay / 1000
+            self._ahead[level] = below, until
+        return self._clock.monotonic() >= until
 
     def _deliver(self, record: MessageRecord) -> None:
         properties = record.properties

@@ -220,7 +220,7 @@ class TieredStore:
         return self.hot.max_offset(topic, queue_id)
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
-        """Over both tiers. Store times never run backwards, so the oldest hot message decides which one is asked."""
+        """Over both tiers. The oldest hot message decides which one is asked: times run back only with the clock."""
         hot_min, high = self.hot.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
         cold = self._archive()
         if cold is not None and self.min_offset(topic, queue_id) < hot_min:

@@ -173,7 +173,7 @@ def plan_expiry(
     """Objects whose last row group has expired; per topic in log order, up to the first that has not.
 
     Of that one, the row groups that have expired leave the readers' view: queues whose `minimum` thereby rises. Store
-    times never run backwards in a log, so nothing behind it has expired.
+    times run backwards in a log only where the clock was set back: what lies behind a time too late is kept as long.
     """
     keys: list[str] = []
     minimums: dict[str, dict[int, int]] = {}

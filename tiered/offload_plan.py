@@ -107,7 +107,10 @@ def _gaps(catalog: Catalog, topic: str, runs: Mapping[int, EntryRun]) -> list[Ga
 
 
 def _day_borders(hot: HotLog, topic: str, runs: Mapping[int, EntryRun]) -> list[tuple[str, int]]:
-    """(day, CommitLog offset of its first record), in log order. Store times never run backwards in a log."""
+    """(day, CommitLog offset of its first record), in log order.
+
+    Store times run backwards only where the clock was set back; what follows stays with the later day then.
+    """
     physical = np.concatenate([run.physical for run in runs.values()])
     queues = np.concatenate([np.full(len(run.physical), queue, np.int64) for queue, run in runs.items()])
     offsets = np.concatenate([run.first_offset + np.arange(len(run.physical)) for run in runs.values()])

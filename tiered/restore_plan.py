@@ -35,7 +35,7 @@ class Basis(msgspec.Struct):
 
 class RestorePlan(msgspec.Struct, kw_only=True):
     log_start: int
-    newest_ms: int  # store times never run backwards, whatever the new machine's clock says
+    newest_ms: int  # the newest store time: the new machine's goes on from there if its clock is a little behind
     queues: Queues  # topic -> queue -> next offset
     ended: Queues  # the same of topics that don't exist now: should they come again
     topics: list[dict[str, Any]]

@@ -8,6 +8,7 @@ when `after_flush` says that it is on the disk (SYNC_FLUSH).
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from broker.store.layout import (
     QUEUE_ENTRY,
     QUEUE_ENTRY_SIZE,
     SHORT,
+    STANDS_STILL_MS,
 )
 from infra import failpoint
 from infra.clock import Clock
@@ -47,6 +49,8 @@ Place = tuple[int, int, int]
 # Queue, queue offset and tags code of a message that readers see from now on.
 Shown = tuple[ConsumeQueue, int, int]
 AppendCallback = Callable[[list[Shown]], None]
+
+log = logging.getLogger(__name__)
 
 _HOST_FLAGS = BORN_HOST_V6 | STORE_HOST_V6
 _RECORD_OVERHEAD = 64 << 10
@@ -107,14 +111,18 @@ class Appender:
         self._flush_lock = threading.Lock()
         self._due: _DueCheckpoint | None = None
         self._checkpoint_at = 0
-        self._checkpoint_time = 0
+        self._checkpoint_time = clock.monotonic()
         self.checkpointed = 0  # the log position of the checkpoint on the disk
         # the end of the log: the active file, the position inside it, the limit for a record's end (-1: refuse)
         self._active: LogFile | None = None
         self._position = 0
         self._limit = -1
         self._appended = self._confirmed = self._flushed = self._synced = 0
+        # The newest record's store time. It stands still while the clock is a little behind it, so that times in the
+        # log run backwards only by larger steps: then the clock was ahead, or is behind.
         self.last_time = 0
+        self.high_time = 0  # of the active file, from before such a step; 0: there was none
+        self.steps_back = 0
 
     def set_end(self, file: LogFile | None, position: int) -> None:
         """Say where the log ends (recovery)."""
@@ -160,7 +168,10 @@ class Appender:
         first.
         """
         host = self._hosts.get(born_host) or self._pack_born(born_host)
-        self.last_time = max(self.last_time, now)  # time as stored never runs backwards
+        if now > self.last_time:
+            self.last_time = now
+        elif self.last_time - now > STANDS_STILL_MS:
+            self._step_back(now)
         places: list[Place] = []
         while len(places) < len(sends):
             try:
@@ -171,6 +182,12 @@ class Appender:
                 raise
             self._append_run(sends, places, host)
         return places
+
+    def _step_back(self, now: int) -> None:
+        """A delay that was stored ahead of its time must not hold up those stored after it for as long."""
+        log.warning("the clock is %.1f s behind the newest record: store times go back", (self.last_time - now) / 1000)
+        self.high_time, self.last_time = max(self.high_time, self.last_time), now
+        self.steps_back += 1
 
     def _make_room(self, send: Send, head_size: int) -> None:
         """See to it that the next record has a place in the log, in the CRC file and in its queue, or raise."""
@@ -342,6 +359,7 @@ class Appender:
         file = self.log.allocate(base)
         if previous is not None:
             self.seal(previous, self._position)
+        self.high_time = 0
         self._active = file
         self._position = 0
         self._limit = file.size - END_SIZE
@@ -353,13 +371,16 @@ class Appender:
     def seal(self, file: LogFile, position: int) -> None:
         """Close a file and fix its topic table."""
         file.topics = self.topics_since(file.base)
-        file.newest_store_time = self.last_time if file.topics else 0
+        file.newest_store_time = max(self.last_time, self.high_time) if file.topics else 0
         self.log.seal(file, position)
 
     def topics_since(self, base: int) -> dict[str, tuple[int, int]]:
-        """Topics that have a record at or above an offset: last record, newest store time."""
+        """Topics that have a record at or above an offset, of the active file: last record, newest store time.
+
+        After a step back the newest that any record of the file has: too late rather than too early.
+        """
         return {
-            topic: (tail.physical_offset, tail.store_time)
+            topic: (tail.physical_offset, max(tail.store_time, self.high_time))
             for topic, tail in self.tails.items()
             if tail.physical_offset >= base
         }
@@ -441,10 +462,10 @@ class Appender:
             self._confirm(offset)
         self.build_index()
         grown = self._appended - self._checkpoint_at
-        now = self._now()
+        now = self._clock.monotonic()
         if self._due is None and (
             grown >= self.config.checkpoint_bytes
-            or (grown and now - self._checkpoint_time >= self.config.checkpoint_interval)
+            or (grown and (now - self._checkpoint_time) * 1000 >= self.config.checkpoint_interval)
         ):
             self._due = self._describe_checkpoint()
             self._checkpoint_at, self._checkpoint_time = self._appended, now
@@ -478,7 +499,7 @@ class Appender:
             return False
         if self._due is None:
             self._due = self._describe_checkpoint()
-            self._checkpoint_at, self._checkpoint_time = self._appended, self._now()
+            self._checkpoint_at, self._checkpoint_time = self._appended, self._clock.monotonic()
         return True
 
     def build_index(self) -> None:

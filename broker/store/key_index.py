@@ -105,9 +105,9 @@ class IndexFile:
             found, physical_offset, seconds, previous = _ENTRY.unpack_from(
                 self.map, self.entries_at + number * _ENTRY.size
             )
-            # seconds are rounded down: the caller compares the record's own time
+            # rounded down, and 0 of what is older than the first: the caller compares the record's own time
             second = self.oldest_time + seconds * 1000
-            if found == key_hash and second <= end and second + 999 >= begin:
+            if found == key_hash and (second <= end or not seconds) and second + 999 >= begin:
                 yield physical_offset
             if previous >= number:
                 return

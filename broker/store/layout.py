@@ -10,6 +10,9 @@
 The CRC covers the record without its body, and begins from the tags code; the body's own CRC is a field of the record.
 So it covers all without a second walk over the body. The tags code is there so that recovery repeats the entry
 exactly (of a delayed message it is a time, not a hash).
+
+Store times never run backwards by STANDS_STILL_MS or less: the store's time stands still then. A larger step back is
+the clock's, which was ahead and has been set right, or is behind: searches by time are as good as the clock was.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from zlib_ng.zlib_ng import crc32
 from neve.message import MAGIC_BLANK
 
 FILE_NAME_DIGITS = 20
+STANDS_STILL_MS = 1_000
 END = Struct(">ii")
 END_SIZE = END.size
 CRC_ENTRY = Struct(">IIq")

@@ -277,7 +277,8 @@ class MessageStore(Appender):
     def _segment(self, file: LogFile) -> Segment:
         if file is self._active and not file.sealed:
             topics = self.topics_since(file.base)
-            return Segment(file.base, self._appended, False, self.last_time if topics else 0, topics)
+            newest = max(self.last_time, self.high_time) if topics else 0
+            return Segment(file.base, self._appended, False, newest, topics)
         return Segment(file.base, file.end, file.sealed, file.newest_store_time, file.topics)
 
     def roll(self) -> None:

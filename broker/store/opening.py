@@ -113,12 +113,16 @@ def _replay(store: Appender, checkpoint: Checkpoint, report: RecoveryReport, *, 
         log, report, store_time=checkpoint.store_time, queue_of=lambda record: _queue_of(store, record), strict=strict
     )
 
+    newest = max((store_time for _, store_time in checkpoint.topics.values()), default=0)
+    scan.high_time = newest if newest > checkpoint.store_time else 0
+
     def sealed(file: object) -> None:
         # `sealed` comes with the file of the scan, whose records have all been accepted
         assert scan.file is not None and scan.file is file
-        store.last_time = scan.store_time
+        store.last_time, store.high_time = scan.store_time, scan.high_time
         scan.file.topics = store.topics_since(scan.file.base)
-        scan.file.newest_store_time = scan.store_time if scan.file.topics else 0
+        scan.file.newest_store_time = max(scan.store_time, scan.high_time) if scan.file.topics else 0
+        scan.high_time = store.high_time = 0
 
     scan.run(checkpoint.physical, lambda found: _accept(store, found, strict=strict), sealed)
     end_file = scan.file
@@ -133,7 +137,7 @@ def _replay(store: Appender, checkpoint: Checkpoint, report: RecoveryReport, *, 
                 store.disk.fdatasync(file.crc_path)
     else:
         log.drop_after(end_file)  # at most one, prepared ahead and never used
-    store.last_time = scan.store_time
+    store.last_time, store.high_time = scan.store_time, scan.high_time
     store.set_end(end_file, scan.position)
     report.end = end_file.base + scan.position
 

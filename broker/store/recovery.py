@@ -20,6 +20,7 @@ from broker.store.layout import (
     END_SIZE,
     HEAD_V4,
     SIZE_AND_MAGIC,
+    STANDS_STILL_MS,
     record_crc,
 )
 from neve.message import (
@@ -75,6 +76,7 @@ class LogScan:
         self._queue_of = queue_of
         self._strict = strict
         self.store_time = store_time
+        self.high_time = 0  # of the file, from before a step back
         self.position = 0
         self.file: LogFile | None = None
 
@@ -100,6 +102,8 @@ class LogScan:
             if found is None:
                 return
             accept(found)
+            if found.record.store_timestamp < self.store_time:
+                self.high_time = max(self.high_time, self.store_time)
             self.store_time = found.record.store_timestamp
             self._report.records += 1
             file.crc_position += CRC_ENTRY_SIZE
@@ -128,7 +132,7 @@ class LogScan:
             return self._refuse(f"malformed: {error}")
         if record.physical_offset != file.base + position:
             return self._refuse(f"says that it lies at {record.physical_offset}")
-        if record.store_timestamp < self.store_time:
+        if 0 < self.store_time - record.store_timestamp <= STANDS_STILL_MS:
             return self._refuse(f"is from {record.store_timestamp}, before {self.store_time}")
         if zlib.crc32(record.body) & 0x7FFFFFFF != record.body_crc:
             return self._refuse("body CRC differs")
@@ -193,7 +197,10 @@ def walk_topics(file: LogFile) -> tuple[dict[str, tuple[int, int]], int]:
         if size <= 0 or magic == MAGIC_BLANK:
             break
         record = decode_record(view[position : position + size])
-        newest = record.store_timestamp
-        topics[record.topic] = (record.physical_offset, newest)
+        newest = max(newest, record.store_timestamp)
+        topics[record.topic] = (
+            record.physical_offset,
+            max(topics.get(record.topic, (0, 0))[1], record.store_timestamp),
+        )
         position += size
     return topics, newest

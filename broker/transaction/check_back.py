@@ -6,6 +6,7 @@ import logging
 from broker.broker_context import BrokerContext
 from broker.record_copy import put_copy
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.layout import STANDS_STILL_MS
 from broker.transaction.half_messages import ROLLBACK, TRANSACTION_BITS, Half
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
 from neve.message import MessageRecord, decode_record, offset_msg_id, reencode_record
@@ -43,7 +44,9 @@ class CheckBack:
     def _is_due(self, half: Half) -> bool:
         wish = half.immunity_ms
         quiet = self._context.config.transaction_time_out if wish is None else wish
-        return self._age_ms(half) >= quiet or self._is_too_old(half)
+        age = self._age_ms(half)
+        # A half message of the future was stored while the clock was ahead: asked early rather than late.
+        return age >= quiet or age < -STANDS_STILL_MS or self._is_too_old(half)
 
     def _age_ms(self, half: Half) -> int:
         return self._context.clock.now_ms() - half.store_ms

@@ -302,7 +302,7 @@ class Catalog:
         return found if isinstance(found, Location) else None
 
     def by_time(self, topic: str, queue: int, time_ms: int) -> Location | None:
-        """The first run whose row group holds a store time at or above `time_ms`: store times never run backwards."""
+        """The first run whose row group holds a store time at or above `time_ms`."""
         with self._lock:
             held = self._queues.get((topic, queue))
             if held is None:

@@ -145,13 +145,6 @@ def test_a_failed_sync_stops_the_store_for_good(open_store: Open, put: Put, disk
     assert store.failed is not None
 
 
-def test_store_time_never_runs_backwards(open_store: Open, put: Put, clock: ManualClock) -> None:
-    store = open_store()
-    first = put(store)
-    clock.set_wall(clock.now_ms() - 60_000)
-    assert put(store).store_timestamp == first.store_timestamp
-
-
 def test_a_time_finds_the_first_and_the_last_message_of_it(open_store: Open, put: Put, clock: ManualClock) -> None:
     store = open_store()
     times = []

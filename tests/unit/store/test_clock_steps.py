@@ -1,0 +1,131 @@
+"""Store times where the clock is set: they stand still for a moment only, and what goes by them goes late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.sim_disk import SimDisk
+
+Open = Callable[..., MessageStore]
+Put = Callable[..., Any]
+HOUR = 3_600_000
+DAY = 24 * HOUR
+
+
+def test_store_time_stands_still_while_the_clock_is_a_little_behind(
+    open_store: Open, put: Put, clock: ManualClock
+) -> None:
+    store = open_store()
+    first = put(store)
+    clock.set_wall(clock.now_ms() - 1000)
+    assert put(store).store_timestamp == first.store_timestamp
+    clock.advance(1001)
+    assert put(store).store_timestamp == first.store_timestamp + 1
+    assert store.steps_back == 0
+
+
+def test_store_time_is_right_again_when_the_clock_is(
+    open_store: Open, put: Put, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, right = open_store(), clock.now_ms()
+    clock.set_wall(right + DAY)
+    put(store)
+    clock.set_wall(right + 1)
+    assert put(store).store_timestamp == right + 1
+    assert store.steps_back == 1
+    assert "86400.0 s behind the newest record" in caplog.text
+    assert put(store).store_timestamp == right + 1
+    assert store.steps_back == 1
+
+
+def stepped(open_store: Open, put: Put, clock: ManualClock, **changes: Any) -> MessageStore:
+    """A segment of `a` with a record from a day ahead, behind it some of the right time; then a further segment."""
+    store, right = open_store(**changes), clock.now_ms()
+    put(store, "a")
+    clock.set_wall(right + DAY)
+    put(store, "b", keys="ahead")
+    clock.set_wall(right + HOUR)
+    put(store, "a", keys="later")
+    store.roll()
+    put(store, "a")
+    store.after_flush(store.flush())
+    return store
+
+
+@pytest.mark.parametrize("changes", [{}, {"checkpoint_bytes": 1}])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_segment_is_as_old_as_the_newest_time_in_it(
+    open_store: Open, put: Put, clock: ManualClock, disk: SimDisk, clean: bool, changes: dict[str, int]
+) -> None:
+    right = clock.now_ms()
+    store = stepped(open_store, put, clock, **changes)
+
+    def told(of: MessageStore) -> list[tuple[int, int]]:
+        return [(segment.newest_store_time, segment.topics["a"][1]) for segment in of.segments()]
+
+    assert told(store) == [(right + DAY, right + DAY), (right + HOUR, right + HOUR)]
+    if clean:
+        store.shutdown()
+        again = open_store(**changes)
+    else:
+        again = open_store(disk.power_cut(1), **changes)
+        assert again.max_offset("a", 0) == 3, "a step back of the clock is no torn end of the log"
+    assert told(again)[0] == (right + DAY, right + DAY)
+    assert again.last_time == right + HOUR
+
+
+def test_without_its_table_a_segment_is_read_again_with_its_newest_time(
+    open_store: Open, put: Put, clock: ManualClock, disk: SimDisk
+) -> None:
+    right = clock.now_ms()
+    store = stepped(open_store, put, clock)
+    store.shutdown()
+    for name in disk.list_dir(Path("/store/commitlogtable")):
+        disk.remove(Path("/store/commitlogtable") / name)
+    first, _ = open_store().segments()
+    assert (first.newest_store_time, first.topics["b"][1]) == (right + DAY, right + DAY)
+
+
+def test_a_search_by_time_finds_nothing_later_than_what_was_asked_for(
+    open_store: Open, put: Put, clock: ManualClock
+) -> None:
+    """Whoever reads on from there misses nothing."""
+    store, right = open_store(), clock.now_ms()
+    times = []
+    for number in range(60):
+        ahead = DAY if 20 <= number < 30 else 0
+        clock.set_wall(right + number * 1000 + ahead)
+        times.append(put(store).store_timestamp)
+    store.after_flush(store.flush())
+    for number in (*range(20), *range(30, 60)):
+        assert store.offset_by_time("t", 0, times[number], False) <= number
+
+
+def test_a_key_is_found_though_its_index_file_began_ahead_of_time(
+    open_store: Open, put: Put, clock: ManualClock
+) -> None:
+    store, right = open_store(), clock.now_ms()
+    clock.set_wall(right + DAY)
+    put(store, keys="ahead")
+    clock.set_wall(right + HOUR)
+    put(store, keys="later")
+    store.after_flush(store.flush())
+    assert len(store.query("t", "later", 10, right, right + 2 * HOUR)) == 1
+    assert store.query("t", "ahead", 10, right, right + 2 * HOUR) == []
+
+
+def test_a_clock_that_is_set_back_puts_off_no_checkpoint(open_store: Open, put: Put, clock: ManualClock) -> None:
+    store = open_store(checkpoint_interval=10_000, checkpoint_bytes=1 << 30)
+    put(store)
+    clock.set_wall(clock.now_ms() - 8 * HOUR)
+    clock.advance(10_000)
+    end = put(store).physical_offset
+    store.after_flush(store.flush())
+    store.after_flush(store.flush())
+    assert store.checkpointed > end
