@@ -89,12 +89,14 @@ class _Pages:
 
     def _health(self, word: str, status: int, troubles: Sequence[Trouble]) -> Response:
         lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles)]
-        lines += [f"job {name}: {error}" for name, error in sorted(self._archive.jobs.last_error.items())]
+        lines += [f"job {name}: {failing.error}" for name, failing in sorted(self._archive.jobs.failing().items())]
         return Response(status, "".join(f"{line}\n" for line in lines).encode())
 
     async def status(self, request: Request) -> Response:
         status = await asyncio.to_thread(self._archive.status)
-        return json_response({**status, "jobs": dict(self._archive.jobs.runs), "errors": self._archive.jobs.last_error})
+        jobs = self._archive.jobs
+        errors = {name: failing.error for name, failing in jobs.failing().items()}
+        return json_response({**status, "jobs": dict(jobs.runs), "errors": errors})
 
     async def offload(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle

@@ -39,6 +39,8 @@ _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
 _CHECKPOINT_SECONDS = 60.0
 _SWEEP_SECONDS = 6 * 3600.0
+# Jobs look at the end between two names; one that hangs in its store is left behind: what it began is begun again.
+_STOP_SECONDS = 30.0
 
 
 class ArchiveWiring:
@@ -247,7 +249,7 @@ class ArchiveWiring:
         """The running round ends first; the loop stays free for what it asks of the store."""
         if self.lifecycle is not None:
             self.lifecycle.stop()
-        await asyncio.to_thread(self.jobs.shutdown)
+        await asyncio.to_thread(self.jobs.shutdown, _STOP_SECONDS)
         if self.reader is not None:
             self.reader.close()
         for worker in (self._uploader, self._reader_worker):

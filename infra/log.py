@@ -33,5 +33,3 @@ def configure(level: str = "INFO") -> None:
     # Their INFO repeats each request.
     for chatty in ("botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It tells each run that waits for a long one, and each failure, which our scheduler tells once.
-    logging.getLogger("apscheduler").setLevel(logging.CRITICAL)

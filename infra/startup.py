@@ -16,7 +16,7 @@ _PACKAGES = ("neve", "infra", "namesrv", "tiered", "lifecycle", "broker")
 
 #: What `neve[server]` brings. Some are only loaded by workers, hours after the start: an upgrade without its packages
 #: must not look well until then.
-REQUIRED = ("click", "msgspec", "boto3", "numpy", "pyarrow", "xxhash", "apscheduler", "obstore", "prometheus_client",
+REQUIRED = ("click", "msgspec", "boto3", "numpy", "pyarrow", "xxhash", "obstore", "prometheus_client",
             "uvloop", "zlib_ng")  # fmt: skip
 
 

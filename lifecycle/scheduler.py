@@ -1,20 +1,16 @@
-"""Jobs by the clock: one scheduler thread pool for the whole lifecycle.
+"""Jobs at their periods: a thread for each, waiting by the monotonic clock. A wall clock that is set moves no job.
 
-A job never overlaps itself, runs once after a pause of any length, and a failure is counted and logged, with its
-traceback unless it is one that operators know; the job comes again at its next time.
+A job never overlaps itself: its period begins when it has ended. A failure is counted and logged, with its traceback
+unless it is one that operators know; the job comes again at its next time.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
-
-from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED, JobExecutionEvent
-from apscheduler.executors.pool import ThreadPoolExecutor
-from apscheduler.schedulers.background import BackgroundScheduler
+from typing import NamedTuple
 
 from infra.clock import Clock
 from infra.object_store import ObjectStoreError
@@ -23,9 +19,27 @@ from neve.archive.journal import NewerFormat
 from tiered.journal import Fenced
 
 _log = logging.getLogger(__name__)
-_THREADS = 8  # jobs wait for one another; one that does not must still find a thread
 #: What a store, a clock or another owner does to a job: an operator needs no traceback for it.
 KNOWN_FAILURES = (ObjectStoreError, Fenced, ClocksDisagree, NewerFormat)
+
+
+class Failing(NamedTuple):
+    """A job whose last runs have failed: how often in a row, since when, and how the last one."""
+
+    times: int
+    since_ms: int
+    error: str
+
+
+class _Job:
+    def __init__(self, name: str, seconds: float, work: Callable[[], object]) -> None:
+        self.name, self.seconds, self.work = name, seconds, work
+        self.wanted = threading.Event()
+        self.thread: threading.Thread | None = None
+        self.began: float | None = None  # of the run under way
+        self.failed = 0  # in a row, with the same kind of error
+        self.failing_since = 0.0
+        self.error: BaseException | None = None
 
 
 class JobScheduler:
@@ -33,61 +47,91 @@ class JobScheduler:
         self._clock = clock
         self.runs: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        self.last_error: dict[str, str] = {}
-        self._in_a_row: dict[str, tuple[int, type[BaseException] | None]] = {}
-        self._jobs: dict[str, Callable[[], object]] = {}
-        self._scheduler: Any = BackgroundScheduler(
-            timezone=UTC,
-            executors={"default": ThreadPoolExecutor(_THREADS)},
-            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
-        )
-        self._scheduler.add_listener(self._on_event, EVENT_JOB_ERROR | EVENT_JOB_EXECUTED | EVENT_JOB_MISSED)
+        self._jobs: dict[str, _Job] = {}
+        self._stopping = False
 
-    def every(self, name: str, seconds: float, job: Callable[[], object]) -> None:
-        self._jobs[name] = job
-        self._scheduler.add_job(job, "interval", seconds=seconds, id=name, name=name)
+    def every(self, name: str, seconds: float, work: Callable[[], object]) -> None:
+        """First after one period."""
+        self._jobs[name] = _Job(name, seconds, work)
 
     def run_now(self, name: str) -> None:
-        """Bring a job's next time forward; raises KeyError for an unknown name."""
-        if name not in self._jobs:
-            raise KeyError(name)
-        self._scheduler.modify_job(name, next_run_time=datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC))
+        """Once more as soon as it can; raises KeyError for an unknown name."""
+        self._jobs[name].wanted.set()
 
     def names(self) -> list[str]:
         return sorted(self._jobs)
 
     def start(self) -> None:
-        self._scheduler.start()
+        for job in self._jobs.values():
+            # A call into a store that hangs must not keep the process from ending.
+            job.thread = threading.Thread(target=self._serve, args=(job,), name=f"job-{job.name}", daemon=True)
+            job.thread.start()
 
-    def shutdown(self) -> None:
-        """Wait for the running jobs; start no further ones."""
-        if self._scheduler.running:
-            self._scheduler.shutdown(wait=True)
+    def shutdown(self, timeout_s: float) -> list[str]:
+        """Start no further ones and wait for those that run; returns the names of those that did not end in time."""
+        self._stopping = True
+        for job in self._jobs.values():
+            job.wanted.set()
+        deadline = self._clock.monotonic() + timeout_s
+        hanging = []
+        for job in self._jobs.values():
+            if job.thread is not None:
+                job.thread.join(max(0.0, deadline - self._clock.monotonic()))
+                if job.thread.is_alive():
+                    hanging.append(job.name)
+        return hanging
 
-    def _on_event(self, event: JobExecutionEvent) -> None:
-        if event.code == EVENT_JOB_MISSED:
-            _log.warning("job %s missed its time", event.job_id)
-            return
-        self.runs[event.job_id] += 1
-        if event.exception is not None:
-            self._failed(event.job_id, event.exception)
-            return
-        self.last_error.pop(event.job_id, None)
-        failed, _ = self._in_a_row.pop(event.job_id, (0, None))
-        if failed:
-            _log.info("job %s works again after %d failures", event.job_id, failed)
+    def failing(self) -> dict[str, Failing]:
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        found = {}
+        for job in self._jobs.values():
+            if (error := job.error) is not None:
+                since_ms = now_ms - int((now - job.failing_since) * 1000)
+                found[job.name] = Failing(job.failed, since_ms, _told(error))
+        return found
 
-    def _failed(self, name: str, error: BaseException) -> None:
-        """Said the first time, and when the failures in a row have doubled: a store may be away for hours."""
-        self.failures[name] += 1
-        self.last_error[name] = f"{type(error).__name__}: {error}"
-        before, kind = self._in_a_row.get(name, (0, None))
-        failed = before + 1 if kind is type(error) else 1
-        self._in_a_row[name] = failed, type(error)
-        if failed & (failed - 1):
-            return
-        again = "" if failed == 1 else f", {failed} times in a row"
-        if isinstance(error, KNOWN_FAILURES):
-            _log.error("job %s failed%s: %s", name, again, error)
+    def running(self) -> dict[str, float]:
+        """Seconds since the runs that are under way began."""
+        now = self._clock.monotonic()
+        begun = {job.name: job.began for job in self._jobs.values()}
+        return {name: now - began for name, began in begun.items() if began is not None}
+
+    def _serve(self, job: _Job) -> None:
+        while not self._stopping:
+            job.wanted.wait(job.seconds)
+            job.wanted.clear()
+            if not self._stopping:
+                self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        job.began = self._clock.monotonic()
+        try:
+            job.work()
+        except Exception as error:  # noqa: BLE001 - this is where a job's errors end: told, and the job lives on
+            self._failed(job, error)
         else:
-            _log.error("job %s failed%s: %s", name, again, error, exc_info=error)
+            self._worked(job)
+        finally:
+            job.began = None
+            self.runs[job.name] += 1
+
+    def _worked(self, job: _Job) -> None:
+        failed, job.failed, job.error = job.failed, 0, None
+        if failed:
+            _log.info("job %s works again after %d failures", job.name, failed)
+
+    def _failed(self, job: _Job, error: BaseException) -> None:
+        """Said the first time, and when the failures in a row have doubled: a store may be away for hours."""
+        self.failures[job.name] += 1
+        if job.error is None:
+            job.failing_since = self._clock.monotonic()
+        job.failed = job.failed + 1 if type(error) is type(job.error) else 1
+        if not job.failed & (job.failed - 1):
+            again = "" if job.failed == 1 else f", {job.failed} times in a row"
+            where = None if isinstance(error, KNOWN_FAILURES) else error
+            _log.error("job %s failed%s: %s", job.name, again, error, exc_info=where)
+        job.error = error.with_traceback(None)  # its frames would keep what they hold
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -13,6 +13,7 @@ from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import ManualClock
 from infra.sim_disk import SimDisk
+from infra.supervisor import Faults
 from tests.synced import nothing_to_sync
 
 DAY = 86_400_000
@@ -31,7 +32,7 @@ class Delays:
         self.store.load()
         disk.make_dirs(root / "config")
         positions = root / "config" / "delayOffset.json"
-        self.schedule = ScheduleMessage(self.store, self.clock, [DELAY], disk, positions, nothing_to_sync)
+        self.schedule = ScheduleMessage(self.store, self.clock, [DELAY], disk, positions, nothing_to_sync, Faults())
         self.schedule.load()
 
     def put(self, topic: str = SCHEDULE_TOPIC) -> None:
