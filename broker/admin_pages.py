@@ -183,6 +183,13 @@ class _Pages:
         report = await asyncio.to_thread(lifecycle.verify, request.flag("deep"))
         return json_response({"objects": report.objects, "rows": report.rows, "findings": report.problems})
 
+    async def confirm_clock(self, request: Request) -> Response:
+        lifecycle = self._archive.lifecycle
+        if lifecycle is None:
+            return Response(503, b"not started yet\n")
+        before = await asyncio.to_thread(lifecycle.safe_clock.confirm)
+        return json_response({"event": "confirmed", "before": msgspec.to_builtins(before)})
+
     async def run_job(self, request: Request) -> Response:
         name = request.path.removeprefix("/jobs/").removesuffix("/run")
         try:
@@ -202,6 +209,7 @@ def register_pages(http: AdminHttp, controller: BrokerController) -> None:
     http.route("GET", "/archive/journal", pages.journal)
     http.route("GET", "/archive/verify", pages.verify)
     http.route("POST", "/archive/offload", pages.offload)
+    http.route("POST", "/clock/confirm", pages.confirm_clock)
     http.route("POST", "/jobs/", pages.run_job)
     _register_metrics(controller)
 
@@ -265,6 +273,16 @@ def _register_metrics(controller: BrokerController) -> None:
         gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)
         gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.fenced))
         gauge("archive_online", "1: the store answered since the start", lambda: int(journal.online))
+    lifecycle = controller.archive.lifecycle
+    if lifecycle is not None:
+        clock = lifecycle.safe_clock
+        gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
+        gauge(
+            "clock_behind_seconds",
+            "how far the time that expiries go by is behind the wall clock while that is not trusted",
+            lambda: clock.state().behind_ms / 1000,
+        )
+        counter("clock_jumps_total", "times that the wall clock was set by more than five minutes", lambda: clock.jumps)
     jobs = controller.archive.jobs
     counter("task_failures_total", "failed runs of the broker's own tasks", controller.task_failures)
     gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(controller.troubles()))

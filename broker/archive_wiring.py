@@ -21,6 +21,7 @@ from infra.object_store import BadStoreUrl, ObjectStore, ObjectStoreError, open_
 from infra.startup import EXIT_ARCHIVE, StartupError
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import Policy
+from lifecycle.safe_clock import ClockMark, SafeClock
 from lifecycle.scheduler import JobScheduler
 from lifecycle.state_keeper import StateKeeper
 from neve.archive.journal import MalformedEntry, NewerFormat, Topic
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 _TTL_SECONDS = 60.0
 _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
+_CLOCK_SECONDS = 10.0
 _CHECKPOINT_SECONDS = 60.0
 _SWEEP_SECONDS = 6 * 3600.0
 # Jobs look at the end between two names; one that hangs in its store is left behind: what it began is begun again.
@@ -56,6 +58,7 @@ class ArchiveWiring:
         self._uploader: WorkerClient | None = None
         self._reader_worker: WorkerClient | None = None
         self.reader: ColdReader | None = None
+        self.safe_clock: SafeClock | None = None
 
     def policy(self) -> Policy:
         config, topics, store = self._context.config, self._context.topics, self._context.store
@@ -89,16 +92,19 @@ class ArchiveWiring:
 
     async def attach(self, restore: Restore | None = None) -> None:
         """Settle whose archive this is before the first send; raises StartupError with what to do."""
-        attachment = None
-        if self._context.config.store_url:
+        attachment, context = None, self._context
+        if context.config.store_url:
             attachment = await self._open(restore)
+        newest = context.store.last_time
+        self.safe_clock = SafeClock(context.clock, ClockMark(context.root / "clock", self._disk), newest)
+        context.trusted_ms = self.safe_clock.now_ms
         loop = asyncio.get_running_loop()
-        starting = self._lifecycle(LoopHotStore(self._context, loop, starting=True))
+        starting = self._lifecycle(LoopHotStore(context, loop, starting=True))
         if restore is not None:
             await self._restore(restore, starting)
         elif attachment is not None:
             await self._go_on_above(attachment, starting)
-        self.lifecycle = self._lifecycle(LoopHotStore(self._context, loop))
+        self.lifecycle = self._lifecycle(LoopHotStore(context, loop))
 
     async def _open(self, restore: Restore | None) -> Attachment | None:
         """The store and its journal, and all that stands on them; None where a restore takes the archive over."""
@@ -154,6 +160,7 @@ class ArchiveWiring:
             self.policy,
             context.clock,
             cluster=context.config.broker_cluster_name,
+            safe_clock=self.safe_clock,
         )
 
     async def _go_on_above(self, attachment: Attachment, lifecycle: Lifecycle) -> None:
@@ -232,6 +239,7 @@ class ArchiveWiring:
             self.jobs.every("state", self._context.config.state_period / 1000, job)
             self.jobs.every("checkpoint", _CHECKPOINT_SECONDS, lifecycle.run_checkpoint)
             self.jobs.every("sweep", _SWEEP_SECONDS, lifecycle.run_sweep)
+        self.jobs.every("clock", _CLOCK_SECONDS, lifecycle.safe_clock.look)
         self.jobs.every("retention", _RETENTION_SECONDS, lifecycle.run_retention)
         self.jobs.every("ttl", _TTL_SECONDS, lifecycle.run_ttl)
         self.jobs.start()

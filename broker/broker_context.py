@@ -59,6 +59,8 @@ class BrokerContext:
     # The address that clients dial; port 0 in the configuration is known only after the bind.
     address: tuple[str, int] = ("127.0.0.1", 0)
     boot_ms: int = 0
+    # The time by which what waits may be given up: late rather than early.
+    trusted_ms: Callable[[], int] = lambda: 0
     accepting: bool = False
     # Why sends are refused now (disk above its mark), or None.
     refuse_writes: str | None = None

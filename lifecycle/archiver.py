@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from infra import failpoint
 from infra.clock import Clock
 from infra.object_store import AccessDenied
@@ -58,10 +60,11 @@ class Lifecycle:
         clock: Clock,
         *,
         cluster: str = "DefaultCluster",
+        safe_clock: SafeClock | None = None,
     ) -> None:
         self._policy = policy
         self._hot, self._journal, self._clock = hot, journal, clock
-        self._safe_clock = SafeClock(clock)
+        self.safe_clock = safe_clock or SafeClock(clock)
         self._worker = worker
         self._rounds = (
             OffloadRound(journal, hot, worker, cluster=cluster) if journal is not None and worker is not None else None
@@ -257,9 +260,9 @@ class Lifecycle:
     def _expired_by(self) -> int:
         """The time by which a TTL lets go of what no archive has: as careful as where the TTL itself deletes."""
         if self._journal is None:
-            return self._clock.now_ms()
+            return self.safe_clock.now_ms()
         try:
-            return self._safe_clock.now_ms(self._journal.store)
+            return self.safe_clock.now_ms(self._journal.store)
         except ClocksDisagree as error:
             _log.warning("nothing counts as expired: %s", error)
             return 0
@@ -270,11 +273,11 @@ class Lifecycle:
         """Take what has expired out of view, and delete what has been out of view for the grace."""
         with self._busy:
             if self._journal is None:
-                now = self._clock.now_ms()
+                now = self.safe_clock.now_ms()
                 return {"expired": 0, "deleted": 0, "raised": self._expire_local(now)}
             self._journal.ensure_online()
             self._journal.follow()
-            now = self._safe_clock.now_ms(self._journal.store)
+            now = self.safe_clock.now_ms(self._journal.store)
             expired = self._expire_objects(now)
             raised = self._expire_local(now)
             return {"expired": expired, "deleted": self._delete_expired(now), "raised": raised}
@@ -391,7 +394,7 @@ class Lifecycle:
         with self._busy:
             self._journal.ensure_online()
             self._journal.follow()
-            now = self._safe_clock.now_ms(self._journal.store)
+            now = self.safe_clock.now_ms(self._journal.store)
             self._remove_stale_uploads()
             found = self._orphans(now)
             for key, size in found.items():
@@ -445,7 +448,11 @@ class Lifecycle:
     def status(self, backlog: Mapping[str, Pending] | None = None) -> dict[str, Any]:
         """Figures for metrics and the admin page, of a backlog that was seen just now; reads the local log only."""
         aside = self.set_aside()
-        common: dict[str, Any] = {"evicted_segments": self._evicted, "deleted_objects": self._deleted}
+        common: dict[str, Any] = {
+            "evicted_segments": self._evicted,
+            "deleted_objects": self._deleted,
+            "clock": msgspec.to_builtins(self.safe_clock.state()),
+        }
         common |= {"topics_set_aside": len(aside), "set_aside": aside}
         if self._journal is None:
             return {"archive": "off", **common}

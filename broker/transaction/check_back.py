@@ -53,7 +53,8 @@ class CheckBack:
 
     def _is_too_old(self, half: Half) -> bool:
         """As RocketMQ's needSkip, whatever quiet time its producer wished for: it would keep its segment for ever."""
-        return self._age_ms(half) > self._context.config.file_reserved_time * _HOUR_MS
+        age = self._context.trusted_ms() - half.store_ms
+        return age > self._context.config.file_reserved_time * _HOUR_MS
 
     def _try(self, half: Half) -> bool:
         """One that fails counts as asked: it is given up in the end, and those behind it have their turn."""

@@ -124,6 +124,20 @@ def verify(deep: bool, broker: str | None, store: str | None, admin: str, output
         raise Failure(FAILED, f"{len(findings)} findings")
 
 
+@archive.command(name="confirm-clock")
+@admin_option
+def confirm_clock(admin: str) -> None:
+    """Say that the broker's wall clock is right: what expires goes by it again at once."""
+    from neve.cli.admin import post_lines
+
+    for item in post_lines(admin, "/clock/confirm"):
+        before = item.get("before", {})
+        if before.get("trusted"):
+            say("the clock was trusted already")
+        else:
+            say(f"trusted again ({before.get('why')}); expiries were {before.get('behind_ms', 0) // 1000} s behind it")
+
+
 def _rows(answer: Any) -> list[Mapping[str, Any]]:
     """The rows of an answer of the admin port: a list, or an object that holds one."""
     if isinstance(answer, dict):

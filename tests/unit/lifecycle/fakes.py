@@ -15,6 +15,7 @@ from infra.disk import RealDisk
 from infra.object_store import MemoryStore, PreconditionFailed
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import Policy
+from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.journal import CommittedName, IntentName, RowGroup
 from tiered.journal import JournalWriter
 from tiered.offload import ContentConflict, RowCounts
@@ -222,7 +223,10 @@ class Rig:
         self.attachment = self.journal.attach(self.hot.tail)
         if self.attachment.resume_at is not None:
             self.hot.restart_at(self.attachment.resume_at, self.attachment.queue_next)
-        self.lifecycle = Lifecycle(self.hot, self.journal, self.worker, lambda: self.policy, self.clock)
+        mark = ClockMark(self.directory / "clock", RealDisk())
+        safe_clock = SafeClock(self.clock, mark)
+        policy = lambda: self.policy  # noqa: E731
+        self.lifecycle = Lifecycle(self.hot, self.journal, self.worker, policy, self.clock, safe_clock=safe_clock)
 
     def offload(self, evict: bool = False) -> None:
         self.lifecycle.run_offload(roll=True, evict=evict)

@@ -69,12 +69,37 @@ def test_store_clock_behind_ours_delays_and_disagreement_stops(rig: Rig) -> None
     assert rig.lifecycle.run_ttl()["expired"] == 1
 
 
-def test_a_jump_of_the_local_clock_stops_a_store_without_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_clock_of_the_store_a_jump_expires_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.store, "now_ms", lambda: None)
     rig.clock.set_wall(rig.clock.now_ms() + 10_000 * HOUR)
-    with pytest.raises(ClocksDisagree):
-        rig.lifecycle.run_ttl()
-    assert len(data(rig, "a")) == 2
+    assert rig.lifecycle.run_ttl()["expired"] == 0
+    assert rig.journal.catalog.min_offset("a", 0) == 0
+    rig.clock.advance((TTL - 1) * HOUR)
+    assert rig.lifecycle.run_ttl()["expired"] == 1, "that much time has passed by both clocks"
+
+
+def test_a_start_with_a_clock_far_ahead_expires_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.store, "now_ms", lambda: None)
+    rig.lifecycle.safe_clock.look()
+    right = rig.clock.now_ms()
+    rig.clock.set_wall(right + 10_000 * HOUR)
+    rig.restart()
+    assert rig.lifecycle.run_ttl()["expired"] == 0
+    assert rig.lifecycle.status()["clock"]["trusted"] is False
+    rig.lifecycle.safe_clock.confirm()
+    assert rig.lifecycle.run_ttl()["expired"] == 2
+
+
+def test_without_an_archive_a_jump_hides_and_deletes_nothing(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state")
+    local = without_archive(rig, ttl_hours=lambda topic: TTL)
+    rig.hot.put("a", count=15)
+    rig.clock.set_wall(rig.clock.now_ms() + 10_000 * HOUR)
+    assert local.run_ttl()["raised"] == 0
+    assert local.run_retention() == []
+    rig.clock.advance(TTL * HOUR)
+    assert local.run_ttl()["raised"] == 1
+    assert local.run_retention() == [0]
 
 
 def test_unknown_times_are_kept_and_hold_what_follows(tmp_path: Path) -> None:
