@@ -212,6 +212,7 @@ def register_pages(http: AdminHttp, controller: BrokerController) -> None:
     http.route("POST", "/clock/confirm", pages.confirm_clock)
     http.route("POST", "/jobs/", pages.run_job)
     _register_metrics(controller)
+    _register_clock_metrics(controller)
 
 
 def _register_metrics(controller: BrokerController) -> None:
@@ -273,18 +274,21 @@ def _register_metrics(controller: BrokerController) -> None:
         gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)
         gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.fenced))
         gauge("archive_online", "1: the store answered since the start", lambda: int(journal.online))
-    lifecycle = controller.archive.lifecycle
-    if lifecycle is not None:
-        clock = lifecycle.safe_clock
-        gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
-        gauge(
-            "clock_behind_seconds",
-            "how far the time that expiries go by is behind the wall clock while that is not trusted",
-            lambda: clock.state().behind_ms / 1000,
-        )
-        counter("clock_jumps_total", "times that the wall clock was set by more than five minutes", lambda: clock.jumps)
     jobs = controller.archive.jobs
     counter("task_failures_total", "failed runs of the broker's own tasks", controller.task_failures)
     gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(controller.troubles()))
     counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", controller.faults.total)
     counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))
+
+
+def _register_clock_metrics(controller: BrokerController) -> None:
+    counter, gauge, lifecycle = controller.metrics.counter, controller.metrics.gauge, controller.archive.lifecycle
+    assert lifecycle is not None
+    clock = lifecycle.safe_clock
+    gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
+    gauge(
+        "clock_behind_seconds",
+        "how far the time that expiries go by is behind the wall clock while that is not trusted",
+        lambda: clock.state().behind_ms / 1000,
+    )
+    counter("clock_jumps_total", "times that the wall clock was set by more than five minutes", lambda: clock.jumps)

@@ -17,16 +17,14 @@ import msgspec
 from infra import failpoint
 from infra.clock import Clock
 from infra.object_store import AccessDenied
+from lifecycle.evictor import Evictor
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import (
     HOUR_MS,
-    Moment,
     Pending,
     Policy,
     deletable,
     due_topics,
-    may_evict,
-    moment_of,
     plan_dropped,
     plan_expiry,
     upload_rate,
@@ -70,10 +68,17 @@ class Lifecycle:
             OffloadRound(journal, hot, worker, cluster=cluster) if journal is not None and worker is not None else None
         )
         self._unexpired = SetAside("expired")
+        self._evictor = Evictor(
+            hot,
+            policy,
+            clock,
+            through=self._through,
+            expired_by=self._expired_by,
+            stopping=lambda: self._stopping,
+        )
         self._busy = threading.Lock()
         self._reported: dict[str, int] = {}  # orphan -> size, as the last sweep found them
         self._last_round: dict[str, Any] = {}
-        self._evicted = 0
         self._deleted = 0
         self._stopping = False
         self._oldest_ms = -1  # of the backlog, as the last round saw it
@@ -112,7 +117,7 @@ class Lifecycle:
                     break  # each name failed: the next run tries again
             self._note(reports)
             if evict:
-                self._evict(progress, everything=True)
+                self._evictor.run(progress, everything=True)
         return reports
 
     def adjust_upload_rate(self) -> None:
@@ -219,43 +224,7 @@ class Lifecycle:
             if self._journal is not None:
                 self._journal.ensure_online()
                 self._journal.follow()
-            return self._evict(None)
-
-    def _evict(self, progress: Progress | None, *, everything: bool = False) -> list[int]:
-        """One at a time, the oldest first; the disk is asked again in between. With `everything`, of any age."""
-        evicted: list[int] = []
-        expired_by: int | None = None
-        moment: Moment | None = None
-        while not self._stopping and (oldest := min(self._hot.segments(), key=_base_of, default=None)) is not None:
-            if not oldest.sealed:
-                break
-            expired_by = self._expired_by() if expired_by is None else expired_by
-            policy, ratio = self.policy, self._hot.disk_ratio()
-            moment = moment_of(policy, self._clock.now_ms(), expired_by, ratio, moment)
-            if not self._may_go(oldest, policy, moment._replace(crowded=moment.crowded or everything)):
-                break
-            failpoint.hit("offload.before_evict")
-            self._hot.evict(oldest.base)
-            failpoint.hit("offload.after_evict")
-            evicted.append(oldest.base)
-            self._evicted += 1
-            _log.info("the local segment at %d is evicted, the disk is %.0f %% full", oldest.base, ratio * 100)
-            if progress is not None:
-                progress({"event": "evicted", "segment": oldest.base})
-        return evicted
-
-    def _may_go(self, oldest: Segment, policy: Policy, moment: Moment) -> bool:
-        through = self._through()
-        if not may_evict(oldest, through, policy, moment, None):
-            return False
-        pinned = self._hot.pinned_from()
-        if pinned is not None and pinned < oldest.end:
-            # A timer may wait for days: it moves to the head of the log where it alone would keep a segment.
-            self._hot.carry_waiting(oldest.end)
-            pinned = self._hot.pinned_from()
-        # What a message no longer waits for, its delivery or its end, must be as durable as the segment that goes.
-        self._hot.flush()
-        return may_evict(oldest, self._through(), policy, moment, pinned)
+            return self._evictor.run()
 
     def _expired_by(self) -> int:
         """The time by which a TTL lets go of what no archive has: as careful as where the TTL itself deletes."""
@@ -449,7 +418,7 @@ class Lifecycle:
         """Figures for metrics and the admin page, of a backlog that was seen just now; reads the local log only."""
         aside = self.set_aside()
         common: dict[str, Any] = {
-            "evicted_segments": self._evicted,
+            "evicted_segments": self._evictor.evicted,
             "deleted_objects": self._deleted,
             "clock": msgspec.to_builtins(self.safe_clock.state()),
         }
@@ -501,7 +470,3 @@ class Lifecycle:
 
     def age_ms(self, what: Pending) -> int:
         return max(0, self._clock.now_ms() - what.oldest_ms) if what.oldest_ms >= 0 else 0
-
-
-def _base_of(segment: Segment) -> int:
-    return segment.base

@@ -20,6 +20,7 @@ from struct import Struct
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from broker.store.born_hosts import HOST_FLAGS, BornHost, BornHosts
 from broker.store.checkpoint import Checkpoint, DataDirectory, QueueState
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import SYNC_FLUSH, StoreConfig
@@ -30,7 +31,6 @@ from broker.store.layout import (
     CRC_ENTRY,
     CRC_ENTRY_SIZE,
     END_SIZE,
-    HEAD_OF_HOSTS,
     QUEUE_ENTRY,
     QUEUE_ENTRY_SIZE,
     SHORT,
@@ -39,7 +39,7 @@ from broker.store.layout import (
 from infra import failpoint
 from infra.clock import Clock
 from infra.disk import Disk
-from neve.message import BORN_HOST_V6, PROPERTIES_LENGTH_MAX, STORE_HOST_V6, pack_host
+from neve.message import PROPERTIES_LENGTH_MAX, pack_host
 
 # Queue, body, properties, tags code, keys in one string, flag, system flag, born time, reconsume times, prepared
 # transaction offset: a tuple, because an object would cost the hot path more than all its checks.
@@ -52,10 +52,8 @@ AppendCallback = Callable[[list[Shown]], None]
 
 log = logging.getLogger(__name__)
 
-_HOST_FLAGS = BORN_HOST_V6 | STORE_HOST_V6
 _RECORD_OVERHEAD = 64 << 10
 _INDEX_BATCH = 256
-_HOSTS_KEPT = 10_000
 _entry_pack_into = QUEUE_ENTRY.pack_into
 _length_pack = SHORT.pack
 
@@ -107,7 +105,7 @@ class Appender:
         self._unconfirmed: deque[tuple[int, list[Shown]]] = deque()
         self._max_record = config.max_message_size + _RECORD_OVERHEAD
         self._store_host = pack_host(config.store_host)
-        self._hosts: dict[tuple[str, int], tuple[bytes, Struct, int]] = {}
+        self._hosts = BornHosts(self._store_host)
         self._flush_lock = threading.Lock()
         self._due: _DueCheckpoint | None = None
         self._checkpoint_at = 0
@@ -167,7 +165,7 @@ class Appender:
         Fewer than were given: the next one can't be stored; appended alone, it says why. Raises as `put` if that is the
         first.
         """
-        host = self._hosts.get(born_host) or self._pack_born(born_host)
+        host = self._hosts[born_host]
         if now > self.last_time:
             self.last_time = now
         elif self.last_time - now > STANDS_STILL_MS:
@@ -205,7 +203,7 @@ class Appender:
             queue.make_room()
         self.log.open_writer(file)
 
-    def _append_run(self, sends: Sequence[Send], places: list[Place], host: tuple[bytes, Struct, int]) -> None:
+    def _append_run(self, sends: Sequence[Send], places: list[Place], host: BornHost) -> None:
         """The sends from the first without a place on, as far as there is room; for that one there is."""
         file, now, store_host = self._active, self.last_time, self._store_host
         assert file is not None
@@ -237,7 +235,7 @@ class Appender:
             physical_offset = base + position
             head = head_pack(
                 size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset, physical_offset,
-                sys_flag & ~_HOST_FLAGS | host_flags, born_timestamp, born, now, store_host, reconsume_times, prepared,
+                sys_flag & ~HOST_FLAGS | host_flags, born_timestamp, born, now, store_host, reconsume_times, prepared,
                 body_length,
             )  # fmt: skip
             pieces += (head, body, tail)
@@ -284,19 +282,6 @@ class Appender:
             queue.visible = queue_offset + 1
         for callback in self.on_append:
             callback(shown)
-
-    def _pack_born(self, host: tuple[str, int]) -> tuple[bytes, Struct, int]:
-        try:
-            born = pack_host(host)
-        except ValueError as error:
-            raise MessageIllegal(f"born host {host} is no address") from error
-        if len(self._hosts) >= _HOSTS_KEPT:
-            self._hosts.clear()
-        is_v6, store_is_v6 = len(born) > 8, len(self._store_host) > 8
-        struct = HEAD_OF_HOSTS[16 if is_v6 else 4, 16 if store_is_v6 else 4]
-        packed = born, struct, BORN_HOST_V6 * is_v6 | STORE_HOST_V6 * store_is_v6
-        self._hosts[host] = packed
-        return packed
 
     def new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Make the queue of the first message; above an earlier life of it. Raises as `put`."""
