@@ -148,6 +148,7 @@ class Transactions:
         self.halves = HalfMessages(world.store, world.clock)
         context: Any = SimpleNamespace(
             accepting=True, transactions=self.halves, clock=world.clock, config=world.config, store=world.store,
+            trusted_ms=world.clock.now_ms,
             clients=SimpleNamespace(next_producer=lambda group: self.producer), faults=world.faults,
             topics=SimpleNamespace(create_plain=lambda topic, nums: None), register_soon=lambda: None,
             address=("127.0.0.1", 10911),
