@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -10,12 +10,16 @@ from broker.broker_context import BrokerContext
 from broker.state_capture import capture_state
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import EntryRun, Segment
+from broker.store.reading import EntrySlice, joined
 from neve.archive.state import BrokerState
 from tiered.offload_plan import TopicUnreadable
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# Entries, and queues, of which the loop copies those at once: a few milliseconds.
+_ENTRIES_AT_ONCE = 50_000
+_QUEUES_AT_ONCE = 256
 _CALL_TIMEOUT_S = 120.0  # of a loop that is busy: longer, and the job has failed
 
 
@@ -55,8 +59,13 @@ class LoopHotStore:
         asyncio.run_coroutine_threadsafe(flusher.flush_now(), self._loop).result(_CALL_TIMEOUT_S)
         return flusher.flushed_offset
 
-    def roll(self) -> None:
-        self._call(self._context.store.roll)
+    def roll(self) -> bool:
+        try:
+            self._call(self._context.store.roll)
+        except StoreFull as error:
+            log.warning("the active segment goes on: %s", error)
+            return False
+        return True
 
     def evict(self, base: int) -> None:
         store = self._context.store
@@ -81,7 +90,12 @@ class LoopHotStore:
         return self._call_of(topic, lambda: self._context.store.store_time(topic, queue, offset))
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
-        return self._call_of(topic, lambda: self._context.store.entries(topic, start, end))
+        """Asked for in slices: a segment of small records has millions of them."""
+        slices = self._context.store.entry_slices(topic, start, end, _ENTRIES_AT_ONCE)
+        taken: list[EntrySlice] = []
+        while more := self._call_of(topic, lambda: _some(slices)):
+            taken += more
+        return joined(taken)
 
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
         return self._call(lambda: self._context.store.files(start, end))
@@ -101,3 +115,15 @@ class LoopHotStore:
 
     def disk_ratio(self) -> float:
         return self._context.store.disk.room(self._context.root).used_ratio
+
+
+def _some(slices: Iterator[EntrySlice]) -> list[EntrySlice]:
+    """On the loop: the next slices; none: that were all."""
+    taken: list[EntrySlice] = []
+    count = 0
+    for piece in slices:
+        taken.append(piece)
+        count += len(piece.run.sizes)
+        if count >= _ENTRIES_AT_ONCE or len(taken) >= _QUEUES_AT_ONCE:
+            break
+    return taken

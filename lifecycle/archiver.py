@@ -1,4 +1,5 @@
-"""The lifecycle's jobs: offload, retention, TTL, sweep. One at a time; each starts by making sure it may.
+"""The lifecycle's jobs: offload, retention, TTL, sweep. One at a time, but for offload, which takes a turn for each
+step of a backlog. Each starts by making sure it may.
 
 A job that finds the archive taken over or out of reach raises: the scheduler counts and logs it, and runs it again at
 its next time. Nothing is evicted or deleted on the way.
@@ -17,6 +18,7 @@ import msgspec
 from infra import failpoint
 from infra.clock import Clock
 from infra.object_store import AccessDenied
+from lifecycle.backlog import Backlog
 from lifecycle.evictor import Evictor
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import (
@@ -31,6 +33,7 @@ from lifecycle.retention import (
     wanted_segments,
 )
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
+from lifecycle.turns import Turns
 from neve.archive import keys
 from neve.archive.journal import Deleted, Expire
 from tiered.journal import JournalWriter
@@ -64,8 +67,12 @@ class Lifecycle:
         self._hot, self._journal, self._clock = hot, journal, clock
         self.safe_clock = safe_clock or SafeClock(clock)
         self._worker = worker
+        # A step of a job: each of them finds the journal, the log and the bucket as the one before left them.
+        self._busy = Turns()
         self._rounds = (
-            OffloadRound(journal, hot, worker, cluster=cluster) if journal is not None and worker is not None else None
+            OffloadRound(journal, hot, worker, clock, self._busy, lambda: self._stopping, cluster=cluster)
+            if journal is not None and worker is not None
+            else None
         )
         self._unexpired = SetAside("expired")
         self._evictor = Evictor(
@@ -76,7 +83,8 @@ class Lifecycle:
             expired_by=self._expired_by,
             stopping=lambda: self._stopping,
         )
-        self._busy = threading.Lock()
+        self._offloading = threading.Lock()  # one at a time, for as long as its backlog takes
+        self._backlog = Backlog(hot, journal.catalog) if journal is not None else None
         self._reported: dict[str, int] = {}  # orphan -> size, as the last sweep found them
         self._last_round: dict[str, Any] = {}
         self._deleted = 0
@@ -102,12 +110,15 @@ class Lifecycle:
         """Finish what is open, then write what is due; with `roll` everything, with `evict` free the local disk."""
         if self._journal is None or self._rounds is None:
             return []
-        with self._busy:
-            self._journal.ensure_online()
-            self._journal.follow()
+        with self._offloading:
+            with self._busy:
+                self._journal.ensure_online()
+                self._journal.follow()
+                if evict:
+                    self._evictor.run(progress, everything=True)  # before a roll, which needs room
+                if roll and not self._hot.roll():
+                    _tell(progress, event="not_rolled", reason="no room for a next segment")
             reports = self._rounds.resume(progress)
-            if roll:
-                self._hot.roll()
             while not self._stopping and (ranges := self._ranges(everything=roll)):
                 report = self._rounds.run(ranges, progress)
                 if report is None:
@@ -117,7 +128,8 @@ class Lifecycle:
                     break  # each name failed: the next run tries again
             self._note(reports)
             if evict:
-                self._evictor.run(progress, everything=True)
+                with self._busy:
+                    self._evictor.run(progress, everything=True)
         return reports
 
     def adjust_upload_rate(self) -> None:
@@ -133,7 +145,7 @@ class Lifecycle:
         """Before a log goes on above its archive: close what it can't fulfil, archive the rest that it still holds."""
         if self._journal is None or self._rounds is None:
             return []
-        with self._busy:
+        with self._offloading:
             reports = self._rounds.resume()
             while ranges := self._ranges(everything=True):
                 report = self._rounds.run(ranges)
@@ -149,12 +161,14 @@ class Lifecycle:
         """The topics of the next round with their ranges, each within the segment of its first unarchived record."""
         assert self._journal is not None
         assert self._rounds is not None
+        assert self._backlog is not None
         end = self._hot.flush()
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         ranges: dict[str, TopicRange] = {}
         pending: dict[str, Pending] = {}
         queues = self._hot.queues()
         self._rounds.set_aside.keep(queues)
+        self._backlog.keep(queues, segments)
         for topic in self._archived(queues):
             try:
                 found = self._pending(topic, segments, end)
@@ -181,24 +195,8 @@ class Lifecycle:
         return [topic for topic in topics if topic not in open_topics and archived(topic)]
 
     def _pending(self, topic: str, segments: Sequence[Segment], end: int) -> tuple[TopicRange, Pending] | None:
-        assert self._journal is not None
-        through = self._journal.catalog.through(topic) or 0
-        target: TopicRange | None = None
-        total, oldest = 0, -1
-        for segment in segments:
-            start, covered = self._journal.catalog.next_uncovered(topic, max(segment.base, through))
-            stop = min(segment.end, end if covered is None else min(end, covered))
-            if start >= stop or segment.topics.get(topic, (-1, -1))[0] < start:
-                continue
-            runs = {queue: run for queue, run in self._hot.entries(topic, start, stop).items() if len(run.physical)}
-            if not runs:
-                continue
-            total += sum(int(run.sizes.sum()) for run in runs.values())
-            if target is None:
-                target = TopicRange(topic, start, stop)
-                queue, run = min(runs.items(), key=lambda item: int(item[1].physical[0]))
-                oldest = self._hot.store_time(topic, queue, run.first_offset)
-        return (target, Pending(total, oldest)) if target is not None else None
+        assert self._backlog is not None
+        return self._backlog.of(topic, segments, end, self.policy.gone_below(topic))
 
     def _through(self) -> dict[str, int]:
         if self._journal is None:
@@ -470,3 +468,8 @@ class Lifecycle:
 
     def age_ms(self, what: Pending) -> int:
         return max(0, self._clock.now_ms() - what.oldest_ms) if what.oldest_ms >= 0 else 0
+
+
+def _tell(progress: Progress | None, **event: Any) -> None:
+    if progress is not None:
+        progress(event)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from infra import failpoint
+from infra.clock import Clock
 from infra.object_store import ObjectStoreError
 from neve.archive.journal import Abort, Commit, CommittedName, Gap, Intent, IntentName
 from tiered.journal import JournalWriter
@@ -24,6 +26,8 @@ from tiered.set_aside import SetAside
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[dict[str, Any]], None]
+# A round of many names publishes what it has so often: what is published can be evicted.
+_COMMIT_S = 30.0
 
 
 class ContentConflict(Exception):
@@ -86,14 +90,26 @@ class RoundReport:
     committed: list[CommittedName] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # key -> why
     aborted: list[str] = field(default_factory=list)
+    lost: list[tuple[IntentName, str]] = field(default_factory=list)  # names to be closed without an object, and why
     gaps: int = 0
 
 
 class OffloadRound:
-    def __init__(
-        self, journal: JournalWriter, hot: HotLog, worker: Uploader, *, cluster: str = "DefaultCluster"
+    """Each step takes a turn of its own, so that other jobs have theirs between two names of a long round."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        journal: JournalWriter,
+        hot: HotLog,
+        worker: Uploader,
+        clock: Clock,
+        turn: AbstractContextManager[None],
+        stopping: Callable[[], bool] = lambda: False,
+        *,
+        cluster: str = "DefaultCluster",
     ) -> None:
-        self._journal, self._hot, self._worker = journal, hot, worker
+        self._journal, self._hot, self._worker, self._clock = journal, hot, worker, clock
+        self._turn, self._stopping = turn, stopping
         self._cluster = cluster
         self.set_aside = SetAside("archived")
 
@@ -106,6 +122,19 @@ class OffloadRound:
 
     def run(self, topics: Iterable[TopicRange], progress: Progress | None = None) -> RoundReport | None:
         """One round for the given ranges; None where they hold no entry."""
+        with self._turn:
+            begun = self._begin(list(topics), progress)
+        if begun is None:
+            return None
+        number, names, gaps = begun
+        report = self._complete(number, names, progress)
+        report.gaps += gaps
+        return report
+
+    def _begin(
+        self, topics: Sequence[TopicRange], progress: Progress | None
+    ) -> tuple[int, list[IntentName], int] | None:
+        """The round's number, its names and how many gaps it found."""
         plan = self._journal.plan_mark()
         place = Place(self._journal.prefix, self._journal.broker, self._journal.epoch)
         names: list[IntentName] = []
@@ -123,7 +152,7 @@ class OffloadRound:
         if any(name.key in self._journal.aborted for name in names):
             # A name is written at most once, so a closed one is not tried again: a new epoch gives new names.
             self._journal.renew_epoch()
-            return self.run(topics, progress)
+            return self._begin(topics, progress)
         for gap in gaps:
             _log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
             self._journal.append(gap)
@@ -132,47 +161,69 @@ class OffloadRound:
         try:
             self._journal.append(Intent(round=number, names=names), plan=plan)
         except StalePlan:
-            return self.run(topics, progress)
+            return self._begin(topics, progress)
         failpoint.hit("offload.after_intent")
         _tell(progress, event="intent", round=number, objects=len(names))
-        report = self._complete(number, names, progress)
-        report.gaps += len(gaps)
-        return report
+        return number, names, len(gaps)
 
     def _complete(self, number: int, names: Sequence[IntentName], progress: Progress | None) -> RoundReport:
         report = RoundReport(number)
-        lost: list[tuple[IntentName, str]] = []
+        ready: list[CommittedName] = []
+        since = self._clock.monotonic()
         for name in names:
-            try:
-                entries = self._entries(name)
-                if _bounds(entries) != name.queues:
-                    lost.append((name, "the local log does not hold what the intent named"))
-                    continue
-                committed = self._upload(number, name, entries)
-            except ContentConflict as error:
-                lost.append((name, str(error)))
-            except (TopicUnreadable, EncodeFailed) as error:
-                self._fail(name, error, report)
-            except ObjectStoreError as error:
-                _log.error("round %d, %s: %s", number, name.key, error)
-                report.failed[name.key] = str(error)
-            else:
-                self.set_aside.clear(name.topic)
-                report.committed.append(committed)
-                _tell(progress, event="uploaded", key=name.key, rows=committed.rows, bytes=committed.size)
-        if report.committed:
-            failpoint.hit("offload.before_commit")
-            self._journal.append(Commit(round=number, names=report.committed))
-            failpoint.hit("offload.after_commit")
-            rows, size = sum(one.rows for one in report.committed), sum(one.size for one in report.committed)
-            _log.info("round %d: %d objects, %d rows, %d bytes", number, len(report.committed), rows, size)
-            _tell(progress, event="commit", round=number, objects=len(report.committed))
-        for name, reason in lost:
-            try:
-                self._abort(number, name, reason, report)
-            except TopicUnreadable as error:
-                self._fail(name, error, report)
+            if self._stopping():
+                break  # what is left stays open: the next round, or the next process, goes on with it
+            with self._turn:
+                committed = self._finish(number, name, report)
+                if committed is not None:
+                    ready.append(committed)
+                    _tell(progress, event="uploaded", key=name.key, rows=committed.rows, bytes=committed.size)
+                if self._clock.monotonic() - since >= _COMMIT_S:
+                    self._commit(number, ready, report, progress)
+                    ready, since = [], self._clock.monotonic()
+        with self._turn:
+            self._commit(number, ready, report, progress)
+        for name, reason in report.lost:
+            with self._turn:
+                try:
+                    self._abort(number, name, reason, report)
+                except TopicUnreadable as error:
+                    self._fail(name, error, report)
         return report
+
+    def _finish(self, number: int, name: IntentName, report: RoundReport) -> CommittedName | None:
+        """The name's object, in the store; None: it stays open, or is lost. Raises where the store is away."""
+        try:
+            entries = self._entries(name)
+            if _bounds(entries) != name.queues:
+                report.lost.append((name, "the local log does not hold what the intent named"))
+                return None
+            committed = self._upload(number, name, entries)
+        except ContentConflict as error:
+            report.lost.append((name, str(error)))
+        except (TopicUnreadable, EncodeFailed) as error:
+            self._fail(name, error, report)
+        except ObjectStoreError as error:
+            _log.error("round %d, %s: %s", number, name.key, error)
+            report.failed[name.key] = str(error)
+            self._journal.follow()  # raises where it is the store: the names behind this one would fail as well
+        else:
+            self.set_aside.clear(name.topic)
+            return committed
+        return None
+
+    def _commit(
+        self, number: int, names: Sequence[CommittedName], report: RoundReport, progress: Progress | None
+    ) -> None:
+        if not names:
+            return
+        failpoint.hit("offload.before_commit")
+        self._journal.append(Commit(round=number, names=list(names)))
+        report.committed += names
+        failpoint.hit("offload.after_commit")
+        rows, size = sum(one.rows for one in names), sum(one.size for one in names)
+        _log.info("round %d: %d objects, %d rows, %d bytes", number, len(names), rows, size)
+        _tell(progress, event="commit", round=number, objects=len(names))
 
     def _fail(self, name: IntentName, error: Exception, report: RoundReport) -> None:
         """It stays open: the next round tries it again, under the same name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -19,6 +19,7 @@ from broker.store.recovery import RecoveryReport
 __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport", "Segment", "StoreConfig"]
 
 _QUERY_LIMIT = 64
+_ALL = 1 << 62
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -319,20 +320,14 @@ class MessageStore(Appender):
 
     def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryRun]:
         """Per queue the entries of records in [start, end), as arrays of their own."""
-        runs: dict[int, EntryRun] = {}
+        return reading.joined(self.entry_slices(topic, start_phys, end_phys, _ALL))
+
+    def entry_slices(self, topic: str, start_phys: int, end_phys: int, most: int) -> Iterator[reading.EntrySlice]:
+        """The same, at most so many entries at a time: between two of them other work may have its turn."""
         # a queue's file may still have entries of log files that are evicted
         start = max(start_phys, self.state.deleted.get(topic, 0), self.min_physical_offset)
-        for queue_id, queue in self.table_by_topic.get(topic, {}).items():
-            first, end = queue.first_at(start), min(queue.first_at(end_phys), queue.visible)
-            run = reading.entry_run(queue, first, end)
-            while run is not None and (run_end := run.first_offset + len(run.sizes)) < end:
-                following = queue.next_existing(run_end)
-                if following > queue.floor:
-                    raise StoreError(f"{topic}, queue {queue_id} has a hole between the offsets {first} and {end}")
-                run = reading.entry_run(queue, following, end)  # what lies below is hidden for good
-            if run is not None:
-                runs[queue_id] = run
-        return runs
+        for queue in list(self.table_by_topic.get(topic, {}).values()):
+            yield from reading.entry_slices(queue, queue.first_at(start), queue.first_at(end_phys), most)
 
     def files(self, start: int, end: int) -> list[tuple[str, int, int]]:
         """Path, base and length of the log's files that meet [start, end)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -208,3 +210,47 @@ def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
             entries["tags"].astype(np.int64),
         )
     return None
+
+
+class EntrySlice(msgspec.Struct, frozen=True):
+    """Entries of a queue; they follow those of the slice before, or (`anew`) begin its run again."""
+
+    queue_id: int
+    run: EntryRun
+    anew: bool
+
+
+def entry_slices(queue: ConsumeQueue, first: int, end: int, most: int) -> Iterator[EntrySlice]:
+    """The visible entries of [first, end), at most so many at a time. Raises StoreError for a hole in view."""
+    end, at = min(end, queue.visible), first
+    while at < end:
+        run = entry_run(queue, at, min(end, at + most))
+        start = queue.next_existing(at) if run is None else run.first_offset
+        if start > at > first and start > queue.floor:
+            raise StoreError(f"{queue.topic}, queue {queue.queue_id} has a hole between the offsets {first} and {end}")
+        if run is None:
+            at = start
+            continue
+        yield EntrySlice(queue.queue_id, run, at == first or start > at)  # what lies below a hole is hidden for good
+        at = start + len(run.sizes)
+
+
+def joined(slices: Iterable[EntrySlice]) -> dict[int, EntryRun]:
+    """One run for each queue."""
+    parts: dict[int, list[EntryRun]] = {}
+    for piece in slices:
+        if piece.anew:
+            parts[piece.queue_id] = []
+        parts[piece.queue_id].append(piece.run)
+    return {queue_id: _joined(runs) for queue_id, runs in parts.items()}
+
+
+def _joined(runs: list[EntryRun]) -> EntryRun:
+    if len(runs) == 1:
+        return runs[0]
+    return EntryRun(
+        runs[0].first_offset,
+        np.concatenate([run.physical for run in runs]),
+        np.concatenate([run.sizes for run in runs]),
+        np.concatenate([run.tags for run in runs]),
+    )

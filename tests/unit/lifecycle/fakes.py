@@ -99,8 +99,9 @@ class FakeHot:
     def flush(self) -> int:
         return self.tail
 
-    def roll(self) -> None:
+    def roll(self) -> bool:
         self.tail = -(-self.tail // SEGMENT) * SEGMENT
+        return True
 
     def evict(self, base: int) -> None:
         assert base == self.first_segment, "the log is evicted from its lower end"

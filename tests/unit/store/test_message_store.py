@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.store import reading
 from broker.store.checkpoint import Checkpoint
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
 from broker.store.message_store import MessageStore
@@ -400,3 +401,20 @@ def test_entries_of_a_topic_are_found_without_a_walk_over_all_topics(open_store:
     store.table = NotWalked(store.table)
     assert {queue: len(run.sizes) for queue, run in store.entries("a", 0, store.max_physical_offset).items()} == {0: 2}
     assert store.entries("none", 0, store.max_physical_offset) == {}
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 1000])
+def test_entries_in_slices_are_the_same_entries(open_store: Open, put: Put, most: int) -> None:
+    store = open_store()
+    for number in range(40):
+        put(store, "t", number % 3)
+    store.after_flush(store.flush())
+    whole = store.entries("t", 0, store.max_physical_offset)
+    slices = list(store.entry_slices("t", 0, store.max_physical_offset, most))
+    assert max(len(piece.run.sizes) for piece in slices) <= most
+    together = reading.joined(slices)
+    assert together.keys() == whole.keys() == {0, 1, 2}
+    for queue, run in together.items():
+        assert run.first_offset == 0
+        assert run.physical.tolist() == whole[queue].physical.tolist()
+        assert run.tags.tolist() == whole[queue].tags.tolist()

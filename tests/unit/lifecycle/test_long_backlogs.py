@@ -1,0 +1,198 @@
+"""While a long backlog is archived the disk is freed, a stop is quick, and the work grows with what is new."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.object_store import StoreUnavailable
+from lifecycle.retention import Policy
+from lifecycle.turns import Turns
+from neve.archive.journal import Commit
+from tests.unit.lifecycle.fakes import SEGMENT, Rig
+from tiered.offload_plan import EntryRun
+
+SEGMENTS = 12
+
+
+def backlog(rig: Rig) -> Rig:
+    rig.hot.put("a", count=10 * SEGMENTS)
+    return rig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path / "state", Policy(archive_min_bytes=1))
+
+
+def on_upload(rig: Rig, act: Callable[[int], None]) -> list[int]:
+    """`act` is told the number of each upload before it begins; the list grows with them."""
+    upload, numbers = rig.worker.encode_upload, []
+
+    def acting(*arguments: Any) -> Any:
+        numbers.append(len(numbers) + 1)
+        act(numbers[-1])
+        return upload(*arguments)
+
+    rig.worker.encode_upload = acting  # type: ignore[method-assign]
+    return numbers
+
+
+def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
+    turns, order, asked = Turns(), [], []
+    threads = []
+
+    def take(name: int) -> None:
+        with turns:
+            order.append(name)
+
+    with turns:
+        for name in range(5):
+            threads.append(threading.Thread(target=take, args=(name,)))
+            threads[-1].start()
+            while len(turns._line) < name + 2:
+                threading.Event().wait(0.001)
+            asked.append(name)
+    for thread in threads:
+        thread.join(10)
+    assert order == asked
+
+
+def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> None:
+    backlog(rig).hot.disk = 0.95
+    retention = threading.Thread(target=rig.lifecycle.run_retention)
+    seen: list[int] = []
+
+    def act(number: int) -> None:
+        if number == 4:
+            retention.start()
+            while len(rig.lifecycle._busy._line) < 2:  # it waits for its turn
+                threading.Event().wait(0.001)
+        if number == 5:
+            retention.join(10)  # its turn came before this one
+            seen.extend(rig.hot.evicted)
+
+    on_upload(rig, act)
+    rig.lifecycle.run_offload()
+    assert seen[:3] == [0, SEGMENT, 2 * SEGMENT]
+    assert rig.check_tiles("a") == 10 * SEGMENTS
+
+
+def test_a_stop_ends_a_round_after_the_name_that_is_being_made(rig: Rig) -> None:
+    for topic in range(50):
+        rig.hot.put(f"t{topic}")
+    uploads = on_upload(rig, lambda number: rig.lifecycle.stop() if number == 2 else None)
+    rig.offload()
+    assert len(uploads) == 2
+    assert len(rig.journal.catalog.objects()) == 2
+    rig.restart()
+    rig.offload()
+    assert [rig.check_tiles(f"t{topic}") for topic in range(50)] == [1] * 50
+
+
+def test_a_store_that_is_gone_is_not_asked_for_each_name(rig: Rig) -> None:
+    for topic in range(50):
+        rig.hot.put(f"t{topic}")
+
+    def act(number: int) -> None:
+        if number == 3:
+            rig.store.fail("*", StoreUnavailable("gone"), times=1000)
+
+    uploads = on_upload(rig, act)
+    with pytest.raises(StoreUnavailable):
+        rig.offload()
+    assert len(uploads) == 3
+    rig.store.faults.clear()
+    rig.restart()
+    rig.offload()
+    assert [rig.check_tiles(f"t{topic}") for topic in range(50)] == [1] * 50
+
+
+def test_one_name_that_the_store_does_not_take_stops_no_other(rig: Rig) -> None:
+    for topic in range(5):
+        rig.hot.put(f"t{topic}")
+    rig.store.fail("put", StoreUnavailable("slow down"), match="topic=t1/", times=1)
+    (report,) = rig.lifecycle.run_offload()
+    assert (len(report.committed), len(report.failed)) == (4, 1)
+
+
+def test_a_long_round_publishes_what_it_has_now_and_then(rig: Rig) -> None:
+    for topic in range(6):
+        rig.hot.put(f"t{topic}")
+    commits: list[int] = []
+    append = rig.journal.append
+
+    def counting(entry: Any, **more: Any) -> int:
+        if isinstance(entry, Commit):
+            commits.append(len(entry.names))
+        return append(entry, **more)
+
+    rig.journal.append = counting  # type: ignore[method-assign]
+    on_upload(rig, lambda number: rig.clock.advance(15_000))
+    rig.lifecycle.run_offload()
+    assert commits == [2, 2, 2]
+
+
+def asked_for(rig: Rig) -> list[tuple[int, int]]:
+    """The ranges of which entries are asked for."""
+    ranges: list[tuple[int, int]] = []
+    entries = rig.hot.entries
+
+    def asking(topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
+        ranges.append((start, end))
+        return entries(topic, start, end)
+
+    rig.hot.entries = asking  # type: ignore[method-assign]
+    return ranges
+
+
+def test_the_work_of_a_backlog_grows_with_its_length(rig: Rig) -> None:
+    """Each segment is counted, planned and written; not all of them again in each round."""
+    ranges = asked_for(backlog(rig))
+    rig.lifecycle.run_offload()
+    assert sum(end - start for start, end in ranges) <= 3 * SEGMENTS * SEGMENT
+
+
+def test_a_look_at_the_backlog_reads_only_what_is_new(rig: Rig) -> None:
+    backlog(rig)
+    rig.hot.put("a", count=3)
+    before = rig.lifecycle.backlog()["a"]
+    ranges = asked_for(rig)
+    rig.hot.put("a", count=2)
+    after = rig.lifecycle.backlog()["a"]
+    assert ranges == [(rig.hot.tail - 200, rig.hot.tail)]
+    assert (after.bytes - before.bytes, after.oldest_ms) == (200, before.oldest_ms)
+    ranges.clear()
+    assert rig.lifecycle.backlog()["a"] == after
+    assert ranges == []
+
+
+def test_counts_of_a_topic_are_not_those_of_the_one_that_came_again(rig: Rig) -> None:
+    gone = {"a": 0}
+    rig.policy = Policy(archive_min_bytes=1 << 30, gone_below=gone.__getitem__)
+    rig.hot.put("a", count=5)
+    assert rig.lifecycle.backlog()["a"].bytes == 500
+    rig.hot.delete_topic("a")
+    gone["a"] = rig.hot.tail
+    rig.hot.put("a")
+    assert rig.lifecycle.backlog()["a"].bytes == 100
+
+
+def test_on_a_full_disk_room_is_made_first_and_sealed_segments_go_though_none_can_be_begun(rig: Rig) -> None:
+    rig.hot.put("a", count=15)
+    rig.lifecycle.run_offload()
+    rig.hot.put("a", count=10)
+    happened: list[str] = []
+
+    def no_room() -> bool:
+        happened.append("roll")
+        return False
+
+    rig.hot.roll = no_room  # type: ignore[method-assign]
+    rig.lifecycle.run_offload(roll=True, evict=True, progress=lambda item: happened.append(item["event"]))
+    assert happened[:3] == ["evicted", "roll", "not_rolled"]
+    assert rig.hot.evicted == [0, SEGMENT]
