@@ -134,7 +134,7 @@ class BrokerController:
         )
         sync_log = flusher.flush_now
         offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log)
-        topics = TopicConfigManager(disk, tables / "topics.json", clock)
+        topics = TopicConfigManager(disk, tables / "topics.json", clock, lambda: config.max_topics)
         context = BrokerContext(
             config=config,
             clock=clock,
@@ -145,7 +145,7 @@ class BrokerController:
             tiered=TieredStore(store, config),
             flusher=flusher,
             topics=topics,
-            groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock),
+            groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock, lambda: config.max_groups),
             offsets=offsets,
             pops=PopBook(
                 store,
@@ -158,8 +158,8 @@ class BrokerController:
             ),
             polling=PopPolling(),
             modes=RequestModes(disk, tables / "messageRequestMode.json"),
-            clients=ClientManager(clock, self._members_changed),
-            locks=RebalanceLock(clock),
+            clients=ClientManager(clock, self._members_changed, lambda: config.max_client_bytes),
+            locks=RebalanceLock(clock, lambda: config.max_queue_locks),
             hold=PullRequestHold(clock, config.max_held_pulls, self.faults),
             schedule=ScheduleMessage(
                 store,
@@ -300,6 +300,7 @@ class BrokerController:
         every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context).run)
         every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
         every("clients", _CLIENT_SCAN, context.clients.expire)
+        every("queue-locks", _CLIENT_SCAN, context.locks.expire)
         every("register-period", self.config.register_name_server_period / 1000, self._register)
         every("persist", self.config.flush_consumer_offset_interval / 1000, self._persist)
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
+from broker.state_file import encode_table
 from infra.auth.guard import inner_credentials
 from infra.config import BrokerConfig
 from infra.remoting_server import Connection, open_connection
 from infra.tls import client_context
 from neve.errors import NeveError
-from neve.remoting.body import QueueData, TopicRouteData, dumps, loads_as
+from neve.remoting.body import QueueData, TopicRouteData, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
@@ -36,13 +37,13 @@ class BrokerOuterApi:
 
     async def register(self, topics: dict[str, Any]) -> int:
         """The whole topic table to all name servers; how many took it."""
-        body = dumps({"filterServerList": [], "topicConfigSerializeWrapper": topics})
+        body, checksum = await asyncio.to_thread(_registration, topics)
         host, port = self._address()
         ext = {
             **self._identity(),
             "haServerAddr": f"{host}:{port + 1}",
             "compressed": "false",
-            "bodyCrc32": str(crc32(body) & 0x7FFFFFFF),
+            "bodyCrc32": str(checksum),
         }
         request = (RequestCode.REGISTER_BROKER, ext, body)
         results = await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
@@ -115,3 +116,9 @@ class BrokerOuterApi:
             connection = await open_connection(host, int(port), tls=self._tls)
         self._connections[server] = connection
         return connection
+
+
+def _registration(topics: dict[str, Any]) -> tuple[bytes, int]:
+    """The body of REGISTER_BROKER and its checksum."""
+    body = b'{"filterServerList":[],"topicConfigSerializeWrapper":%b}' % encode_table(topics)
+    return body, crc32(body) & 0x7FFFFFFF

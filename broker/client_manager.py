@@ -1,15 +1,20 @@
 """Who is connected: producers and consumers by group, as their heartbeats say, gone with their connection."""
 
-import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from infra.clock import Clock
 from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
 
 EXPIRE_SECONDS = 120.0
+MAX_CLIENT_ID = 1024
+# What a row costs beside the texts in it.
+_ROW_BYTES = 200
 BROADCASTING = "BROADCASTING"
 
 
@@ -43,6 +48,11 @@ class Subscription:
     version: int
     expression_type: str
 
+    @property
+    def size(self) -> int:
+        texts = len(self.topic) + len(self.sub_string) + sum(map(len, self.tags)) + len(self.expression_type)
+        return 2 * _ROW_BYTES + texts + _ROW_BYTES * len(self.codes)
+
     def to_wire(self) -> dict[str, Any]:
         return {
             "classFilterMode": False,
@@ -63,6 +73,7 @@ class ConsumerGroup:
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     channels: dict[Connection, ClientChannel] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    size: int = 0  # of the subscriptions
 
     def client_ids(self) -> list[str]:
         return sorted({channel.client_id for channel in self.channels.values()})
@@ -72,17 +83,32 @@ class ConsumerGroup:
 
 
 class ClientManager:
-    """`on_change(group)` is called when its members or its topics change: the consumers then share out anew."""
+    """`on_change(group)` is called when its members or its topics change: the consumers then share out anew.
 
-    def __init__(self, clock: Clock, on_change: Callable[[ConsumerGroup], None]) -> None:
-        self._clock = clock
+    What heartbeats say costs memory until their connection ends: no more than `limit` bytes of it are taken.
+    """
+
+    def __init__(
+        self, clock: Clock, on_change: Callable[[ConsumerGroup], None], limit: Callable[[], int] = lambda: sys.maxsize
+    ) -> None:
+        self._clock, self._limit = clock, limit
         self._on_change = on_change
         self._turn = itertools.count()
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Connection, ClientChannel]] = {}
+        # The way back, so that a connection's end costs its own groups only.
+        self._consumers_of: dict[Connection, set[str]] = {}
+        self._producers_of: dict[Connection, set[str]] = {}
+        self.bytes = 0
 
     def register_producer(self, group: str, channel: ClientChannel) -> None:
-        self.producers.setdefault(group, {})[channel.connection] = channel
+        """BrokerError when the table is full."""
+        channels = self.producers.get(group, {})
+        if channel.connection not in channels:
+            self._take(_cost(group))
+            self._producers_of.setdefault(channel.connection, set()).add(group)
+        self.producers[group] = channels
+        channels[channel.connection] = channel
 
     def find_producer(self, client_id: str) -> ClientChannel | None:
         """The client's channel in any of its groups."""
@@ -99,12 +125,23 @@ class ClientManager:
     def register_consumer(
         self, group: str, channel: ClientChannel, kinds: tuple[str, str, str], subs: Iterable[Subscription] | None
     ) -> bool:
-        """`subs` None keeps what the group had (a heartbeat without its subscriptions). True: something changed."""
-        info = self.consumers.setdefault(group, ConsumerGroup(group))
-        info.consume_type, info.message_model, info.consume_from_where = kinds
+        """`subs` None keeps what the group had (a heartbeat without its subscriptions). True: something changed.
+
+        BrokerError when the table is full.
+        """
+        info = self.consumers.get(group) or ConsumerGroup(group)
         is_new = channel.connection not in info.channels
+        wanted = None if subs is None else list(subs)
+        more = 0 if wanted is None else sum(sub.size for sub in wanted) - info.size
+        self._take(more + (_cost(group) if is_new else 0))
+        self.consumers[group] = info
+        info.consume_type, info.message_model, info.consume_from_where = kinds
         info.channels[channel.connection] = channel
-        changed = subs is not None and _replace_subscriptions(info, list(subs))
+        self._consumers_of.setdefault(channel.connection, set()).add(group)
+        changed = wanted is not None and _replace_subscriptions(info, wanted)
+        if wanted is not None:  # the older of two expressions for a topic was left
+            info.size, asked = sum(sub.size for sub in info.subscriptions.values()), info.size + more
+            self.bytes += info.size - asked
         if is_new or changed:
             self._on_change(info)
         return is_new or changed
@@ -112,44 +149,64 @@ class ClientManager:
     def unregister(self, connection: Connection, producer_group: str | None, consumer_group: str | None) -> None:
         """What came over this connection: anybody can say another's client id."""
         if producer_group:
-            self.producers.get(producer_group, {}).pop(connection, None)
-            self._tidy()
+            self._remove_producer(producer_group, connection)
         info = self.consumers.get(consumer_group or "")
         if info is not None and connection in info.channels:
             self._remove(info, connection)
 
     def connection_closed(self, connection: Connection) -> None:
-        for producers in self.producers.values():
-            producers.pop(connection, None)
-        for info in list(self.consumers.values()):
-            if connection in info.channels:
-                self._remove(info, connection)
-        self._tidy()
+        for group in tuple(self._producers_of.get(connection, ())):
+            self._remove_producer(group, connection)
+        for group in tuple(self._consumers_of.get(connection, ())):
+            self._remove(self.consumers[group], connection)
 
     def expire(self) -> None:
         """Clients that were silent for 120 s; their connection may be held open by something between."""
         limit = self._clock.monotonic() - EXPIRE_SECONDS
-        for producers in self.producers.values():
+        for group, producers in list(self.producers.items()):
             for connection in [c for c, channel in producers.items() if channel.last_update < limit]:
-                del producers[connection]
+                self._remove_producer(group, connection)
         for info in list(self.consumers.values()):
             for connection in [c for c, channel in info.channels.items() if channel.last_update < limit]:
                 self._remove(info, connection)
-        self._tidy()
 
     def groups_subscribed_to(self, topic: str) -> list[str]:
         return [name for name, info in self.consumers.items() if topic in info.subscriptions]
 
+    def _take(self, more: int) -> None:
+        if more > 0 and self.bytes + more > self._limit():
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, f"heartbeats say more than maxClientBytes={self._limit()}")
+        self.bytes += more
+
     def _remove(self, info: ConsumerGroup, connection: Connection) -> None:
-        info.channels.pop(connection, None)
+        del info.channels[connection]
+        self.bytes -= _cost(info.name)
+        _leave(self._consumers_of, connection, info.name)
         if not info.channels:
-            self.consumers.pop(info.name, None)
+            self.bytes -= info.size
+            del self.consumers[info.name]
         self._on_change(info)
 
-    def _tidy(self) -> None:
-        for group in [group for group, producers in self.producers.items() if not producers]:
-            with contextlib.suppress(KeyError):
-                del self.producers[group]
+    def _remove_producer(self, group: str, connection: Connection) -> None:
+        channels = self.producers.get(group, {})
+        if channels.pop(connection, None) is None:
+            return
+        self.bytes -= _cost(group)
+        _leave(self._producers_of, connection, group)
+        if not channels:
+            del self.producers[group]
+
+
+def _cost(group: str) -> int:
+    """Of a member; the same whatever its heartbeats say."""
+    return 2 * _ROW_BYTES + MAX_CLIENT_ID + len(group)
+
+
+def _leave(groups_of: dict[Connection, set[str]], connection: Connection, group: str) -> None:
+    groups = groups_of[connection]
+    groups.discard(group)
+    if not groups:
+        del groups_of[connection]
 
 
 def _replace_subscriptions(info: ConsumerGroup, subs: list[Subscription]) -> bool:

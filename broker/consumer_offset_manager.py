@@ -30,7 +30,7 @@ class ConsumerOffsetManager:
         self._offsets |= self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {})
 
     def _snapshot(self) -> Mapping[str, Any]:
-        return {"offsetTable": {name: self._offsets[name] for name in sorted(self._offsets)}}
+        return {"offsetTable": dict(self._offsets)}
 
     def table(self) -> dict[str, dict[int, int]]:
         """topic@group → queue → next offset to consume."""

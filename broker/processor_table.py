@@ -20,6 +20,7 @@ from broker.processor.query_assignment import QueryAssignmentProcessor
 from broker.processor.query_message import QueryMessageProcessor
 from broker.processor.recall_message import RecallMessageProcessor
 from broker.processor.reply_message import ReplyMessageProcessor
+from broker.processor.send_back import SendBackProcessor
 from broker.processor.send_message import SendMessageProcessor
 from infra.remoting_server import Handler
 from infra.request_router import RequestRouter
@@ -39,6 +40,7 @@ class Processors:
     def __init__(self, context: BrokerContext, drop_topic: Callable[[str], Awaitable[None]]) -> None:
         now, salt = context.clock.now_ms(), int.from_bytes(os.urandom(4)) & 0x7FFFFFFF
         self.sender = SendMessageProcessor(context, UniqueIdGenerator(context.address[0], os.getpid(), salt, now))
+        self._send_back = SendBackProcessor(context, self.sender)
         self._express = ExpressSend(context, self.sender)
         self.puller = PullMessageProcessor(context)
         self.clients = ClientManageProcessor(context)
@@ -69,7 +71,7 @@ class Processors:
             Code.SEND_MESSAGE: self.sender.send,
             Code.SEND_MESSAGE_V2: self.sender.send,
             Code.SEND_BATCH_MESSAGE: self.sender.send,
-            Code.CONSUMER_SEND_MSG_BACK: self.sender.send_back,
+            Code.CONSUMER_SEND_MSG_BACK: self._send_back.send_back,
             Code.END_TRANSACTION: self._transactions.end,
             Code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume_check,
             Code.RECALL_MESSAGE: self._recall.recall,

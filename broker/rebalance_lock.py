@@ -1,6 +1,6 @@
 """Queue locks of orderly consumers: one client of a group holds a queue for 60 s from its last renewal."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from infra.clock import Clock
 
@@ -9,20 +9,36 @@ QueueKey = tuple[str, str, int]
 
 
 class RebalanceLock:
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    """What nobody renewed is forgotten; more than `limit` are not given."""
+
+    def __init__(self, clock: Clock, limit: Callable[[], int]) -> None:
+        self._clock, self._limit = clock, limit
         self._locks: dict[str, dict[QueueKey, tuple[str, float]]] = {}
+        # When a group was last renewed, and last searched for queues that it has given up.
+        self._renewed: dict[str, float] = {}
+        self._searched: dict[str, float] = {}
+        self.count = 0
 
     def lock(self, group: str, client: str, queues: Iterable[QueueKey]) -> list[QueueKey]:
         """Those of the queues that the client holds from now on."""
-        now = self._clock.monotonic()
-        table = self._locks.setdefault(group, {})
+        now, limit = self._clock.monotonic(), self._limit()
+        if now - self._searched.get(group, now) > LOCK_SECONDS:
+            self._search(group, now)
+        table = self._locks.get(group, {})
         held = []
         for queue in queues:
             owner, since = table.get(queue, (client, now))
-            if owner == client or now - since > LOCK_SECONDS:
-                table[queue] = (client, now)
-                held.append(queue)
+            if owner != client and now - since <= LOCK_SECONDS:
+                continue
+            if queue not in table:
+                if self.count >= limit:
+                    continue
+                self.count += 1
+            table[queue] = (client, now)
+            held.append(queue)
+        if table:
+            self._locks[group], self._renewed[group] = table, now
+            self._searched.setdefault(group, now)
         return held
 
     def unlock(self, group: str, client: str, queues: Iterable[QueueKey]) -> None:
@@ -30,7 +46,28 @@ class RebalanceLock:
         for queue in queues:
             if queue in table and table[queue][0] == client:
                 del table[queue]
+                self.count -= 1
+        if not table:
+            self._forget(group)
 
     def any_held(self, group: str) -> bool:
         now = self._clock.monotonic()
         return any(now - since <= LOCK_SECONDS for _, since in self._locks.get(group, {}).values())
+
+    def expire(self) -> None:
+        """Forget groups that nobody renews; what a living one has given up is found when it locks again."""
+        limit = self._clock.monotonic() - LOCK_SECONDS
+        for group in [group for group, renewed in self._renewed.items() if renewed < limit]:
+            self._forget(group)
+
+    def _search(self, group: str, now: float) -> None:
+        self._searched[group] = now
+        table = self._locks[group]
+        for queue in [queue for queue, (_, since) in table.items() if now - since > LOCK_SECONDS]:
+            del table[queue]
+            self.count -= 1
+
+    def _forget(self, group: str) -> None:
+        self.count -= len(self._locks.pop(group, ()))
+        self._renewed.pop(group, None)
+        self._searched.pop(group, None)

@@ -1,5 +1,14 @@
 """A JSON table on disk: written whole, atomically, in a thread; a newer format is refused, not guessed.
 
+{
+ "neveFormat":1,
+ part:{
+  key:row,            the rows of a table, one a line
+ ...
+
+The loop only copies the references to the rows; each is encoded by itself, in a thread, so that a table of ten thousand
+topics holds neither the loop nor the interpreter.
+
 A table of positions claims what the log holds: it is captured, then the log is synced, then it is written. In any other
 order a power cut finds a position above the log's end, and what was delivered or acknowledged below it is gone.
 """
@@ -27,7 +36,10 @@ class StateFile:
     def __init__(
         self, disk: Disk, path: Path, snapshot: Callable[[], Mapping[str, Any]], *, sync_log: SyncLog | None = None
     ) -> None:
-        """`sync_log` is what a table of positions needs; one that says nothing of the log has none."""
+        """`sync_log` is what a table of positions needs; one that says nothing of the log has none.
+
+        `snapshot` gives dictionaries that nobody changes any more; a row may be written as it is a moment later.
+        """
         self._disk, self._path, self._snapshot, self._sync_log = disk, path, snapshot, sync_log
         self._lock = asyncio.Lock()
         self._writing = threading.Lock()
@@ -37,6 +49,14 @@ class StateFile:
     @property
     def dirty(self) -> bool:
         return self._changes != self._saved
+
+    @property
+    def changes(self) -> int:
+        """So many; `is_saved` of this number tells whether the latest is on disk."""
+        return self._changes
+
+    def is_saved(self, change: int) -> bool:
+        return self._saved >= change
 
     def touch(self) -> None:
         self._changes += 1
@@ -67,7 +87,8 @@ class StateFile:
         async with self._lock:
             if self._saved >= wanted:
                 return
-            captured, data = self._changes, self._encode()
+            captured, parts = self._changes, self._snapshot()
+            data = await asyncio.to_thread(self._encode, parts)
             if self._sync_log is not None:
                 await self._sync_log()
             await asyncio.to_thread(self._write, captured, data)
@@ -77,7 +98,11 @@ class StateFile:
 
         Of positions only at the start, when all of the log is on the disk.
         """
-        self._write(self._changes, self._encode())
+        self._write(self._changes, self._encode(self._snapshot()))
+
+    @staticmethod
+    def _encode(parts: Mapping[str, Any]) -> bytes:
+        return encode_table({"neveFormat": FORMAT, **parts})
 
     def _write(self, changes: int, data: bytes) -> None:
         with self._writing:
@@ -85,10 +110,18 @@ class StateFile:
                 self._disk.write_atomic(self._path, data)
                 self._saved = changes
 
-    def _encode(self) -> bytes:
-        # On the loop, so that nothing changes meanwhile: half a million offsets take it 20 ms.
-        table = msgspec.json.encode({"neveFormat": FORMAT, **self._snapshot()})
-        return msgspec.json.format(table, indent=1)
+
+def encode_table(parts: Mapping[str, Any]) -> bytes:
+    """JSON of a table, row by row; for a thread."""
+    encode, pieces = msgspec.json.encode, list[bytes]()
+    for name, part in parts.items():
+        pieces.append(b"%b\n %b:" % (b"," if pieces else b"{", encode(name)))
+        if isinstance(part, dict):
+            rows = [b"\n  %b:%b" % (encode(key), encode(row)) for key, row in part.items()]
+            pieces.append(b"{%b}" % b",".join(rows))
+        else:
+            pieces.append(encode(part))
+    return b"".join((*pieces, b"\n}\n"))
 
 
 class DataVersion:

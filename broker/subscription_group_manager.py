@@ -1,6 +1,7 @@
 """Consumer groups' settings: the table, its file, automatic creation."""
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class SubscriptionGroupManager:
-    def __init__(self, disk: Disk, path: Path, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, disk: Disk, path: Path, clock: Clock, limit: Callable[[], int] = lambda: sys.maxsize) -> None:
+        self._clock, self._limit = clock, limit
         self.groups: dict[str, SubscriptionGroupConfig] = {}
         # group → topics it may not read (request 353).
         self._forbidden: dict[str, set[str]] = {}
@@ -72,15 +73,20 @@ class SubscriptionGroupManager:
 
     def _snapshot(self) -> Mapping[str, Any]:
         return {
-            "subscriptionGroupTable": {name: config.to_wire() for name, config in self.groups.items()},
+            "subscriptionGroupTable": dict(self.groups),
             "forbiddenTable": self._forbidden_table(),
             "dataVersion": self.data_version.to_wire(),
         }
 
+    @property
+    def room(self) -> int:
+        """So many groups more may clients name."""
+        return self._limit() - len(self.groups)
+
     def find(self, group: str, *, create: bool) -> SubscriptionGroupConfig | None:
         """The group's settings; made with the defaults where the broker creates groups by itself."""
         found = self.groups.get(group)
-        if found is None and create and validators.group_fault(group) is None:
+        if found is None and create and self.room > 0 and validators.group_fault(group) is None:
             found = SubscriptionGroupConfig(group_name=group)
             self.update(found)
         return found

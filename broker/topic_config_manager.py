@@ -1,5 +1,6 @@
 """The broker's topics: the table, its file, automatic creation by a send."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,19 @@ class TopicConfig(body.TopicConfig, rename="camel", kw_only=True):
 
 
 class TopicConfigManager:
-    """Reads are plain dictionary look-ups; each change advances the version and marks the file for writing."""
+    """Reads are plain dictionary look-ups; each change advances the version and marks the file for writing.
 
-    def __init__(self, disk: Disk, path: Path, clock: Clock) -> None:
-        self._clock = clock
+    A topic that is new is on disk before anything that rests on it is acknowledged: `is_saved`, `save`.
+    """
+
+    def __init__(self, disk: Disk, path: Path, clock: Clock, limit: Callable[[], int] = lambda: sys.maxsize) -> None:
+        """`limit` is for what clients name; what the broker itself needs, and a restore, is always taken."""
+        self._clock, self._limit = clock, limit
         self.topics: dict[str, TopicConfig] = {}
         self.data_version = DataVersion(clock.now_ms())
         self.system: set[str] = set()
+        # New since the file was written, as far as somebody asked: topic → its change.
+        self.unsaved: dict[str, int] = {}
         self.file = StateFile(disk, path, self._snapshot)
         self.on_change: Callable[[str], None] = lambda topic: None
 
@@ -45,9 +52,22 @@ class TopicConfigManager:
 
     def _snapshot(self) -> Mapping[str, Any]:
         return {
-            "topicConfigTable": {name: config.to_wire() for name, config in self.topics.items()},
+            "topicConfigTable": dict(self.topics),
             "dataVersion": self.data_version.to_wire(),
         }
+
+    @property
+    def room(self) -> int:
+        """So many topics more may clients name."""
+        return self._limit() - len(self.topics)
+
+    def is_saved(self, topic: str) -> bool:
+        """Whether a restart would know it."""
+        change = self.unsaved.get(topic)
+        if change is not None and self.file.is_saved(change):
+            del self.unsaved[topic]
+            change = None
+        return change is None
 
     def select(self, topic: str) -> TopicConfig | None:
         return self.topics.get(topic)
@@ -65,15 +85,19 @@ class TopicConfigManager:
 
     def update(self, config: TopicConfig) -> bool:
         """True if anything changed."""
-        if self.topics.get(config.topic_name) == config:
+        known = self.topics.get(config.topic_name)
+        if known == config:
             return False
         self.topics[config.topic_name] = config
         self._changed(config.topic_name)
+        if known is None:
+            self.unsaved[config.topic_name] = self.file.changes
         return True
 
     def delete(self, topic: str) -> bool:
         if self.topics.pop(topic, None) is None:
             return False
+        self.unsaved.pop(topic, None)
         self._changed(topic)
         return True
 
@@ -92,7 +116,6 @@ class TopicConfigManager:
             topic_sys_flag=default.topic_sys_flag,
         )
         self.update(config)
-        self.file.save_now()  # a message is acknowledged next: after a crash its topic must be there
         return config
 
     def create_plain(self, topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
@@ -104,14 +127,28 @@ class TopicConfigManager:
             topic_name=topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums, topic_sys_flag=sys_flag
         )
         self.update(config)
-        self.file.save_now()
+        return config
+
+    def create_now(self, topic: str, queue_nums: int) -> TopicConfig:
+        """On disk when it returns. It holds the loop: for what a broker does once in its life."""
+        config = self.create_plain(topic, queue_nums)
+        if not self.is_saved(topic):
+            self.file.save_now()
+        return config
+
+    async def create_saved(self, topic: str, queue_nums: int) -> TopicConfig:
+        """The same, on disk when it returns."""
+        config = self.create_plain(topic, queue_nums)
+        if not self.is_saved(topic):
+            await self.file.save()
         return config
 
     def to_wire(self) -> dict[str, Any]:
+        """To be encoded beside the loop: with thousands of topics that takes its time."""
         return {
             "dataVersion": self.data_version.to_wire(),
             "mappingDataVersion": DataVersion(0).to_wire(),
-            "topicConfigTable": {name: config.to_wire() for name, config in self.topics.items()},
+            "topicConfigTable": dict(self.topics),
             "topicQueueMappingDetailMap": {},
             "topicQueueMappingInfoMap": {},
         }

@@ -47,7 +47,7 @@ class RequestModes:
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._modes: dict[str, dict[str, dict[str, Any]]] = {}
-        self.file = StateFile(disk, path, lambda: {"messageRequestModeMap": self._modes})
+        self.file = StateFile(disk, path, lambda: {"messageRequestModeMap": dict(self._modes)})
 
     def load(self) -> None:
         shape = dict[str, dict[str, dict[str, Any]]]

@@ -138,6 +138,8 @@ class PopRevive:
             number = len(queue.flights)
             return number if self._again_in_place(queue) else 0
         record = await self._read(group, topic, queue_id, offset)
+        if record is not None:
+            await self._make_topic(pop_retry_topic(topic, group))
         if not self._is_out(queue, offset, flight):
             return 0
         if record is not None:
@@ -161,11 +163,15 @@ class PopRevive:
         records = (record for buffer in result.buffers for record in iter_records(buffer))
         return next((record for record in records if record.queue_offset == offset), None)
 
+    async def _make_topic(self, retry: str) -> None:
+        """A restart knows it before the message in it is gone from where it was."""
+        topics = self._context.topics
+        if topics.select(retry) is None or not topics.is_saved(retry):
+            await topics.create_saved(retry, 1)
+            self._context.register_soon()
+
     def _put_to_retry(self, retry: str, record: MessageRecord, flight: Flight) -> None:
         context = self._context
-        if context.topics.select(retry) is None:
-            context.topics.create_plain(retry, 1)
-            context.register_soon()
         properties = record.properties
         properties.pop(PROPERTY_POP_CK, None)
         properties.setdefault(_FIRST_POP_TIME, str(flight.pop_time))

@@ -1,9 +1,12 @@
 """Administration: topics, groups and the broker's configuration."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from broker import validators
 from broker.broker_context import BrokerContext
+from broker.state_file import encode_table
 from broker.subscription_group_manager import SubscriptionGroupConfig
 from broker.topic_config_manager import TopicConfig
 from infra.config import ConfigError, live_keys, parse_properties, to_properties, update_live
@@ -13,6 +16,9 @@ from neve.remoting.body import convert, dumps, dumps_standard, lenient_loads
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, optional_int, require_int, require_str
+
+# What a group may bring beside its name: fields that are only kept.
+_MAX_GROUP_BYTES = 16 * 1024
 
 
 class AdminProcessor:
@@ -52,8 +58,7 @@ class AdminProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     async def update_topic_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        value = lenient_loads(request.body)
-        configs = [convert(item, TopicConfig) for item in value.get("topicConfigList", ())]
+        configs = [convert(item, TopicConfig) for item in _list_of(request, "topicConfigList")]
         for config in configs:
             self._check_name(config.topic_name)
             self._queues("readQueueNums", config.read_queue_nums)
@@ -71,6 +76,11 @@ class AdminProcessor:
 
     async def _apply(self, configs: list[TopicConfig]) -> None:
         topics = self._context.topics
+        new = len({config.topic_name for config in configs} - topics.topics.keys())
+        if new > topics.room and new:
+            raise BrokerError(
+                ResponseCode.INVALID_PARAMETER, f"there are maxTopics={self._context.config.max_topics} topics"
+            )
         changed = [topics.update(config) for config in configs]
         await topics.file.save()
         if any(changed) and self._context.register_now is not None:
@@ -94,8 +104,9 @@ class AdminProcessor:
         await self._drop_topic(topic)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
-    def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(self._context.topics.to_wire()))
+    async def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = await asyncio.to_thread(encode_table, self._context.topics.to_wire())
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=body)
 
     def topic_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         topic = require_str(request.ext, "topic")
@@ -116,16 +127,23 @@ class AdminProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     async def update_group_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        value = lenient_loads(request.body)
-        await self._apply_groups([convert(item, SubscriptionGroupConfig) for item in value.get("groupConfigList", ())])
+        items = _list_of(request, "groupConfigList")
+        await self._apply_groups([convert(item, SubscriptionGroupConfig) for item in items])
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     async def _apply_groups(self, configs: list[SubscriptionGroupConfig]) -> None:
         groups = self._context.groups
         for config in configs:
             fault = validators.group_fault(config.group_name)
+            if fault is None and len(dumps(config)) > _MAX_GROUP_BYTES:
+                fault = f"the settings of the group {config.group_name} are longer than {_MAX_GROUP_BYTES} bytes"
             if fault is not None:
                 raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
+            self._queues("retryQueueNums", config.retry_queue_nums)
+        new = len({config.group_name for config in configs} - groups.groups.keys())
+        if new > groups.room and new:
+            limit = self._context.config.max_groups
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"there are maxGroups={limit} groups")
         for config in configs:
             groups.update(config)
         await groups.file.save()
@@ -174,6 +192,14 @@ class AdminProcessor:
     def nothing_to_do(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """306, 316, 329: what they ask for happens by itself."""
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+
+def _list_of(request: RemotingCommand, name: str) -> list[Any]:
+    value = lenient_loads(request.body)
+    items = (value.get(name) or []) if isinstance(value, dict) else None
+    if not isinstance(items, list):
+        raise BrokerError(ResponseCode.INVALID_PARAMETER, f"the body has no {name}")
+    return items
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> int:

@@ -140,6 +140,8 @@ class AdminOffsetsProcessor:
         ext, groups = request.ext, self._context.groups
         group, topic = require_str(ext, "group"), require_str(ext, "topic")
         if ext.get("readable"):
+            self._context.find_topic(topic)
+            self._context.find_group(group)
             groups.set_forbidden(group, topic, forbidden=not optional_bool(ext, "readable"))
             await groups.file.save()
         body = {"group": group, "readable": not groups.is_forbidden(group, topic), "topic": topic}

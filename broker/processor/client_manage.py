@@ -1,7 +1,7 @@
 """Heartbeats, farewells and the check of a subscription: 34, 35, 46."""
 
 from broker.broker_context import BrokerContext
-from broker.client_manager import ClientChannel, ConsumerGroup, Subscription
+from broker.client_manager import MAX_CLIENT_ID, ClientChannel, ConsumerGroup, Subscription
 from broker.processor.pull_message import parse_expression
 from broker.validators import RETRY_PREFIX, group_fault
 from infra.remoting_server import Connection
@@ -12,6 +12,7 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
 
 _UNIT_SUBSCRIPTION = 2
+_MAX_PRODUCER_GROUP = 255
 
 
 class ClientManageProcessor:
@@ -20,12 +21,16 @@ class ClientManageProcessor:
 
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         data = loads_as(request.body, HeartbeatData)
+        if len(data.client_id) > MAX_CLIENT_ID:
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"a client id of {len(data.client_id)} characters")
         clock = self._context.clock
         channel = ClientChannel(
             connection, data.client_id, request.language, request.version, clock.monotonic(), clock.now_ms()
         )
         self._context.watch(connection)
         for producer in data.producer_data_set:
+            if len(producer.group_name) > _MAX_PRODUCER_GROUP:
+                raise BrokerError(ResponseCode.INVALID_PARAMETER, "a producer group's name is too long")
             self._context.clients.register_producer(producer.group_name, channel)
         changed = not data.consumer_data_set
         for consumer in data.consumer_data_set:
@@ -44,7 +49,7 @@ class ClientManageProcessor:
         retry = RETRY_PREFIX + group
         if context.topics.select(retry) is None:
             flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
-            context.topics.create_plain(retry, config.retry_queue_nums, flag)
+            context.topics.create_plain(retry, min(config.retry_queue_nums, context.config.max_queues_per_topic), flag)
             context.register_soon()
         subs = None if data.without_sub else [_subscription(sub) for sub in consumer.subscription_data_set]
         kinds = (consumer.consume_type, consumer.message_model, consumer.consume_from_where)

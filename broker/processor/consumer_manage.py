@@ -4,12 +4,13 @@ import msgspec
 
 from broker import validators
 from broker.broker_context import BrokerContext
+from broker.client_manager import MAX_CLIENT_ID
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, convert, dumps, dumps_object_keys, lenient_loads
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from neve.remoting.headers import optional_bool, require_int, require_str
+from neve.remoting.headers import Int32, optional_bool, require_int, require_str
 
 
 class ConsumerManageProcessor:
@@ -34,11 +35,11 @@ class ConsumerManageProcessor:
     def update_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext, context = request.ext, self._context
         group, topic = require_str(ext, "consumerGroup"), require_str(ext, "topic")
-        context.find_topic(topic)
+        config = context.find_topic(topic)
         if group not in context.groups.groups:
             raise BrokerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
         queue, offset = require_int(ext, "queueId"), require_int(ext, "commitOffset")
-        if queue < 0 or offset < 0:
+        if not 0 <= queue < config.queue_nums or offset < 0:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"queueId {queue}, commitOffset {offset}")
         context.offsets.commit(group, topic, queue, offset)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
@@ -74,7 +75,15 @@ class ConsumerManageProcessor:
 
     def lock_batch(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group, client, queues = _lock_body(request)
-        held = self._context.locks.lock(group, client, queues)
+        context, broker = self._context, self._context.config.broker_name
+        if group not in context.groups.groups or len(client) > MAX_CLIENT_ID:
+            queues = []  # nobody who could hold one
+        known = context.topics.topics
+        real = [
+            (topic, name, queue) for topic, name, queue in queues
+            if name == broker and topic in known and 0 <= queue < known[topic].queue_nums
+        ]  # fmt: skip
+        held = context.locks.lock(group, client, real)
         wire = [{"brokerName": broker, "queueId": queue, "topic": topic} for topic, broker, queue in held]
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"lockOKMQSet": wire}))
 
@@ -98,7 +107,7 @@ def _offset(request: RemotingCommand, offset: int) -> RemotingCommand:
 class _LockQueue(msgspec.Struct, rename="camel"):
     topic: str
     broker_name: str
-    queue_id: int
+    queue_id: Int32
 
 
 def _lock_body(request: RemotingCommand) -> tuple[str, str, list[tuple[str, str, int]]]:

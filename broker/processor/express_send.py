@@ -107,6 +107,8 @@ class ExpressSend:
         config = context.topics.topics.get(topic)
         if config is None or topic in NOT_ALLOWED_TO_SEND or topic.startswith(RETRY_PREFIX):
             return None
+        if context.topics.unsaved and not context.topics.is_saved(topic):
+            return None
         sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
         return Lane(topic, config.queue_nums, sys_flag, context.stats.of_topic(topic))
 

@@ -24,7 +24,7 @@ class ReplyMessageProcessor:
     async def reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = parse_send_header(request.code, request.ext)
         self._sender.check_writable()
-        self._sender.check_topic(header, request)
+        await self._sender.check_saved_topic(header, request)
         properties = parse_properties(properties_of(header))
         fault = await self._push(connection, request, header, properties)
         ext = {"msgId": "0", "queueId": str(header.queue_id), "queueOffset": "0"}

@@ -1,9 +1,10 @@
-"""Sends (10, 310, 320) and send-backs (36): checked as RocketMQ checks them, appended, answered.
+"""Sends (10, 310, 320): checked as RocketMQ checks them, appended, answered.
 
 Plain sends take the express lane (`express_send`); what it leaves comes here, and both answer alike (`send_response`).
 """
 
 import functools
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from broker import validators
@@ -37,23 +38,17 @@ from neve.errors import BrokerError, ProtocolError
 from neve.message import (
     MULTI_TAGS,
     PROPERTIES_LENGTH_MAX,
-    MessageRecord,
     UniqueIdGenerator,
     decode_batch,
-    decode_record,
-    offset_msg_id,
-    parse_host,
-    properties_to_bytes,
     tags_code,
 )
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import SERIALIZE_JSON, RemotingCommand, encode_command
-from neve.remoting.headers import SendMessageHeader, optional_int, parse_send_header, require_int, require_str
+from neve.remoting.headers import SendMessageHeader, parse_send_header
 
 # A client before 3.4.9 sends a maxReconsumeTimes that isn't meant.
-_VERSION_MAX_RECONSUME = 121
-_DLQ_QUEUES = 1
-_FIRST_DELAY_LEVEL = 3
+VERSION_MAX_RECONSUME = 121
+DLQ_QUEUES = 1
 
 cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
 _REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
@@ -61,6 +56,10 @@ _REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
 _LEVEL_DIGITS = 9
 # Properties that make a send more than an append; one look tells that a message has none of them.
 SPECIAL_PROPERTIES = frozenset(("TRAN_MSG", "DELAY", *TIMER_PROPERTIES, "POP_CK", "MSG_REGION", "CLUSTER"))
+
+
+class TopicNotSaved(Exception):
+    """Nothing is stored yet: a restart would not know the topic, so the send waits for the table first."""
 
 
 @dataclass(slots=True)
@@ -91,8 +90,22 @@ class SendMessageProcessor:
         self.messages = 0
         self.bytes = 0
 
-    def send(self, connection: Connection, request: RemotingCommand) -> None:
-        """Answered with the batch that it came in, or with the next fdatasync."""
+    def send(self, connection: Connection, request: RemotingCommand) -> Awaitable[None] | None:
+        """Answered with the batch that it came in, or with the next fdatasync; never before its topic is saved."""
+        try:
+            self._send(connection, request)
+        except TopicNotSaved:
+            return self._send_when_saved(connection, request)
+        return None
+
+    async def _send_when_saved(self, connection: Connection, request: RemotingCommand) -> None:
+        """All who wait share one write of the table."""
+        await self._context.topics.file.save()
+        again = self.send(connection, request)
+        if again is not None:  # it is a dead letter, whose topic is new as well
+            await again
+
+    def _send(self, connection: Connection, request: RemotingCommand) -> None:
         header = parse_send_header(request.code, request.ext)
         self.check_writable()
         config = self.check_topic(header, request)
@@ -141,6 +154,7 @@ class SendMessageProcessor:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
         if config is None:
             config = self._create_topic(header)
+        self._require_saved(topic)
         if header.queue_id >= config.queue_nums:
             raise BrokerError(
                 ResponseCode.INVALID_PARAMETER,
@@ -156,6 +170,19 @@ class SendMessageProcessor:
             )
         return config
 
+    async def check_saved_topic(self, header: SendMessageHeader, request: RemotingCommand) -> TopicConfig:
+        """The same, by one who can wait."""
+        while True:
+            try:
+                return self.check_topic(header, request)
+            except TopicNotSaved:
+                await self._context.topics.file.save()
+
+    def _require_saved(self, topic: str) -> None:
+        topics = self._context.topics
+        if topics.unsaved and not topics.is_saved(topic):
+            raise TopicNotSaved(topic)
+
     def _create_topic(self, header: SendMessageHeader) -> TopicConfig:
         context, topic = self._context, header.topic
         fault = validators.topic_fault(topic)
@@ -165,12 +192,13 @@ class SendMessageProcessor:
             topic,
             header.default_topic,
             header.default_topic_queue_nums,
-            enabled=context.config.auto_create_topic_enable,
+            enabled=context.config.auto_create_topic_enable and context.topics.room > 0,
         )
-        if config is None and topic.startswith(RETRY_PREFIX):
+        if config is None and topic.startswith(RETRY_PREFIX) and context.topics.room > 0:
             config = context.topics.create_plain(topic, 1)
         if config is None:
-            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+            full = "" if context.topics.room > 0 else f" There are maxTopics={context.config.max_topics} topics."
+            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!{full}")
         context.register_soon()
         return config
 
@@ -252,12 +280,13 @@ class SendMessageProcessor:
         group = header.topic.removeprefix(RETRY_PREFIX)
         config = self._context.find_group(group)
         limit = config.retry_max_times
-        if request.version >= _VERSION_MAX_RECONSUME and header.max_reconsume_times is not None:
+        if request.version >= VERSION_MAX_RECONSUME and header.max_reconsume_times is not None:
             limit = header.max_reconsume_times
         if (header.reconsume_times or 0) <= limit and not self._context.locks.any_held(group):
             return header.topic, header.queue_id
         properties.pop("DELAY", None)
-        self._ensure_topic(DLQ_PREFIX + group, _DLQ_QUEUES)
+        self.ensure_topic(DLQ_PREFIX + group, DLQ_QUEUES)
+        self._require_saved(DLQ_PREFIX + group)
         return DLQ_PREFIX + group, 0
 
     # ---- batch -------------------------------------------------------------------------------------------------
@@ -409,71 +438,14 @@ class SendMessageProcessor:
         msg_id = f"{host_in_msg_id(self._context.address)}{result.physical_offset:016X}"
         return Stored(msg_id, queue_id, result.queue_offset, result.physical_offset + result.size)
 
-    # ---- send back (36) ------------------------------------------------------------------------------------------
+    async def saved_topic(self, topic: str, queues: int) -> TopicConfig:
+        """On disk before what is put into it is acknowledged."""
+        config = self.ensure_topic(topic, queues)
+        if not self._context.topics.is_saved(topic):
+            await self._context.topics.file.save()
+        return config
 
-    async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """A consumer failed on a message: again later through its retry topic, or a dead letter."""
-        ext, context = request.ext, self._context
-        group = require_str(ext, "group")
-        self.check_writable()
-        config = context.find_group(group)
-        if config.retry_queue_nums <= 0:
-            return RemotingCommand.response(request, ResponseCode.SUCCESS)
-        retry = self._ensure_topic(RETRY_PREFIX + group, config.retry_queue_nums)
-        if not retry.perm & PERM_WRITE:
-            raise BrokerError(ResponseCode.NO_PERMISSION, f"the topic[{RETRY_PREFIX}{group}] is forbidden to write")
-        physical_offset = require_int(ext, "offset")
-        raw = await context.tiered.record_at(physical_offset)
-        if raw is None:
-            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {physical_offset}")
-        record = decode_record(raw)
-        context.require_topic(connection, request, record.topic, "Sub")
-        limit = config.retry_max_times
-        if request.version >= _VERSION_MAX_RECONSUME:
-            limit = optional_int(ext, "maxReconsumeTimes", limit)
-        level = require_int(ext, "delayLevel")
-        properties = record.properties
-        properties.setdefault("RETRY_TOPIC", record.topic)
-        properties["WAIT"] = "false"
-        properties.setdefault("ORIGIN_MESSAGE_ID", offset_msg_id(context.address, physical_offset))
-        for name in ("DELAY", "REAL_TOPIC", "REAL_QID", "POP_CK"):
-            properties.pop(name, None)
-        if record.reconsume_times >= limit or level < 0:
-            self._ensure_topic(DLQ_PREFIX + group, _DLQ_QUEUES)
-            self._put_again(record, DLQ_PREFIX + group, 0, properties, None)
-        else:
-            level = level or _FIRST_DELAY_LEVEL + record.reconsume_times
-            properties["DELAY"] = str(level)
-            queue = context.any_queue(config.retry_queue_nums)
-            self._put_again(record, RETRY_PREFIX + group, queue, properties, str(level))
-        context.stats.sent_back(record.topic, group)
-        return RemotingCommand.response(request, ResponseCode.SUCCESS)
-
-    def _put_again(
-        self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str], delay: str | None
-    ) -> None:
-        raw = properties_to_bytes(properties)
-        if len(raw) > PROPERTIES_LENGTH_MAX:
-            raise BrokerError(
-                ResponseCode.MESSAGE_ILLEGAL, "the properties of the message are too long to send it back"
-            )
-        message = Outgoing(
-            topic,
-            queue,
-            record.body,
-            raw,
-            record.flag,
-            record.sys_flag,
-            record.born_timestamp,
-            parse_host(record.born_host),
-            record.next_reconsume_times,
-            properties.get("TAGS"),
-            properties.get("KEYS"),
-            properties.get("UNIQ_KEY"),
-        )
-        self.put(message, delay)
-
-    def _ensure_topic(self, topic: str, queues: int) -> TopicConfig:
+    def ensure_topic(self, topic: str, queues: int) -> TopicConfig:
         found = self._context.topics.select(topic)
         if found is None:
             fault = validators.topic_fault(topic)

@@ -108,7 +108,7 @@ class CheckBack:
     def _give_up(self, half: Half, record: MessageRecord) -> None:
         """Kept where an operator finds it."""
         context, properties = self._context, record.properties
-        context.topics.create_plain(CHECK_MAX_TOPIC, 1)
+        context.topics.create_now(CHECK_MAX_TOPIC, 1)
         try:
             sys_flag = record.sys_flag & ~TRANSACTION_BITS
             put_copy(context.store, record, CHECK_MAX_TOPIC, 0, found_by=properties, sys_flag=sys_flag)

@@ -149,7 +149,9 @@ def with_broker(tmp_path: Path, work: Callable[[Broker], None], **values: Any) -
         await controller.start()
         try:
             broker = Broker(controller)
-            broker.send({}, b"", express=False)  # makes the topic
+            connection, _ = broker.connect(express=False)
+            connection.data_received(frame({}, b""))  # makes the topic
+            await asyncio.wait(connection.in_flight)
             broker.dispatched = 0
             work(broker)
         finally:
@@ -176,7 +178,8 @@ def test_what_is_not_plain_is_left_to_the_general_way(tmp_path: Path) -> None:
         for name, ext in NOT_PLAIN.items():
             fast = broker.send(ext, b"body", express=True)
             assert broker.dispatched == 1, name
-            assert fast[0] is not None, name
+            if name not in {"a topic that is created", "a retry topic"}:  # answered when it is saved
+                assert fast[0] is not None, name
             broker.dispatched = 0
         too_large = broker.send({}, b"x" * (4 << 20) + b"x", express=True)
         assert too_large[0][0] == 13

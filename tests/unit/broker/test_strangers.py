@@ -11,6 +11,7 @@ import pytest
 from infra.remoting_server import Connection, open_connection
 from neve.errors import BrokerError
 from neve.message import iter_records
+from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -124,5 +125,120 @@ def test_a_pull_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
             await until(lambda: broker.context.hold.count == 1)
             await send(connection, "T", b"tagged", properties="TAGS\x01t7\x02")
             assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
+
+    asyncio.run(main())
+
+
+async def make_group(connection: Connection, **settings: object) -> int:
+    return (await ask(connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json.dumps(settings).encode())).code
+
+
+def test_a_group_has_no_more_retry_queues_than_a_topic_may_have(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, "maxQueuesPerTopic=8") as (broker, connection):
+            for wrong in (2_000_000_000, 9, -1):
+                assert await make_group(connection, groupName="g", retryQueueNums=wrong) == 29
+            for wrong in (10**30, 2**31):
+                assert await make_group(connection, groupName="g", retryQueueNums=wrong) == 1
+            assert await make_group(connection, groupName="g", attributes={"x": "y" * 20_000}) == 29
+            assert "g" not in broker.context.groups.groups
+            assert await make_group(connection, groupName="g", retryQueueNums=8) == 0
+            broker.context.groups.groups["g"].retry_queue_nums = 2_000_000_000  # as an older version took it
+            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
+            assert broker.context.topics.topics["%RETRY%g"].read_queue_nums == 8
+            for body in (b"[]", b'{"groupConfigList":7}', b"null", b"{'topicConfigList':{}}"):
+                for code in (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, Code.UPDATE_AND_CREATE_TOPIC_LIST):
+                    assert (await ask(connection, code, body)).code in {0, 29}
+
+    asyncio.run(main())
+
+
+def test_what_clients_name_has_an_end_and_what_is_known_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            await send(connection, "T")
+            context = broker.context
+            context.config.max_topics = len(context.topics.topics)
+            context.config.max_groups = len(context.groups.groups)
+            with pytest.raises(AssertionError, match="maxTopics"):
+                await send(connection, "another")
+            with pytest.raises(AssertionError, match="maxTopics"):
+                await send(connection, "%RETRY%nobody")
+            made = await ask(
+                connection, Code.UPDATE_AND_CREATE_TOPIC, topic="U", readQueueNums=1, writeQueueNums=1, perm=6
+            )
+            assert made.code == ResponseCode.INVALID_PARAMETER
+            assert await make_group(connection, groupName="g") == ResponseCode.INVALID_PARAMETER
+            assert (await pull(connection, 0)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
+            assert not {"another", "U", "%RETRY%g"} & context.topics.topics.keys()
+            await send(connection, "T")
+            again = await ask(
+                connection, Code.UPDATE_AND_CREATE_TOPIC, topic="T", readQueueNums=2, writeQueueNums=2, perm=6
+            )
+            assert again.code == 0
+            context.config.max_topics += 1
+            await send(connection, "another")
+
+    asyncio.run(main())
+
+
+def test_only_queues_that_are_there_are_locked_or_committed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            await send(connection, "T")
+            context = broker.context
+            name, queues = context.config.broker_name, context.topics.topics["T"].queue_nums
+            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
+            asked = [("T", name, 0), ("T", "x" * 9999, 0), ("no", name, 0), ("T", name, queues), ("T", name, -1)]
+            for group, expected in (("g", [0]), ("nobody", [])):
+                wanted = [{"topic": topic, "brokerName": where, "queueId": queue} for topic, where, queue in asked]
+                body = json.dumps({"consumerGroup": group, "clientId": "A", "mqSet": wanted}).encode()
+                answer = lenient_loads((await ask(connection, Code.LOCK_BATCH_MQ, body)).body)
+                assert [queue["queueId"] for queue in answer["lockOKMQSet"]] == expected
+            assert context.locks.count == 1
+            for queue in (queues, 10**12, -1):
+                commit = await ask(
+                    connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="T", queueId=queue, commitOffset=1
+                )
+                assert commit.code == ResponseCode.INVALID_PARAMETER
+            assert context.offsets.queues_of("g", "T") == {}
+            for group, topic in (("nobody", "T"), ("g", "no")):
+                denied = await ask(
+                    connection, Code.UPDATE_AND_GET_GROUP_FORBIDDEN, group=group, topic=topic, readable="false"
+                )
+                assert denied.code in {ResponseCode.TOPIC_NOT_EXIST, 0}
+            assert context.groups.forbidden().keys() <= {"nobody"}, "the broker makes groups by itself, never topics"
+
+    asyncio.run(main())
+
+
+def test_what_heartbeats_say_has_an_end_and_is_forgotten_with_their_connection(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, "maxClientBytes=1m") as (broker, connection):
+            clients = broker.context.clients
+            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g", topics=("T", "U")))).code == 0
+            first = clients.bytes
+            assert first > 0
+            for _ in range(3):
+                assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g", topics=("T", "U")))).code == 0
+            assert clients.bytes == first, "the same again costs nothing"
+            stranger = await open_connection(*broker.context.address)
+            topics = tuple(f"topic-{number}" for number in range(1000))
+            answers = [await ask(stranger, Code.HEART_BEAT, heartbeat("B", f"h{n}", topics=topics)) for n in range(9)]
+            producers = json.dumps({"clientID": "B", "producerDataSet": [{"groupName": f"p{n}"} for n in range(2000)]})
+            answers.append(await ask(stranger, Code.HEART_BEAT, producers.encode()))
+            assert {answer.code for answer in answers[:2]} == {0}
+            assert {answer.code for answer in answers[4:]} == {ResponseCode.SYSTEM_BUSY}
+            assert clients.bytes <= 1 << 20
+            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0, "less is no more"
+            for long in (b'{"clientID":"%b"}' % (b"x" * 1025),
+                         b'{"clientID":"C","producerDataSet":[{"groupName":"%b"}]}' % (b"x" * 256)):  # fmt: skip
+                assert (await ask(stranger, Code.HEART_BEAT, long)).code == ResponseCode.INVALID_PARAMETER
+            stranger.close()
+            await until(lambda: clients.consumers.keys() == {"g"} and not clients.producers)
+            assert clients.bytes < first
+            assert (await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
+            assert clients.bytes == 0
 
     asyncio.run(main())

@@ -123,7 +123,7 @@ def test_no_group_stands_above_its_queue_after_a_crash(tmp_path: Path) -> None:
 
 def test_a_queue_lock_moves_when_its_owner_is_silent_for_a_minute() -> None:
     clock = ManualClock()
-    locks = RebalanceLock(clock)
+    locks = RebalanceLock(clock, lambda: 3)
     queue = ("t", "b", 0)
     assert locks.lock("g", "one", [queue]) == [queue]
     assert locks.lock("g", "two", [queue]) == []
@@ -137,6 +137,29 @@ def test_a_queue_lock_moves_when_its_owner_is_silent_for_a_minute() -> None:
 
 def held(resume: Callable[[bool], None], codes: frozenset[int] | None, deadline: float = 10.0) -> HeldPull:
     return HeldPull(cast("Any", object()), "t", 0, 5, deadline, codes, resume)
+
+
+def test_locks_that_nobody_renews_are_forgotten_and_no_more_are_given_than_may_be() -> None:
+    clock = ManualClock()
+    locks = RebalanceLock(clock, lambda: 3)
+    queues = [("t", "b", number) for number in range(5)]
+    assert locks.lock("g", "a", queues) == queues[:3]
+    assert locks.lock("h", "a", queues) == []
+    locks.unlock("g", "other", queues)
+    assert locks.count == 3
+    locks.unlock("g", "a", queues[:1])
+    assert locks.lock("h", "a", queues) == queues[:1]
+    clock.advance(40_000)
+    assert locks.lock("g", "a", queues[1:2]) == queues[1:2], "renewed"
+    clock.advance(40_000)
+    locks.expire()
+    assert locks.count == 2, "the group h is forgotten"
+    assert locks.lock("g", "a", queues[3:]) == queues[3:], "what a living group gave up is found by its next lock"
+    assert locks.count == 3
+    clock.advance(60_001)
+    locks.expire()
+    assert locks.count == 0
+    assert not locks.any_held("g")
 
 
 def test_a_held_pull_is_resumed_once_by_a_fitting_message_or_by_its_deadline() -> None:

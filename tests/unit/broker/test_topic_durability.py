@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from broker.broker_controller import BrokerController
 from broker.state_file import StateFile
 from broker.topic_config_manager import TopicConfigManager, system_topics
-from infra.clock import ManualClock
+from infra.clock import ManualClock, SystemClock
+from infra.config import BrokerConfig, load
 from infra.disk import RealDisk
+from infra.remoting_server import Connection, open_connection
+from neve.remoting.codes import RequestCode as Code
+from tests.broker_in_process import ask, send
+from tests.waiting import until
 
 
 def manager(path: Path) -> TopicConfigManager:
     return TopicConfigManager(RealDisk(), path, ManualClock(1))
 
 
-def test_a_created_topic_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_a_topic_that_is_new_is_known_to_be_unsaved_until_a_restart_would_know_it(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     topics = manager(path)
     topics.ensure_system(system_topics("b", "c", auto_create=True, queues=8, trace=False))
     assert topics.create_in_send("orders", "TBW102", 4, enabled=True) is not None
     topics.create_plain("%RETRY%g", 1)
+    assert [topics.is_saved(name) for name in ("orders", "%RETRY%g", "TBW102")] == [False, False, True]
+    asyncio.run(topics.file.save())
+    assert [topics.is_saved(name) for name in ("orders", "%RETRY%g")] == [True, True]
+    assert not topics.unsaved
 
     after_kill = manager(path)
     after_kill.load()
@@ -64,3 +78,118 @@ def test_a_slow_write_under_way_does_not_replace_what_came_after_it(tmp_path: Pa
     asyncio.run(run())
     assert file.load()["n"] == 2
     assert not file.dirty
+
+
+class GatedDisk(RealDisk):
+    """Counts the writes of the table of topics; while `shut`, they wait. Encoding on the loop is noticed."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.waiting, self.writes, self.on_loop = 0, 0, 0
+        self.fails = False
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        if path.name == "topics.json":
+            self.on_loop += threading.current_thread() is threading.main_thread()
+            self.waiting += 1
+            assert self.go.wait(20)
+            self.waiting -= 1
+            self.writes += 1
+            if self.fails:
+                raise OSError(28, "No space left on device")
+        super().write_atomic(path, data)
+
+
+@asynccontextmanager
+async def broker_on(root: Path, disk: GatedDisk) -> AsyncIterator[tuple[BrokerController, Connection]]:
+    settings = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m", "listenPort=0", "adminPort=-1"]
+    config = load(BrokerConfig, None, [*settings, "bindAddress=127.0.0.1", "flushConsumerOffsetInterval=10m"])
+    broker = BrokerController(config, SystemClock(), disk)
+    await broker.start()
+    connection = await open_connection("127.0.0.1", broker.context.address[1])
+    try:
+        async with asyncio.timeout(60):
+            disk.writes = disk.on_loop = 0
+            yield broker, connection
+    finally:
+        disk.go.set()
+        connection.close()
+        await broker.shutdown()
+
+
+def test_no_send_to_a_new_topic_is_answered_before_the_topic_is_saved_and_all_share_a_write(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = GatedDisk()
+        async with broker_on(tmp_path, disk) as (broker, connection):
+            await send(connection, "known")
+            writes, made = disk.writes, broker.context.store.max_physical_offset
+            disk.go.clear()
+            new = [asyncio.create_task(send(connection, f"new-{number % 100}")) for number in range(300)]
+            await until(lambda: len(broker.context.topics.unsaved) == 100 and disk.waiting == 1)
+            await send(connection, "known")
+            assert not any(task.done() for task in new)
+            assert broker.context.store.max_offset("new-7", 0) == 0, "not even stored"
+            disk.go.set()
+            await asyncio.gather(*new)
+            assert disk.writes - writes <= 3
+            assert disk.on_loop == 0
+            assert broker.context.store.max_physical_offset > made
+            assert [broker.context.store.max_offset(f"new-{number}", 0) for number in (0, 7, 99)] == [3, 3, 3]
+        after_kill = manager(tmp_path / "config" / "topics.json")
+        after_kill.load()
+        assert after_kill.select("new-99") is not None
+
+    asyncio.run(main())
+
+
+def test_a_table_that_cannot_be_saved_is_the_answer_and_the_next_send_asks_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = GatedDisk()
+        async with broker_on(tmp_path, disk) as (broker, connection):
+            disk.fails = True
+            for _ in range(2):
+                with pytest.raises(AssertionError, match="No space"):
+                    await send(connection, "new")
+            assert broker.context.store.max_offset("new", 0) == 0
+            disk.fails = False
+            await send(connection, "new")
+
+    asyncio.run(main())
+
+
+def test_a_dead_letter_is_not_acknowledged_before_its_topic_is_saved(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = GatedDisk()
+        async with broker_on(tmp_path, disk) as (broker, connection):
+            await send(connection, "T")
+            await ask(connection, Code.HEART_BEAT, b'{"clientID":"c","consumerDataSet":[{"groupName":"g"}]}')
+            await until(lambda: broker.context.topics.is_saved("%RETRY%g"))
+            await broker.context.topics.file.save()
+            disk.go.clear()
+            back = asyncio.create_task(
+                ask(connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=0, delayLevel=-1, originTopic="T")
+            )
+            await until(lambda: disk.waiting == 1)
+            assert not back.done()
+            assert broker.context.store.max_offset("%DLQ%g", 0) == 0
+            disk.go.set()
+            assert (await back).code == 0
+            assert broker.context.store.max_offset("%DLQ%g", 0) == 1
+
+    asyncio.run(main())
+
+
+def test_a_heartbeat_of_many_new_groups_writes_the_table_beside_the_loop_and_not_for_each(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = GatedDisk()
+        async with broker_on(tmp_path, disk) as (broker, connection):
+            groups = ",".join(f'{{"groupName":"group-{number}"}}' for number in range(2000))
+            answer = await ask(connection, Code.HEART_BEAT, f'{{"clientID":"c","consumerDataSet":[{groups}]}}'.encode())
+            assert answer.code == 0
+            assert len(broker.context.clients.consumers) == 2000
+            await until(lambda: broker.context.topics.is_saved("%RETRY%group-1999"))
+            assert disk.writes <= 2
+            assert disk.on_loop == 0
+
+    asyncio.run(main())
