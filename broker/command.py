@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from infra.config import BrokerConfig, ConfigError, SecurityConfig
+from infra.config import BrokerConfig, ConfigError, Loaded, SecurityConfig, read
 from infra.server_command import announce, catch_signals, run_and_exit, settings_option
 from infra.startup import EXIT_IN_USE, StartupError, check_port
 
@@ -30,7 +30,7 @@ DryRun = click.option("--dry-run", is_flag=True, help="With --restore-from: say 
 @DryRun
 def broker(path: Path | None, settings: tuple[str, ...], restore_from: str | None, dry_run: bool) -> None:
     """Run a broker."""
-    run_and_exit(lambda: _begin(BrokerConfig.load(path, settings), None, restore_from, dry_run))
+    run_and_exit(lambda: _begin(read(BrokerConfig, path, settings), None, restore_from, dry_run))
 
 
 @click.command()
@@ -65,23 +65,23 @@ def up(  # noqa: PLR0917 - the command line's own
             "mappedFileSizeCommitLog=64m",
             f"adminPort={port + 2 if port else 0}",
         ]
-        config = BrokerConfig.load(None, [*base, *settings])
-        return _begin(config, (data.absolute() / "namesrv" / "kvConfig.json", namesrv_port), restore_from, dry_run)
+        loaded = read(BrokerConfig, None, [*base, *settings])
+        return _begin(loaded, (data.absolute() / "namesrv" / "kvConfig.json", namesrv_port), restore_from, dry_run)
 
     run_and_exit(start)
 
 
 def _begin(
-    config: BrokerConfig, embedded: tuple[Path, int] | None, restore_from: str | None, dry_run: bool
+    loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, restore_from: str | None, dry_run: bool
 ) -> Awaitable[int]:
     if restore_from is None:
         if dry_run:
             raise ConfigError("--dry-run goes with --restore-from")
-        return _run(config, embedded, restoring=False)
+        return _run(loaded, embedded, restoring=False)
     from broker import restore
 
-    restore.with_store(config, restore_from)
-    return _dry_run(config) if dry_run else _run(config, embedded, restoring=True)
+    restore.with_store(loaded.config, restore_from)
+    return _dry_run(loaded.config) if dry_run else _run(loaded, embedded, restoring=True)
 
 
 async def _dry_run(config: BrokerConfig) -> int:
@@ -96,14 +96,15 @@ async def _dry_run(config: BrokerConfig) -> int:
     return 0
 
 
-async def _run(config: BrokerConfig, embedded: tuple[Path, int] | None, *, restoring: bool) -> int:
+async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, *, restoring: bool) -> int:
     from broker.broker_controller import BrokerController
     from broker.restore import Restore
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
 
-    logs.configure(config.log_level)
+    config = loaded.config
+    logs.configure(config.log_level, loaded.warnings)
     disk = RealDisk()
     name_server = await _start_name_server(embedded, config) if embedded is not None else None
     try:

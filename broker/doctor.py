@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
-from infra.auth.guard import inner_credentials, read_credentials
 from infra.clock import Clock, SystemClock
-from infra.config import BrokerConfig, ConfigError
+from infra.config import BrokerConfig, ConfigError, read
 from infra.disk import DiskLocked, RealDisk
 from infra.object_store import BadStoreUrl, open_store
-from infra.startup import StartupError, check_port
-from infra.tls import client_context, server_tls
+from infra.server_checks import check_free_port, check_tls, check_users
 from neve.cli.doctor import FAIL, OK, WARN, Check, check_directory, check_store, nearest
 
 _NAME_SERVER_S = 3.0
-_CERTIFICATE_DAYS = 14
 _VIP_OFFSET = 2
 _LOG_FILES = 2  # the one that is written and the next: what a start needs room for
 
@@ -32,18 +27,20 @@ _LOG_FILES = 2  # the one that is written and the next: what a start needs room 
 def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:
     """Of a file and `key=value` overrides, as `neve broker` takes them."""
     try:
-        config = BrokerConfig.load(path, settings)
+        loaded = read(BrokerConfig, path, settings)
     except ConfigError as error:
-        yield Check("configuration", FAIL, str(error))
+        yield from (Check("configuration", FAIL, fault) for fault in error.faults)
         return
+    config = loaded.config
     yield Check("configuration", OK, f"{path}: {config.broker_name} of {config.broker_cluster_name}")
+    yield from (Check("no effect", WARN, text) for text in loaded.warnings)
     yield from _check_pairs(config)
-    yield from _check_users(config, path)
+    yield from check_users(config, path, config.root / "config" / "auth" / "auth.json")
     running = _is_running(config.root)
     yield check_directory("data directory", config.root)
     yield from _check_room(config)
     yield from _check_ports(config, running=running)
-    yield from _check_tls(config, clock or SystemClock())
+    yield from check_tls(config, clock or SystemClock())
     yield from _check_name_servers(config)
     yield from _check_archive(config)
 
@@ -57,25 +54,6 @@ def _check_pairs(config: BrokerConfig) -> Iterator[Check]:
         yield Check(
             "ports", FAIL, f"adminPort={config.admin_port} is listenPort or two below it, which the broker takes"
         )
-    if config.authorization_enabled and not config.authentication_enabled:
-        yield Check("authorizationEnabled", FAIL, "needs authenticationEnabled")
-
-
-def _check_users(config: BrokerConfig, path: Path) -> Iterator[Check]:
-    first = config.init_authentication_user
-    try:
-        if first:
-            read_credentials(first, "initAuthenticationUser")
-        inner_credentials(config)
-    except StartupError as error:
-        yield Check("users", FAIL, str(error))
-    users = Path(config.auth_config_path or config.root / "config" / "auth" / "auth.json").expanduser()
-    if config.authentication_enabled and not first and not users.exists():
-        yield Check("users", FAIL, f"authenticationEnabled without any user: set initAuthenticationUser, or {users}")
-    if config.init_authentication_user or config.inner_client_authentication_credentials:
-        open_to = stat.S_IMODE(path.stat().st_mode) & 0o077
-        found = f"{path} holds secrets and has mode {stat.S_IMODE(path.stat().st_mode):o}"
-        yield Check("secrets", WARN if open_to else OK, f"{found}: chmod 600" if open_to else found)
 
 
 def _is_running(root: Path) -> bool:
@@ -111,51 +89,11 @@ def _check_ports(config: BrokerConfig, *, running: bool) -> Iterator[Check]:
     """A port that is taken is a fault, unless a broker works on the data directory: then it is this one's."""
     listen, bind = config.listen_port, config.bind_address
     if listen:
-        yield _check_port("listenPort", bind, listen, running=running)
-        vip = _check_port("listenPort - 2", bind, listen - _VIP_OFFSET, running=running)
+        yield check_free_port("listenPort", bind, listen, running=running)
+        vip = check_free_port("listenPort - 2", bind, listen - _VIP_OFFSET, running=running)
         yield vip if vip.state == OK else Check(vip.check, WARN, f"{vip.found}; only old clients use it")
     if config.admin_port > 0:
-        yield _check_port("adminPort", "127.0.0.1", config.admin_port, running=running)
-
-
-def _check_port(name: str, host: str, port: int, *, running: bool) -> Check:
-    try:
-        check_port(host, port, "port")
-    except StartupError as error:
-        return (
-            Check(name, OK, f"{port}, taken: a broker runs on the data directory")
-            if running
-            else Check(name, FAIL, str(error))
-        )
-    except (OSError, OverflowError) as error:
-        return Check(name, FAIL, f"{port} on {host}: {error}")
-    return Check(name, OK, f"{port} on {host}")
-
-
-def _check_tls(config: BrokerConfig, clock: Clock) -> Iterator[Check]:
-    try:
-        tls = server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path)
-        if tls is not None:
-            yield _check_end(tls.certificate.ends_s(), config.tls_cert_path, clock)
-    except StartupError as error:
-        yield Check("TLS certificate", FAIL, str(error))
-    except ssl.SSLCertVerificationError as error:
-        yield Check("TLS certificate", FAIL, f"{config.tls_cert_path}: {error.verify_message}")
-    except ssl.SSLError as error:
-        yield Check("TLS certificate", FAIL, f"{config.tls_cert_path}: {error}")
-    if config.tls_enable:
-        try:
-            client_context(config.tls_trust_cert_path)
-        except StartupError as error:
-            yield Check("TLS trust", FAIL, str(error))
-        else:
-            yield Check("TLS trust", OK, config.tls_trust_cert_path or "what the system trusts")
-
-
-def _check_end(ends_s: float, path: str, clock: Clock) -> Check:
-    days = (ends_s - clock.now_ms() / 1000) / 86_400
-    state = FAIL if days < 0 else WARN if days < _CERTIFICATE_DAYS else OK
-    return Check("TLS certificate", state, f"{path} ends in {days:.0f} days" if days >= 0 else f"{path} has ended")
+        yield check_free_port("adminPort", "127.0.0.1", config.admin_port, running=running)
 
 
 def _check_name_servers(config: BrokerConfig) -> Iterator[Check]:

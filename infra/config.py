@@ -1,14 +1,18 @@
 """RocketMQ property files with types and ranges: a wrong line is an error that names it, never a silent default.
 
-A field `listen_port` is the key `listenPort`; its default gives the type, its metadata the range.
+A field `listen_port` is the key `listenPort`; its default gives the type, its metadata the range. A key that RocketMQ
+knows and neve has no use for is a warning that says why, or an error where going on without it would break a promise.
 """
 
 import dataclasses
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_type_hints
+
+from infra import rocketmq_keys
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -16,10 +20,20 @@ SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _SIZES = {"": 1, "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB}
 _TIMES = {"": 1, "ms": 1, "s": SECOND, "m": MINUTE, "min": MINUTE, "h": HOUR, "d": DAY}
 _NUMBER_AND_UNIT = re.compile(r"(-?\d+)\s*([A-Za-z]*)")
+# of java.util.Properties: where a key ends, and what a backslash stands for
+_KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=:\s])+)(?:\s*[=:]\s*|\s+)(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ALIKE = 0.8  # from which a name is taken for a slip of the pen
 
 
 class ConfigError(Exception):
-    """A key or value that the file's author must correct; the text says where and what is allowed."""
+    """Keys or values that the file's author must correct; each of `faults` says where and what is allowed."""
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = faults
+        head = "" if len(faults) == 1 else f"{len(faults)} faults in the configuration:\n  "
+        super().__init__(head + "\n  ".join(faults))
 
 
 def key(default: Any, *, low: int | None = None, high: int | None = None, choices: tuple[str, ...] = (),
@@ -33,6 +47,9 @@ def key(default: Any, *, low: int | None = None, high: int | None = None, choice
 @dataclass
 class SecurityConfig:
     """TLS, users and policies: the same keys for brokers and name servers. Secrets are never shown (request 26)."""
+
+    #: The classes of RocketMQ whose keys a file of this server may have.
+    rocketmq_classes: ClassVar[tuple[str, ...]] = ("AuthConfig",)
 
     tls_server_mode: str = key("permissive", choices=("disabled", "permissive", "enforcing"), alias="tls.server.mode")
     tls_cert_path: str = key("", alias="tls.server.certPath")
@@ -50,10 +67,12 @@ class SecurityConfig:
 class BrokerConfig(SecurityConfig):
     """One broker. Sizes take k, m, g; times are milliseconds or take ms, s, m, h, d."""
 
+    rocketmq_classes: ClassVar[tuple[str, ...]] = rocketmq_keys.BROKER
+
     broker_name: str = key("broker-a")
     broker_cluster_name: str = key("DefaultCluster")
     broker_id: int = key(0, low=0, high=0)
-    broker_role: str = key("ASYNC_MASTER", choices=("ASYNC_MASTER", "SYNC_MASTER"))
+    broker_role: str = key("ASYNC_MASTER", choices=("ASYNC_MASTER",))
     broker_ip1: str = key("", name="brokerIP1")
     listen_port: int = key(10911, low=0, high=65535)
     bind_address: str = key("0.0.0.0")
@@ -149,34 +168,99 @@ class BrokerConfig(SecurityConfig):
 C = TypeVar("C")
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[C]):
+    """A configuration, and what its file says in vain."""
+
+    config: C
+    warnings: Sequence[str]
+
+
 def load(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> C:
-    """Defaults, then the file, then `key=value` overrides; every value checked."""
+    """`read`, for whom warnings are of no use."""
+    return read(cls, path, overrides).config
+
+
+def read(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> Loaded[C]:
+    """Defaults, then the file, then `key=value` overrides; every value checked.
+
+    Raises:
+        ConfigError: with all that is wrong.
+    """
+    lines = _lines(path, overrides)
+    given = {_own_name(_fields(cls), line.name): line.raw for line in lines}
     values: dict[str, Any] = {}
+    faults: list[str] = []
+    warnings: list[str] = []
+    for line in lines:
+        try:
+            values.update(_checked(cls, line, given, warnings))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(*faults)
+    return Loaded(cls(**values), warnings)
+
+
+class _Line(NamedTuple):
+    """Of a file or the command line; without a name it is no key and value, and `raw` the whole of it."""
+
+    where: str
+    name: str
+    raw: str
+
+
+def _lines(path: Path | None, overrides: Iterable[str]) -> list[_Line]:
+    lines: list[_Line] = []
     if path is not None:
         try:
             text = path.read_text("utf-8")
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}") from error
-        for where, name, raw in parse_properties(text, str(path)):
-            values.update(_checked(cls, name, raw, where))
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
+        lines += (_Line(*line) for line in _properties(text, str(path)))
     for item in overrides:
         name, separator, raw = item.partition("=")
-        if not separator:
-            raise ConfigError(f"--set {item}: expected key=value")
-        values.update(_checked(cls, name.strip(), raw.strip(), f"--set {item}"))
-    return cls(**values)
+        is_pair = bool(separator and name.strip())
+        lines.append(_Line(f"--set {item}", name.strip(), raw.strip()) if is_pair else _Line("--set", "", item))
+    return lines
 
 
 def parse_properties(text: str, source: str) -> Iterable[tuple[str, str, str]]:
     """(where, key, value) of each line of a Java properties text; comments and blank lines left out."""
-    for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        if not stripped or stripped[0] in "#!":
+    for where, name, raw in _properties(text, source):
+        if not name:
+            raise ConfigError(f"{where}: {raw!r} is not key=value")
+        yield where, name, raw
+
+
+def _properties(text: str, source: str) -> Iterable[tuple[str, str, str]]:
+    """As `java.util.Properties` reads it; an empty key is a line that has no key and value."""
+    pending, begun = "", 0
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
+        stripped = line.lstrip(" \t\f")
+        if not pending and (not stripped.strip() or stripped[0] in "#!"):
             continue
-        name, separator, raw = stripped.partition("=")
-        if not separator:
-            raise ConfigError(f"{source}:{number}: {stripped!r} is not key=value")
-        yield f"{source}:{number}", name.strip(), raw.strip()
+        begun = begun if pending else number
+        pending += stripped
+        if (len(pending) - len(pending.rstrip("\\"))) % 2:
+            pending = pending[:-1] or " "
+            continue
+        found = _KEY_AND_VALUE.fullmatch(pending.strip())
+        where = f"{source}:{begun}"
+        yield (where, _unescaped(found[1]), _unescaped(found[2])) if found else (where, "", pending.strip())
+        pending = ""
+    if pending.strip():
+        yield f"{source}:{begun}", "", pending.strip()
+
+
+def _unescaped(text: str) -> str:
+    def meant(found: "re.Match[str]") -> str:
+        code = found[1]
+        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPED.get(code, code)
+
+    return _ESCAPE.sub(meant, text) if "\\" in text else text
 
 
 def update_live(config: object, changes: Mapping[str, str]) -> None:
@@ -187,7 +271,10 @@ def update_live(config: object, changes: Mapping[str, str]) -> None:
         name = _own_name(known, given)
         if name in known and not known[name].metadata.get("live", False):
             raise ConfigError(f"{name}: can't be changed on a running broker")
-        values.update(_checked(type(config), name, raw, "update"))
+        foreign = _foreign(type(config), name)
+        if foreign is not None and foreign.reason in rocketmq_keys.REASONS:
+            raise ConfigError(f"{name} has no effect: {rocketmq_keys.REASONS[foreign.reason]}")
+        values.update(_checked(type(config), _Line("update", name, raw), changes, []))
     for attribute, value in values.items():
         setattr(config, attribute, value)
 
@@ -203,7 +290,8 @@ def to_properties(config: object) -> str:
         if item.metadata.get("secret", False):
             continue
         value = getattr(config, item.name)
-        lines.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        lines.append(f"{name}={text}".replace("\\", "\\\\"))
     return "\n".join(lines) + "\n"
 
 
@@ -217,17 +305,33 @@ def _fields(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
 
 
 def _own_name(known: Mapping[str, "dataclasses.Field[Any]"], name: str) -> str:
-    """RocketMQ sets some of these keys under dotted names, as system properties."""
+    """RocketMQ sets some of these keys under dotted names, as system properties, or once spelt them in another way."""
+    name = rocketmq_keys.ALIASES.get(name, name)
     return next((own for own, item in known.items() if name and item.metadata.get("alias") == name), name)
 
 
-def _checked(cls: type[Any], name: str, raw: str, where: str) -> dict[str, Any]:
+def _foreign(cls: type[Any], name: str) -> rocketmq_keys.Key | None:
+    """What RocketMQ has under the name."""
+    return rocketmq_keys.keys(getattr(cls, "rocketmq_classes", ())).get(name)
+
+
+def _checked(cls: type[Any], line: _Line, given: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
+    """The attribute that the line sets; none for a key of RocketMQ's that has no effect, then perhaps a warning."""
     known = _fields(cls)
-    name = _own_name(known, name)
+    where, raw = line.where, line.raw
+    if not line.name:
+        raise ConfigError(f"{where}: {raw!r} is not key=value")
+    name = _own_name(known, line.name)
+    why = rocketmq_keys.refusal(name, raw, given)
+    foreign = _foreign(cls, name)
+    if foreign is not None and why is not None:
+        raise ConfigError(f"{where}: {line.name}={raw} is refused: {why}")
     if name not in known:
-        near = [candidate for candidate in known if candidate.lower() == name.lower()]
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{where}: unknown key {name}{hint}")
+        if foreign is None:
+            raise ConfigError(f"{where}: unknown key {line.name}{_near(cls, line.name)}")
+        if (vain := rocketmq_keys.warning(foreign, raw)) is not None:
+            warnings.append(f"{where}: {line.name} has no effect: {vain}")
+        return {}
     item = known[name]
     kind = get_type_hints(cls)[item.name]
     try:
@@ -235,6 +339,13 @@ def _checked(cls: type[Any], name: str, raw: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{where}: {name}={raw}: {error}") from error
     return {item.name: value}
+
+
+def _near(cls: type[Any], name: str) -> str:
+    names = {*_fields(cls), *rocketmq_keys.keys(getattr(cls, "rocketmq_classes", ()))}
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_ALIKE)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def _parse(kind: Any, raw: str, rules: Mapping[str, Any]) -> Any:

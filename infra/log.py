@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+from collections.abc import Sequence
 
 # What would end a line, or move on a terminal; names that clients choose come into messages as they are.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -23,7 +24,8 @@ def _escaped(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def configure(level: str = "INFO") -> None:
+def configure(level: str = "INFO", warnings: Sequence[str] = ()) -> None:
+    """From now on; `warnings` are what was to be said before there was a log."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     handler.addFilter(one_line)
@@ -33,3 +35,5 @@ def configure(level: str = "INFO") -> None:
     # Their INFO repeats each request.
     for chatty in ("botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    for text in warnings:
+        logging.getLogger("neve").warning("%s", text)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from infra.config import load
+from infra.config import Loaded, read
 from infra.server_command import announce, catch_signals, run_and_exit, settings_option
 from infra.startup import check_port
 from namesrv.namesrv_config import NamesrvConfig
@@ -19,20 +19,21 @@ def namesrv(path: Path | None, settings: tuple[str, ...]) -> None:
     """Run a name server."""
 
     def start() -> Awaitable[int]:
-        config = load(NamesrvConfig, path, settings)
-        check_port(config.bind_address, config.listen_port)
-        return _run(config)
+        loaded = read(NamesrvConfig, path, settings)
+        check_port(loaded.config.bind_address, loaded.config.listen_port)
+        return _run(loaded)
 
     run_and_exit(start)
 
 
-async def _run(config: NamesrvConfig) -> int:
+async def _run(loaded: Loaded[NamesrvConfig]) -> int:
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
     from namesrv.namesrv_controller import NamesrvController
 
-    logs.configure(config.log_level)
+    config = loaded.config
+    logs.configure(config.log_level, loaded.warnings)
     disk = RealDisk()
     disk.make_dirs(config.kv_path.parent)
     server = NamesrvController(config, SystemClock(), disk)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+from infra import rocketmq_keys
 from infra.config import GIB, MIB, SECOND, SecurityConfig, key
 
 
 @dataclass
 class NamesrvConfig(SecurityConfig):
     """One name server, under RocketMQ's key names."""
+
+    rocketmq_classes: ClassVar[tuple[str, ...]] = rocketmq_keys.NAMESRV
 
     listen_port: int = key(9876, low=0, high=65535)
     bind_address: str = key("0.0.0.0")

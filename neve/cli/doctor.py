@@ -42,7 +42,8 @@ class Check(NamedTuple):
 def doctor(config: Path | None, settings: tuple[str, ...], data: Path | None, store: str | None, output: str) -> None:
     """Check Java, disk, kernel limits, and with --store the rights in it and its clock. Exit code 1 on a fault.
 
-    With -c FILE (broker.conf): its keys, the data directory and its disk, ports, TLS files, name servers and the store.
+    With -c FILE (broker.conf): its keys, the data directory and its disk, ports, TLS files, name servers and the store;
+    or a namesrv.conf: its keys, directory, port and TLS files. Which one it is, its name or else its keys say.
     Run it as the user and with the environment that the broker will have.
     """
     checks = [check_java(), check_map_count(), check_files(), check_local_clock()]
@@ -70,12 +71,30 @@ def _refuse_beside_config() -> None:
 def _server_checks(config: Path, settings: Sequence[str]) -> list[Check]:
     """The server's part of this command, found by its name: nothing of `neve` imports the server."""
     try:
-        found = importlib.import_module("broker.doctor")
+        found = importlib.import_module("namesrv.doctor" if _is_name_servers(config) else "broker.doctor")
     except ModuleNotFoundError as missing:
         raise click.UsageError(
             f"-c needs the server's packages, {missing.name} is missing: pip install 'neve[server]'"
         ) from missing
     return list(found.checks(config, settings))
+
+
+def _is_name_servers(config: Path) -> bool:
+    """A key that only name servers have, in a file whose name does not say what it is."""
+    for name, kind in (("namesrv", True), ("broker", False)):
+        if name in config.name.lower():
+            return kind
+    try:
+        lines = config.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool({line.partition("=")[0].strip() for line in lines} & _NAME_SERVERS_KEYS)
+
+
+_NAME_SERVERS_KEYS = frozenset(
+    {"kvConfigPath", "scanNotActiveBrokerInterval", "orderMessageEnable", "deleteTopicWithBrokerRegistration",
+     "enableAllTopicList", "returnOrderTopicConfigToBroker"}
+)  # fmt: skip
 
 
 def check_java() -> Check:

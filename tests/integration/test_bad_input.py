@@ -58,7 +58,8 @@ def start_with_store(root: Path, url: str) -> tuple[int, str]:
         ("flushDiskType=MAYBE", ("broker.conf:3", "flushDiskType=MAYBE", "ASYNC_FLUSH, SYNC_FLUSH")),
         ("autoCreateTopicEnable=1", ("broker.conf:3", "autoCreateTopicEnable=1", "allowed: true, false")),
         ("mappedFileSizeCommitLog=2g", ("broker.conf:3", "mappedFileSizeCommitLog=2g", "from 65536 to 1073741824")),
-        ("just words", ("broker.conf:3", "'just words' is not key=value")),
+        ("just words", ("broker.conf:3", "unknown key just")),
+        ("words", ("broker.conf:3", "'words' is not key=value")),
     ],
 )
 def test_a_wrong_line_of_the_configuration(tmp_path: Path, line: str, parts: tuple[str, ...]) -> None:

@@ -48,7 +48,8 @@ def test_the_brokers_own_topics_are_known_and_nobody_elses_is() -> None:
         ("listenPort=x", "from 0 to 65535"),
         ("flushDiskType=SOMETIMES", "ASYNC_FLUSH, SYNC_FLUSH"),
         ("autoCreateTopicEnable=maybe", "true, false"),
-        ("just words", "is not key=value"),
+        ("just words", "unknown key just"),
+        ("words", "is not key=value"),
     ],
 )
 def test_a_wrong_line_is_named_with_what_is_allowed(tmp_path: Path, line: str, told: str) -> None:

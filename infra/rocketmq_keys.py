@@ -1,0 +1,402 @@
+"""What becomes of each key that a broker.conf or namesrv.conf of RocketMQ (5.3.3) may have.
+
+RocketMQ sets a key through the setter of its name, in whichever of its configuration classes has one, and says nothing
+about a key that none has. Here a key is *honoured* (a field of neve's own configuration), *ignored* (neve has no use
+for it: a warning says why, unless the value is RocketMQ's default), or *refused*, because a server that went on without
+it would not keep what the file promises. The words are those of docs/reference.md, which a test holds against them.
+
+The table: a class and a colon, then lines `reason key=default …`; `*` stands for a default that RocketMQ takes from
+the machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+BROKER = ("BrokerConfig", "BrokerIdentity", "MessageStoreConfig", "NettyServerConfig", "NettyClientConfig",
+          "AuthConfig", "tieredstore.MessageStoreConfig", "RocketMQ 3 and 4")  # fmt: skip
+NAMESRV = ("NamesrvConfig", "NettyServerConfig", "NettyClientConfig", "ControllerConfig", "JraftConfig")
+
+HONOURED = "honoured"
+#: Old spellings of keys that are honoured.
+ALIASES = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog"}
+
+#: Why a key is ignored.
+REASONS = {
+    "threads": "requests are answered on one loop: there are no thread pools, and no queues before them",
+    "one-copy": "there is one copy: nothing is sent to slaves, controllers or other replicas",
+    "log": "the log is written, flushed and read in one way, set by `flushDiskType` and `flushIntervalCommitLog`",
+    "room": "segments leave by `fileReservedTime`, `diskMaxUsedSpaceRatio` and `hotBytes`; nothing else deletes them",
+    "queues": "queues and key index have files of their own kind below `storePathRootDir`, rebuilt from the log",
+    "store": "there is one kind of store: no RocksDB, no batch or compacted queues",
+    "pop": "pop keeps its books in another way, and answers as RocketMQ does",
+    "timer": "timers are kept in memory and in the log; `timerMaxPending` and `timerMaxDelaySec` bound them",
+    "transactions": "half messages are settled in the log; `transactionTimeOut` and its kin say when",
+    "registration": "a broker registers whole with each name server each `registerNameServerPeriod` and at changes",
+    "connections": "sockets are as the system has them; `maxConnections` bounds them",
+    "clients": "what this server asks others has fixed limits",
+    "reads": "a pull is answered with up to what it asks for; cold reads take turns and hold up no others",
+    "filter": "filters are computed when a message is read; nothing is precomputed or cached on disk",
+    "statistics": "statistics and metrics are at `adminPort`, and answered to `mqadmin`",
+    "trace": "traces go to the topic that clients name; `traceTopicEnable` makes the usual one",
+    "balance": "balancing is answered from the members that are connected now",
+    "offsets": "group offsets are saved each `flushConsumerOffsetInterval`, and with the archive's state",
+    "topics": "topics and groups are as `mqadmin` and the first use make them",
+    "users": "users and policies are read whole from `authConfigPath`: nothing is cached, every request is checked",
+    "acl-v1": "users of plain_acl.yml are not taken over: create them",
+    "place": "paths are `storePathRootDir`, `kvConfigPath` and `authConfigPath`",
+    "plug-in": "it is a key of the tiered store plug-in: neve's archive is `storeUrl`, TTLs are of topics",
+    "container": "a process is one broker",
+    "start": "a start answers at once, with what is registered by then",
+    "internal": "it tunes the inside of RocketMQ's servers",
+    "no-setter": "RocketMQ has no setter for it, and does not read it either",
+}
+
+_TABLE = """
+BrokerConfig:
+honoured maxPopPollingSize brokerPermission defaultTopicQueueNums autoCreateTopicEnable brokerIP1
+honoured flushConsumerOffsetInterval namesrvAddr autoCreateSubscriptionGroup listenPort rejectTransactionMessage
+honoured longPollingEnable enablePropertyFilter registerNameServerPeriod transactionTimeOut transactionCheckMax
+honoured transactionCheckInterval traceTopicEnable storeReplyMessageEnable recallMessageEnable
+threads sendMessageThreadPoolNums=* putMessageFutureThreadPoolNums=* pullMessageThreadPoolNums=*
+threads ackMessageThreadPoolNums=16 processReplyMessageThreadPoolNums=* queryMessageThreadPoolNums=*
+threads adminBrokerThreadPoolNums=16 litePullMessageThreadPoolNums=* clientManageThreadPoolNums=32
+threads consumerManageThreadPoolNums=32 heartbeatThreadPoolNums=* endTransactionThreadPoolNums=*
+threads loadBalanceProcessorThreadPoolNums=32 recoverThreadPoolNums=32 recoverConcurrently=false
+threads litePullThreadPoolQueueCapacity=100000 adminBrokerThreadPoolQueueCapacity=10000
+threads loadBalanceThreadPoolQueueCapacity=100000 sendThreadPoolQueueCapacity=10000 putThreadPoolQueueCapacity=10000
+threads pullThreadPoolQueueCapacity=100000 ackThreadPoolQueueCapacity=100000 replyThreadPoolQueueCapacity=10000
+threads queryThreadPoolQueueCapacity=20000 clientManagerThreadPoolQueueCapacity=1000000
+threads consumerManagerThreadPoolQueueCapacity=1000000 heartbeatThreadPoolQueueCapacity=50000
+threads endTransactionPoolQueueCapacity=100000 brokerFastFailureEnable=true waitTimeMillsInSendQueue=200
+threads waitTimeMillsInPullQueue=5000 waitTimeMillsInLitePullQueue=5000 waitTimeMillsInHeartbeatQueue=31000
+threads waitTimeMillsInTransactionQueue=3000 waitTimeMillsInAdminBrokerQueue=5000 waitTimeMillsInAckQueue=3000
+threads asyncSendEnable=true
+one-copy brokerIP2=* slaveReadEnable=false sendHeartbeatTimeoutMillis=1000 syncBrokerMemberGroupPeriod=1000
+one-copy brokerHeartbeatInterval=1000 brokerNotActiveTimeoutMillis=10000 enableSlaveActingMaster=false
+one-copy enableRemoteEscape=false skipPreOnline=false lockInStrictMode=false controllerAddr=
+one-copy fetchControllerAddrByDnsLookup=false syncBrokerMetadataPeriod=5000 checkSyncStateSetPeriod=5000
+one-copy syncControllerMetadataPeriod=10000 brokerElectionPriority=2147483647 controllerHeartBeatTimeoutMills=10000
+one-copy forwardTimeout=3000 compatibleWithOldNameSrv=true
+pop reviveQueueNum=8 reviveInterval=1000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
+pop popPollingMapSize=100000 reviveScanTime=10000 reviveMaxSlow=3 popPollingSize=1024 enablePopBufferMerge=false
+pop popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 enablePopBatchAck=false enableSkipLongAwaitingAck=false
+pop reviveAckWaitMs=180000 enablePopLog=false popFromRetryProbability=20 popConsumerFSServiceInit=true
+pop popConsumerKVServiceLog=false popConsumerKVServiceInit=false popConsumerKVServiceEnable=false
+pop popReviveMaxReturnSizePerRead=16384 popReviveMaxAttemptTimes=16 popLongPollingForceNotifyInterval=800
+pop enableNotifyBeforePopCalculateLag=true enableNotifyAfterPopOrderLockRelease=true
+pop initPopOffsetByCheckMsgInMem=true retrieveMessageFromPopRetryTopicV1=true enableRetryTopicV2=false
+pop popResponseReturnActualRetryTopic=false popInflightMessageThreshold=10000 enablePopMessageThreshold=false
+pop skipWhenCKRePutReachMaxTimes=false appendAckAsync=false appendCkAsync=false defaultPopShareQueueNum=-1
+pop defaultMessageRequestMode=PULL
+registration registerBrokerTimeoutMills=24000 compressedRegister=false forceRegister=true
+registration enableSingleTopicRegister=false enableSplitRegistration=false splitRegistrationSize=800
+registration loadBalancePollNameServerInterval=30000 cleanOfflineBrokerInterval=30000
+registration updateNameServerAddrPeriod=120000 fetchNamesrvAddrInterval=10000
+reads transferMsgByHeap=true consumerFallbehindThreshold=17179869184 disableConsumeIfConsumerReadSlowly=false
+reads litePullMessageEnable=true shortPollingTimeMills=1000 enableNetWorkFlowControl=false
+reads coldCtrStrategyEnable=false usePIDColdCtrStrategy=true cgColdReadThreshold=3145728
+reads globalColdReadThreshold=104857600
+filter enableCalcFilterBitMap=false expectConsumerNumUseFilter=32 maxErrorRateOfBloomFilter=20
+filter filterDataCleanTimeSpan=86400000 filterSupportRetry=false
+statistics commercialBaseCount=1 commercialSizePerMsg=4096 accountStatsEnable=true accountStatsPrintZeroValues=true
+statistics maxStatsIdleTimeInMinutes=-1 enableDetailStat=true autoDeleteUnusedStats=true isolateLogEnable=false
+statistics metricsExporterType=DISABLE metricsOtelCardinalityLimit=50000 metricsGrpcExporterTarget=
+statistics metricsGrpcExporterHeader= metricGrpcExporterTimeOutInMills=3000 metricGrpcExporterIntervalInMills=60000
+statistics metricLoggingExporterIntervalInMills=10000 metricsLabel= metricsInDelta=false
+statistics metricsPromExporterPort=5557 metricsPromExporterHost= estimateAccumulation=true
+statistics transactionMetricFlushInterval=3000 enableLmqStats=false printChannelGroups=false
+statistics printChannelGroupsMinNum=5
+trace traceOn=true regionId=DefaultRegion msgTraceTopicName=RMQ_SYS_TRACE_TOPIC
+balance serverLoadBalancerEnable=true notifyConsumerIdsChangedEnable=true realTimeNotifyConsumerChange=true
+balance enableFastChannelEventProcess=false channelExpiredTimeout=120000 subscriptionExpiredTimeout=600000
+balance enableRegisterProducer=true
+offsets flushConsumerOffsetHistoryInterval=60000 consumerOffsetUpdateVersionStep=500
+offsets delayOffsetUpdateVersionStep=200 useServerSideResetOffset=true enableBroadcastOffsetStore=true
+offsets broadcastOffsetExpireSecond=120 broadcastOffsetExpireMaxSecond=300
+topics clusterTopicEnable=true brokerTopicEnable=true validateSystemTopicWhenUpdateTopic=true
+topics useStaticSubscription=false enableMixedMessageType=false clearRetryTopicWhenDeleteTopic=true
+topics enableCreateSysGroup=true allowRecallWhenBrokerNotWriteable=true
+transactions transactionOpMsgMaxSize=4096 transactionOpBatchInterval=3000
+place brokerConfigPath= rocketmqHome=*
+internal highSpeedMode=false configManagerVersion=v1
+refused aclEnable startAcceptSendRequestTimeStamp messageStorePlugIn rejectPullConsumerEnable enableControllerMode
+refused fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup configBlackList
+
+BrokerIdentity:
+honoured brokerName brokerClusterName
+refused brokerId
+container inBrokerContainer=false
+no-setter isBrokerContainer=false
+
+MessageStoreConfig:
+honoured mappedFileSizeCommitLog flushIntervalCommitLog maxMessageSize deleteWhen diskMaxUsedSpaceRatio
+honoured fileReservedTime flushDiskType syncFlushTimeout messageDelayLevel storePathRootDir
+honoured diskSpaceWarningLevelRatio timerWheelEnable timerMaxDelaySec diskSpaceCleanForciblyRatio
+honoured cleanFileForciblyEnable
+log debugLockEnable=false osPageCacheBusyTimeOutMills=1000 diskFallRecorded=true warmMapedFileEnable=false
+log putMsgIndexHightWater=600000 checkCRCOnRecover=true flushCommitLogLeastPages=4
+log flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true flushLeastPagesWhenWarmMapedFile=4096
+log transientStorePoolEnable=false transientStorePoolSize=5 commitIntervalCommitLog=200
+log fastFailIfNoBufferInStorePool=false useReentrantLockWhenPutMessage=true commitCommitLogLeastPages=4
+log commitCommitLogThoroughInterval=200 wakeCommitWhenPutMessage=true wakeFlushWhenPutMessage=false
+log maxAsyncPutMessageRequests=5000 maxRecoveryCommitlogFiles=30 putMessageTimeout=8000 mappedFileSwapEnable=true
+log commitLogForceSwapMapInterval=43200000 commitLogSwapMapReserveFileNum=100 commitLogSwapMapInterval=3600000
+log cleanSwapedMapInterval=300000 maxChecksumRange=1073741824 useABSLock=false topicQueueLockNum=32
+log spinLockCollisionRetreatOptimalDegree=1000 readUnCommitted=false autoMessageVersionOnTopicLen=true
+log maxTopicLength=127
+room cleanResourceInterval=10000 deleteCommitLogFilesInterval=100 deleteConsumeQueueFilesInterval=100
+room destroyMapedFileIntervalForcibly=120000 redeleteHangedFileInterval=120000 maxBatchDeleteFilesNum=50
+room deleteFileBatchMax=10 logicalDiskSpaceCleanForciblyThreshold=0.8
+room replicasPerDiskPartition=1
+queues mappedFileSizeConsumeQueue=6000000 enableConsumeQueueExt=false mappedFileSizeConsumeQueueExt=50331648
+queues bitMapLengthConsumeQueueExt=64 flushIntervalConsumeQueue=1000 flushConsumeQueueLeastPages=2
+queues flushConsumeQueueThoroughInterval=60000 travelCqFileNumWhenGetMessage=1
+queues correctLogicMinOffsetSleepInterval=1 correctLogicMinOffsetForceInterval=300000 messageIndexEnable=true
+queues maxHashSlotNum=5000000 maxIndexNum=20000000 messageIndexSafe=false defaultQueryMaxNum=32
+queues mapperFileSizeBatchConsumeQueue=13800000 dispatchFromSenderThread=false dispatchCqThreads=10
+queues dispatchCqCacheNum=4096 enableAsyncReput=true recheckReputOffsetFromCq=false
+queues logicQueueForceSwapMapInterval=43200000 logicQueueSwapMapReserveFileNum=20
+queues logicQueueSwapMapInterval=3600000 searchBcqByCacheEnable=true maxConsumeQueueScan=20000
+queues sampleCountThreshold=5000 sampleSteps=32 enableBuildConsumeQueueConcurrently=false
+queues batchDispatchRequestThreadPoolNums=16 putConsumeQueueDataByFileChannel=true
+store compactionMappedFileSize=104857600 compactionCqMappedFileSize=10485760 compactionScheduleInternal=900000
+store maxOffsetMapSize=104857600 compactionThreadNum=6 enableCompaction=true storeType=default
+store rocksdbCompressionType=lz4 rocksdbCQDoubleWriteEnable=false realTimePersistRocksDBConfig=true
+store statRocksDBCQIntervalSec=10 cleanRocksDBDirtyCQIntervalMin=60 memTableFlushIntervalMs=3600000
+store enableRocksDBLog=false bottomMostCompressionTypeForConsumeQueueStore=zstd rocksdbFlushWalFrequency=1024
+store rocksdbWalFileRollingThreshold=1073741824 maxLmqConsumeQueueNum=20000 enableBatchPush=false
+reads maxTransferBytesOnMessageInMemory=262144 maxTransferCountOnMessageInMemory=32
+reads maxTransferBytesOnMessageInDisk=65536 maxTransferCountOnMessageInDisk=8 accessMessageInMemoryMaxRatio=40
+reads accessMessageInMemoryHotRatio=26 maxMsgsNumBatch=64 pullBatchMaxMessageCount=160
+reads coldDataFlowControlEnable=false coldDataScanEnable=false timerColdDataCheckIntervalMs=60000
+reads dataReadAheadEnable=true
+filter maxFilterMessageSize=16000
+one-copy haListenPort=10912 haSendHeartbeatInterval=5000 haHousekeepingInterval=20000 haTransferBatchSize=32768
+one-copy haMaxGapNotInSync=268435456 slaveTimeout=3000 offsetCheckInSlave=false dLegerGroup= dLegerPeers=
+one-copy dLegerSelfId= preferredLeaderId= haFlowControlEnable=false maxHaTransferByteInSecond=104857600
+one-copy haMaxTimeSlaveNotCatchup=15000 syncMasterFlushOffsetWhenStartup=false maxSlaveResendLength=268435456
+one-copy syncFromLastFile=false asyncLearner=false storePathDLedgerCommitLog= storePathEpochFile=
+one-copy storePathBrokerIdentity=
+offsets flushDelayOffsetInterval=10000 enableCleanExpiredOffset=false
+timer mappedFileSizeTimerLog=104857600 timerPrecisionMs=1000 timerGetMessageThreadNum=3 timerPutMessageThreadNum=3
+timer timerEnableCheckMetrics=true timerSkipUnknownError=false timerEnableRetryUntilSuccess=false
+timer timerMetricSmallThreshold=1000000 timerCongestNumEachSlot=2147483647 timerFlushIntervalMs=1000
+timer timerRollWindowSlot=172800 timerProgressLogIntervalMs=10000 timerInterceptDelayLevel=false
+timer disappearTimeAfterStart=-1 enableScheduleMessageStats=true enableScheduleAsyncDeliver=false
+timer scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
+no-setter timerEnableDisruptor=false timerCheckMetricsWhen=05 timerWarmEnable=false timerStopDequeue=false
+refused brokerRole haMasterAddress duplicationEnable enableDLegerCommitLog totalReplicas inSyncReplicas
+refused minInSyncReplicas allAckInSyncStateSet enableAutoInSyncReplicas storePathCommitLog
+refused readOnlyCommitLogStorePaths enableLmq enableMultiDispatch timerStopEnqueue
+refused enabledAppendPropCRC forceVerifyPropCRC
+
+NettyServerConfig:
+honoured listenPort bindAddress
+threads serverWorkerThreads=8 serverSelectorThreads=3 serverCallbackExecutorThreads=0
+threads serverNettyWorkerGroupEnable=true
+connections serverOnewaySemaphoreValue=256 serverAsyncSemaphoreValue=64 serverChannelMaxIdleTimeSeconds=120
+connections serverSocketSndBufSize=0 serverSocketRcvBufSize=0 serverSocketBacklog=1024
+connections serverPooledByteBufAllocatorEnable=true useEpollNativeSelector=false writeBufferLowWaterMark=0
+connections writeBufferHighWaterMark=0 enableShutdownGracefully=false shutdownWaitTimeSeconds=30
+
+NettyClientConfig:
+clients clientCloseSocketIfTimeout=true clientWorkerThreads=4 clientOnewaySemaphoreValue=65535
+clients connectTimeoutMillis=3000 clientCallbackExecutorThreads=* channelNotActiveInterval=60000
+clients clientAsyncSemaphoreValue=65535 clientChannelMaxIdleTimeSeconds=120 clientSocketSndBufSize=0
+clients clientSocketRcvBufSize=0 clientPooledByteBufAllocatorEnable=false writeBufferLowWaterMark=0
+clients writeBufferHighWaterMark=0 disableCallbackExecutor=false disableNettyWorkerGroup=false
+clients maxReconnectIntervalTimeSeconds=60 enableReconnectForGoAway=true socksProxyConfig={}
+clients scanAvailableNameSrv=true
+refused useTLS
+
+AuthConfig:
+honoured authConfigPath authenticationEnabled initAuthenticationUser innerClientAuthenticationCredentials
+honoured authorizationEnabled
+users configName=* clusterName=* userCacheMaxNum=1000 userCacheExpiredSecond=600 userCacheRefreshSecond=60
+users aclCacheMaxNum=1000 aclCacheExpiredSecond=600 aclCacheRefreshSecond=60
+users statefulAuthenticationCacheMaxNum=10000 statefulAuthenticationCacheExpiredSecond=60
+users statefulAuthorizationCacheMaxNum=10000 statefulAuthorizationCacheExpiredSecond=60
+users authenticationStrategy= authorizationStrategy= authenticationWhitelist= authorizationWhitelist=
+acl-v1 migrateAuthFromV1Enabled=false
+refused authenticationProvider authenticationMetadataProvider authorizationProvider authorizationMetadataProvider
+
+tieredstore.MessageStoreConfig:
+honoured tieredStorageLevel
+plug-in recordGetMessageResult=false tieredStoreCommitLogMaxSize=1073741824
+plug-in tieredStoreConsumeQueueMaxSize=104857600 tieredStoreIndexFileMaxHashSlotNum=5000000
+plug-in tieredStoreIndexFileMaxIndexNum=20000000 tieredMetadataServiceProvider=* tieredBackendServiceProvider=*
+plug-in tieredStoreDeleteFileEnable=true tieredStoreFileReservedTime=72 tieredStoreDeleteFileInterval=3600000
+plug-in commitLogRollingInterval=24 commitLogRollingMinimumSize=16777216 tieredStoreGroupCommit=true
+plug-in tieredStoreGroupCommitTimeout=30000 tieredStoreGroupCommitCount=4096 tieredStoreGroupCommitSize=4194304
+plug-in tieredStoreMaxGroupCommitCount=10000 readAheadCacheEnable=true readAheadMessageCountThreshold=4096
+plug-in readAheadMessageSizeThreshold=16777216 readAheadCacheExpireDuration=15000
+plug-in readAheadCacheSizeThresholdRate=0.3 tieredStoreMaxPendingLimit=10000 tieredStoreCrcCheckEnable=false
+plug-in tieredStoreFilePath= objectStoreEndpoint= objectStoreBucket= objectStoreAccessKey= objectStoreSecretKey=
+
+RocketMQ 3 and 4:
+honoured mapedFileSizeCommitLog
+queues storePathConsumeQueue=* storePathIndex=* mapedFileSizeConsumeQueue=6000000 maxIndexNumPerFile=*
+place storeCheckpoint=* abortFile=* storePathDelayOffset=*
+threads checkTransactionMessageEnable=* filterServerNums=0 asyncSendThreadPoolNums=*
+log flushCommitLogSync=* flushCommitLogMaxPages=*
+
+NamesrvConfig:
+honoured orderMessageEnable kvConfigPath returnOrderTopicConfigToBroker scanNotActiveBrokerInterval
+honoured enableAllTopicList deleteTopicWithBrokerRegistration
+place rocketmqHome=* configStorePath=*
+internal productEnvName=center
+threads clientRequestThreadPoolNums=8 defaultThreadPoolNums=16 clientRequestThreadPoolQueueCapacity=50000
+threads defaultThreadPoolQueueCapacity=10000 unRegisterBrokerQueueCapacity=3000
+start needWaitForService=false waitSecondsForService=45
+refused clusterTest supportActingMaster notifyMinBrokerIdChanged enableControllerInNamesrv enableTopicList
+refused configBlackList
+
+ControllerConfig:
+one-copy controllerThreadPoolNums=16 controllerRequestThreadPoolQueueCapacity=50000 controllerDLegerGroup=
+one-copy controllerDLegerPeers= controllerDLegerSelfId= mappedFileSize=1073741824 controllerStorePath=*
+one-copy enableElectUncleanMaster=false processReadEvent=false notifyBrokerRoleChanged=true
+one-copy scanInactiveMasterInterval=5000 controllerType=DLedger jraftConfig=* electMasterMaxRetryCount=3
+place rocketmqHome=* configStorePath=*
+statistics metricsExporterType=DISABLE metricsGrpcExporterTarget= metricsGrpcExporterHeader=
+statistics metricGrpcExporterTimeOutInMills=3000 metricGrpcExporterIntervalInMills=60000
+statistics metricLoggingExporterIntervalInMills=10000 metricsPromExporterPort=5557 metricsPromExporterHost=
+statistics metricsLabel= metricsInDelta=false
+refused configBlackList
+honoured scanNotActiveBrokerInterval
+
+JraftConfig:
+one-copy jRaftElectionTimeoutMs=1000 jRaftSnapshotIntervalSecs=3600 jRaftGroupId=jRaft-Controller
+one-copy jRaftServerId=localhost:9880 jRaftInitConf=localhost:9880,localhost:9881,localhost:9882
+one-copy jRaftControllerRPCAddr=localhost:9770,localhost:9771,localhost:9772 jRaftScanWaitTimeoutMs=1000
+"""
+
+
+class Refusal(NamedTuple):
+    """Values that promise nothing neve lacks; why any other is refused; the key that, once set, keeps the promise."""
+
+    harmless: tuple[str, ...]
+    why: str
+    unless: str = ""
+
+
+_ONE_COPY = "there is one copy, and nothing would be replicated"
+_AUTH = "org.apache.rocketmq.auth"
+REFUSED: Mapping[str, Refusal] = {
+    "brokerRole": Refusal(("ASYNC_MASTER",), "there is one copy: no slave, and none to wait for"),
+    "brokerId": Refusal(("0",), "there is one copy: masters only"),
+    "haMasterAddress": Refusal(("",), _ONE_COPY),
+    "duplicationEnable": Refusal(("false",), _ONE_COPY),
+    "enableDLegerCommitLog": Refusal(("false",), _ONE_COPY),
+    "enableControllerMode": Refusal(("false",), _ONE_COPY),
+    "totalReplicas": Refusal(("1",), _ONE_COPY),
+    "inSyncReplicas": Refusal(("1",), _ONE_COPY),
+    "minInSyncReplicas": Refusal(("1",), _ONE_COPY),
+    "allAckInSyncStateSet": Refusal(("false",), _ONE_COPY),
+    "enableAutoInSyncReplicas": Refusal(("false",), _ONE_COPY),
+    "aclEnable": Refusal(
+        ("false",),
+        "users would not be asked who they are: set authenticationEnabled, authorizationEnabled and create the users",
+        "authenticationEnabled",
+    ),
+    "authenticationProvider": Refusal(
+        ("", f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider"), "only RocketMQ's own provider is known"
+    ),
+    "authenticationMetadataProvider": Refusal(
+        ("", f"{_AUTH}.authentication.provider.LocalAuthenticationMetadataProvider"), "users are in authConfigPath"
+    ),
+    "authorizationProvider": Refusal(
+        ("", f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider"), "only RocketMQ's own provider is known"
+    ),
+    "authorizationMetadataProvider": Refusal(
+        ("", f"{_AUTH}.authorization.provider.LocalAuthorizationMetadataProvider"), "policies are in authConfigPath"
+    ),
+    "useTLS": Refusal(("false",), "what this server asks others would go in plain text: set tlsEnable", "tlsEnable"),
+    "rejectPullConsumerEnable": Refusal(("false",), "consumers that pull would be served all the same"),
+    "configBlackList": Refusal(
+        (
+            "",
+            "configBlackList;brokerConfigPath",
+            "configBlackList;configStorePath;kvConfigPath",
+            "configBlackList;configStorePath",
+        ),
+        "what may be changed on a running server is fixed (the keys marked live), and cannot be narrowed",
+    ),
+    "startAcceptSendRequestTimeStamp": Refusal(("0",), "sends would be taken from the start on"),
+    "messageStorePlugIn": Refusal(("",), "no plug-in is loaded; neve's archive is storeUrl", "storeUrl"),
+    "storePathCommitLog": Refusal(
+        ("", "{root}/commitlog"),
+        "the log is storePathRootDir/commitlog: name its disk by storePathRootDir",
+    ),
+    "readOnlyCommitLogStorePaths": Refusal(("",), "the log has one directory; what lies in these would not be read"),
+    "enableLmq": Refusal(("false",), "light message queues are not there: their messages would reach nobody"),
+    "enableMultiDispatch": Refusal(("false",), "light message queues are not there: their messages would reach nobody"),
+    "timerStopEnqueue": Refusal(("false",), "timers would go on"),
+    "enabledAppendPropCRC": Refusal(("false",), "no checksum of properties is written"),
+    "forceVerifyPropCRC": Refusal(("false",), "no checksum of properties is asked for"),
+    "fetchNamesrvAddrByAddressServer": Refusal(
+        ("false",), "no address server is asked: set namesrvAddr", "namesrvAddr"
+    ),
+    "fetchNameSrvAddrByDnsLookup": Refusal(("false",), "no name is looked up for it: set namesrvAddr", "namesrvAddr"),
+    "clusterTest": Refusal(("false",), "routes of another environment would be missing"),
+    "supportActingMaster": Refusal(("false",), "no slave would act for its master"),
+    "notifyMinBrokerIdChanged": Refusal(("false",), "no slave would act for its master"),
+    "enableControllerInNamesrv": Refusal(("false",), "there is no controller"),
+    "enableTopicList": Refusal(("true",), "lists of topics would be answered; enableAllTopicList is honoured"),
+}
+
+
+class Key(NamedTuple):
+    """`reason` is HONOURED, `refused`, or a key of REASONS; `default` is None where RocketMQ takes it elsewhere."""
+
+    name: str
+    classes: tuple[str, ...]
+    reason: str
+    default: str | None
+
+
+@functools.cache
+def keys(classes: tuple[str, ...]) -> Mapping[str, Key]:
+    """By name; one that several classes have is set in all of them."""
+    found: dict[str, Key] = {}
+    heading = ""
+    for line in filter(None, _TABLE.split("\n")):
+        if line.endswith(":"):
+            heading = line[:-1]
+            continue
+        reason, *items = line.split()
+        for item in items if heading in classes else ():
+            name, _, default = item.partition("=")
+            before = found.get(name)
+            of = (*before.classes, heading) if before else (heading,)
+            found[name] = Key(name, of, reason, None if default == "*" else default)
+    return found
+
+
+def refusal(name: str, value: str, given: Mapping[str, str]) -> str | None:
+    """Why this value of a key is refused, beside what else is given; None: it is not."""
+    rule = REFUSED.get(name)
+    if rule is None:
+        return None
+    root = given.get("storePathRootDir", "~/store")
+    if any(_is_same(value, harmless.format(root=root)) for harmless in rule.harmless):
+        return None
+    is_kept = bool(rule.unless) and given.get(rule.unless, "").lower() not in ("", "false")
+    return None if is_kept else rule.why
+
+
+def _is_same(value: str, harmless: str) -> bool:
+    if "/" in harmless:
+        return Path(value).expanduser() == Path(harmless).expanduser()
+    return value.lower() == harmless.lower() if harmless in ("true", "false") else value == harmless
+
+
+def warning(key: Key, value: str) -> str | None:
+    """Why the value of a key has no effect; None where nobody would notice."""
+    why = REASONS.get(key.reason)
+    if why is None or value == key.default:
+        return None
+    return why.replace("`", "")

@@ -1,0 +1,275 @@
+"""Files that were written for RocketMQ: what neve does with each key, and that the page says so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from infra import log as logs
+from infra import rocketmq_keys
+from infra.clock import SystemClock
+from infra.config import BrokerConfig, ConfigError, live_keys, parse_properties, read, to_properties, update_live
+from infra.disk import RealDisk
+from namesrv.namesrv_config import NamesrvConfig
+from neve.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+SERVERS = [(BrokerConfig, rocketmq_keys.BROKER), (NamesrvConfig, rocketmq_keys.NAMESRV)]
+
+#: As it stands on machines: of 4.x's days, with the guides' advice of several years.
+PRODUCTION = """
+# broker-a of the east hall
+brokerClusterName = east
+brokerName = broker-a
+brokerId = 0
+namesrvAddr = {namesrv}
+brokerIP1 = 127.0.0.1
+brokerIP2 = 10.0.1.17
+listenPort = 0
+bindAddress = 127.0.0.1
+haListenPort = 10922
+brokerRole = ASYNC_MASTER
+flushDiskType = ASYNC_FLUSH
+deleteWhen = 04
+fileReservedTime = 48
+defaultTopicQueueNums = 4
+autoCreateTopicEnable = false
+autoCreateSubscriptionGroup = true
+storePathRootDir = {root}
+storePathCommitLog = {root}/commitlog
+storePathConsumeQueue = {root}/consumequeue
+storePathIndex = {root}/index
+storeCheckpoint = {root}/checkpoint
+abortFile = {root}/abort
+mapedFileSizeCommitLog = 1048576
+mapedFileSizeConsumeQueue = 300000
+destroyMapedFileIntervalForcibly = 120000
+redeleteHangedFileInterval = 120000
+diskMaxUsedSpaceRatio = 88
+maxMessageSize = 65536
+flushCommitLogLeastPages = 4
+flushConsumeQueueLeastPages = 2
+flushCommitLogThoroughInterval = 10000
+flushConsumeQueueThoroughInterval = 60000
+checkTransactionMessageEnable = false
+sendMessageThreadPoolNums = 128
+pullMessageThreadPoolNums = 128
+useReentrantLockWhenPutMessage = true
+waitTimeMillsInSendQueue = 1000
+osPageCacheBusyTimeOutMills = 5000
+transientStorePoolEnable = true
+transientStorePoolSize = 5
+warmMapedFileEnable = true
+maxTransferCountOnMessageInMemory = 1000
+transferMsgByHeap = false
+slaveReadEnable = true
+serverSocketSndBufSize = 131072
+serverSelectorThreads = 6
+clusterTopicEnable = true
+brokerTopicEnable = true
+traceTopicEnable = true
+enablePropertyFilter = true
+messageDelayLevel = 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h
+adminPort = 0
+"""
+
+
+def written(home: Path, text: str, name: str = "broker.conf") -> Path:
+    path = home / name
+    path.write_text(text)
+    return path
+
+
+def faults(home: Path, text: str, kind: type = BrokerConfig) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(kind, written(home, text))
+    return list(caught.value.faults)
+
+
+def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_no_effect(tmp_path: Path) -> None:
+    path = written(tmp_path, PRODUCTION.format(root=tmp_path / "store", namesrv="127.0.0.1:1"))
+    loaded = read(BrokerConfig, path)
+    config = loaded.config
+    assert (config.mapped_file_size_commit_log, config.file_reserved_time, config.disk_max_used_space_ratio) == (
+        1 << 20,
+        48,
+        88,
+    )
+    in_vain = {text.split(": ")[1].split()[0] for text in loaded.warnings}
+    assert {"brokerIP2", "haListenPort", "transientStorePoolEnable", "sendMessageThreadPoolNums"} <= in_vain
+    assert "flushCommitLogLeastPages" not in in_vain, "RocketMQ's default asks for nothing"
+    assert not in_vain & {"storePathCommitLog", "mapedFileSizeCommitLog", "fileReservedTime"}
+
+    async def main() -> None:
+        broker = BrokerController(config, SystemClock(), RealDisk())
+        await broker.start()
+        try:
+            assert broker.context.address[1] > 0
+        finally:
+            await broker.shutdown()
+
+    asyncio.run(main())
+
+
+def test_what_has_no_effect_is_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        logs.configure("INFO", ["broker.conf:3: brokerIP2 has no effect: there is one copy"])
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    assert "WARNING neve broker.conf:3: brokerIP2 has no effect" in capsys.readouterr().err
+
+
+def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    told = faults(
+        tmp_path,
+        "brokerNmae=a\nlistenPort=x\nbrokerRole=SLAVE\nno value\n=\nfileReservedTime=48\nmapedFileSizeCommitlog=1g\n",
+    )
+    for (number, text), fault in zip(
+        [
+            (1, "unknown key brokerNmae; did you mean brokerName?"),
+            (2, "listenPort=x: allowed: a whole number"),
+            (3, "brokerRole=SLAVE is refused: there is one copy"),
+            (4, "unknown key no"),
+            (5, "is not key=value"),
+            (7, "did you mean mapedFileSizeCommitLog?"),
+        ],
+        told,
+        strict=True,
+    ):
+        assert f"broker.conf:{number}: " in fault
+        assert text in fault
+    shown = str(ConfigError(*told))
+    assert shown.startswith("6 faults in the configuration:\n  ")
+
+
+@pytest.mark.parametrize(
+    ("line", "beside"),
+    [
+        ("brokerRole=SYNC_MASTER", ""),
+        ("brokerId=1", ""),
+        ("aclEnable=true", "authenticationEnabled=true"),
+        ("enableDLegerCommitLog=true", ""),
+        ("enableControllerMode=true", ""),
+        ("inSyncReplicas=2", ""),
+        ("storePathCommitLog=/ssd/commitlog", "storePathRootDir=/ssd"),
+        ("messageStorePlugIn=org.apache.rocketmq.tieredstore.TieredMessageStore", "storeUrl=dir:/archive"),
+        ("useTLS=true", "tlsEnable=true"),
+        ("authenticationProvider=com.example.Ours", ""),
+        ("fetchNamesrvAddrByAddressServer=true", "namesrvAddr=127.0.0.1:9876"),
+        ("enableLmq=true", ""),
+    ],
+)
+def test_a_promise_that_would_be_lost_is_a_fault_unless_it_is_kept_otherwise(
+    tmp_path: Path, line: str, beside: str
+) -> None:
+    assert f"{line} is refused: " in faults(tmp_path, f"{line}\n")[0]
+    if beside:
+        read(BrokerConfig, written(tmp_path, f"{line}\n{beside}\n"))
+
+
+@pytest.mark.parametrize(("kind", "classes"), SERVERS)
+def test_rocketmqs_own_defaults_are_accepted_without_a_word(
+    kind: type[BrokerConfig] | type[NamesrvConfig], classes: tuple[str, ...], tmp_path: Path
+) -> None:
+    lines = [f"{key.name}={key.default}" for key in rocketmq_keys.keys(classes).values() if key.reason in
+             rocketmq_keys.REASONS and key.default is not None]  # fmt: skip
+    lines += [
+        f"{name}={rule.harmless[0].format(root='~/store')}"
+        for name, rule in rocketmq_keys.REFUSED.items()
+        if name in rocketmq_keys.keys(classes)
+    ]
+    loaded = read(kind, written(tmp_path, "\n".join(lines)))
+    assert loaded.warnings == []
+    assert loaded.config == kind()
+    assert len(lines) > (300 if kind is BrokerConfig else 50)
+
+
+@pytest.mark.parametrize(("kind", "classes"), SERVERS)
+def test_each_key_of_rocketmqs_is_honoured_ignored_or_refused(
+    kind: type[BrokerConfig] | type[NamesrvConfig], classes: tuple[str, ...], tmp_path: Path
+) -> None:
+    own = {name for _, name, _ in parse_properties(to_properties(kind()), "")}
+    own |= {"initAuthenticationUser", "innerClientAuthenticationCredentials"}
+    for name, key in rocketmq_keys.keys(classes).items():
+        if key.reason == rocketmq_keys.HONOURED:
+            assert rocketmq_keys.ALIASES.get(name, name) in own, name
+        elif key.reason == "refused":
+            assert f"{name}=elsewhere is refused" in faults(tmp_path, f"{name}=elsewhere", kind)[0]
+        else:
+            assert name not in own
+            loaded = read(kind, written(tmp_path, f"{name}=elsewhere"))
+            assert loaded.config == kind()
+            assert f"broker.conf:1: {name} has no effect: " in loaded.warnings[0]
+
+
+def test_a_key_without_effect_is_not_changed_on_a_running_broker() -> None:
+    config = BrokerConfig()
+    with pytest.raises(ConfigError, match="sendMessageThreadPoolNums has no effect"):
+        update_live(config, {"maxMessageSize": "1m", "sendMessageThreadPoolNums": "8"})
+    assert config == BrokerConfig()
+    assert "maxMessageSize" in live_keys(config)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("brokerName=a b", "a b"),
+        ("  brokerName :a", "a"),
+        ("brokerName a=b", "a=b"),
+        ("brokerName=a\\\n   b", "ab"),
+        ("broker\\u004eame=\\u00e9\\t\\x", "é\tx"),
+        ("brokerName=a # no comment", "a # no comment"),
+        ("! a comment\\\nbrokerName=a\\\\", "a\\"),
+        ("brokerName=a\rlistenPort=1", "a"),
+    ],
+)
+def test_a_file_is_read_as_java_reads_it(tmp_path: Path, line: str, value: str) -> None:
+    config = read(BrokerConfig, written(tmp_path, line)).config
+    assert config.broker_name == value
+    again = read(BrokerConfig, written(tmp_path, to_properties(config))).config
+    assert again == config
+
+
+def test_a_name_servers_file_is_looked_at_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = f"listenPort=0\nkvConfigPath={tmp_path}/kv/kvConfig.json\ndefaultThreadPoolNums=32\n"
+    for name in ("namesrv.conf", "ns.properties"):
+        assert main.run(["doctor", "-c", str(written(tmp_path, lines, name))]) == 0
+        said = capsys.readouterr().out
+        assert "a name server" in said
+        assert "defaultThreadPoolNums has no effect: requests are answered on one loop" in said
+    assert main.run(["doctor", "-c", str(written(tmp_path, lines + "supportActingMaster=true\nx=1\n", name))]) == 1
+    said = capsys.readouterr().out
+    assert "supportActingMaster=true is refused" in said
+    assert "unknown key x" in said
+
+
+def code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names, key=str.lower))
+
+
+def rendered() -> str:
+    """The section of the page, from the tables."""
+    every = {**rocketmq_keys.keys(rocketmq_keys.BROKER), **rocketmq_keys.keys(rocketmq_keys.NAMESRV)}
+    honoured = {n for _, c in SERVERS for n, key in rocketmq_keys.keys(c).items() if key.reason == "honoured"}
+    lines = [f"Honoured: {code(honoured)}.", "", "| ignored | why |", "|---|---|"]
+    for reason, why in rocketmq_keys.REASONS.items():
+        lines.append(f"| {code(name for name, key in every.items() if key.reason == reason)} | {why} |")
+    lines += ["", "| refused | unless it is | or this is set | why |", "|---|---|---|---|"]
+    for name, rule in rocketmq_keys.REFUSED.items():
+        harmless = ", ".join(f"`{text.replace('{root}', 'storePathRootDir')}`" if text else "empty"
+                             for text in rule.harmless)  # fmt: skip
+        lines.append(f"| `{name}` | {harmless} | {f'`{rule.unless}`' if rule.unless else ''} | {rule.why} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_has_each_key_of_rocketmqs_and_what_becomes_of_it() -> None:
+    section = PAGE.read_text("utf-8").split("## Keys of RocketMQ's files\n")[1].split("\n## ")[0]
+    assert section.endswith("\n" + rendered())
