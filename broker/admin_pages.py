@@ -213,6 +213,7 @@ def register_pages(http: AdminHttp, controller: BrokerController) -> None:
     http.route("POST", "/jobs/", pages.run_job)
     _register_metrics(controller)
     _register_clock_metrics(controller)
+    _register_connections(controller)
 
 
 def _register_metrics(controller: BrokerController) -> None:
@@ -294,3 +295,11 @@ def _register_clock_metrics(controller: BrokerController) -> None:
         lambda: clock.state().behind_ms / 1000,
     )
     counter("clock_jumps_total", "times that the wall clock was set by more than five minutes", lambda: clock.jumps)
+
+
+def _register_connections(controller: BrokerController) -> None:
+    counter, gauge = controller.metrics.counter, controller.metrics.gauge
+    server, admission = controller.server, controller.server.admission
+    gauge("connections", "connections of clients", lambda: len(server.connections))
+    gauge("connections_max", "connections that there may be: maxConnections and the open files", lambda: admission.most)
+    counter("connections_refused_total", "connections closed because there were too many", lambda: admission.refused)

@@ -46,8 +46,9 @@ _STOP_SECONDS = 30.0
 
 
 class ArchiveWiring:
-    def __init__(self, context: BrokerContext, disk: Disk) -> None:
-        self._context, self._disk = context, disk
+    def __init__(self, context: BrokerContext, disk: Disk, *, cold_groups: int) -> None:
+        """`cold_groups`: how many row groups of the archive the process may keep mapped."""
+        self._context, self._disk, self._cold_groups = context, disk, cold_groups
         self._local = context.root / "archive"
         self.store: ObjectStore | None = None
         self.journal: JournalWriter | None = None
@@ -146,6 +147,7 @@ class ArchiveWiring:
             self._reader_worker,
             config.store_url,
             config.cold_cache_bytes,
+            mapped_max=self._cold_groups,
             fetch_budget=config.cold_fetch_bytes,
             is_current=lambda: journal.online,
             clock=context.clock,

@@ -41,6 +41,7 @@ from infra.auth.guard import Guard
 from infra.auth.wiring import guarded
 from infra.clock import Clock
 from infra.config import BrokerConfig
+from infra.descriptors import budget, mappings_limit
 from infra.disk import Disk
 from infra.metrics import Metrics
 from infra.remoting_limits import RemotingLimits
@@ -69,8 +70,6 @@ _CLIENT_SCAN = 10.0
 _VIP_OFFSET = 2
 # A log file, its successor and the first queue files must fit.
 _MIN_FREE_FILES = 2
-# Queue files that are open at a time, and never more than half of what the process may open.
-_QUEUE_FILES_MAX = 8192
 
 
 class BrokerController:
@@ -84,6 +83,7 @@ class BrokerController:
         self._supervisor = Supervisor("broker")
         self.faults = Faults()
         self._register_wanted = asyncio.Event()
+        self._descriptors = budget(open_files_limit(), mappings_limit())
         host = config.broker_ip1 or local_address(
             config.name_servers[0].rpartition(":")[0] if config.name_servers else None
         )
@@ -92,21 +92,26 @@ class BrokerController:
         self.processors = processor_table.Processors(self.context, self._drop_topic)
         self.router = RequestRouter()
         self.processors.register_on(self.router)
-        limits = RemotingLimits(max_connections=config.max_connections, max_unfinished=config.max_unfinished_bytes)
+        limits = RemotingLimits(
+            max_connections=config.max_connections,
+            max_unfinished=config.max_unfinished_bytes,
+            backlog=self._descriptors.accepts,
+        )
         auth = config.root / "config" / "auth" / "auth.json"
         handler = guarded(self.router, config, auth, disk, cluster=config.broker_cluster_name)
         if isinstance(handler, Guard):
             self.context.require, self.context.require_topic = handler.require, handler.require_topic
-        self._server = RemotingServer(
+        self.server = RemotingServer(
             handler,
             host=config.bind_address,
             port=config.listen_port,
             limits=limits,
+            room=self._connections_room,
             tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
         )
         self.outer_api = BrokerOuterApi(config, lambda: self.context.address)
         self.context.route_of = self.outer_api.route
-        self.archive = ArchiveWiring(self.context, disk)
+        self.archive = ArchiveWiring(self.context, disk, cold_groups=self._descriptors.cold_groups)
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
 
@@ -119,7 +124,7 @@ class BrokerController:
                 commit_log_file_size=config.mapped_file_size_commit_log,
                 flush_disk_type=config.flush_disk_type,
                 store_host=(host, config.listen_port),
-                mapped_queue_files=min(_QUEUE_FILES_MAX, open_files_limit() // 2),
+                mapped_queue_files=self._descriptors.queue_files,
             ),
             disk,
             clock,
@@ -182,7 +187,7 @@ class BrokerController:
         return context
 
     def unfinished_bytes(self) -> int:
-        return self._server.unfinished.bytes
+        return self.server.unfinished.bytes
 
     # ---- start -------------------------------------------------------------------------------------------------
 
@@ -203,7 +208,7 @@ class BrokerController:
             self._load_pops()
             await self._listen()
         except BaseException:
-            await self._server.shutdown()
+            await self.server.shutdown()
             await self.archive.shutdown()
             await asyncio.to_thread(self.context.store.shutdown)
             raise
@@ -268,10 +273,10 @@ class BrokerController:
 
     async def _listen(self) -> None:
         try:
-            await self._server.start()
+            await self.server.start()
             host = self.context.address[0]
-            self.context.address = (host, self._server.port)
-            await self._listen_vip(self._server.port - _VIP_OFFSET)
+            self.context.address = (host, self.server.port)
+            await self._listen_vip(self.server.port - _VIP_OFFSET)
             if self.config.admin_port >= 0:
                 register_pages(self._admin, self)
                 self.admin_address = await self._admin.start()
@@ -281,7 +286,7 @@ class BrokerController:
     async def _listen_vip(self, port: int) -> None:
         """Only old clients use it; another broker on this machine may have taken it for its own."""
         try:
-            await self._server.listen(port)
+            await self.server.listen(port)
         except OSError as error:
             log.warning("VIP port %d: %s", port, error.strerror or error)
 
@@ -423,6 +428,10 @@ class BrokerController:
     def _flusher_ended(self, error: BaseException | None) -> None:
         self.context.flusher.fail(error or RuntimeError("the flusher ended"))
 
+    def _connections_room(self) -> int:
+        """How many connections the process has descriptors for, beside its log."""
+        return self._descriptors.connections(self.context.store.log.descriptors)
+
     def _flush_failed(self, error: BaseException) -> None:
         self.context.accepting = False
         self.exit_code = EXIT_FAILED
@@ -437,7 +446,7 @@ class BrokerController:
     async def shutdown(self) -> None:
         context = self.context
         context.accepting = False
-        self._server.stop_accepting()
+        self.server.stop_accepting()
         context.hold.release_all()
         context.polling.wake_all()
         if self.config.name_servers:
@@ -446,7 +455,7 @@ class BrokerController:
         if not context.flusher.failed:
             await self._persist()
             await context.flusher.flush_now()
-        await self._server.shutdown()
+        await self.server.shutdown()
         await self._supervisor.stop()
         if not context.flusher.failed:
             await self.archive.write_last_state()

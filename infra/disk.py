@@ -22,6 +22,10 @@ class DiskFull(OSError):
     """No room for an allocation; nothing was left behind."""
 
 
+class OutOfDescriptors(OSError):
+    """The process or the machine can open or map nothing more now; what was asked for was not begun."""
+
+
 class DiskLocked(OSError):
     """Another process holds the lock."""
 
@@ -45,6 +49,9 @@ class FileWriter(Protocol):
     def write(self, data: bytes, position: int) -> None:
         """All of it, or OSError."""
 
+    def sync(self) -> None:
+        """As `Disk.fdatasync` of the file, which covers its maps too; needs no further descriptor."""
+
 
 class DescriptorWriter:
     """A `FileWriter` that owns a descriptor."""
@@ -61,6 +68,9 @@ class DescriptorWriter:
             if not more:
                 raise OSError(errno.EIO, f"nothing was written at {position + written}")
             written += more
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -126,13 +136,30 @@ def allocate(descriptor: int, offset: int, size: int, path: Path) -> None:
         raise
 
 
+_NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def _open(path: Path, flags: int, mode: int = 0o644) -> int:
+    """Raises OutOfDescriptors where another try may go well: it says nothing about the file, nor about the disk."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+    except OSError as error:
+        raise _told(error, path) from error
+
+
+def _told(error: OSError, path: Path) -> OSError:
+    if error.errno not in _NOTHING_LEFT or error.errno is None:
+        return error
+    return OutOfDescriptors(error.errno, os.strerror(error.errno), str(path))
+
+
 class RealDisk:
-    """The machine's file system."""
+    """The machine's file system. Each call that opens or maps may raise OutOfDescriptors."""
 
     __slots__ = ()
 
     def create_preallocated(self, path: Path, size: int, *, sync: bool = True) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             allocate(descriptor, 0, size, path)
             if sync:
@@ -143,10 +170,14 @@ class RealDisk:
         finally:
             os.close(descriptor)
         if sync:
-            self.fsync_dir(path.parent)
+            try:
+                self.fsync_dir(path.parent)
+            except OutOfDescriptors:
+                path.unlink(missing_ok=True)
+                raise
 
     def grow(self, path: Path, size: int) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _open(path, os.O_RDWR)
         try:
             old = os.fstat(descriptor).st_size
             if size > old:
@@ -155,23 +186,29 @@ class RealDisk:
             os.close(descriptor)
 
     def map(self, path: Path, size: int) -> mmap.mmap:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _open(path, os.O_RDWR)
         try:
             # a map beyond the end of its file would kill the process at the first touch
             if os.fstat(descriptor).st_size < size:
                 raise OSError(errno.EINVAL, f"shorter than the {size} bytes to map", str(path))
-            return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            try:
+                return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            except OSError as error:  # a map has a descriptor of its own, and the machine bounds how many there are
+                raise _told(error, path) from error
         finally:
             os.close(descriptor)
 
     def writer(self, path: Path) -> FileWriter:
-        return DescriptorWriter(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        return DescriptorWriter(_open(path, os.O_WRONLY))
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise _told(error, path) from error
 
     def read_at(self, path: Path, offset: int, size: int) -> bytes:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = _open(path, os.O_RDONLY)
         try:
             return os.pread(descriptor, size, offset)
         finally:
@@ -186,31 +223,39 @@ class RealDisk:
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        directory = _open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # first: nothing is half done for want of it
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            temporary.rename(path)
+            os.fsync(directory)
         finally:
-            os.close(descriptor)
-        temporary.rename(path)
-        self.fsync_dir(path.parent)
+            os.close(directory)
 
     def append(self, path: Path, data: bytes) -> None:
-        with path.open("ab") as file:
+        try:
+            file = path.open("ab")
+        except OSError as error:
+            raise _told(error, path) from error
+        with file:
             file.write(data)
 
     def fdatasync(self, path: Path) -> None:
         # the pages of every map of the file are dirty pages of the file, so one call covers them
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _open(path, os.O_RDWR)
         try:
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
 
     def fsync_dir(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = _open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
@@ -243,7 +288,7 @@ class RealDisk:
         return Room(used * status.f_frsize, status.f_bavail * status.f_frsize)
 
     def lock(self, path: Path) -> Callable[[], None]:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -13,6 +13,7 @@ class RemotingLimits:
 
     max_frame: int = MAX_FRAME
     max_connections: int = 8192
+    backlog: int = 1024  # connections that wait to be accepted, and are at once
     idle_seconds: float = 120.0
     frame_seconds: float = 10.0
     max_in_flight: int = 1024  # answers still being computed, per connection; beyond it reading pauses

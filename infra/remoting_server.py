@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
+from infra.admission import Admission
 from infra.remoting_limits import RemotingLimits
 from infra.startup import addresses
 from infra.tls import ServerTls, SniffingServer
@@ -375,6 +376,7 @@ class RemotingServer:
         limits: RemotingLimits | None = None,
         closed: Callable[[Connection], None] | None = None,
         tls: ServerTls | None = None,
+        room: Callable[[], int] | None = None,
     ) -> None:
         self._closed = closed
         self._tls = tls
@@ -382,6 +384,7 @@ class RemotingServer:
         self._host = host
         self._port = port
         self._limits = limits or RemotingLimits()
+        self.admission = Admission(self._limits.max_connections, room, with_tls=tls is not None)
         self._servers: list[asyncio.Server | SniffingServer] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._left: set[asyncio.Task[None]] = set()  # what runs to its end though its asker hung up
@@ -390,7 +393,7 @@ class RemotingServer:
 
     @property
     def port(self) -> int:
-        """The port that is really listened on."""
+        """The port that is listened on."""
         return int(self._servers[0].sockets[0].getsockname()[1]) if self._servers else self._port
 
     async def start(self) -> None:
@@ -407,12 +410,9 @@ class RemotingServer:
 
     async def _listen_at(self, host: str, port: int) -> asyncio.Server | SniffingServer:
         if self._tls is None:
-            return await asyncio.get_running_loop().create_server(self._new, host, port, backlog=1024)
-        limits = self._limits
-        return await tls_listen(
-            self._new, self._tls, host, port,
-            max_waiting=limits.max_connections, handshake_s=limits.frame_seconds,
-        )  # fmt: skip
+            return await asyncio.get_running_loop().create_server(self._new, host, port, backlog=self._limits.backlog)
+        most, seconds = self.admission.undecided, self._limits.frame_seconds
+        return await tls_listen(self._new, self._tls, host, port, max_waiting=most, handshake_s=seconds)
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections live on."""
@@ -455,8 +455,7 @@ class RemotingServer:
         return cast("asyncio.Protocol", connection)
 
     def _opened(self, connection: Connection) -> None:
-        if len(self.connections) >= self._limits.max_connections:
-            log.warning("refusing %s:%d: %d connections already", *connection.remote, len(self.connections))
+        if not self.admission.admits(connection.remote, len(self.connections)):
             connection.abort()
             return
         self.connections.add(connection)

@@ -61,15 +61,18 @@ class _File:
 
 
 class _SimWriter:
-    def __init__(self, disk: SimDisk, path: Path, descriptor: int) -> None:
-        self._disk, self._path = disk, path
-        self._file = DescriptorWriter(descriptor)
+    def __init__(self, disk: SimDisk, path: Path, inode: _File) -> None:
+        self._disk, self._path, self._inode = disk, path, inode
+        self._file = DescriptorWriter(os.dup(inode.descriptor))
 
     def write(self, data: bytes, position: int) -> None:
         if self._disk.fail_write(self._path):
             self._file.write(data[: len(data) // 2], position)
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
         self._file.write(data, position)
+
+    def sync(self) -> None:
+        self._disk.sync_file(self._path, self._inode)
 
 
 class SimDisk:
@@ -161,7 +164,7 @@ class SimDisk:
         return mmap.mmap(file.descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def writer(self, path: Path) -> FileWriter:
-        return _SimWriter(self, path, os.dup(self._file(path).descriptor))
+        return _SimWriter(self, path, self._file(path))
 
     def read(self, path: Path) -> bytes:
         return self._file(path).content()
@@ -187,10 +190,13 @@ class SimDisk:
         os.pwrite(file.descriptor, data, file.size())
 
     def fdatasync(self, path: Path) -> None:
+        self.sync_file(path, self._file(path))
+
+    def sync_file(self, path: Path, file: _File) -> None:
         self.syncs += 1
         if self.fail_sync(path):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        self._file(path).sync()
+        file.sync()
 
     def fsync_dir(self, path: Path) -> None:
         for name in [name for name in self._durable_names if name.parent == path and name not in self._names]:

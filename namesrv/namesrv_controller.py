@@ -6,10 +6,12 @@ import logging
 
 from infra.auth.wiring import guarded
 from infra.clock import Clock
+from infra.descriptors import budget
 from infra.disk import Disk
 from infra.remoting_limits import RemotingLimits
 from infra.remoting_server import Connection, RemotingServer
 from infra.request_router import RequestRouter
+from infra.startup import open_files_limit
 from infra.supervisor import Supervisor
 from infra.tls import server_tls
 from namesrv.kv_config_manager import KvConfigManager
@@ -34,13 +36,19 @@ class NamesrvController:
         self._supervisor = Supervisor("namesrv")
         router = RequestRouter()
         RequestProcessor(config, self.routes, self.kv).register_on(router)
-        limits = RemotingLimits(max_connections=config.max_connections, max_unfinished=config.max_unfinished_bytes)
+        descriptors = budget(open_files_limit(), 0)  # it maps nothing
+        limits = RemotingLimits(
+            max_connections=config.max_connections,
+            max_unfinished=config.max_unfinished_bytes,
+            backlog=descriptors.accepts,
+        )
         auth = config.kv_path.parent / "auth" / "auth.json"
         self._server = RemotingServer(
             guarded(router, config, auth, disk, cluster=config.cluster_name),
             host=config.bind_address,
             port=config.listen_port,
             limits=limits,
+            room=lambda: descriptors.connections(0),
             closed=self._closed,
             tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
         )

@@ -1,4 +1,4 @@
-"""Decoded row groups in memory, bounded in bytes.
+"""Decoded row groups in memory, bounded in bytes, and in how many of them are mappings: each holds a descriptor.
 
 A group is read in many pulls, front to back: that is one use. It is used again when somebody reads a queue in it at or
 below a place that was read before; only then is it protected from the next scan.
@@ -22,8 +22,10 @@ class _Cached:
 class GroupCache:
     """Not thread-safe: the reader locks."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, mapped_max: int = 1024) -> None:
         self._held: SegmentedLru[Key, _Cached] = SegmentedLru(capacity)
+        self._mapped_max = mapped_max
+        self.mapped = 0
         # Bytes fetched ahead that no reader has reached: read-ahead stops before it evicts its own work.
         self.ahead_bytes = 0
 
@@ -51,8 +53,17 @@ class GroupCache:
 
     def put(self, key: Key, group: DecodedGroup, *, ahead: bool) -> None:
         self.ahead_bytes += group.nbytes if ahead else 0
+        self.mapped += group.is_mapped
         for _, evicted in self._held.put(key, _Cached(group, ahead), group.nbytes):
-            self._reached(evicted)
+            self._dropped(evicted)
+        while self.mapped > self._mapped_max and (oldest := self._held.oldest()) is not None:
+            gone = self._held.pop(oldest)
+            assert gone is not None
+            self._dropped(gone)
+
+    def _dropped(self, cached: _Cached) -> None:
+        self.mapped -= cached.group.is_mapped
+        self._reached(cached)
 
     def _reached(self, cached: _Cached) -> None:
         if cached.ahead:

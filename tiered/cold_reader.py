@@ -101,14 +101,18 @@ class ColdReader:
         store_url: str,
         cache_bytes: int = 256 << 20,
         *,
+        mapped_max: int = 1024,
         fetch_budget: int = _FETCH_BUDGET,
         is_current: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
-        """`is_current`: whether the catalog is known to reach the journal's end; what it lacks is lost only then."""
+        """`is_current`: whether the catalog is known to reach the journal's end; what it lacks is lost only then.
+
+        `mapped_max`: how many row groups may be mapped in memory.
+        """
         self._is_current = is_current
         self._catalog, self._worker, self._store_url = catalog, worker, store_url
-        self._cache = GroupCache(cache_bytes)
+        self._cache = GroupCache(cache_bytes, mapped_max)
         self._query = ColdQuery(catalog, self._group_of, clock or SystemClock(), self._may_hold)
         self._queue = FetchQueue(_FETCH_THREADS, fetch_budget)
         # Together, what is fetched ahead of all readers stays within the part of the cache that scans may use.

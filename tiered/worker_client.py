@@ -1,5 +1,6 @@
 """The broker's side of a tier worker: starts it on first use, starts it again when it dies, ends it when idle."""
 
+import contextlib
 import logging
 import mmap
 import os
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
+MAPPED_MIN = 1 << 20  # what is smaller is copied: so much takes a tenth of a millisecond, and its decoding many
 
 
 class WorkerFailed(Exception):
@@ -47,18 +49,24 @@ class _Run(Protocol):
 
 
 class DecodedGroup:
-    """A row group out of the worker's memfd: no copy; the mapping lives as long as a slice of it does."""
+    """A row group out of the worker's memfd: mapped, or a small one copied.
 
-    __slots__ = ("cached", "fetched", "nbytes", "offsets", "positions", "tags", "times", "wire")
+    A mapping lives as long as a slice of it does, and holds a descriptor.
+    """
 
-    def __init__(self, mapped: mmap.mmap, rows: int, wire_bytes: int, fetched: int = 0, cached: int = 0) -> None:
+    __slots__ = ("cached", "fetched", "is_mapped", "nbytes", "offsets", "positions", "tags", "times", "wire")
+
+    def __init__(
+        self, content: mmap.mmap | bytes, rows: int, wire_bytes: int, fetched: int = 0, cached: int = 0
+    ) -> None:
         """`fetched` and `cached`: bytes that came from the store, and from the disk cache."""
         self.fetched, self.cached = fetched, cached
-        numbers = np.frombuffer(mapped, np.int64, 4 * rows + 1)
+        numbers = np.frombuffer(content, np.int64, 4 * rows + 1)
         self.positions = numbers[: rows + 1]
         self.offsets, self.tags, self.times = np.split(numbers[rows + 1 :], 3)
-        self.wire = memoryview(mapped)[numbers.nbytes : numbers.nbytes + wire_bytes].toreadonly()
-        self.nbytes = len(mapped)
+        self.wire = memoryview(content)[numbers.nbytes : numbers.nbytes + wire_bytes].toreadonly()
+        self.nbytes = len(content)
+        self.is_mapped = isinstance(content, mmap.mmap)
 
 
 Answer = CommittedName | DecodedGroup | frames.MayHold | int
@@ -110,13 +118,16 @@ class WorkerClient:
         arrays: list[npt.NDArray[Any]] = [np.ascontiguousarray(run.physical, np.int64) for _, run in filled]
         arrays += [np.ascontiguousarray(run.sizes, np.int32) for _, run in filled]
         request = frames.EncodeUpload(0, store_url, name, runs, list(files), dict(metadata), self._work_dir)
-        descriptor = frames.shared([array.data for array in arrays])
         try:
-            answer = self._call(request, descriptor)
+            descriptor = frames.shared([array.data for array in arrays])
+            try:
+                answer = self._call(request, descriptor)
+            finally:
+                os.close(descriptor)
         except WorkerFailed as error:
             raise _offload_error(error) from error
-        finally:
-            os.close(descriptor)
+        except OSError as error:  # no memory or descriptor to hand it over, or no process to hand it to
+            raise EncodeFailed(f"no worker for {name.key}: {error}") from error
         assert isinstance(answer, CommittedName)
         return answer
 
@@ -210,9 +221,16 @@ class WorkerClient:
         self.starts += 1
         if self._rate:
             self._send_rate(ours)
-        threading.Thread(
+        receiver = threading.Thread(
             target=self._receive, args=(ours, process, self._pending), name="tier-worker", daemon=True
-        ).start()
+        )
+        try:
+            receiver.start()
+        except RuntimeError as error:  # no thread to be had: nobody would hear the answers
+            self._socket = self._process = None
+            process.kill()
+            process.wait()
+            raise OSError(str(error)) from error
         return ours
 
     def _send_rate(self, sock: socket.socket) -> None:
@@ -275,26 +293,46 @@ class WorkerClient:
         return True
 
     def _settle(self, reply: frames.Reply, descriptor: int | None, pending: dict[int, Future[Answer]]) -> None:
+        """Whatever becomes of an answer, who waits for it is told."""
         with self._lock:
             future = pending.pop(reply.id)
+        try:
+            future.set_result(self._answer(reply, descriptor))
+        except WorkerFailed as error:
+            future.set_exception(error)
+        except (OSError, ValueError) as error:
+            future.set_exception(WorkerFailed(type(error).__name__, str(error)))
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _answer(self, reply: frames.Reply, descriptor: int | None) -> Answer:
+        if isinstance(reply, frames.Failed):
+            raise WorkerFailed(reply.kind, reply.message)
         if isinstance(reply, frames.Committed):
             self.upload_waited += reply.waited
             self.written = self.written.plus(reply.name.rows, reply.wire_rows, reply.damaged_rows)
-            future.set_result(reply.name)
-        elif isinstance(reply, frames.StaleRemoved):
-            future.set_result(reply.count)
-        elif isinstance(reply, frames.MayHold):
-            future.set_result(reply)
-        elif isinstance(reply, frames.Failed):
-            future.set_exception(WorkerFailed(reply.kind, reply.message))
-        else:
-            assert descriptor is not None
-            try:
-                mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            finally:
-                os.close(descriptor)
-            group = DecodedGroup(mapped, reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
-            future.set_result(group)
+            return reply.name
+        if isinstance(reply, frames.StaleRemoved):
+            return reply.count
+        if isinstance(reply, frames.MayHold):
+            return reply
+        if descriptor is None:  # the kernel drops one that the process has no room for
+            raise WorkerFailed("OutOfDescriptors", "the answer's memory could not be handed over")
+        return DecodedGroup(_content(descriptor), reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
+
+
+def _content(descriptor: int) -> mmap.mmap | bytes:
+    """What the worker shared. A small piece is not worth a descriptor, and where there is none all are small."""
+    size = os.fstat(descriptor).st_size
+    if size >= MAPPED_MIN:
+        with contextlib.suppress(OSError):
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    content = bytearray(size)
+    view, position = memoryview(content), 0
+    while position < size:
+        position += os.preadv(descriptor, [view[position:]], position)
+    return bytes(content)
 
 
 def _offload_error(error: WorkerFailed) -> Exception:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from struct import Struct
 
 import msgspec
@@ -25,6 +24,7 @@ from broker.store.checkpoint import Checkpoint, DataDirectory, QueueState
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.consume_queue import ConsumeQueue, MappedFiles, TopicTail
+from broker.store.due_checkpoint import DueCheckpoint
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.key_index import IndexItem, KeyIndex
 from broker.store.layout import (
@@ -38,8 +38,10 @@ from broker.store.layout import (
 )
 from infra import failpoint
 from infra.clock import Clock
-from infra.disk import Disk
+from infra.disk import Disk, OutOfDescriptors
 from neve.message import PROPERTIES_LENGTH_MAX, pack_host
+
+log = logging.getLogger(__name__)
 
 # Queue, body, properties, tags code, keys in one string, flag, system flag, born time, reconsume times, prepared
 # transaction offset: a tuple, because an object would cost the hot path more than all its checks.
@@ -72,12 +74,6 @@ class PutResult(msgspec.Struct, frozen=True, gc=False):
     store_timestamp: int
 
 
-class _DueCheckpoint(msgspec.Struct):
-    content: Checkpoint
-    queues: list[ConsumeQueue]
-    index_paths: list[Path]
-
-
 class Appender:
     """See the module; `MessageStore` adds the rest."""
 
@@ -107,7 +103,7 @@ class Appender:
         self._store_host = pack_host(config.store_host)
         self._hosts = BornHosts(self._store_host)
         self._flush_lock = threading.Lock()
-        self._due: _DueCheckpoint | None = None
+        self._due: DueCheckpoint | None = None
         self._checkpoint_at = 0
         self._checkpoint_time = clock.monotonic()
         self.checkpointed = 0  # the log position of the checkpoint on the disk
@@ -401,11 +397,16 @@ class Appender:
                 failpoint.hit("store.flush")
                 for file in list(self.log.files):
                     if file.end > self._synced and file.base < target:
-                        self.disk.fdatasync(file.path)
-                        self.disk.fdatasync(file.crc_path)
+                        self.log.sync(file)
+                        if file.sealed and file.end <= target:
+                            self.log.release_writers(file)
                 self._synced = target
                 if due is not None:
                     self._complete_checkpoint(due)
+            except OutOfDescriptors as error:  # no sync has failed: what was not begun comes with the next flush
+                self.checkpoint_is_put_off = True
+                log.warning("a checkpoint waits until files can be opened again: %s", error)
+                return self._synced
             except OSError as error:
                 self.failed = error
                 self._limit = -1
@@ -421,13 +422,8 @@ class Appender:
         with suppress(StoreFull):  # the send that needs the file reports it
             self.log.prepare_next()
 
-    def _complete_checkpoint(self, due: _DueCheckpoint) -> None:
-        for queue in due.queues:
-            queue.sync()
-        for path in due.index_paths:
-            with suppress(FileNotFoundError):  # evicted meanwhile
-                self.disk.fdatasync(path)
-        self.disk.fsync_dir(self.config.root / "consumequeue")
+    def _complete_checkpoint(self, due: DueCheckpoint) -> None:
+        due.sync(self.disk, self.config.root)
         try:
             self.log.write_tables(due.content.physical)
             self.directory.write_checkpoint(due.content)
@@ -461,7 +457,7 @@ class Appender:
         while waiting and waiting[0][0] <= offset:
             self._show(waiting.popleft()[1])
 
-    def _describe_checkpoint(self) -> _DueCheckpoint:
+    def _describe_checkpoint(self) -> DueCheckpoint:
         self.build_index()
         base, count = self.index.state()
         topics = self.topics_since(self._active.base) if self._active is not None else {}
@@ -469,7 +465,7 @@ class Appender:
         queues, self.dirty_queues = self.dirty_queues, []
         for queue in queues:
             queue.dirty = False
-        return _DueCheckpoint(content, queues, self.index.take_dirty())
+        return DueCheckpoint(content, queues, self.index.take_dirty()).after(self._due)
 
     def _checkpoint_now(self) -> None:
         if self._due is not None:

@@ -14,9 +14,10 @@ from broker.store.config import StoreConfig
 from broker.store.errors import StoreCorrupt, StoreFull
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
 from infra import failpoint
-from infra.disk import Disk, DiskFull, FileWriter
+from infra.disk import Disk, DiskFull, FileWriter, OutOfDescriptors
 
 _SMALLEST_FILE = 4096
+_DESCRIPTORS = 2  # of a file: its map and that of its CRC entries; as many again to write into the newest
 _TABLE_VERSION = 1
 
 
@@ -37,8 +38,9 @@ class LogFile:
     crc_path: Path
     crc_map: mmap.mmap
     crc_size: int
-    # Of the file that is appended to; reading goes through the map.
+    # Of a file that has something to sync: a flush opens nothing. Reading goes through the maps.
     writer: FileWriter | None = None
+    crc_writer: FileWriter | None = None
     crc_position: int = 0
     sealed: bool = False
     newest_store_time: int = 0
@@ -172,20 +174,25 @@ class CommitLog:
             self._disk.create_preallocated(path, self._file_size)
         except DiskFull as error:
             raise StoreFull(f"no room for the next CommitLog file ({self._file_size} bytes) at {path}") from error
+        except OutOfDescriptors as error:
+            raise StoreFull(f"the next CommitLog file can't be opened: {error}") from error
         try:
             return self._open_file(base, self._file_size)
         except DiskFull as error:
             self._disk.remove(path)
             raise StoreFull(f"no room for the CRC file of {path}") from error
+        except OutOfDescriptors as error:
+            self._disk.remove(path)
+            raise StoreFull(f"the next CommitLog file can't be mapped: {error}") from error
 
     def grow_crc(self, file: LogFile) -> None:
         """Make room for more CRC entries. Raises `StoreFull`."""
         size = file.crc_size * 2
         try:
             self._disk.grow(file.crc_path, size)
-        except DiskFull as error:
-            raise StoreFull(f"no room for {size} bytes at {file.crc_path}") from error
-        file.crc_map = self._disk.map(file.crc_path, size)
+            file.crc_map = self._disk.map(file.crc_path, size)
+        except (DiskFull, OutOfDescriptors) as error:
+            raise StoreFull(f"no room for {size} bytes at {file.crc_path}: {error}") from error
         file.crc_size = size
 
     def seal(self, file: LogFile, position: int) -> None:
@@ -194,20 +201,46 @@ class CommitLog:
         if rest >= END_SIZE:
             file.map[position : position + END_SIZE] = end_record(rest)
         file.sealed = True
-        file.writer = None
 
     def open_writer(self, file: LogFile) -> None:
-        """How records get into a file. Raises `StoreFull`.
+        """How records get into a file, and from there to the disk. Raises `StoreFull`.
 
         A write dirties the page cache without touching the map: a page that is stored into through a map is zeroed
         first, and each write-back takes it from the map again, with an interrupt of every core that runs a thread of
         ours; together a fifth of a send's CPU time.
         """
-        if file.writer is None:
+        if file.writer is None or file.crc_writer is None:
             try:
-                file.writer = self._disk.writer(file.path)
+                self._open_writers(file)
             except OSError as error:  # no more open files, say; the next send tries again
                 raise StoreFull(f"{file.path} can't be opened to write into it: {error}") from error
+
+    def sync(self, file: LogFile) -> None:
+        """Bring a file and its CRC entries to the disk (any thread).
+
+        Only a file that nothing was appended to since the start is opened for it: OutOfDescriptors is then no failed
+        sync.
+        """
+        writer, crc_writer = self._open_writers(file)
+        writer.sync()
+        crc_writer.sync()
+
+    def release_writers(self, file: LogFile) -> None:
+        """All of a sealed file is on the disk."""
+        file.writer = file.crc_writer = None
+
+    def _open_writers(self, file: LogFile) -> tuple[FileWriter, FileWriter]:
+        writer, crc_writer = file.writer, file.crc_writer
+        if writer is None:
+            writer = file.writer = self._disk.writer(file.path)
+        if crc_writer is None:
+            crc_writer = file.crc_writer = self._disk.writer(file.crc_path)
+        return writer, crc_writer
+
+    @property
+    def descriptors(self) -> int:
+        """How many the log holds: a map has one of its own."""
+        return _DESCRIPTORS * (len(self.files) + (self._next is not None)) + _DESCRIPTORS
 
     def evict(self, file: LogFile) -> None:
         """Remove the oldest file: its name first, so that no start ever meets half of it."""

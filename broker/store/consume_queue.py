@@ -15,7 +15,7 @@ from pathlib import Path
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, SHORT, file_name, is_file_name
-from infra.disk import Disk, DiskFull
+from infra.disk import Disk, DiskFull, OutOfDescriptors
 from neve.message import MAGIC_V1, MAGIC_V2
 
 _LONGEST_V1_TOPIC = 127
@@ -53,9 +53,21 @@ class MappedFiles:
         if file.map is None:
             while len(self._files) >= self._limit:
                 self._release_one()
-            file.map = self.disk.map(file.path, file.capacity * QUEUE_ENTRY_SIZE)
+            file.map = self._map(file)
             self._files.append(file)
         return file.map
+
+    def _map(self, file: QueueFile) -> mmap.mmap:
+        """Raises OutOfDescriptors when there is none to be had for it, and none to give up."""
+        while True:
+            try:
+                return self.disk.map(file.path, file.capacity * QUEUE_ENTRY_SIZE)
+            except OutOfDescriptors:
+                if not self._files:
+                    raise
+                held = len(self._files)
+                while len(self._files) == held:
+                    self._release_one()
 
     def _release_one(self) -> None:
         file = self._files.popleft()
@@ -132,14 +144,19 @@ class ConsumeQueue:
         try:
             self._disk.make_dirs(self.directory)
             self._disk.create_preallocated(path, size, sync=sync)
-        except DiskFull as error:
-            raise StoreFull(f"no room for {size} bytes at {path}") from error
+        except (DiskFull, OutOfDescriptors) as error:
+            raise StoreFull(f"no room for {size} bytes at {path}: {error}") from error
         self.files.append(QueueFile(self, first_offset, path, size))
-        self._set_tail()
+        try:
+            self._set_tail()
+        except OutOfDescriptors as error:
+            self._remove(self.files.pop())
+            raise StoreFull(f"{path} can't be mapped: {error}") from error
 
     def _set_tail(self) -> None:
-        tail = self.tail = self.files[-1]
-        self.map = self._maps.map(tail)
+        tail = self.files[-1]
+        self.map = self._maps.map(tail)  # before the rest: without a map the tail is still the one before
+        self.tail = tail
         self.position = tail.count * QUEUE_ENTRY_SIZE
         self.limit = tail.capacity * QUEUE_ENTRY_SIZE
         self.end = tail.end
@@ -156,7 +173,10 @@ class ConsumeQueue:
             else:
                 self._grow(tail)
         else:
-            self.map = self._maps.map(tail)
+            try:
+                self.map = self._maps.map(tail)
+            except OutOfDescriptors as error:
+                raise StoreFull(f"{tail.path} can't be mapped: {error}") from error
         assert self.map is not None
         return self.map
 
@@ -164,11 +184,16 @@ class ConsumeQueue:
         size = min(max(self._disk.size(tail.path), QUEUE_ENTRY_SIZE) * 2, self._config.queue_file_size)
         try:
             self._disk.grow(tail.path, size)
-        except DiskFull as error:
-            raise StoreFull(f"no room for {size} bytes at {tail.path}") from error
+        except (DiskFull, OutOfDescriptors) as error:
+            raise StoreFull(f"no room for {size} bytes at {tail.path}: {error}") from error
         self._maps.forget(tail)
+        self.map = None
         tail.capacity = size // QUEUE_ENTRY_SIZE
-        self._set_tail()
+        self.limit = tail.capacity * QUEUE_ENTRY_SIZE  # also where no map is to be had now
+        try:
+            self._set_tail()
+        except OutOfDescriptors as error:
+            raise StoreFull(f"{tail.path} can't be mapped: {error}") from error
 
     def settle(self) -> None:
         """Bring the tail file's count up to what `put` appended."""

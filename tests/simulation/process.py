@@ -115,7 +115,7 @@ class Process:
             pops=SimpleNamespace(drop=lambda topic: None),
             pinned_from=lambda: self.pinned,
         )
-        self.wiring = ArchiveWiring(self.context, disk)
+        self.wiring = ArchiveWiring(self.context, disk, cold_groups=4)
         self._restore = Restore(config, disk) if restore else None
         self._controller: Any = SimpleNamespace(
             context=self.context, config=config, archive=self.wiring, _register=_registered, _drop_topic=self._dropped

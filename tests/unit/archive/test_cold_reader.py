@@ -232,3 +232,12 @@ def test_tags_and_time_find_rows_over_groups() -> None:
     assert reader.offset_by_time("t", 0, 99) is None
     assert reader.offset_by_time("t", 0, 99, upper=True) == 29
     reader.close()
+
+
+def test_the_cache_bounds_how_many_mappings_it_holds() -> None:
+    cache = GroupCache(1 << 30, mapped_max=3)
+    for index in range(10):
+        cache.put(("k", index), group_of(index), ahead=False)
+        assert cache.mapped <= 3
+    assert [index for index in range(10) if ("k", index) in cache] == [7, 8, 9]
+    assert cache.nbytes == 3 * group_of(0).nbytes

@@ -1,14 +1,16 @@
 """Through the real worker process: log file -> object in a directory store -> cold read, byte for byte."""
 
 import contextlib
+import errno
+import mmap
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,9 +25,10 @@ from neve.message import encode_record, tags_code
 from tests.waiting import wait_until
 from tiered.cold_query import Found
 from tiered.cold_reader import ColdReader, ColdUnavailable
-from tiered.offload import ContentConflict
+from tiered.offload import ContentConflict, EncodeFailed
 from tiered.worker_client import WorkerClient, WorkerFailed
 
+T = TypeVar("T")
 TOPIC = "orders"
 T0 = 1_700_000_000_000
 
@@ -176,6 +179,59 @@ def test_a_broker_with_thousands_of_open_files_has_its_workers(tmp_path: Path, u
         name = upload(worker, url, made)
         assert len(worker.read_group(url, name, 0).wire) == name.wire_bytes
     assert worker.starts == 1
+
+
+def _at_the_limit(action: Callable[[], T]) -> T:
+    """What an action gives while this process may open nothing more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as files:
+        highest = files.enter_context(Path(os.devnull).open("rb")).fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    files.enter_context(Path(os.devnull).open("rb"))
+            return action()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _failure(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except (WorkerFailed, EncodeFailed) as error:
+        return type(error).__name__
+    return "none"
+
+
+def test_who_waits_for_a_worker_is_told_when_no_descriptor_is_left(
+    tmp_path: Path, url: str, worker: WorkerClient
+) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 60})
+    name = upload(worker, url, made)
+    assert _at_the_limit(lambda: _failure(lambda: worker.read_group(url, name, 0))) == "WorkerFailed"
+    assert _at_the_limit(lambda: _failure(lambda: upload(worker, url, made))) == "EncodeFailed"
+    assert bytes(worker.read_group(url, name, 0).wire) == b"".join(made.records.values())
+    assert worker.starts == 1, "the worker is not to blame"
+
+
+def test_a_small_row_group_holds_no_descriptor_and_a_large_one_does_without_where_none_can_be_mapped(
+    tmp_path: Path, url: str, worker: WorkerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = make_round(tmp_path, 0, 0, {0: 60}), make_round(tmp_path, 1 << 24, 60, {0: 60}, body=40_000)
+    first, second = upload(worker, url, small), upload(worker, url, large)
+    assert not worker.read_group(url, first, 0).is_mapped
+    mapped = worker.read_group(url, second, 0)
+    assert mapped.is_mapped
+
+    class Refused(mmap.mmap):
+        def __new__(cls, *_: object, **__: object) -> Self:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", Refused)
+    copied = worker.read_group(url, second, 0)
+    assert not copied.is_mapped
+    assert bytes(copied.wire) == bytes(mapped.wire)
 
 
 def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: str, worker: WorkerClient) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,8 @@ class GatedDisk(SimDisk):
         self.armed = False
         self.inside, self.go = threading.Event(), threading.Event()
 
-    def fdatasync(self, path: Path) -> None:
-        super().fdatasync(path)
+    def sync_file(self, path: Path, file: Any) -> None:
+        super().sync_file(path, file)
         if self.armed:
             self.armed = False
             self.inside.set()

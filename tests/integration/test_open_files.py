@@ -1,0 +1,59 @@
+"""A broker that may open 200 files: whoever comes above its budget is refused, and nothing fails the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from infra.remoting_server import open_connection
+from neve.remoting.codes import RequestCode as Code
+from tests.broker_in_process import ask
+
+NEVE = str(Path(sys.executable).with_name("neve"))
+
+
+def figures(admin: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{admin}/metrics", timeout=30) as answer:
+        lines = [line.split() for line in answer.read().decode().splitlines() if line[0] != "#"]
+    return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
+
+
+def test_more_connections_than_open_files_end_no_broker(tmp_path: Path) -> None:
+    names = {"storePathRootDir": tmp_path / "data", "listenPort": 0, "adminPort": 0, "flushDiskType": "SYNC_FLUSH"}
+    names |= {"brokerIP1": "127.0.0.1", "mappedFileSizeCommitLog": "1m"}
+    settings = " ".join(f"--set {name}={value}" for name, value in names.items())
+    command = ["bash", "-c", f"ulimit -n 200; exec {NEVE} broker {settings}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            asyncio.run(_crowded(json.loads(process.stdout.readline())))
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+async def _crowded(ready: dict[str, Any]) -> None:
+    host, port = ready["broker"].rsplit(":", 1)
+    with ExitStack() as stack:
+        first = await open_connection(host, int(port))
+        crowd = [stack.enter_context(socket.create_connection((host, int(port)), 30)) for _ in range(400)]
+        for one in crowd[-100:]:
+            assert await asyncio.to_thread(one.recv, 1) == b"", "refused"
+        found = figures(ready["admin"])
+        assert 10 < found["neve_connections"] <= found["neve_connections_max"] < 200
+        assert found["neve_connections_refused_total"] >= 100
+        for queue in range(4):
+            answer = await ask(
+                first, Code.SEND_MESSAGE, b"x", producerGroup="p", topic="t", defaultTopic="TBW102",
+                defaultTopicQueueNums=4, queueId=queue, sysFlag=0, bornTimestamp=1, flag=0,
+            )  # fmt: skip
+            assert answer.code == 0, answer.remark
+        first.close()

@@ -1,0 +1,133 @@
+"""A shortage of descriptors is no failure of the disk: what is acknowledged is safe, what can't begin comes later."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.config import SYNC_FLUSH
+from broker.store.errors import StoreFull, StoreNotWritable
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.disk import OutOfDescriptors
+from infra.sim_disk import SimDisk
+from tests.unit.store.conftest import small_config
+from tests.unit.store.test_append_batches import HOST, Open, body, queues, sends
+
+
+def _nothing_opens(monkeypatch: pytest.MonkeyPatch, disk: SimDisk, *verbs: str) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> Any:
+        raise OutOfDescriptors(errno.EMFILE, "too many open files", str(path))
+
+    for verb in verbs:
+        monkeypatch.setattr(disk, verb, refuse)
+
+
+def _started(disk: SimDisk) -> MessageStore:
+    store = MessageStore(small_config(), disk, ManualClock())
+    store.load()
+    return store
+
+
+OPENING = ("fdatasync", "fsync_dir", "write_atomic", "writer", "map", "read", "append", "create_preallocated", "grow")
+
+
+def test_a_flush_of_the_log_opens_nothing_and_a_checkpoint_waits(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is acknowledged is on the disk; what could not be begun comes later, and with all that it promises."""
+    store = open_store(flush_disk_type=SYNC_FLUSH)
+    disk = store.disk
+    assert isinstance(disk, SimDisk)
+    store.append(sends(store, range(4)), HOST, 1000)
+    checkpointed = store.checkpointed
+    assert store.want_checkpoint(store.max_physical_offset)
+    with monkeypatch.context() as patched:
+        _nothing_opens(patched, disk, *OPENING)
+        for _ in range(3):
+            offset = store.flush()
+            store.after_flush(offset)
+            assert offset == store.max_physical_offset
+        assert store.failed is None
+        assert queues(store) == [[body(0)], [body(1)], [body(2)], [body(3)]]
+        assert (store.checkpointed, store.checkpoint_is_put_off) == (checkpointed, True)
+    after = _started(disk.power_cut(1))
+    assert queues(after) == [[body(0)], [body(1)], [body(2)], [body(3)]]
+
+
+def test_a_checkpoint_that_waited_syncs_what_both_it_and_its_successor_name(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    disk = store.disk
+    assert isinstance(disk, SimDisk)
+    store.append(sends(store, range(2)), HOST, 1000)
+    store.want_checkpoint(store.max_physical_offset)
+    with monkeypatch.context() as patched:
+        _nothing_opens(patched, disk, "fdatasync", "fsync_dir")
+        store.after_flush(store.flush())
+        store.append(sends(store, range(2, 4)), HOST, 1000)
+        store._checkpoint_now()
+    store.after_flush(store.flush())
+    assert (store.checkpointed, store.checkpoint_is_put_off) == (store.max_physical_offset, False)
+    for seed in range(8):
+        assert queues(_started(disk.power_cut(seed))) == [[body(0)], [body(1)], [body(2)], [body(3)]]
+
+
+def test_a_sync_that_failed_for_any_other_reason_ends_the_acknowledging(open_store: Open) -> None:
+    store = open_store()
+    assert isinstance(store.disk, SimDisk)
+    store.append(sends(store, range(2)), HOST, 1000)
+    store.disk.fail_sync = lambda path: path.parent.name == "commitlog"
+    with pytest.raises(StoreNotWritable):
+        store.flush()
+    store.disk.fail_sync = lambda _: False
+    with pytest.raises(StoreNotWritable):
+        store.flush()
+
+
+@pytest.mark.parametrize("verb", ["map", "create_preallocated", "grow"])
+def test_a_queue_that_can_not_be_opened_now_refuses_its_message_and_takes_it_later(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    store = open_store(queue_first_step=40, queue_file_size=80)
+    disk = store.disk
+    assert isinstance(disk, SimDisk)
+    sent = [store.append(sends(store, range(1)), HOST, 1000)]
+    for _ in range(6):  # over the growth of a file, and a further one
+        with monkeypatch.context() as patched:
+            _nothing_opens(patched, disk, verb)
+            while True:
+                try:
+                    sent.append(store.append(sends(store, range(1)), HOST, 1000))
+                except StoreFull:
+                    break
+                if len(sent) > 20:
+                    break
+        sent.append(store.append(sends(store, range(1)), HOST, 1000))
+    assert [place[2] for ((place),) in sent] == list(range(len(sent)))
+    assert len(store.entries("t", 0, store.max_physical_offset)[0].sizes) == len(sent)
+
+
+def test_a_map_that_is_not_to_be_had_is_taken_from_the_queue_that_needs_it_least(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    disk, held = store.disk, 4
+    mapped: list[Path] = []
+    real = disk.map
+
+    def bounded(path: Path, size: int) -> Any:
+        if len(store.maps) >= held:
+            raise OutOfDescriptors(errno.EMFILE, "too many open files", str(path))
+        mapped.append(path)
+        return real(path, size)
+
+    monkeypatch.setattr(disk, "map", bounded)
+    for number in range(12):
+        store.append(sends(store, range(number, number + 1)), HOST, 1000)
+    assert len(store.maps) <= held
+    assert sum(map(len, queues(store))) == 12
