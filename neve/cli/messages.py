@@ -436,6 +436,8 @@ async def _join(consumer: Consumer | PopConsumer, *, idle: float, count: int | N
             show(message)
             seen += 1
             await message.ack()
+        if seen != count and consumer.problem is not None:
+            raise consumer.problem  # "none came" would be half of the truth
     return seen
 
 

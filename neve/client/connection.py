@@ -281,6 +281,11 @@ class ConnectionPool:
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(address, self._on_request, self._credentials), host, port, ssl=self._tls
                 )
+        except ssl.SSLCertVerificationError as error:
+            why = f"its certificate is not trusted: {error.verify_message}"
+            raise ConnectionFailed(f"{address} is there, but {why}") from error
+        except ssl.SSLError as error:
+            raise ConnectionFailed(f"{address} is there, but TLS with it failed: {error.reason or error}") from error
         except (OSError, TimeoutError) as error:
             raise ConnectionFailed(f"{address} cannot be reached: {str(error) or 'timed out'}") from error
         self._connections[address] = connection

@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from neve.client.allocation import Allocation
 from neve.client.consume_loop import Handler, consume
+from neve.client.consumer_settings import ConsumerSettings
 from neve.client.delivery import Lane
-from neve.client.fetcher import Fetcher, FlowLimits
+from neve.client.fetcher import Fetcher
 from neve.client.group import BroadcastShare, ClusterShare, GroupMember, GroupProfile
 from neve.client.group_requests import DirectRun, GroupRequests, RunningState
 from neve.client.in_work import Asker, AutoAcks, Endings, at_work, current_asker
@@ -40,51 +39,7 @@ from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Consumer", "ConsumerSettings", "Received"]
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerSettings:
-    """See `AsyncClient.consumer`."""
-
-    start: str | int = "last"
-    auto_ack: bool = True
-    in_order: bool = False
-    broadcast: bool = False
-    allocation: str | Allocation = "average"
-    pull_batch: int = 32
-    max_buffered: int = 1000
-    max_buffered_bytes: int = 64 << 20
-    max_buffered_per_queue: int = 1000
-    long_poll: float = 15.0
-    max_redeliveries: int | None = None
-    pause_after_nack: float = 1.0
-    consume_timeout: float = 900.0
-    close_timeout: float = 15.0
-    offsets_directory: str | Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.consume_timeout <= 0:
-            raise ClientError(f"a consume timeout of {self.consume_timeout} s")
-        if self.close_timeout < 0:
-            raise ClientError(f"a close timeout of {self.close_timeout} s")
-
-    @property
-    def redeliveries(self) -> int:
-        """RocketMQ's: 16, in order without end."""
-        if self.max_redeliveries is not None:
-            return self.max_redeliveries
-        return 2**31 - 1 if self.in_order else 16
-
-    @property
-    def limits(self) -> FlowLimits:
-        return FlowLimits(
-            batch=self.pull_batch,
-            wait=self.long_poll,
-            messages=self.max_buffered,
-            bytes=self.max_buffered_bytes,
-            queue_messages=self.max_buffered_per_queue,
-        )
+__all__ = ["Consumer", "Received"]
 
 
 class Consumer:
@@ -379,6 +334,11 @@ class Consumer:
     def assigned(self) -> list[MessageQueue]:
         """The queues that this member reads now, sorted; those of the group's retry topic are not among them."""
         return sorted(queue for queue in self._fetcher.assigned if not queue.topic.startswith(RETRY_PREFIX))
+
+    @property
+    def problem(self) -> NeveError | None:
+        """Why nothing may come: the latest error of a pull that is tried again, and has not succeeded since."""
+        return self._fetcher.problem
 
     def position(self, queue: MessageQueue) -> int:
         """The offset up to which all of the queue is acked."""

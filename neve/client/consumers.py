@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from neve.client.allocation import Allocation
-from neve.client.consumer import Consumer, ConsumerSettings
+from neve.client.consumer import Consumer
+from neve.client.consumer_settings import ConsumerSettings
 from neve.client.in_work import Asker
 from neve.client.lite_pull import LitePullConsumer, LitePullSettings
 from neve.client.pop import POP_BATCH_MAX

@@ -1,6 +1,8 @@
 """Between the network and the application: messages wait in lanes, one lane a queue, and are handed out in turn.
 
 A lane in order hands out its next message only after the one before was settled. A closed lane hands out nothing.
+Messages wait as they are stored, compressed where they were sent so, and are inflated one by one as they are handed
+out: the bound on their bytes is one on memory.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from neve.client.model import inflated
 from neve.client.received import Received
 
 
@@ -54,6 +57,7 @@ class DeliveryBuffer:
                 continue
             message = lane.waiting.popleft()
             self._count(lane, -1, -len(message.body))
+            message = inflated(message)
             if lane.in_order:
                 lane.in_hand = message
             self._queue(lane)

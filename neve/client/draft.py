@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neve.client.compression import compress
 from neve.client.model import Message
 from neve.client.options import ClientOptions
-from neve.client.validators import check_body, check_properties, check_topic, packed_properties
+from neve.client.validators import body_bytes, check_body, check_properties, check_topic, packed_properties
 from neve.errors import ClientError
 from neve.message import (
     PROPERTY_DELAY,
@@ -75,7 +75,9 @@ class Drafts:
         ids: list[str] = []
         parts: list[tuple[bytes, int, bytes]] = []
         for item in messages:
-            message = item if isinstance(item, Message) else message_to_send(topic, item)
+            message = (
+                replace(item, body=body_bytes(item.body)) if isinstance(item, Message) else message_to_send(topic, item)
+            )
             if message.topic != topic:
                 raise ClientError(f"a batch is for one topic: {message.topic} among {topic}")
             if TIMED & message.properties.keys():
@@ -117,8 +119,13 @@ def message_to_send(
         ClientError: a property cannot be written, or belongs to the system.
     """
     check_properties(properties or {})
-    raw = body.encode() if isinstance(body, str) else bytes(body)
-    return Message(topic, raw, tags, tuple(keys.split() if isinstance(keys, str) else keys), properties or {}, flag)
+    if tags is not None and not isinstance(tags, str):
+        raise ClientError(f"tags are a str, not {type(tags).__name__}")
+    words = tuple(keys.split() if isinstance(keys, str) else keys)
+    for word in words:
+        if not isinstance(word, str):
+            raise ClientError(f"a key is a str, not {type(word).__name__}")
+    return Message(topic, body_bytes(body), tags, words, properties or {}, flag)
 
 
 def timing(delay_level: int = 0, delay: float | None = None, deliver_at_ms: int | None = None) -> dict[str, str]:

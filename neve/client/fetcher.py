@@ -88,6 +88,11 @@ class Fetcher:
         """Something about a queue or the buffer changed: the loops look again."""
         self._room.set()
 
+    @property
+    def problem(self) -> NeveError | None:
+        """The latest error of a queue that is tried again, and has not succeeded since."""
+        return self._refusals.latest
+
     async def close(self) -> None:
         """Ends all loops; the books stay."""
         loops = list(self._loops.values())
@@ -98,18 +103,26 @@ class Fetcher:
     # ---- one queue
 
     async def _forever(self, books: ProcessQueue) -> None:
-        while not books.is_dropped:
-            await self._until_room(books)
-            try:
-                await self._once(books)
-            except BrokerError as error:
-                self._refusals.note(f"pull of {books.queue}", error)
-                is_throttled = error.code == ResponseCode.FLOW_CONTROL
-                await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)
-            except NeveError as error:
-                self._refusals.note(f"pull of {books.queue}", error)
-                self._session.forget_route(books.queue.topic)
-                await asyncio.sleep(_PAUSE_AFTER_ERROR)
+        what = f"pull of {books.queue}"
+        try:
+            while not books.is_dropped:
+                await self._until_room(books)
+                await self._tried(books, what)
+        finally:
+            self._refusals.over(what)
+
+    async def _tried(self, books: ProcessQueue, what: str) -> None:
+        try:
+            await self._once(books)
+            self._refusals.over(what)
+        except BrokerError as error:
+            self._refusals.note(what, error)
+            is_throttled = error.code == ResponseCode.FLOW_CONTROL
+            await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)
+        except NeveError as error:
+            self._refusals.note(what, error)
+            self._session.forget_route(books.queue.topic)
+            await asyncio.sleep(_PAUSE_AFTER_ERROR)
 
     async def _until_room(self, books: ProcessQueue) -> None:
         while not self._has_room(books):
@@ -135,7 +148,7 @@ class Fetcher:
         now = asyncio.get_running_loop().time
         began = now()
         books.last_pull_ms = self._session.options.now_ms()
-        result = await self._puller.pull(
+        result = await self._puller.pull_stored(
             books.queue,
             books.next_offset,
             self._limits.batch,

@@ -31,6 +31,8 @@ from neve.remoting.codes import RequestCode
 
 log = logging.getLogger(__name__)
 
+_POLLED_MAX = 64 << 20  # bytes of bodies that one poll gives, or passes by one message
+
 
 @dataclass(frozen=True, slots=True)
 class LitePullSettings:
@@ -194,7 +196,11 @@ class LitePullConsumer:
 
     def _take(self, max_count: int) -> None:
         now, asker = asyncio.get_running_loop().time(), current_asker()
-        while len(self._out) < max_count and (message := self._fetcher.buffer.take()) is not None:
+        size = 0
+        while (
+            len(self._out) < max_count and size < _POLLED_MAX and (message := self._fetcher.buffer.take()) is not None
+        ):
+            size += len(message.body)
             books: ProcessQueue = message.receipt
             books.handed_over(message, now, asker)
             books.last_consume_ms = self._session.options.now_ms()

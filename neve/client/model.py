@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from neve.message import (
     COMPRESSED,
@@ -39,8 +39,10 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "TopicConfig",
+    "inflated",
     "message_from_record",
     "parse_address",
+    "stored_message",
 ]
 
 
@@ -66,6 +68,9 @@ class Message:
     store_host: str = ""
     reconsume_times: int = 0
     sys_flag: int = 0
+
+
+M = TypeVar("M", bound=Message)
 
 
 class SendStatus(StrEnum):
@@ -166,16 +171,15 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def message_from_record(record: MessageRecord, broker_name: str) -> Message:
-    """The caller's view of a record; a retried message appears under the topic that it was first sent to.
+    """The caller's view of a record; a retried message appears under the topic that it was first sent to."""
+    return inflated(stored_message(record, broker_name))
 
-    A body that cannot be inflated must not block its queue: it is handed over as stored, and `sys_flag` says so.
+
+def stored_message(record: MessageRecord, broker_name: str) -> Message:
+    """As `message_from_record`, with the body as it is stored.
+
+    64 KiB may inflate to 64 MiB: what waits for the application waits like this, so that its size is what is counted.
     """
-    body, sys_flag = record.body, record.sys_flag
-    try:
-        body = inflate(record.body, record.sys_flag)
-        sys_flag &= ~(COMPRESSED | COMPRESSION_MASK)
-    except (ValueError, ModuleNotFoundError) as error:
-        log.warning("%s of %s at offset %d: %s", record.topic, broker_name, record.queue_offset, error)
     properties = record.properties
     stored_at = offset_msg_id(parse_address(record.store_host), record.physical_offset)
     topic = record.topic
@@ -183,7 +187,7 @@ def message_from_record(record: MessageRecord, broker_name: str) -> Message:
         topic = properties.get(PROPERTY_RETRY_TOPIC, topic)
     return Message(
         topic=topic,
-        body=body,
+        body=record.body,
         tags=properties.get(PROPERTY_TAGS),
         keys=tuple(properties.get(PROPERTY_KEYS, "").split()),
         properties=properties,
@@ -198,5 +202,20 @@ def message_from_record(record: MessageRecord, broker_name: str) -> Message:
         store_timestamp=record.store_timestamp,
         store_host=record.store_host,
         reconsume_times=record.reconsume_times,
-        sys_flag=sys_flag,
+        sys_flag=record.sys_flag,
     )
+
+
+def inflated(message: M) -> M:
+    """The message with the body that its producer gave.
+
+    A body that cannot be inflated must not block its queue: it is handed over as stored, and `sys_flag` says so.
+    """
+    if not message.sys_flag & COMPRESSED:
+        return message
+    try:
+        body = inflate(message.body, message.sys_flag)
+    except (ValueError, ModuleNotFoundError) as error:
+        log.warning("%s of %s: %s", message.offset_msg_id, message.queue, error)
+        return message
+    return replace(message, body=body, sys_flag=message.sys_flag & ~(COMPRESSED | COMPRESSION_MASK))

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from neve.client.model import Message, MessageQueue, message_from_record
+from neve.client.model import Message, MessageQueue, stored_message
 from neve.client.pull import Subscription
 from neve.client.session import Session, ext_int, parse_body
 from neve.errors import BrokerError, ClientError, ProtocolError
@@ -149,7 +149,9 @@ class Popper:
         in_order: bool = False,
         attempt_id: str = "",
     ) -> list[Popped]:
-        """Up to `max_count` messages; `wait` seconds for the first when there is none.
+        """Up to `max_count` messages as they are stored; `wait` seconds for the first when there is none.
+
+        The broker selects by the hash of a tag: there may be messages among them that the subscription does not match.
 
         Args:
             from_first: where a group that never popped here begins: at the first message, else at the last.
@@ -162,7 +164,7 @@ class Popper:
             "maxMsgNums": str(max_count),
             "invisibleTime": str(int(invisible * 1000)),
             "pollTime": str(int(wait * 1000)),
-            "bornTime": str(self._session.options.now_ms()),
+            "bornTime": "0",  # the broker takes its own clock: by ours it could be late already, or wait too long
             "initMode": "0" if from_first else "1",
             "expType": subscription.kind,
             "exp": subscription.expression,
@@ -177,7 +179,7 @@ class Popper:
             return []
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark or "")
-        return [popped for popped in _popped(answer, queue) if subscription.matches(popped.message)]
+        return _popped(answer, queue)
 
     async def ack(self, queue: MessageQueue, receipt: Receipt) -> None:
         """Done with the message; `queue` is the one that was popped."""
@@ -243,7 +245,7 @@ def _popped(answer: RemotingCommand, queue: MessageQueue) -> list[Popped]:
     result: list[Popped] = []
     try:
         for record in iter_records(answer.body):
-            message = message_from_record(record, queue.broker_name)
+            message = stored_message(record, queue.broker_name)
             text = message.properties.get(PROPERTY_POP_CK)
             if text is not None:
                 result.append(Popped(message, Receipt.parse(text)))

@@ -181,6 +181,11 @@ class PopConsumer:
         return self._is_closed
 
     @property
+    def problem(self) -> NeveError | None:
+        """As of `Consumer.problem`, of pops."""
+        return self._refusals.latest
+
+    @property
     def assigned(self) -> list[MessageQueue]:
         """What this member pops, sorted; queue id -1 is any queue of that broker."""
         return sorted(self._loops)
@@ -358,14 +363,16 @@ class PopConsumer:
     # ---- pop loops
 
     async def _forever(self, queue: MessageQueue) -> None:
+        what = f"pop of {queue}"
         while self._loops.get(queue) is asyncio.current_task():
             while not self._has_room():
                 self._room.clear()
                 await self._room.wait()
             try:
                 await self._once(queue)
+                self._refusals.over(what)
             except NeveError as error:
-                self._refusals.note(f"pop of {queue}", error)
+                self._refusals.note(what, error)
                 self._session.forget_route(queue.topic)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR)
 
@@ -379,9 +386,10 @@ class PopConsumer:
     async def _once(self, queue: MessageQueue) -> None:
         settings, now = self._settings, asyncio.get_running_loop().time
         began = now()
+        subscription = self._member.topics[queue.topic]
         popped = await self._popper.pop(
             queue,
-            subscription=self._member.topics[queue.topic],
+            subscription=subscription,
             max_count=settings.pop_batch,
             invisible=settings.invisible,
             wait=settings.long_poll,
@@ -391,7 +399,10 @@ class PopConsumer:
         if popped:
             self._stats.pulled(queue.topic, len(popped), now() - began, now())
         for one in popped:
-            self._deliver(queue, one, now())
+            if subscription.matches(one.message):
+                self._deliver(queue, one, now())
+            else:  # another tag with the same hash: not ours, and done with, or it came again for ever
+                self._acker.add(Held(queue, one.receipt, Lane(), now(), now(), is_settled=True))
 
     def _deliver(self, queue: MessageQueue, popped: Popped, now: float) -> None:
         source = popped.message.queue

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from neve.client.model import Message, MessageQueue, PullResult, PullStatus, message_from_record
+from neve.client.model import Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
 from neve.client.session import Session, ext_int, require_success
 from neve.errors import BrokerError, ClientError, ProtocolError
 from neve.message import iter_records
@@ -21,6 +21,7 @@ _STATUS = {
     ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
 }
 MAX_BYTES = 262_144
+_INFLATED_MAX = 64 << 20  # of one pull; what is beyond it is left for the next
 _ANSWER_MARGIN = 15.0  # after the broker's own wait a pull is given this much longer
 
 
@@ -92,6 +93,37 @@ class Puller:
         timeout: float | None = None,
         code: RequestCode = RequestCode.PULL_MESSAGE,
     ) -> PullResult:
+        """The messages as their producers gave them: so many as `inflate` to 64 MiB, one at least."""
+        return _inflated(
+            await self.pull_stored(
+                queue,
+                offset,
+                max_count,
+                group=group,
+                subscription=subscription,
+                wait=wait,
+                commit_offset=commit_offset,
+                max_bytes=max_bytes,
+                timeout=timeout,
+                code=code,
+            )
+        )
+
+    async def pull_stored(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int = 32,
+        *,
+        group: str = TOOLS_GROUP,
+        subscription: Subscription | None = None,
+        wait: float = 0.0,
+        commit_offset: int | None = None,
+        max_bytes: int = MAX_BYTES,
+        timeout: float | None = None,
+        code: RequestCode = RequestCode.PULL_MESSAGE,
+    ) -> PullResult:
+        """The messages as they are stored."""
         wanted = subscription or Subscription()
         flags = _SUBSCRIPTION | (_SUSPEND if wait > 0 else 0) | (_COMMIT if commit_offset is not None else 0)
         if code == RequestCode.LITE_PULL_MESSAGE:
@@ -206,7 +238,7 @@ def _pull_result(answer: RemotingCommand, queue: MessageQueue, wanted: Subscript
     messages: tuple[Message, ...] = ()
     if status is PullStatus.FOUND:
         try:
-            found = (message_from_record(record, queue.broker_name) for record in iter_records(answer.body))
+            found = (stored_message(record, queue.broker_name) for record in iter_records(answer.body))
             messages = tuple(message for message in found if wanted.matches(message))
         except ValueError as error:
             raise ProtocolError(f"{queue}: {error}") from error
@@ -217,3 +249,16 @@ def _pull_result(answer: RemotingCommand, queue: MessageQueue, wanted: Subscript
         ext_int(answer, "minOffset"),
         ext_int(answer, "maxOffset"),
     )
+
+
+def _inflated(result: PullResult) -> PullResult:
+    """Cut before the message that would be too much."""
+    messages: list[Message] = []
+    size = 0
+    for stored in result.messages:
+        message = inflated(stored)
+        if messages and size + len(message.body) > _INFLATED_MAX:
+            return replace(result, messages=tuple(messages), next_offset=stored.queue_offset)
+        size += len(message.body)
+        messages.append(message)
+    return replace(result, messages=tuple(messages))

@@ -14,6 +14,7 @@ PERM_READ = 4
 PERM_WRITE = 2
 DEFAULT_TOPIC = "TBW102"  # its route stands in for a topic that the first send will create
 DEFAULT_TOPIC_QUEUES = 4
+QUEUES_MAX = 65_536  # of a route; each is an object here
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,18 @@ def parse_route(topic: str, data: Any) -> TopicRoute:
             if broker is None:
                 continue
             if perm & PERM_WRITE and MASTER_ID in broker.addresses:
-                write += (MessageQueue(topic, name, number) for number in range(int(queues["writeQueueNums"])))
+                write += _queues(topic, name, int(queues["writeQueueNums"]), QUEUES_MAX - len(write))
             if perm & PERM_READ:
-                read += (MessageQueue(topic, name, number) for number in range(int(queues["readQueueNums"])))
+                read += _queues(topic, name, int(queues["readQueueNums"]), QUEUES_MAX - len(read))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"the name server's route of {topic} cannot be read: {error!r}") from error
     return TopicRoute(tuple(sorted(write)), tuple(sorted(read)), brokers)
+
+
+def _queues(topic: str, broker_name: str, count: int, limit: int) -> list[MessageQueue]:
+    if count > limit:
+        raise ProtocolError(f"{topic} has {count} queues on {broker_name}: a client takes {QUEUES_MAX} in all")
+    return [MessageQueue(topic, broker_name, number) for number in range(count)]
 
 
 def route_from_default(topic: str, default: TopicRoute) -> TopicRoute:

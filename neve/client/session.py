@@ -86,15 +86,17 @@ class Session:
             ConnectionFailed: none can be reached.
         """
         ip = "127.0.0.1"
+        problems: list[str] = []
         for address in list(self._namesrvs):
             try:
                 ip = (await self.pool.get(address)).local_ip
                 break
             except ConnectionFailed as error:
                 log.info("%s", error)
+                problems.append(str(error))
                 self._namesrvs.append(self._namesrvs.pop(0))
         else:
-            raise ConnectionFailed(f"no name server can be reached: {', '.join(self._namesrvs)}")
+            raise ConnectionFailed(f"no name server can be used: {'; '.join(problems)}")
         self.client_id = f"{ip}@{self.options.instance_name}"
         salt = int.from_bytes(os.urandom(4), "big")
         self._ids = UniqueIdGenerator(ip, os.getpid(), salt, self.options.now_ms())
@@ -154,12 +156,20 @@ class Session:
         return require_success(await self.pool.invoke(address, code, ext, body=body, timeout=limit))
 
     async def ask_namesrv(self, code: int, ext: Mapping[str, str]) -> RemotingCommand:
-        """The answer of the first name server that gives one, whatever its code."""
+        """The answer of the first name server that gives one, whatever its code.
+
+        Raises:
+            BrokerError: REQUEST_CODE_NOT_SUPPORTED, for what every name server knows: it is none.
+        """
         problem: NeveError | None = None
         for _ in range(len(self._namesrvs)):
             address = self._namesrvs[0]
             try:
-                return await self.pool.invoke(address, code, ext, timeout=self.options.attempt_timeout)
+                answer = await self.pool.invoke(address, code, ext, timeout=self.options.attempt_timeout)
+                if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    why = f"{address} is no name server; is it the address of a broker?"
+                    raise BrokerError(answer.code, f"{why} It answered: {answer.remark}")
+                return answer
             except (ConnectionFailed, UnknownOutcome) as error:
                 problem = error
                 if self._namesrvs[0] == address:

@@ -9,7 +9,7 @@ import contextvars
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from neve.client import consumer as grouped
 from neve.client import lite_pull as lite
@@ -17,7 +17,7 @@ from neve.client import pop_consumer as popping
 from neve.client import received
 from neve.client.model import Message, MessageQueue
 from neve.client.sync_loop import BackgroundLoop, ClientClosed, Face, waiting
-from neve.errors import ClientError
+from neve.errors import ClientError, NeveError
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,11 @@ class _Delivering(Face):
                 await asyncio.get_running_loop().run_in_executor(pool, work)
 
             self._loop.call(self._inner.run(in_a_thread, workers=workers, delay_level=delay_level))
+
+    @property
+    def problem(self) -> NeveError | None:
+        """Why nothing may come: the latest error of a pull or pop that is tried again, and has not succeeded since."""
+        return cast("NeveError | None", self._inner.problem)
 
     @property
     def group(self) -> str:

@@ -95,9 +95,24 @@ def check_group(group: str) -> None:
     _check_name("group", group, GROUP_LENGTH_MAX)
 
 
+def body_bytes(body: object) -> bytes:
+    """The bytes of a body; of a str its UTF-8.
+
+    Raises:
+        ClientError: it is neither. `bytes(5)` would be five zero bytes, and of a list its numbers.
+    """
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise ClientError(f"a body is bytes or str, not {type(body).__name__}")
+
+
 def check_properties(properties: Mapping[str, str]) -> None:
     """Raises ClientError for a property of an application that cannot be carried, or that the system would misread."""
     for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ClientError(f"property {name!r}: name and value are str, not {type(value).__name__}")
         if not name.strip() or not value.strip() or {"\x01", "\x02"} & {*name, *value}:
             raise ClientError(f"property {name!r} is empty or holds a separator")
         if name in RESERVED_PROPERTIES:

@@ -170,6 +170,30 @@ def test_what_is_not_signed_or_not_allowed_is_answered_16(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_no_signature_an_unknown_user_a_disabled_one_and_a_wrong_secret_are_told_apart(tmp_path: Path) -> None:
+    """In RocketMQ's words (DefaultAuthenticationHandler)."""
+
+    async def main() -> None:
+        async with Server(tmp_path) as connection:
+            await make_alice(connection)
+            eve = {"username": "eve", "password": "eve-secret", "userType": "Normal", "userStatus": "disable"}
+            assert (await ask(connection, 3001, {"username": "eve"}, eve)).code == 0
+            assert (await ask(connection, 3002, {"username": "eve"}, eve)).code == 0
+            command = RemotingCommand(Code.GET_ALL_TOPIC_CONFIG)
+            assert "username cannot be null" in str((await connection.invoke(command, 10)).remark)
+            for name, secret, remark in (
+                ("bob", "alice-secret", "User:bob is not found."),
+                ("b\nb", "alice-secret", "User:'b\\nb' is not found."),
+                ("eve", "eve-secret", "User:eve is disabled."),
+                ("alice", "wrong", "check signature failed."),
+            ):
+                command = RemotingCommand(Code.GET_ALL_TOPIC_CONFIG, ext=signed(name, secret, {}))
+                answer = await connection.invoke(command, 10)
+                assert (answer.code, answer.remark) == (16, remark)
+
+    asyncio.run(main())
+
+
 def test_users_and_policies_outlive_the_server_and_secrets_stay_inside(tmp_path: Path) -> None:
     async def main() -> None:
         async with Server(tmp_path) as connection:

@@ -89,18 +89,18 @@ class GroupBroker:
         return 0, {**where, "nextBeginOffset": str(end)}, b"".join(record(number) for number in range(offset, end))
 
 
-def record(offset: int) -> bytes:
+def record(offset: int, *, body: bytes = b"x" * 10, sys_flag: int = 0) -> bytes:
     """Ten bytes of body, tagged by its offset; it was part of a transaction."""
     tag = "even" if offset % 2 == 0 else "odd"
     return encode_record(
         topic=b"t",
-        body=b"x" * 10,
+        body=body,
         properties=properties_to_bytes({"TAGS": tag, "UNIQ_KEY": f"key{offset}", "TRAN_MSG": "true"}),
         queue_id=0,
         flag=0,
         queue_offset=offset,
         physical_offset=offset * 100,
-        sys_flag=0,
+        sys_flag=sys_flag,
         born_timestamp=1,
         born_host=("127.0.0.1", 1),
         store_timestamp=1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.group_broker import Answer, GroupBroker, record
@@ -34,6 +36,11 @@ class PopBroker(GroupBroker):
                 return self._pop(request)
             case 200051:
                 self.acked.append(int(ext["offset"]))
+                return 0, {}, b""
+            case 200151:
+                for ack in loads_as(request.body, dict)["acks"]:
+                    bits = int.from_bytes(base64.b64decode(ack["b"]), "little")
+                    self.acked += [ack["so"] + bit for bit in range(bits.bit_length()) if bits >> bit & 1]
                 return 0, {}, b""
             case 200053:
                 self.let_go.append((int(ext["offset"]), int(ext["invisibleTime"])))

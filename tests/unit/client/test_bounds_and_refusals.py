@@ -1,0 +1,285 @@
+"""What a client takes from others within bounds, and what it says of what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neve.cli import main
+from neve.client import connect, model, pull
+from neve.client.connection import ConnectionFailed
+from neve.client.model import Message
+from neve.client.route import QUEUES_MAX, parse_route
+from neve.errors import BrokerError, ClientError, ProtocolError
+from neve.remoting.command import RemotingCommand
+from tests.unit.client.group_broker import Answer, GroupBroker, record, run
+from tests.unit.client.pop_broker import POP, PopBroker
+from tests.waiting import until
+
+LIMIT_S = 5
+
+
+# ---- bodies that expand
+
+
+class CompressedBroker(GroupBroker):
+    """Its messages are compressed: 10 KiB in a few bytes."""
+
+    def _pull(self, ext: dict[str, str]) -> Answer:
+        answer = super()._pull(ext)
+        if answer is None or not answer[2]:
+            return answer
+        offset, found = int(ext["queueOffset"]), []
+        end = int(answer[1]["nextBeginOffset"])
+        body = zlib.compress(b"\0" * 10_240)
+        found = [record(number, body=body, sys_flag=0x301) for number in range(offset, end)]
+        return answer[0], answer[1], b"".join(found)
+
+
+@pytest.fixture
+def inflated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of each body that was inflated."""
+    sizes: list[int] = []
+    inflate = model.inflate
+
+    def counting(body: bytes, sys_flag: int) -> bytes:
+        found = inflate(body, sys_flag)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(model, "inflate", counting)
+    return sizes
+
+
+def test_what_waits_for_the_application_is_not_inflated(fake_cluster: Any, inflated: list[int]) -> None:
+    async def work() -> None:
+        broker = CompressedBroker(30)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first") as consumer,
+        ):
+            for count in (1, 2):
+                message = await consumer.receive(LIMIT_S)
+                assert message is not None
+                assert (message.body, message.sys_flag) == (b"\0" * 10_240, 0)
+                assert (broker.pulls, len(inflated)) == ([0], count)
+
+    run(work)
+
+
+def test_a_pull_gives_only_so_much_as_it_may_inflate_and_says_where_to_go_on(
+    fake_cluster: Any, inflated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "_INFLATED_MAX", 25_000)
+
+    async def work() -> None:
+        async with fake_cluster(CompressedBroker(5)) as cluster, connect(cluster.namesrv.address) as client:
+            result = await client.pull("t", 0, 0)
+            assert ([message.queue_offset for message in result.messages], result.next_offset) == ([0, 1], 2)
+            assert len(inflated) == 3
+            assert [message.queue_offset async for message in client.reader("t")] == [0, 1, 2, 3, 4]
+            monkeypatch.setattr(pull, "_INFLATED_MAX", 1)
+            result = await client.pull("t", 0, 0)
+            assert (len(result.messages), result.next_offset) == (1, 1)
+
+    run(work)
+
+
+def test_a_route_of_countless_queues_is_refused_before_it_is_built() -> None:
+    def data(count: int) -> dict[str, Any]:
+        queues = {"perm": 6, "readQueueNums": count, "writeQueueNums": 1}
+        return {
+            "brokerDatas": [{"brokerName": name, "brokerAddrs": {"0": "127.0.0.1:1"}} for name in "ab"],
+            "queueDatas": [{"brokerName": name, **queues} for name in "ab"],
+        }
+
+    assert len(parse_route("t", data(QUEUES_MAX // 2)).read_queues) == QUEUES_MAX
+    for count in (QUEUES_MAX // 2 + 1, 10**15):
+        with pytest.raises(ProtocolError, match=f"t has {count} queues on"):
+            parse_route("t", data(count))
+
+
+# ---- pops
+
+
+def test_what_only_collides_with_a_wanted_tag_is_acknowledged(fake_cluster: Any) -> None:
+    """The broker selects by hash; what is popped and dropped would be popped for ever."""
+
+    async def work() -> None:
+        broker = PopBroker(4)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.pop_consumer("g", {"t": "even"}, start="first") as consumer,
+        ):
+            for offset in (0, 2):
+                message = await consumer.receive(LIMIT_S)
+                assert message is not None
+                assert message.queue_offset == offset
+            await until(lambda: sorted(broker.acked) == [0, 1, 3])
+
+    run(work)
+
+
+def test_a_pop_does_not_tell_the_broker_what_the_time_is(fake_cluster: Any) -> None:
+    """A client 20 s behind was answered at once, for ever; one ahead waited past its own timeout. 0 is "your clock"."""
+
+    async def work() -> None:
+        broker = PopBroker(1)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.pop_consumer("g", "t", start="first") as consumer,
+        ):
+            assert await consumer.receive(LIMIT_S) is not None
+            assert broker.pops[0].code == POP
+            assert broker.pops[0].ext["bornTime"] == "0"
+
+    run(work)
+
+
+# ---- what cannot be sent
+
+
+@pytest.mark.parametrize("body", [5, True, None, 1.5, [1, 2], {"a": 1}, (b"a",), object()])
+def test_a_body_is_bytes_or_text_and_nothing_else(fake_cluster: Any, body: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            sends = (
+                client.send("t", body),
+                client.send_async("t", body),
+                client.send_oneway("t", body),
+                client.send_batch("t", [b"x", body]),
+                client.send_batch("t", [Message("t", body)]),
+                client.request("t", body),
+            )
+            for send in sends:
+                with pytest.raises(ClientError, match="a body is bytes or str, not " + type(body).__name__):
+                    await send
+            assert not {310, 320} & set(cluster.brokers[0].codes())
+
+    run(work)
+
+
+def test_text_and_all_kinds_of_bytes_are_sent_as_they_are(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            for body in ("é", b"\xc3\xa9", bytearray(b"\xc3\xa9"), memoryview(b"\xc3\xa9")):
+                await client.send("t", body)
+            sent = [request.body for request in cluster.brokers[0].requests if request.code == 310]
+            assert sent == ["é".encode()] * 4
+
+    run(work)
+
+
+@pytest.mark.parametrize("wrong", [{"tags": 5}, {"keys": [5]}, {"properties": {"a": 1}}, {"properties": {1: "a"}}])
+def test_what_goes_with_a_body_is_text(fake_cluster: Any, wrong: dict[str, Any]) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(ClientError, match="str"):
+                await client.send("t", b"x", **wrong)
+
+    run(work)
+
+
+# ---- what is wrong with a server
+
+
+def test_the_address_of_a_broker_is_told_from_that_of_a_name_server(fake_cluster: Any) -> None:
+    def unknown(request: RemotingCommand) -> Answer:
+        return 3, {}, b""
+
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            cluster.namesrv.handler = unknown
+            for ask in (client.send("t", b"x"), client.topic_list(), client.cluster_info()):
+                with pytest.raises(BrokerError, match="is no name server; is it the address of a broker") as caught:
+                    await ask
+                assert caught.value.code == 3
+
+    run(work)
+
+
+def test_an_untrusted_certificate_is_told_as_that(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=neve", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+
+    async def work() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        secured = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+        plain = await asyncio.start_server(_answers_in_plain_text, "127.0.0.1", 0)
+        for server, why in (
+            (secured, "certificate is not trusted: self"),
+            (plain, "TLS with it failed: WRONG_VERSION"),
+        ):
+            host, port = server.sockets[0].getsockname()
+            with pytest.raises(ConnectionFailed, match=why):
+                async with connect(f"{host}:{port}", tls=ssl.create_default_context()):
+                    pass
+            server.close()
+
+    run(work)
+
+
+async def _answers_in_plain_text(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"what?" * 10)
+    writer.close()
+
+
+# ---- why nothing comes
+
+
+class UnreadableBroker(GroupBroker):
+    """Of topic `t` it can't read anything now."""
+
+    is_unreadable = True
+
+    def __call__(self, request: RemotingCommand) -> Answer:
+        if self.is_unreadable and request.code == 11 and request.ext["topic"] == "t":
+            return 2, {}, b""
+        return super().__call__(request)
+
+
+def test_a_consumer_says_why_nothing_comes_until_something_does(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = UnreadableBroker(1)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="first") as consumer,
+        ):
+            assert consumer.problem is None
+            await until(lambda: consumer.problem is not None)
+            assert isinstance(consumer.problem, BrokerError)
+            assert (consumer.problem.code, consumer.problem.remark) == (2, "because")
+            broker.is_unreadable = False
+            assert await consumer.receive(LIMIT_S) is not None
+            await until(lambda: consumer.problem is None)
+
+    run(work)
+
+
+def test_neve_consume_in_a_group_says_what_the_broker_said(
+    fake_cluster: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def work() -> None:
+        broker = UnreadableBroker(1)
+        async with fake_cluster(broker) as cluster:
+            arguments = ["consume", "t", "--group", "g", "--idle", "0.2", "--namesrv", cluster.namesrv.address]
+            assert await asyncio.to_thread(main.run, arguments) == 1
+            assert "because (code 2)" in capfd.readouterr().err
+            broker.is_unreadable = False
+            assert await asyncio.to_thread(main.run, [*arguments, "--count", "1"]) == 0
+
+    run(work)
