@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STORE ?= dir
 SEEDS ?= 2000
+JOBS ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test identity kills fuzz simulate soak check bench format clean
@@ -36,8 +37,8 @@ kills: setup ## 50 times kill -9 under load: nothing acknowledged is lost, moved
 fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 
-simulate: setup ## histories of the storage side, one a seed: power cuts, outages, forks, restores (SEEDS=5000 or 100-200)
-	$(BIN)/python -m tests.simulation.run $(SEEDS)
+simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, outages, forks (SEEDS=5000 or 100-200, JOBS=2)
+	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs $(JOBS)
 
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
 	$(BIN)/python -m infra.minio --ensure

@@ -7,6 +7,7 @@ stop:   accepting off → ports → held pulls answered → jobs → flush, tabl
 import asyncio
 import functools
 import logging
+from collections.abc import Callable
 
 from broker import processor_table, topic_config_manager
 from broker.admin_pages import register_pages
@@ -73,8 +74,18 @@ _MIN_FREE_FILES = 2
 
 
 class BrokerController:
-    def __init__(self, config: BrokerConfig, clock: Clock, disk: Disk, restore: Restore | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        disk: Disk,
+        restore: Restore | None = None,
+        *,
+        store_config: Callable[..., StoreConfig] = StoreConfig,
+    ) -> None:
+        """`store_config` makes the store's settings out of what the configuration says of them."""
         self.config, self._clock, self._disk, self._restore = config, clock, disk, restore
+        self._store_config = store_config
         # Records and ids carry the port: it has to be known before the log is opened.
         config.listen_port = config.listen_port or free_port(config.bind_address)
         self.metrics = Metrics()
@@ -119,7 +130,7 @@ class BrokerController:
         config, clock, disk = self.config, self._clock, self._disk
         root = config.root
         store = MessageStore(
-            StoreConfig(
+            self._store_config(
                 root,
                 commit_log_file_size=config.mapped_file_size_commit_log,
                 flush_disk_type=config.flush_disk_type,

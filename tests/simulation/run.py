@@ -1,35 +1,145 @@
-"""`python -m tests.simulation.run 5000` or `… 100-200`: many seeds, one after another; says which broke a promise."""
+"""`python -m tests.simulation.run 5000`, `… 100-200 --world messaging --jobs 2`: many seeds of each world.
+
+Says which broke a promise, and exits with 1 then. With `--summary` it keeps what is done in a file after each few
+seeds, and a further call with the same file goes on there: seeds, steps by kind, what is broken.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from tests.simulation.world import Violation, World
+from tests.simulation.messaging.world import World as MessagingWorld
+from tests.simulation.world import Violation
+from tests.simulation.world import World as StorageWorld
 
+STORAGE, MESSAGING = "storage", "messaging"
+CHUNK = 20
 TELL_EVERY = 500
 
 
-def main() -> int:
-    chosen = sys.argv[1] if len(sys.argv) > 1 else "1000"
-    first, _, end = chosen.rpartition("-")
-    seeds = range(int(first or 0), int(end))
+@dataclass
+class Summary:
+    """Of one world."""
+
+    done: list[tuple[int, int]] = field(default_factory=list)  # ranges of seeds, the second is not among them
+    steps: Counter[str] = field(default_factory=Counter)
+    broken: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> int:
+        return sum(end - first for first, end in self.done)
+
+    def has(self, seed: int) -> bool:
+        return any(first <= seed < end for first, end in self.done)
+
+    def add(self, first: int, end: int, steps: dict[str, int], broken: dict[int, str]) -> None:
+        self.steps.update(steps)
+        self.broken.update(broken)
+        merged: list[tuple[int, int]] = []
+        for one in sorted([*self.done, (first, end)]):
+            if merged and merged[-1][1] >= one[0]:
+                merged[-1] = merged[-1][0], max(merged[-1][1], one[1])
+            else:
+                merged.append(one)
+        self.done = merged
+
+    def told(self, world: str) -> str:
+        steps = ", ".join(f"{name.strip('_')} {count}" for name, count in self.steps.most_common())
+        return f"{world}: {self.seeds} seeds ({steps}); broken: {sorted(self.broken) or 'none'}"
+
+
+def tell(world: str, first: int, end: int) -> tuple[dict[str, int], dict[int, str]]:
+    """The histories of some seeds, in a process of its own or not."""
     steps: Counter[str] = Counter()
-    broken: list[int] = []
-    for number, seed in enumerate(seeds, 1):
-        world = World(seed, real_worker=seed % 20 == 19)
+    broken: dict[int, str] = {}
+    for seed in range(first, end):
+        history = (
+            StorageWorld(seed, real_worker=seed % 20 == 19) if world == STORAGE else MessagingWorld(seed)
+        )  # every so many with the real encoder
         try:
-            world.run()
+            history.run()
         except Violation as violation:
-            broken.append(seed)
-            print(violation, flush=True)
-        steps.update(world.counts)
-        if number % TELL_EVERY == 0:
-            print(f"{number} seeds, {len(broken)} broke a promise", flush=True)
-    told = ", ".join(f"{name.strip('_')} {count}" for name, count in steps.most_common())
-    print(f"{len(seeds)} seeds ({told}); broken: {broken or 'none'}")
-    return 1 if broken else 0
+            broken[seed] = str(violation)
+        steps.update(history.counts)
+    return dict(steps), broken
+
+
+def main() -> int:
+    arguments = _arguments()
+    first, _, end = arguments.seeds.rpartition("-")
+    path = arguments.summary
+    summaries = _read(path)
+    chunks = [
+        (world, at, min(at + CHUNK, int(end)))
+        for at in range(int(first or 0), int(end), CHUNK)
+        for world in arguments.world
+        if not all(summaries[world].has(seed) for seed in range(at, min(at + CHUNK, int(end))))
+    ]
+    for number, (world, at, upto, (steps, broken)) in enumerate(_all(chunks, arguments.jobs), 1):
+        summaries[world].add(at, upto, steps, broken)
+        for text in broken.values():
+            print(text, flush=True)
+        if path is not None:
+            path.write_text(json.dumps({name: asdict(summary) for name, summary in summaries.items()}, indent=1))
+        if number * CHUNK % TELL_EVERY == 0:
+            print(f"{number * CHUNK} seeds, {len(broken)} of the last {CHUNK} broke a promise", flush=True)
+    for world in arguments.world:
+        print(summaries[world].told(world))
+    return 1 if any(summaries[world].broken for world in arguments.world) else 0
+
+
+def _all(
+    chunks: list[tuple[str, int, int]], jobs: int
+) -> Iterator[tuple[str, int, int, tuple[dict[str, int], dict[int, str]]]]:
+    if jobs == 1:
+        for chunk in chunks:
+            yield *chunk, tell(*chunk)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        running: dict[Future[tuple[dict[str, int], dict[int, str]]], tuple[str, int, int]] = {}
+        coming = iter(chunks)
+        while True:
+            while len(running) < 2 * jobs and (following := next(coming, None)) is not None:
+                running[pool.submit(tell, *following)] = following
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield *running.pop(future), future.result()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
+    parser.add_argument("seeds", nargs="?", default="1000", help="how many, or from-to; the second is not among them")
+    parser.add_argument("--world", action="append", choices=(STORAGE, MESSAGING), help="default: both")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--summary", type=Path, help="a file that keeps what is done")
+    arguments = parser.parse_args()
+    arguments.world = arguments.world or [STORAGE, MESSAGING]
+    return arguments
+
+
+def _read(path: Path | None) -> dict[str, Summary]:
+    summaries = {STORAGE: Summary(), MESSAGING: Summary()}
+    if path is not None and path.exists():
+        for name, told in json.loads(path.read_text()).items():
+            summaries[name] = Summary(
+                [(first, end) for first, end in told["done"]],
+                Counter(told["steps"]),
+                {int(seed): text for seed, text in told["broken"].items()},
+            )
+    return summaries
 
 
 if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set of names is part of a history
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]])
     sys.exit(main())

@@ -1,0 +1,334 @@
+"""What clients do, over the wire, and what they learn from the answers."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.pop.extra_info import pop_retry_topic
+from broker.timer_message import DELIVER_MS
+from broker.transaction.half_messages import COMMIT, ROLLBACK
+from neve.message import iter_records, parse_offset_msg_id
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from tests.simulation.messaging.model import DELAY, HALF, PLAIN, TIMER, Flight, Popped, Sent
+
+if TYPE_CHECKING:
+    from tests.simulation.messaging.world import World
+
+BROKER = "b"
+PRODUCERS, READERS, WORKERS = "producers", "readers", "workers"
+POPPED = "jobs"
+LONGEST_TIMER_MS = 12_000
+INVISIBLE = (500, 3000, 20_000)
+DRAIN_ROUNDS = 200
+
+
+def greet(world: World) -> None:
+    """A heartbeat: from now on the producer can be asked how its transactions ended."""
+    body = msgspec.json.encode(
+        {
+            "clientID": "c1",
+            "producerDataSet": [{"groupName": PRODUCERS}],
+            "consumerDataSet": [
+                {
+                    "groupName": READERS, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+                    "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [], "unitMode": False,
+                }
+            ],
+        }
+    )  # fmt: skip
+    world.client.ask(Code.HEART_BEAT, lambda answer: None, body)
+
+
+def create_group(world: World) -> None:
+    """An administrator makes the group that pops; the answer comes when it is on the disk."""
+    body = msgspec.json.encode({"groupName": WORKERS, "retryQueueNums": 1})
+    world.client.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, lambda answer: world.tell(f"  {answer.code}"), body)
+
+
+# ---- sends -----------------------------------------------------------------------------------------------------
+
+
+def send_plain(world: World) -> None:
+    for _ in range(world.random.choice((1, 1, 2, 5))):
+        _send(world, PLAIN, {})
+
+
+def send_delayed(world: World) -> None:
+    level = world.random.randrange(1, 4)
+    _send(world, DELAY, {"DELAY": str(level)}, wait_ms=(1000, 2000, 5000)[level - 1], level=level)
+
+
+def send_timer(world: World) -> None:
+    wait = world.random.choice((300, 1500, 4000, LONGEST_TIMER_MS))
+    _send(world, TIMER, {DELIVER_MS: str(world.clock.now_ms() + wait)}, wait_ms=wait)
+
+
+def send_half(world: World) -> None:
+    _send(world, HALF, {"TRAN_MSG": "true", "PGROUP": PRODUCERS})
+
+
+def _send(world: World, kind: str, properties: dict[str, str], *, wait_ms: int = 0, level: int = 0) -> None:
+    model, pick = world.model, world.random
+    name = f"m{len(model.sent) + 1}"
+    topic, queue = pick.choice(("orders", POPPED)), pick.randrange(2)
+    body = f"{name}:".encode() + bytes(pick.choice((0, 10, 300, 3000)))
+    sent = Sent(
+        name, kind, topic, queue, body, world.clock.now_ms(), world.clock.monotonic(), wait_ms=wait_ms, level=level
+    )
+    model.sent[name] = sent
+    properties = {"UNIQ_KEY": name.upper().rjust(32, "0"), **properties}
+    world.tell(f"send {name} {kind} to {topic}/{queue}")
+    world.client.ask(
+        Code.SEND_MESSAGE_V2, lambda answer: _stored(world, sent, answer), body,
+        a=PRODUCERS, b=topic, c="TBW102", d=2, e=queue, f=4 if kind == HALF else 0, g=sent.sent_ms, h=0,
+        i="".join(f"{key}\x01{value}\x02" for key, value in properties.items()), j=0, k="false", m="false",
+    )  # fmt: skip
+
+
+def _stored(world: World, sent: Sent, answer: RemotingCommand) -> None:
+    store = world.server.context.store
+    world.tell(f"  {sent.name}: {answer.code} {answer.ext.get('queueOffset', answer.remark)}")
+    if answer.code == ResponseCode.SUCCESS:
+        if world.config.sync_flush and store.failed is not None:
+            world.broken.append(f"{sent.name} is acknowledged after a failed sync")
+        sent.offset, sent.reached = int(answer.ext["queueOffset"]), _promised_end(world)
+        sent.physical = parse_offset_msg_id(answer.ext["msgId"])[2]
+        sent.answered_at = world.clock.monotonic()
+    elif answer.code not in {ResponseCode.FLUSH_DISK_TIMEOUT}:
+        sent.refused = True
+
+
+def _promised_end(world: World) -> int:
+    """The end of what an answer promises: under SYNC_FLUSH it is on the disk."""
+    store = world.server.context.store
+    return store.flushed_offset if world.config.sync_flush else store.max_physical_offset
+
+
+def recall(world: World) -> None:
+    """Of a timer message that waits: the handle is what the broker would have told."""
+    waiting = [
+        sent for sent in world.model.of(TIMER)
+        if sent.promised and not sent.recall_sent and sent.sent_ms + sent.wait_ms > world.clock.now_ms()
+    ]  # fmt: skip
+    if not waiting:
+        return
+    sent = world.random.choice(waiting)
+    sent.recall_sent = True
+    when = sent.sent_ms + sent.wait_ms
+    key = sent.name.upper().rjust(32, "0")
+    handle = base64.urlsafe_b64encode(f"v1 {sent.topic} {BROKER} {when + 1} {key}".encode()).decode()
+    world.tell(f"recall {sent.name}")
+    world.client.ask(
+        Code.RECALL_MESSAGE, lambda answer: _recalled(world, sent, answer), topic=sent.topic, recallHandle=handle,
+        producerGroup=PRODUCERS,
+    )  # fmt: skip
+
+
+def _recalled(world: World, sent: Sent, answer: RemotingCommand) -> None:
+    world.tell(f"  recall of {sent.name}: {answer.code} {answer.remark}")
+    if answer.code == ResponseCode.SUCCESS and not sent.seen:
+        sent.recalled, sent.recall_reached = True, _promised_end(world)
+
+
+# ---- transactions ----------------------------------------------------------------------------------------------
+
+
+def end_half(world: World) -> None:
+    waiting = [sent for sent in world.model.of(HALF) if sent.promised and not sent.outcome]
+    if waiting:
+        _end(world, world.random.choice(waiting), world.random.choice(("commit", "commit", "rollback")))
+
+
+def asked(world: World, question: RemotingCommand) -> None:
+    """The broker asks how a transaction ended; some producers answer."""
+    if question.code != Code.CHECK_TRANSACTION_STATE:
+        return
+    sent = world.model.sent.get(bytes(question.body).partition(b":")[0].decode("latin-1").rpartition("\0")[2])
+    name = next((s for s in world.model.of(HALF) if s.offset == int(question.ext["tranStateTableOffset"])), sent)
+    world.counts["asked about a transaction"] += 1
+    if name is not None and world.random.random() < 0.5:
+        _end(world, name, world.random.choice(("commit", "rollback")))
+
+
+def _end(world: World, sent: Sent, outcome: str) -> None:
+    world.tell(f"{outcome} {sent.name}")
+    if sent.asked_for and outcome not in sent.asked_for:
+        outcome = next(iter(sent.asked_for))  # a producer doesn't change its mind
+    sent.asked_for.add(outcome)
+    world.client.ask(
+        Code.END_TRANSACTION, lambda answer: _ended(world, sent, outcome, answer), producerGroup=PRODUCERS,
+        tranStateTableOffset=sent.offset, commitLogOffset=sent.physical,
+        commitOrRollback=COMMIT if outcome == "commit" else ROLLBACK, fromTransactionCheck="true", msgId=sent.name,
+        transactionId=sent.name,
+    )  # fmt: skip
+
+
+def _ended(world: World, sent: Sent, outcome: str, answer: RemotingCommand) -> None:
+    world.tell(f"  {outcome} of {sent.name}: {answer.code} {answer.remark}")
+    if answer.code == ResponseCode.SUCCESS:
+        sent.outcome, sent.outcome_reached = outcome, _promised_end(world)
+
+
+def end_all_halves(world: World) -> None:
+    """What still waits can be ended: nothing was forgotten."""
+    for sent in world.model.of(HALF):
+        if sent.promised and not sent.outcome:
+            outcome = next(iter(sent.asked_for), "commit")
+            sent.asked_for.add(outcome)
+            _end(world, sent, outcome)
+
+
+# ---- pop -------------------------------------------------------------------------------------------------------
+
+
+def pop(world: World, invisible: int | None = None) -> None:
+    invisible = invisible or world.random.choice(INVISIBLE)
+    if world.server.context.topics.select(POPPED) is None:
+        return
+    world.tell(f"pop, invisible for {invisible} ms")
+    world.client.ask(
+        Code.POP_MESSAGE, lambda answer: _popped(world, answer), consumerGroup=WORKERS, topic=POPPED, queueId=-1,
+        maxMsgNums=world.random.choice((1, 4, 32)), invisibleTime=invisible, pollTime=0, bornTime=0, initMode=0,
+        order="false",
+    )  # fmt: skip
+
+
+def _popped(world: World, answer: RemotingCommand) -> None:
+    if answer.code != ResponseCode.SUCCESS:
+        world.tell(f"  pop: {answer.code} {answer.remark}")
+        return
+    pop_time, invisible = int(answer.ext["popTime"]), int(answer.ext["invisibleTime"])
+    starts: dict[tuple[str, int], int] = {}
+    for part in answer.ext["startOffsetInfo"].split(";"):
+        kind, number, start = part.split(" ")
+        starts[kind, int(number)] = int(start)
+    for record in iter_records(answer.body):
+        world.counts["popped"] += 1
+        sent = world.model.sent[record.body.partition(b":")[0].decode()]
+        handle = record.properties.get("POP_CK")
+        if handle is None:
+            retry, place = "0", (POPPED, record.queue_id, record.queue_offset)
+            begin, queue = starts["0", record.queue_id], record.queue_id
+            handle = f"{begin} {pop_time} {invisible} 0 0 {BROKER} {queue} {record.queue_offset}"
+        else:
+            retry = "1"
+            place = (pop_retry_topic(POPPED, WORKERS), int(handle.split(" ")[6]), int(handle.split(" ")[7]))
+        _taken(world, sent, Flight(sent, place, pop_time, invisible, _reached(world), handle, retry))
+
+
+def _taken(world: World, sent: Sent, flight: Flight) -> None:
+    world.tell(f"  popped {sent.name} at {flight.place}")
+    before = world.model.popped.get(flight.place)
+    if before is not None:
+        if before.acked:
+            world.broken.append(f"{sent.name} at {flight.place} comes again, it was acknowledged in time")
+        if before.flight.sure and not _may_be_over(world, before.flight):
+            world.broken.append(f"{sent.name} at {flight.place} is handed out twice: {before.flight}")
+    world.model.popped[flight.place] = Popped(flight)
+
+
+def _reached(world: World) -> int:
+    return world.server.context.store.max_physical_offset
+
+
+def _may_be_over(world: World, flight: Flight) -> bool:
+    """The broker may say that its invisible time has passed."""
+    return max(world.clock.now_ms(), world.clock.highest_ms) >= flight.pop_time + flight.invisible_ms
+
+
+def _out(world: World) -> list[Flight]:
+    return [popped.flight for popped in world.model.popped.values() if not popped.ack_sent]
+
+
+def ack(world: World) -> None:
+    for flight in _out(world)[: world.random.choice((1, 3, 10))]:
+        _ack(world, flight)
+
+
+def _ack(world: World, flight: Flight) -> None:
+    topic, queue, offset = flight.place
+    world.model.popped[flight.place].ack_sent = True
+    world.tell(f"ack {flight.sent.name}")
+    world.client.ask(
+        Code.ACK_MESSAGE, lambda answer: _acked(world, flight, answer), consumerGroup=WORKERS, topic=topic,
+        queueId=queue, offset=offset, extraInfo=flight.handle,
+    )  # fmt: skip
+
+
+def _acked(world: World, flight: Flight, answer: RemotingCommand) -> None:
+    world.tell(f"  ack of {flight.sent.name}: {answer.code} {answer.remark}")
+    popped = world.model.popped[flight.place]
+    if answer.code != ResponseCode.SUCCESS:
+        popped.ack_sent = False
+    elif flight.sure and popped.flight is flight and not _may_be_over(world, flight):
+        popped.acked, popped.acked_reached = True, _reached(world)
+
+
+def hide(world: World) -> None:
+    """A client asks for more time, or for less."""
+    out = [flight for flight in _out(world) if flight.sure]
+    if not out:
+        return
+    flight, invisible = world.random.choice(out), world.random.choice((200, 5000))
+    flight.sure = False
+    topic, queue, offset = flight.place
+    world.tell(f"hide {flight.sent.name} for {invisible} ms")
+    world.client.ask(
+        Code.CHANGE_MESSAGE_INVISIBLETIME, lambda answer: _hidden(world, flight, answer), consumerGroup=WORKERS,
+        topic=topic, queueId=queue, offset=offset, extraInfo=flight.handle, invisibleTime=invisible,
+    )  # fmt: skip
+
+
+def _hidden(world: World, flight: Flight, answer: RemotingCommand) -> None:
+    if answer.code != ResponseCode.SUCCESS:
+        world.tell(f"  hide of {flight.sent.name}: {answer.code} {answer.remark}")
+        return
+    popped, ext = world.model.popped[flight.place], answer.ext
+    if popped.flight is flight:
+        parts = flight.handle.split(" ")
+        popped.flight = Flight(
+            flight.sent, flight.place, int(ext["popTime"]), int(ext["invisibleTime"]), _reached(world),
+            " ".join([parts[0], ext["popTime"], ext["invisibleTime"], *parts[3:]]), flight.retry, sure=False,
+        )  # fmt: skip
+
+
+def drain(world: World) -> None:
+    """Everything that is there comes, and is acknowledged."""
+    for _ in range(DRAIN_ROUNDS):
+        found = world.counts["popped"]
+        pop(world, invisible=20_000)
+        world._rest(0.01)
+        for flight in _out(world):
+            _ack(world, flight)
+        world._rest(0.01)
+        if world.counts["popped"] == found:
+            if not any(queue.flights for queue in world.server.context.pops.queues.values()):
+                return
+            world._rest(2.0)
+
+
+# ---- offsets ---------------------------------------------------------------------------------------------------
+
+
+def commit_offset(world: World) -> None:
+    topic, queue = "orders", world.random.randrange(2)
+    end = world.server.context.store.max_offset(topic, queue)
+    if world.server.context.topics.select(topic) is None or not end:
+        return
+    offset = world.random.randrange(end + 1)
+    world.tell(f"{READERS} commits {topic}/{queue}/{offset}")
+
+    def answered(answer: RemotingCommand) -> None:
+        if answer.code == ResponseCode.SUCCESS:
+            world.model.offsets.committed(READERS, topic, queue, offset, world.clock.monotonic())
+        else:
+            world.tell(f"  refused: {answer.remark}")
+
+    world.client.ask(
+        Code.UPDATE_CONSUMER_OFFSET, answered, consumerGroup=READERS, topic=topic, queueId=queue, commitOffset=offset
+    )

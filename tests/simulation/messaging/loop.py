@@ -1,0 +1,296 @@
+"""An event loop whose time is a number and whose threads take turns: what happens when follows from a seed alone.
+
+The loop is asyncio's own, with another clock and another selector: where the real one would sleep, this one sets the
+time forward to the next timer. What the broker gives to a thread runs in a greenlet. It gives way at each call of the
+disk, for a time that the seed chooses; meanwhile the loop goes on, as it does beside a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import warnings
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import greenlet
+
+T = TypeVar("T")
+Factory = Callable[[], asyncio.Protocol]
+
+
+class Killed(SystemExit):
+    """The process is gone, at this very line. A SystemExit, because asyncio lets that through at once."""
+
+
+class Stuck(AssertionError):
+    """Everything waits, and nothing will ever happen."""
+
+
+class SimClock:
+    """Both times of the machine; the wall's may be set by hand, the other only goes on."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._wall_ms = float(now_ms)
+        self._monotonic = 0.0
+        self.highest_ms = now_ms  # that the wall clock ever told
+
+    def now_ms(self) -> int:
+        return int(self._wall_ms)
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def pass_time(self, seconds: float) -> None:
+        self._monotonic += seconds
+        self.set_wall(self._wall_ms + seconds * 1000)
+
+    def set_wall(self, now_ms: float) -> None:
+        self._wall_ms = now_ms
+        self.highest_ms = max(self.highest_ms, int(now_ms))
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """`on_turn` is called before each turn; it may raise `Killed`."""
+
+    def __init__(self, clock: SimClock, chance: random.Random) -> None:
+        super().__init__()
+        self._sim_clock, self._chance = clock, chance
+        self._selector = _Selector(self)
+        self.on_turn: Callable[[], None] = lambda: None
+        #: How long a thread's call of the disk takes.
+        self.latency: Callable[[], float] = lambda: 0.0
+        self._jobs: dict[int, deque[SimThread]] = {}
+        self.threads: dict[SimThread, None] = {}
+        self.ports: dict[int, Factory] = {}
+
+    # ---- time ----------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._sim_clock.monotonic()
+
+    def pass_time(self, seconds: float) -> None:
+        """No timer is due earlier."""
+        self._sim_clock.pass_time(seconds)
+
+    def after(self, seconds: float) -> asyncio.Future[None]:
+        """What is done when so much of this loop's time has passed."""
+        future: asyncio.Future[None] = self.create_future()
+        self.call_later(seconds, lambda: None if future.done() else future.set_result(None))
+        return future
+
+    def run_for(self, seconds: float) -> None:
+        """Everything that happens in that time."""
+        end = self.call_later(seconds, self.stop)
+        try:
+            self.run_forever()
+        finally:
+            end.cancel()
+
+    def run(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
+        """To the end of `work`, which may take so long; what else there is goes on meanwhile."""
+        task = self.create_task(work)
+        task.add_done_callback(lambda _: self.stop())
+        end = self.call_later(limit_s, self.stop)
+        self.run_forever()
+        end.cancel()
+        if not task.done():
+            raise Stuck(f"{getattr(work, '__qualname__', work)} has not ended in {limit_s} s")
+        return task.result()
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """What only who runs on the loop can tell; no time passes."""
+        asyncio._set_running_loop(self)
+        try:
+            return question()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def abandon(self) -> None:
+        """The process is dead: its tasks and threads end where they stand, without a further effect."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # what was to begin in the next turn never will
+            for task in asyncio.all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with suppress(Exception, Killed):
+                    cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+        for thread in tuple(self.threads):
+            with suppress(Exception, Killed):
+                thread.throw(greenlet.GreenletExit)
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
+        self.close()
+
+    # ---- threads -------------------------------------------------------------------------------------------------
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """As the real one: a pool of one thread does one after the other."""
+        future: asyncio.Future[T] = self.create_future()
+        thread = SimThread(self, lambda: func(*args), future)
+        if getattr(executor, "_max_workers", 0) == 1:
+            line = self._jobs.setdefault(id(executor), deque())
+            line.append(thread)
+            thread.ended = lambda: self._next_in(line)
+            if len(line) > 1:
+                return future
+        self.start_thread(thread)
+        return future
+
+    def start_thread(self, thread: SimThread) -> None:
+        self.call_later(self._chance.choice((0.0, 0.0, 0.0002, 0.003)), thread.go_on)
+
+    def _next_in(self, line: deque[SimThread]) -> None:
+        line.popleft()
+        if line:
+            self.start_thread(line[0])
+
+    # ---- sockets -------------------------------------------------------------------------------------------------
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        """A port that only this machine's clients know."""
+        self.ports[port] = protocol_factory
+        return _Listening(self, host, port)
+
+    # ---- what asyncio's own parts ask for ------------------------------------------------------------------------
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none: clients are in this process."""
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps."""
+
+
+class _Selector:
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise Stuck("no timer is set and nothing is ready")
+        if timeout > 0:
+            self._loop.pass_time(timeout)
+        self._loop.on_turn()
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Listening:
+    def __init__(self, loop: SimLoop, host: str, port: int) -> None:
+        self._loop, self._name = loop, (host, port)
+        self.sockets = [self]
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._name
+
+    def close(self) -> None:
+        self._loop.ports.pop(self._name[1], None)
+
+
+class SimThread(greenlet.greenlet):
+    """One piece of work beside the loop; it runs until it gives way."""
+
+    def __init__(self, loop: SimLoop, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        super().__init__(self._run)
+        self._loop, self._work, self._future = loop, work, future
+        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self.in_a_hurry = False
+        self.ended: Callable[[], None] = lambda: None
+
+    def _run(self) -> None:
+        self._loop.threads[self] = None
+        try:
+            result = self._work()
+        except greenlet.GreenletExit:
+            return
+        except Exception as error:  # noqa: BLE001 - as an executor: it is the waiting one's
+            self._settle(self._future.set_exception, error)
+        else:
+            self._settle(self._future.set_result, result)
+        finally:
+            self._loop.threads.pop(self, None)
+
+    def _settle(self, tell: Callable[[Any], None], what: Any) -> None:
+        self._loop.call_soon(lambda: None if self._future.done() else tell(what))
+        self._loop.call_soon(self.ended)
+
+    def go_on(self) -> None:
+        """The loop, or who waits for this thread's lock, lets it run."""
+        self._timer = None
+        if not self.dead:
+            self.parent = greenlet.getcurrent()
+            self.switch()
+
+    def give_way(self, seconds: float) -> None:
+        """Called in the thread: others run for so long."""
+        if not self.in_a_hurry:
+            self._timer = self._loop.call_later(seconds, self.go_on)
+            assert self.parent is not None
+            self.parent.switch()
+
+    def hurry(self) -> None:
+        """Somebody who can't give way stands before a lock that this thread has."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.in_a_hurry = True
+        self.go_on()
+
+    def hurried(self) -> None:
+        """The lock is free: back to who waited for it."""
+        self.in_a_hurry = False
+        self._timer = self._loop.call_soon(self.go_on)
+        assert self.parent is not None
+        self.parent.switch()
+
+    def wait_for(self, future: asyncio.Future[T]) -> T:
+        """Called in the thread: until the loop has settled it."""
+        assert not self.in_a_hurry, "the loop waits for a thread that waits for the loop"
+        while not future.done():
+            future.add_done_callback(lambda _: self._loop.call_soon(self.go_on))
+            assert self.parent is not None
+            self.parent.switch()
+        return future.result()
+
+
+class SimLock:
+    """`threading.Lock` for greenlets: who waits on the loop lets the holder run on until it is free."""
+
+    def __init__(self) -> None:
+        self._holder: greenlet.greenlet | None = None
+        self._wanted = False
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        here = greenlet.getcurrent()
+        while self._holder is not None:
+            if not blocking:
+                return False
+            assert self._holder is not here, "a lock is taken twice by the same thread"
+            if isinstance(here, SimThread) and not here.in_a_hurry:
+                here.give_way(0.0005)
+            else:
+                assert isinstance(self._holder, SimThread), "a thread's lock is held by the loop while it waits"
+                self._wanted = True
+                self._holder.hurry()
+        self._holder = here
+        return True
+
+    def release(self) -> None:
+        holder, self._holder = self._holder, None
+        if self._wanted:
+            self._wanted = False
+            assert isinstance(holder, SimThread)
+            holder.hurried()
+
+    def locked(self) -> bool:
+        return self._holder is not None
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -1,0 +1,182 @@
+"""What holds whatever happens, checked at each appearance of a message, after each start and at the end.
+
+1. A promised message lies once, byte for byte, where its answer said: over a kill always, over a power cut under
+   SYNC_FLUSH, and under ASYNC_FLUSH as far as a flush had come.
+2. What was sent once is stored once at most; a delayed message may come once more for each end of a process.
+3. A delayed message or timer is delivered, never before its time, and is nowhere skipped after a start.
+4. A half message waits until it is ended; it is delivered once if it was committed, and else never.
+5. A popped message comes again when its invisible time is over, unless it was acknowledged; not earlier, and not after.
+6. A group stands where it committed last: exactly so after a clean stop, else no further than it ever committed.
+7. No task of the broker ends while it lives; a shortage of descriptors does not end it; after a failed sync nothing
+   is acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.pop.extra_info import pop_retry_topic
+from broker.store.appender import Shown
+from broker.validators import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
+from neve.message import MessageRecord, iter_records
+from tests.simulation.messaging.clients import POPPED, WORKERS
+from tests.simulation.messaging.model import DELAY, HALF, TIMER, Copy, Sent
+
+if TYPE_CHECKING:
+    from tests.simulation.messaging.world import World
+
+TARGETS = ("orders", "jobs")
+RETRY = pop_retry_topic(POPPED, WORKERS)
+HOLDS = {DELAY: SCHEDULE_TOPIC, TIMER: WHEEL_TIMER_TOPIC, HALF: HALF_TOPIC}
+#: Timers of a loop may be late, none is early; store times have milliseconds.
+ROUNDING_MS = 1
+
+
+def appeared(world: World, shown: list[Shown]) -> None:
+    """Messages that readers see from now on."""
+    store = world.server.context.store
+    for queue, offset, _ in shown:
+        if queue.topic not in {*TARGETS, RETRY}:
+            continue
+        for buffer in store.get(queue.topic, queue.queue_id, offset, 1, 1 << 20).buffers:
+            for record in iter_records(buffer):
+                sent = world.model.sent[record.body.partition(b":")[0].decode()]
+                if queue.topic == RETRY:
+                    _check_return(world, sent)
+                else:
+                    sent.seen += 1
+                    _check_moment(world, sent)
+
+
+def _check_moment(world: World, sent: Sent) -> None:
+    if sent.kind in {DELAY, TIMER} and sent.promised:
+        passed_ms = (world.clock.monotonic() - sent.sent_at) * 1000
+        due = sent.sent_ms + sent.wait_ms
+        if passed_ms + ROUNDING_MS < sent.wait_ms and world.highest_since(sent.sent_at) + ROUNDING_MS < due:
+            world.broken.append(f"{sent.name} is delivered {due - world.clock.now_ms()} ms before its time")
+    if sent.kind == HALF and "commit" not in sent.asked_for:
+        world.broken.append(f"{sent.name} is delivered, nobody committed it")
+    if sent.kind == TIMER and sent.recalled:
+        world.broken.append(f"{sent.name} is delivered, it was recalled")
+
+
+def _check_return(world: World, sent: Sent) -> None:
+    """A popped message comes back."""
+    pops = world.model.pops_of(sent)
+    if sent.seen == 1 and len(pops) == 1 and pops[0].acked:
+        world.broken.append(f"{sent.name} comes back though it was acknowledged in time")
+
+
+def check_tasks(world: World) -> None:
+    """Who is gone is told of; without a fault of the disk nothing fails at all."""
+    controller = world.server.controller
+    if not controller.context.accepting:
+        return
+    alive = {task.get_name() for task in controller._supervisor._tasks if not task.done()}
+    troubles = world.server.loop.ask(controller.troubles)
+    told = {f"broker/{trouble.task}" for trouble in troubles}
+    assert world.tasks <= alive | told, f"dead, and the broker says it is well: {sorted(world.tasks - alive - told)}"
+    if not world.faults.met:
+        failed = {**controller.faults.counts, **controller._supervisor.failures}
+        assert not troubles and not failed, f"nothing is wrong, and yet: {troubles}, {failed}"
+
+
+def check(world: World, *, at_rest: bool = False) -> None:
+    store = world.server.context.store
+    copies: dict[str, list[Copy]] = {}
+    for topic, queues in store.queues().items():
+        if topic in TARGETS or topic in HOLDS.values() or topic == RETRY:
+            for queue in queues:
+                for record in _records(world, topic, queue):
+                    name = record.body.partition(b":")[0].decode("latin-1")
+                    copies.setdefault(name, []).append(Copy(topic, queue, record.queue_offset, bytes(record.body)))
+    for sent in world.model.sent.values():
+        _check_message(world, sent, copies.get(sent.name, []), at_rest=at_rest)
+
+
+def _check_message(world: World, sent: Sent, copies: list[Copy], *, at_rest: bool) -> None:
+    home = HOLDS.get(sent.kind, sent.topic)
+    stored = [copy for copy in copies if copy.topic == home]
+    delivered = [copy for copy in copies if copy.topic == sent.topic]
+    state = f"{_said(sent)}; copies {[copy[:3] for copy in copies]}"
+    for copy in copies:
+        assert copy.body == sent.body, f"{sent.name} is not what was sent: {state}"
+    if sent.kind == TIMER and delivered and not stored:
+        return  # its time had come when it arrived
+    if sent.promised:
+        assert any(copy.offset == sent.offset for copy in stored), f"{sent.name} is lost: {state}"
+    if sent.kind != TIMER:
+        assert len(stored) <= 1, f"{sent.name} is stored twice: {state}"
+    if sent.kind in {DELAY, TIMER}:
+        assert len(delivered) <= 1 + sent.ends, f"{sent.name} is delivered too often: {state}"
+        _check_waits(world, sent, delivered, state, at_rest=at_rest)
+    if sent.kind == HALF:
+        _check_transaction(world, sent, delivered, state, at_rest=at_rest)
+    if at_rest and delivered and sent.topic == POPPED:
+        _check_handed_out(world, [copy for copy in copies if copy.topic in {POPPED, RETRY}], state)
+
+
+def _check_waits(world: World, sent: Sent, delivered: list[Copy], state: str, *, at_rest: bool) -> None:
+    if not sent.promised or delivered:
+        return
+    if at_rest:
+        assert sent.recall_sent, f"{sent.name} is never delivered: {state}"
+    elif sent.kind == DELAY:
+        position, _ = world.server.context.schedule.position(sent.level)
+        assert sent.offset is not None
+        assert position <= sent.offset, f"{sent.name} is passed over, the level stands at {position}: {state}"
+
+
+def _check_transaction(world: World, sent: Sent, delivered: list[Copy], state: str, *, at_rest: bool) -> None:
+    assert len(delivered) <= 1, f"{sent.name} is delivered twice: {state}"
+    if delivered:
+        assert "commit" in sent.asked_for, f"{sent.name} is delivered, nobody committed it: {state}"
+    if sent.outcome == "commit":
+        assert delivered, f"{sent.name} was committed and is nowhere: {state}"
+    waits = sent.promised and world.server.context.transactions.find(sent.offset or 0) is not None
+    if sent.promised and not waits:
+        assert sent.asked_for, f"{sent.name} is forgotten: {state}"
+        assert delivered or "rollback" in sent.asked_for, f"{sent.name} is ended and nowhere: {state}"
+    assert not (waits and at_rest), f"{sent.name} can't be ended: {state}"
+
+
+def _check_handed_out(world: World, copies: list[Copy], state: str) -> None:
+    """Each copy was popped, or came back after a pop whose answer was lost; in the end it is acknowledged."""
+    last = max((copy.offset for copy in copies if copy.topic == RETRY), default=-1)
+    for copy in copies:
+        its = world.model.popped.get((copy.topic, copy.queue, copy.offset))
+        comes_again = last >= 0 and (copy.topic == POPPED or copy.offset < last)
+        assert comes_again or (its is not None and its.ack_sent), f"{copy[:3]} does not come (again): {state}"
+
+
+def check_offsets(world: World, *, clean: bool) -> None:
+    context, now = world.server.context, world.clock.monotonic()
+    for key, told in world.model.offsets.history.items():
+        group, topic, queue = key
+        found = context.offsets.query(group, topic, queue)
+        if clean:
+            assert found == told[-1][1], f"{key}: committed {told[-1][1]}, after a clean stop it is {found}"
+        allowed = {offset for _, offset in told} | {-1, context.store.max_offset(topic, queue)}
+        assert found in allowed, f"{key}: {found} was never committed: {told}"
+        assert found <= context.store.max_offset(topic, queue), f"{key}: {found} is above the queue's end"
+        world.model.offsets.found(key, found, now)
+
+
+def _records(world: World, topic: str, queue: int) -> list[MessageRecord]:
+    """All that a queue holds."""
+    store = world.server.context.store
+    found = []
+    offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
+    while offset < end:
+        result = store.get(topic, queue, offset, 64, 1 << 22)
+        assert result.status == "FOUND", f"{topic}/{queue}/{offset}: {result.status}, the queue ends at {end}"
+        for buffer in result.buffers:
+            for record in iter_records(buffer):
+                assert record.queue_offset == offset, f"{topic}/{queue}: {record.queue_offset} where {offset} belongs"
+                found.append(record)
+                offset += 1
+    return found
+
+
+def _said(sent: Sent) -> str:
+    return str({name: getattr(sent, name) for name in Sent.__slots__ if name != "body"})

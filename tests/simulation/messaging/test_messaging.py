@@ -1,0 +1,167 @@
+"""Dozens of histories of the messaging side, and what the simulation itself must do; `make simulate` tells more."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from broker.flusher import Flusher
+from broker.schedule_message import ScheduleMessage
+from infra.sim_disk import SimDisk
+from infra.supervisor import Supervisor
+from tests.simulation.messaging.faulty_disk import SYNCS, Faults, FaultyDisk
+from tests.simulation.messaging.loop import Killed, SimClock, SimLock, SimLoop, Stuck
+from tests.simulation.messaging.world import World
+from tests.simulation.world import Violation
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_no_history_breaks_a_promise(first: int) -> None:
+    for seed in range(first, first + 10):
+        World(seed).run()
+
+
+def test_a_seed_is_one_history() -> None:
+    for seed in (3, 8):
+        told = []
+        for _ in range(2):
+            world = World(seed)
+            world.run()
+            told.append(world.history)
+        assert told[0] == told[1]
+
+
+# ---- what is broken is found ------------------------------------------------------------------------------------
+
+
+def _first_violation(seeds: range) -> str:
+    for seed in seeds:
+        try:
+            World(seed).run()
+        except Violation as violation:
+            return str(violation)
+    return ""
+
+
+def test_a_position_that_is_saved_before_its_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level's position moves on although its delivery failed, so it passes over a message."""
+    deliver = ScheduleMessage._deliver
+
+    def forget(self: ScheduleMessage, record: object) -> None:
+        if random.Random(repr(record)).random() < 0.5:
+            deliver(self, record)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ScheduleMessage, "_deliver", forget)
+    assert "passed over" in (found := _first_violation(range(10))) or "never delivered" in found
+
+
+def test_a_flusher_that_ends_unseen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end_soon(self: Flusher) -> None:
+        await cast("SimLoop", asyncio.get_running_loop()).after(0.2)
+
+    monkeypatch.setattr(Flusher, "run", end_soon)
+    monkeypatch.setattr(Supervisor, "vital", lambda self, name, work, on_end: self.spawn(name, work))
+    assert "broker/flush" in _first_violation(range(3))
+
+
+def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under SYNC_FLUSH a send is answered at once, so a power cut takes what was promised."""
+    monkeypatch.setattr(Flusher, "wait", lambda self, send: send.connection.send_raw(send.render(0)))
+    assert "is lost" in _first_violation(range(20))
+
+
+# ---- the loop, its threads and its disk ------------------------------------------------------------------------
+
+
+def _loop() -> SimLoop:
+    return SimLoop(SimClock(1_000_000), random.Random(1))
+
+
+def test_time_passes_only_when_nothing_is_ready() -> None:
+    loop = _loop()
+
+    async def wait() -> float:
+        await loop.after(3600)
+        return loop.time()
+
+    assert loop.run(wait(), 4000) == pytest.approx(3600)
+    loop.close()
+
+
+def test_the_loop_goes_on_while_a_thread_waits_for_the_disk() -> None:
+    loop, told = _loop(), list[str]()
+    disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
+    loop.latency = lambda: 1.0
+
+    def write() -> None:
+        told.append("thread begins")
+        disk.write_atomic(Path("/a"), b"x")
+        told.append("thread ends")
+
+    async def main() -> None:
+        loop.call_later(0.5, told.append, "loop")
+        await asyncio.to_thread(write)
+
+    loop.run(main(), 10)
+    assert told == ["thread begins", "loop", "thread ends"]
+    loop.close()
+
+
+def test_a_lock_that_the_loop_wants_lets_its_thread_run_on() -> None:
+    loop, told, lock = _loop(), list[str](), SimLock()
+    disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
+    loop.latency = lambda: 1.0
+
+    def write() -> None:
+        with lock:
+            disk.write_atomic(Path("/a"), b"x")
+            told.append("thread")
+
+    async def main() -> None:
+        work = asyncio.create_task(asyncio.to_thread(write))
+        await loop.after(0.5)
+        with lock:
+            told.append("loop")
+        await work
+
+    loop.run(main(), 10)
+    assert told == ["thread", "loop"]
+    loop.close()
+
+
+def test_what_waits_for_nothing_is_told() -> None:
+    loop = _loop()
+
+    async def wait() -> None:
+        await loop.create_future()
+
+    with pytest.raises(Stuck):
+        loop.run(wait(), 5)
+    loop.abandon()
+
+
+def test_a_dead_process_has_no_effect() -> None:
+    disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
+    disk.write_atomic(Path("/a"), b"x")
+    disk.dead = True
+    with pytest.raises(Killed):
+        disk.write_atomic(Path("/a"), b"y")
+    assert disk.platter.read(Path("/a")) == b"x"
+
+
+def test_a_fault_hits_each_call_that_it_names() -> None:
+    faults = Faults()
+    disk = FaultyDisk(SimDisk(), faults, random.Random(1))
+    disk.append(Path("/a"), b"x")
+    faults.set(SYNCS, errno.EIO, 1.0)
+    with pytest.raises(OSError) as caught:
+        disk.fdatasync(Path("/a"))
+    assert caught.value.errno == errno.EIO
+    assert disk.lost_pages
+    faults.heal()
+    disk.fdatasync(Path("/a"))

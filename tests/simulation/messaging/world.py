@@ -1,0 +1,310 @@
+"""One seed is one history of a broker with its clients, its disk and its clocks; `run` tells it to the end.
+
+Clients send, delay, time, prepare, pop, commit. The broker's own tasks run meanwhile, interleaved as the seed has it:
+each call of the disk takes its time, and anything may be the last thing that the process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.broker_controller import BrokerController
+from broker.store.errors import StoreError
+from infra.config import BrokerConfig
+from infra.sim_disk import SimDisk
+from infra.startup import StartupError
+from tests.simulation.messaging import clients, promises
+from tests.simulation.messaging.faulty_disk import ALLOCATES, Faults, FaultyDisk
+from tests.simulation.messaging.loop import Killed, SimClock, SimLoop
+from tests.simulation.messaging.model import Model
+from tests.simulation.messaging.server import PORT, ROOT, Server, under_the_loop
+from tests.simulation.messaging.wire import Client
+from tests.simulation.world import TOLD_STEPS, Violation
+
+LEVELS = (1000, 2000, 5000)
+TOPICS = ("orders", "jobs")
+QUEUES = 2
+SEGMENT = 65536
+HOUR = 3_600_000
+#: What a start or a stop may meet on a disk that fails.
+DISK_ERRORS = (StartupError, StoreError, OSError, RuntimeError)
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.seed, self.random = seed, random.Random(seed)
+        self.clock = SimClock(1_700_000_000_000 + self.random.randrange(86_400_000))
+        self.platter = SimDisk(seed=seed)
+        self.faults = Faults()
+        self.config = self._make_config()
+        self.model = Model()
+        self.history: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.broken: list[str] = []  # promises that were broken where nobody could be told at once
+        self.peaks: list[tuple[float, int]] = []  # when the wall clock was set back, and where it stood
+        self.slow = False
+        self.flushed = 0  # by the process before this one
+        self.dies_in = -1  # turns of the loop and calls of the disk
+        self.server: Server
+        self.client: Client
+        self.tasks: set[str] = set()
+
+    def _make_config(self) -> BrokerConfig:
+        pick = self.random.choice
+        return BrokerConfig(
+            broker_name=clients.BROKER,
+            broker_ip1="127.0.0.1",
+            bind_address="127.0.0.1",
+            listen_port=PORT,
+            admin_port=-1,
+            store_path_root_dir=ROOT,
+            mapped_file_size_commit_log=SEGMENT,
+            flush_disk_type=pick(("SYNC_FLUSH", "SYNC_FLUSH", "ASYNC_FLUSH")),
+            message_delay_level="1s 2s 5s",
+            default_topic_queue_nums=QUEUES,
+            flush_consumer_offset_interval=pick((300, 1000, 5000)),
+            flush_interval_commit_log=pick((50, 500)),
+            transaction_check_interval=pick((2000, 10_000)),
+            transaction_time_out=3000,
+            transaction_check_max=1000,
+            recall_message_enable=True,
+            max_message_size=1 << 16,
+        )
+
+    # ---- the whole history -------------------------------------------------------------------------------------
+
+    def run(self, steps: int = 120) -> None:
+        """Raises Violation."""
+        logging.disable(logging.CRITICAL)
+        try:
+            with under_the_loop():
+                try:
+                    self._tell_all(steps)
+                finally:
+                    if hasattr(self, "server"):
+                        self.server.die()
+        except Exception as error:
+            told = "\n  ".join(self.history[-TOLD_STEPS:])
+            text = f"messaging seed {self.seed}: {type(error).__name__}: {error}\nthe last steps:\n  {told}"
+            raise Violation(text) from error
+        finally:
+            logging.disable(logging.NOTSET)
+
+    def _tell_all(self, steps: int) -> None:
+        self._start()
+        clients.create_group(self)
+        self._rest(1.0)
+        for _ in range(steps):
+            self._step()
+        self._end()
+
+    def _end(self) -> None:
+        """All is well again: what waits comes, and whoever waits is served."""
+        self.tell("end: all is well again")
+        self.dies_in = -1
+        self.faults.heal()
+        self.slow = False
+        if self.clock.now_ms() < self.clock.highest_ms:
+            self.clock.set_wall(self.clock.highest_ms)
+        if self.server.wants_to_end or self.server.context.store.failed is not None:
+            self._stop()
+        self._rest(max(LEVELS) / 1000 + clients.LONGEST_TIMER_MS / 1000 + 2)
+        clients.end_all_halves(self)
+        self._rest(2)
+        clients.drain(self)
+        promises.check(self, at_rest=True)
+        self._stop()
+        promises.check(self, at_rest=True)
+        self.platter.kill()
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        steps: dict[Callable[[], None], int] = {
+            functools.partial(clients.send_plain, self): 30,
+            functools.partial(clients.send_delayed, self): 12,
+            functools.partial(clients.send_timer, self): 6,
+            functools.partial(clients.recall, self): 2,
+            functools.partial(clients.send_half, self): 6,
+            functools.partial(clients.end_half, self): 6,
+            functools.partial(clients.pop, self): 10,
+            functools.partial(clients.ack, self): 10,
+            functools.partial(clients.hide, self): 3,
+            functools.partial(clients.commit_offset, self): 8,
+            self._long_rest: 12, self._jump: 2, self._slow: 3, self._break: 0, self._mend: 4,
+            self._die_soon: 5, self._power_off: 2, self._stop: 2,
+        }  # fmt: skip
+        step = self.random.choices(list(steps), list(steps.values()))[0]
+        self.counts[getattr(step, "func", step).__name__] += 1
+        try:
+            step()
+            self._rest(self.random.choice((0.0, 0.0002, 0.001, 0.004, 0.02, 0.1)))
+        except Killed as death:
+            self.tell(f"  died: {death}")
+            self._after_death(self.random.choice(("kill", "power cut")))
+        if self.server.wants_to_end:
+            self.tell(f"  the broker ends: {dict(self.faults.met)}")
+            others = [met for met in self.faults.met if not met.startswith("EMFILE")]
+            assert others, f"the broker ends for nothing worse than {dict(self.faults.met)}"
+            self._stop()
+
+    def _rest(self, seconds: float) -> None:
+        self.server.loop.run_for(seconds)
+        promises.check_tasks(self)
+        if self.broken:
+            raise AssertionError("; ".join(self.broken))
+
+    def _long_rest(self) -> None:
+        seconds = self.random.choice((0.3, 1.0, 1.0, 2.5, 6.0))
+        self.tell(f"{seconds} s pass")
+        self._rest(seconds)
+
+    def _jump(self) -> None:
+        by = self.random.choice((-8 * HOUR, -30_000, -700, 700, 30_000, 8 * HOUR))
+        self.tell(f"the wall clock is set by {by} ms")
+        if by < 0:
+            self.peaks.append((self.clock.monotonic(), self.clock.now_ms()))
+        self.clock.set_wall(self.clock.now_ms() + by)
+
+    def highest_since(self, moment: float) -> int:
+        """What the wall clock told at most since then."""
+        return max([self.clock.now_ms(), *(wall for at, wall in self.peaks if at >= moment)])
+
+    def _slow(self) -> None:
+        self.slow = not self.slow
+        self.tell(f"the disk is {'slow' if self.slow else 'quick'}")
+
+    def _break(self) -> None:
+        share = self.random.choice((0.02, 0.3, 1.0))
+        calls, error = self.random.choice(((ALLOCATES, errno.ENOSPC),))
+        self.faults.set(calls, error, share)
+        self.tell(f"{errno.errorcode[error]} at {share:.0%} of {sorted(calls)}")
+
+    def _mend(self) -> None:
+        if self.faults.shares:
+            self.tell("the disk is well again")
+            self.faults.heal()
+
+    def _die_soon(self) -> None:
+        if self.dies_in < 0:
+            self.dies_in = self.random.choice((1, 3, 10, 30, 100, 1000))
+            self.tell(f"it will die in {self.dies_in}")
+
+    def _count_down(self) -> None:
+        if self.dies_in > 0:
+            self.dies_in -= 1
+            if self.dies_in == 0:
+                self.dies_in = -1
+                raise Killed("its time has come")
+
+    def _before_call(self, call: str, path: Path) -> None:
+        self._count_down()
+
+    def _latency(self) -> float:
+        if self.slow:
+            return self.random.choice((0.001, 0.02, 0.3, 1.5))
+        return self.random.choice((0.0, 0.0, 0.0001, 0.002))
+
+    # ---- ends and starts ---------------------------------------------------------------------------------------
+
+    def _power_off(self) -> None:
+        how = self.random.choice(("kill", "power cut"))
+        self.tell(how)
+        self._after_death(how)
+
+    def _after_death(self, how: str) -> None:
+        """A process that died of its own, or is killed here."""
+        disk = self.server.disk
+        self.flushed = self.server.context.store.flushed_offset
+        self.server.die()
+        self.model.process_ended()
+        if how == "power cut" or disk.lost_pages:
+            self._cut_power()
+        self._start()
+        promises.check(self)
+
+    def _cut_power(self) -> None:
+        self.tell(f"  the power is off, {self.flushed} was flushed")
+        self.model.power_ended(self.flushed)
+        self.platter = self.platter.power_cut()
+
+    def _stop(self) -> None:
+        """As SIGTERM, or as the broker itself wishes."""
+        self.tell("stop")
+        self.dies_in = -1
+        failing = bool(self.faults.met)
+        store = self.server.context.store
+        try:
+            self.server.shutdown()
+        except Killed:
+            raise
+        except DISK_ERRORS as error:
+            assert failing, f"the stop failed: {type(error).__name__}: {error}"
+            self.tell(f"  the stop failed: {error}")
+            self._after_death("kill")
+            return
+        clean = store.failed is None and not self.faults.shares
+        if store.failed is not None:
+            self._after_death("kill")
+            return
+        self.flushed = store.flushed_offset
+        self.server.die()
+        self.model.process_ended()
+        if clean and self.random.random() < 0.5:
+            self._cut_power()
+        self._start(clean=clean)
+        promises.check(self)
+
+    def _start(self, *, clean: bool = False) -> None:
+        """Until the broker stands."""
+        while True:
+            loop = SimLoop(self.clock, self.random)
+            disk = FaultyDisk(self.platter, self.faults, self.random)
+            server = Server(self.config, self.clock, disk, loop)
+            loop.set_exception_handler(self._unhandled)
+            loop.latency, loop.on_turn, disk.before = self._latency, self._count_down, self._before_call
+            try:
+                server.start()
+            except DISK_ERRORS as error:
+                self.tell(f"  no start: {error}")
+                assert self.faults.met, f"the start was refused: {error}"
+                server.die()
+                if disk.lost_pages:
+                    self._cut_power()
+                if self.random.random() < 0.5:
+                    self.faults.heal()
+            except Killed:
+                self.tell("  died in the start")
+                server.die()
+                if self.random.random() < 0.5:
+                    self._cut_power()
+            else:
+                break
+        self.server = server
+        self.faults.met.clear()
+        self.tasks = _names(server.controller)
+        server.context.store.on_append.append(lambda shown: promises.appeared(self, shown))
+        self.client = Client(loop, PORT, functools.partial(clients.asked, self))
+        clients.greet(self)
+        self.tell(f"started, the log ends at {server.context.store.max_physical_offset}")
+        promises.check_offsets(self, clean=clean)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
+        """An error that nobody answers."""
+        if not isinstance(what.get("exception"), Killed):
+            self.broken.append(f"unhandled: {what['message']}: {what.get('exception')!r}")
+
+    def tell(self, what: str) -> None:
+        self.history.append(f"{self.clock.monotonic():.4f} {what}")
+
+
+def _names(controller: BrokerController) -> set[str]:
+    return {task.get_name() for task in controller._supervisor._tasks if not task.done()}
