@@ -33,7 +33,7 @@ from broker.store.errors import StoreError, StoreFull, StoreLocked
 from broker.store.message_store import MessageStore
 from broker.subscription_group_manager import SubscriptionGroupManager
 from broker.tiered_store import TieredStore
-from broker.timer_message import TimerMessages
+from broker.timer_message import TimerMessages, code_of_entry
 from broker.topic_config_manager import TopicConfigManager
 from broker.transaction.check_back import CheckBack
 from broker.transaction.half_messages import HalfMessages
@@ -136,6 +136,7 @@ class BrokerController:
                 flush_disk_type=config.flush_disk_type,
                 store_host=(host, config.listen_port),
                 mapped_queue_files=self._descriptors.queue_files,
+                code_of=code_of_entry,
             ),
             disk,
             clock,

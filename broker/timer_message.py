@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from broker.record_copy import put_copy
+from broker.store.config import code_of_tags
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.validators import WHEEL_TIMER_TOPIC
@@ -40,6 +41,15 @@ _BATCH = 64
 _BATCHES_AT_ONCE = 8
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _NOBODY = ("127.0.0.1", 0)
+
+
+def code_of_entry(record: MessageRecord) -> int:
+    """What a queue's entry says of a message: of a timer its time, of any other its tags."""
+    if record.topic == WHEEL_TIMER_TOPIC and record.queue_id == _MESSAGES:
+        properties = record.properties
+        if _NUMBER.fullmatch(when := properties.get(OUT_MS, "")):
+            return -int(when) if RECALL_KEY in properties else int(when)
+    return code_of_tags(record)
 
 
 class TimerMessages:

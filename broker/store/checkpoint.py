@@ -3,6 +3,7 @@
 lock          flock, held while a broker runs
 log_uuid      made with the CommitLog; ties it to its archive
 abort         exists while the store is open: found at start, the last stop was not clean
+recovering    `abort` under another name while a start changes what it found and hasn't brought that to the disk
 checkpoint    JSON: everything below `physical` is on the disk, in the log and in what is derived from it
 queue_state   JSON: minimum offsets that were asked for, and deleted topics
 """
@@ -21,6 +22,7 @@ from infra import failpoint
 from infra.disk import Disk, DiskLocked
 
 _VERSION = 1
+_OPEN, _RECOVERING = "abort", "recovering"
 _T = TypeVar("_T")
 
 
@@ -82,15 +84,31 @@ class DataDirectory:
 
     def begin(self) -> bool:
         """Mark the store open; tells whether the last stop was clean."""
-        path = self.root / "abort"
-        if self._disk.exists(path):
+        if any(self._disk.exists(self.root / name) for name in (_OPEN, _RECOVERING)):
             return False
-        self._disk.write_atomic(path, b"open\n")
+        self._disk.write_atomic(self.root / _OPEN, b"open\n")
         return True
+
+    def begin_recovery(self) -> bool:
+        """Before anything of an unclean store is changed; tells whether an earlier start died while it did that.
+
+        What that one changed may be in the page cache only, where nothing tells it from what is on the disk.
+        """
+        if self._disk.exists(self.root / _RECOVERING):
+            return True
+        self._disk.rename(self.root / _OPEN, self.root / _RECOVERING)
+        self._disk.fsync_dir(self.root)
+        return False
+
+    def end_recovery(self) -> None:
+        """What the start changed is on the disk."""
+        if self._disk.exists(self.root / _RECOVERING):
+            self._disk.rename(self.root / _RECOVERING, self.root / _OPEN)
+            self._disk.fsync_dir(self.root)
 
     def end(self) -> None:
         """Mark the store cleanly closed."""
-        self._disk.remove(self.root / "abort")
+        self._disk.remove(self.root / _OPEN)
         self._disk.fsync_dir(self.root)
 
     def read_checkpoint(self) -> Checkpoint | None:

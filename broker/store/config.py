@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from neve.message import PROPERTY_TAGS, MessageRecord, tags_code
+
 ASYNC_FLUSH = "ASYNC_FLUSH"
 SYNC_FLUSH = "SYNC_FLUSH"
+
+
+def code_of_tags(record: MessageRecord) -> int:
+    """The code of an ordinary message's entry."""
+    return tags_code(record.properties.get(PROPERTY_TAGS))
 
 
 @dataclass(slots=True)
@@ -31,3 +39,5 @@ class StoreConfig:
     checkpoint_interval: int = 10_000
     # entries that one filtered read may look at
     scan_entries: int = 16_000
+    # an entry's code made anew, where a power cut left the record of an unflushed send and not the code
+    code_of: Callable[[MessageRecord], int] = code_of_tags

@@ -44,6 +44,7 @@ class MessageStore(Appender):
             report = open_store(self)
             self._open = True
             self._checkpoint_now()
+            self.directory.end_recovery()
         except BaseException:
             self._open = False
             self.directory.release()

@@ -30,7 +30,8 @@ def open_store(store: Appender) -> RecoveryReport:
     if checkpoint is None:
         clean = report.clean = not log.files
         checkpoint = Checkpoint(log.files[0].base if log.files else 0)
-    _load_queues(store, checkpoint.physical, scrub=not clean)
+    unsynced = not clean and directory.begin_recovery()
+    _load_queues(store, checkpoint.physical, scrub=not clean, unsynced=unsynced)
     store.index.load(checkpoint.index_base, checkpoint.index_count, scrub=not clean)
     store.last_time = checkpoint.store_time
     store.checkpointed = checkpoint.physical
@@ -57,7 +58,7 @@ def clear_store(root: Path, disk: Disk) -> None:
 
     Between its steps such a store may be one that no start can open: a log without its checkpoint.
     """
-    for name in ("checkpoint", "queue_state", "abort"):
+    for name in ("checkpoint", "queue_state", "abort", "recovering"):
         if disk.exists(root / name):
             disk.remove(root / name)
     queues = root / "consumequeue"
@@ -83,7 +84,8 @@ def _names(disk: Disk, directory: Path) -> list[str]:
     return disk.list_dir(directory) if disk.exists(directory) else []
 
 
-def _load_queues(store: Appender, below: int, *, scrub: bool) -> None:
+def _load_queues(store: Appender, below: int, *, scrub: bool, unsynced: bool) -> None:
+    """`unsynced`: files may be other than on the disk, so that the next checkpoint has to bring all of them there."""
     disk, root = store.disk, store.config.root / "consumequeue"
     disk.make_dirs(root)
     for topic in disk.list_dir(root):
@@ -91,6 +93,7 @@ def _load_queues(store: Appender, below: int, *, scrub: bool) -> None:
             if name.isdigit():
                 queue = store.add_queue(topic, int(name))
                 queue.load(below, scrub=scrub)
+                queue.dirty |= unsynced
                 if not queue.files:
                     store.drop_queue(queue)
                 elif queue.dirty:
@@ -110,7 +113,12 @@ def _replay(store: Appender, checkpoint: Checkpoint, report: RecoveryReport, *, 
             if not file.table_written:
                 file.topics, file.newest_store_time = walk_topics(file)
     scan = LogScan(
-        log, report, store_time=checkpoint.store_time, queue_of=lambda record: _queue_of(store, record), strict=strict
+        log,
+        report,
+        store_time=checkpoint.store_time,
+        queue_of=lambda record: _queue_of(store, record),
+        code_of=store.config.code_of,
+        strict=strict,
     )
 
     newest = max((store_time for _, store_time in checkpoint.topics.values()), default=0)

@@ -26,12 +26,10 @@ from broker.store.layout import (
 from neve.message import (
     BORN_HOST_V6,
     MAGIC_BLANK,
-    PROPERTY_TAGS,
     STORE_HOST_V6,
     MalformedRecord,
     MessageRecord,
     decode_record,
-    tags_code,
 )
 
 _CHUNK = 1 << 20
@@ -69,11 +67,13 @@ class LogScan:
         *,
         store_time: int,
         queue_of: Callable[[MessageRecord], ConsumeQueue | None],
+        code_of: Callable[[MessageRecord], int],
         strict: bool,
     ) -> None:
         self._log = log
         self._report = report
         self._queue_of = queue_of
+        self._code_of = code_of
         self._strict = strict
         self.store_time = store_time
         self.high_time = 0  # of the file, from before a step back
@@ -150,7 +150,7 @@ class LogScan:
         return None
 
     def _check_crc(self, file: LogFile, position: int, record: MessageRecord, view: memoryview) -> int | None:
-        """The tags code that was stored with the record; made from its properties if that did not survive."""
+        """The tags code that was stored with the record; made anew if that did not survive."""
         flags = record.sys_flag
         head_size = HEAD_V4.size + _V6_EXTRA * (bool(flags & BORN_HOST_V6) + bool(flags & STORE_HOST_V6))
         head, tail = view[:head_size], view[head_size + len(record.body) :]
@@ -159,10 +159,10 @@ class LogScan:
         mark, crc, tags = CRC_ENTRY.unpack_from(file.crc_map, file.crc_position)
         if mark == position + 1:
             return int(tags) if crc == record_crc(head, tail, tags) else None
-        if b"\0" in record.properties_raw:
+        if b"\0" in record.properties_raw or "\0" in record.topic:
             return None  # the page of its end was lost: no flush covered it, for that would have synced its CRC too
         self._report.records_without_crc += 1
-        made = tags_code(record.properties.get(PROPERTY_TAGS))
+        made = self._code_of(record)
         CRC_ENTRY.pack_into(file.crc_map, file.crc_position, position + 1, record_crc(head, tail, made), made)
         return made
 

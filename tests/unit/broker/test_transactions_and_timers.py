@@ -10,12 +10,13 @@ import pytest
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore, PutResult
-from broker.timer_message import TimerMessages
+from broker.timer_message import TimerMessages, code_of_entry
 from broker.transaction.half_messages import COMMIT, ROLLBACK, HalfMessages
 from broker.validators import HALF_TOPIC, WHEEL_TIMER_TOPIC
 from infra.clock import ManualClock
 from infra.config import BrokerConfig
 from infra.disk import RealDisk
+from infra.sim_disk import SimDisk
 from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.message import TRANSACTION_COMMIT, iter_records
@@ -328,3 +329,24 @@ def test_a_timer_that_can_not_be_carried_keeps_its_place(
     first.clock.advance(60_000)
     first.timers.deliver_due()
     assert first.delivered() == [b"a"]
+
+
+def test_a_timer_whose_entry_was_lost_keeps_its_time(tmp_path: Path) -> None:
+    """A power cut takes the page that has an entry's code, and leaves the record of an unflushed send."""
+    clock, disk = ManualClock(), SimDisk()
+    config = StoreConfig(tmp_path, commit_log_file_size=1 << 20, store_host=HOST, code_of=code_of_entry)
+    store = MessageStore(config, disk, clock)
+    store.load()
+    for recall in ("", "TIMER_DEL_UNIQKEY\x01orders+x\x02"):
+        when = clock.now_ms() + 60_000
+        properties = f"TIMER_OUT_MS\x01{when}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010\x02TAGS\x01a\x02{recall}"
+        store.put(
+            WHEEL_TIMER_TOPIC, 0, b"m", properties.encode(), flag=0, sys_flag=0, born_timestamp=0, born_host=HOST,
+            tags_code=-when if recall else when,
+        )  # fmt: skip
+    store.log.files[0].crc_map[:] = bytes(len(store.log.files[0].crc_map))
+    disk.kill()
+    again = MessageStore(config, disk, clock)
+    assert again.load().records_without_crc == 2
+    entries = [again.entry(WHEEL_TIMER_TOPIC, 0, offset) for offset in range(2)]
+    assert [entry[2] for entry in entries if entry is not None] == [when, -when]

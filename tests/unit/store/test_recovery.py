@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.store.errors import StoreCorrupt
+from broker.store.errors import StoreCorrupt, StoreNotWritable
 from broker.store.message_store import MessageStore
+from infra import failpoint
 from infra.clock import ManualClock
 from infra.sim_disk import SimDisk
 from neve.message import decode_record
@@ -225,3 +227,68 @@ def test_a_full_disk_only_puts_the_checkpoint_off(open_store: Open, put: Put, di
     disk.capacity = 1 << 40
     again = open_store()
     assert again.max_offset("t", 0) == 1
+
+
+def test_an_entry_that_a_start_removed_stays_away_though_that_start_died(
+    open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
+) -> None:
+    """A power cut keeps an entry and loses its record; the start that removes the entry dies; then all is well."""
+    store = open_store()
+    put(store, body=bytes(6000))
+    store.shutdown()
+    store = open_store()
+    put(store)
+    cuts = (disk.power_cut(seed) for seed in range(1000))
+    path = next(iter(store.table.values())).files[0].path
+    log = store.log.files[0].path
+
+    def entries(cut: SimDisk) -> int:
+        return 2 if any(cut.read_at(path, 20, 20)) else 1
+
+    after = next(cut for cut in cuts if entries(cut) == 2 and not any(cut.read(log)[6100:]))
+    with failpoint.armed("store.flush"), contextlib.suppress(StoreNotWritable):
+        open_store(after)
+    assert entries(after) == 1
+    after.kill()
+    again = open_store(after)
+    put(again, "another", body=bytes(3000))
+    again.shutdown()
+    for seed in range(20):
+        last = open_store(after.power_cut(seed))
+        assert last.max_offset("t", 0) == 1
+        last.shutdown()
+
+
+def test_a_start_tells_that_it_is_done_with_what_it_changed(open_store: Open, put: Put, disk: SimDisk) -> None:
+    """Only a start after one that died brings every queue to the disk."""
+    store = open_store()
+    put(store)
+    flush(store)
+    crash(store, disk)
+    with failpoint.armed("store.flush"), contextlib.suppress(StoreNotWritable):
+        open_store()
+    disk.kill()
+    assert disk.exists(Path("/store/recovering"))
+    open_store()
+    assert not disk.exists(Path("/store/recovering"))
+    assert disk.exists(Path("/store/abort"))
+
+
+def test_a_record_whose_topic_was_lost_with_its_page_is_no_record(
+    open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
+) -> None:
+    """Its head and body lie on the page that was kept; a topic of zeros would make a queue that can't be."""
+    store = open_store()
+    put(store, body=b"kept")
+    end = store.max_physical_offset
+    head = store.record_at(0) or b""
+    before_topic = len(head) - len("t") - 2 - len("kept")
+    put(store, topic="rmq_topic", body=bytes(4096 - end - before_topic - 4))
+    file = store.log.files[0]
+    page = bytes(file.map[4092:4100])
+    assert page.startswith(b"rmq_"), "the page ends inside the topic"
+    file.map[4096:8192] = bytes(4096)
+    file.crc_map[:] = bytes(len(file.crc_map))
+    crash(store, disk)
+    report = MessageStore(store.config, disk, clock).load()
+    assert (report.records, report.end) == (1, end)
