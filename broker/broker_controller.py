@@ -129,18 +129,7 @@ class BrokerController:
     def _make_context(self, host: str) -> BrokerContext:
         config, clock, disk = self.config, self._clock, self._disk
         root = config.root
-        store = MessageStore(
-            self._store_config(
-                root,
-                commit_log_file_size=config.mapped_file_size_commit_log,
-                flush_disk_type=config.flush_disk_type,
-                store_host=(host, config.listen_port),
-                mapped_queue_files=self._descriptors.queue_files,
-                code_of=code_of_entry,
-            ),
-            disk,
-            clock,
-        )
+        store = self._make_store(host)
         tables = root / "config"
         flusher = Flusher(
             store,
@@ -200,6 +189,21 @@ class BrokerController:
 
     def unfinished_bytes(self) -> int:
         return self.server.unfinished.bytes
+
+    def _make_store(self, host: str) -> MessageStore:
+        config = self.config
+        return MessageStore(
+            self._store_config(
+                config.root,
+                commit_log_file_size=config.mapped_file_size_commit_log,
+                flush_disk_type=config.flush_disk_type,
+                store_host=(host, config.listen_port),
+                mapped_queue_files=self._descriptors.queue_files,
+                code_of=code_of_entry,
+            ),
+            self._disk,
+            self._clock,
+        )
 
     # ---- start -------------------------------------------------------------------------------------------------
 

@@ -112,6 +112,7 @@ class Process:
             timers=_Nothing(),
             transactions=_Nothing(),
             hold=SimpleNamespace(release_topic=lambda topic: None),
+            polling=SimpleNamespace(wake_topic=lambda topic: None),
             pops=SimpleNamespace(drop=lambda topic: None),
             pinned_from=lambda: self.pinned,
         )

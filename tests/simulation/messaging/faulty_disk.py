@@ -16,7 +16,7 @@ from pathlib import Path
 
 import greenlet
 
-from infra.disk import DiskFull, FileWriter, Room
+from infra.disk import DiskFull, FileWriter, OutOfDescriptors, Room
 from infra.sim_disk import SimDisk
 from tests.simulation.messaging.loop import Killed, SimThread
 
@@ -25,7 +25,7 @@ OPENS = frozenset(
     ("create", "grow", "map", "writer", "read", "read_at", "write_atomic", "append", "fdatasync", "fsync_dir", "lock")
 )
 ALLOCATES = frozenset(("create", "grow", "write_atomic", "append"))
-SYNCS = frozenset(("fdatasync", "fsync_dir", "write_atomic"))
+SYNCS = frozenset(("sync", "fdatasync", "fsync_dir", "write_atomic"))
 WRITES = frozenset(("write", "write_atomic", "append"))
 MAPS = frozenset(("map",))
 
@@ -69,8 +69,10 @@ class FaultyDisk:
 
     def _fail(self, call: str, error: int, path: Path) -> None:
         self.faults.met[f"{errno.errorcode[error]} at {call}"] += 1
-        if error == errno.EIO and call == "fdatasync":
+        if error == errno.EIO and call in {"sync", "fdatasync"}:
             self.lost_pages = True
+        if error in {errno.EMFILE, errno.ENOMEM}:
+            raise OutOfDescriptors(error, os.strerror(error), str(path))
         kind = DiskFull if error == errno.ENOSPC and call in {"create", "grow"} else OSError
         raise kind(error, os.strerror(error), str(path))
 
@@ -160,3 +162,7 @@ class _Writer:
             self._writer.write(data[: len(data) // 2], position)
             raise
         self._writer.write(data, position)
+
+    def sync(self) -> None:
+        self._disk._call("sync", self._path)
+        self._writer.sync()

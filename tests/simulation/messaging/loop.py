@@ -294,3 +294,57 @@ class SimLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class Event:
+    """`threading.Event` by the loop's time."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def wait(self, timeout: float) -> bool:
+        if not self._is_set:
+            here, loop = greenlet.getcurrent(), cast("SimLoop", asyncio.get_running_loop())
+            assert isinstance(here, SimThread), "the loop waits"
+            passed = loop.after(timeout)
+            self._waiting.append(passed)
+            here.wait_for(passed)
+        return self._is_set
+
+
+class Thread:
+    """`threading.Thread` on the running loop."""
+
+    def __init__(self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool) -> None:
+        self.name, self.daemon = name, daemon
+        self._work = lambda: target(*args)
+        self._thread: SimThread | None = None
+
+    def start(self) -> None:
+        loop = cast("SimLoop", asyncio.get_running_loop())
+        self._thread = SimThread(loop, self._work, loop.create_future())
+        loop.start_thread(self._thread)
+
+    def is_alive(self) -> bool:
+        return self._thread is not None and not self._thread.dead
+
+    def join(self, timeout: float) -> None:
+        here, loop = greenlet.getcurrent(), asyncio.get_running_loop()
+        assert isinstance(here, SimThread), "the loop waits"
+        end = loop.time() + timeout
+        while self.is_alive() and loop.time() < end:
+            here.give_way(0.001)

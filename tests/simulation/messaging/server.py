@@ -1,7 +1,6 @@
 """One broker process under the simulated loop: the real controller from its constructor to its shutdown.
 
-Only what would reach the real machine is another: ports are the loop's own, locks are the loop's, and the jobs'
-scheduler runs them as threads of the loop by its time.
+Only what would reach the real machine is another: ports, threads and their locks are the loop's own.
 """
 
 from __future__ import annotations
@@ -9,23 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import greenlet
 
-from broker import archive_wiring, broker_controller, loop_hot_store, state_file
+from broker import broker_controller, loop_hot_store, state_file
 from broker.broker_controller import BrokerController
 from broker.store import appender, commit_log
 from broker.store.config import StoreConfig
-from infra.clock import Clock
 from infra.config import BrokerConfig
-from lifecycle import archiver
+from lifecycle import archiver, scheduler
 from tests.simulation.messaging.faulty_disk import FaultyDisk
-from tests.simulation.messaging.loop import SimClock, SimLock, SimLoop, SimThread
+from tests.simulation.messaging.loop import Event, SimClock, SimLock, SimLoop, SimThread, Thread
 
 T = TypeVar("T")
 PORT = 10911
@@ -63,39 +60,6 @@ class Server:
         self.loop.abandon()
 
 
-class _Jobs:
-    """`JobScheduler` by the loop's time: each job in a thread, never two runs of one at once."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._jobs: dict[str, tuple[float, Callable[[], object]]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self.runs: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
-        self.last_error: dict[str, str] = {}
-
-    def every(self, name: str, seconds: float, job: Callable[[], object]) -> None:
-        self._jobs[name] = seconds, job
-
-    def start(self) -> None:
-        # called on the loop, as the broker does
-        self._tasks = [asyncio.create_task(self._repeat(name, *what)) for name, what in self._jobs.items()]
-
-    async def _repeat(self, name: str, seconds: float, job: Callable[[], object]) -> None:
-        while True:
-            await cast("SimLoop", asyncio.get_running_loop()).after(seconds)
-            try:
-                await asyncio.to_thread(job)
-            except Exception as error:  # noqa: BLE001 - as the scheduler: told, and the job comes again
-                self.failures[name] += 1
-                self.last_error[name] = f"{type(error).__name__}: {error}"
-            self.runs[name] += 1
-
-    def shutdown(self) -> None:
-        """Called in a thread: the running jobs have ended."""
-        for task in self._tasks:
-            task.get_loop().call_soon(task.cancel)
-
-
 class _Outcome:
     """What a thread gets that has asked the loop."""
 
@@ -124,7 +88,7 @@ def under_the_loop() -> Iterator[None]:
         patch.object(state_file, "threading", locks),
         patch.object(archiver, "threading", locks),
         patch.object(loop_hot_store, "asyncio", ask),
-        patch.object(archive_wiring, "JobScheduler", cast("Any", _Jobs)),
+        patch.object(scheduler, "threading", SimpleNamespace(Event=Event, Thread=Thread)),
     ):
         yield
 
