@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -20,7 +21,12 @@ from neve.archive.keys import journal_key
 if TYPE_CHECKING:
     from broker.broker_controller import BrokerController
 
+R = TypeVar("R")
+
 _PAGE = 10_000
+# What runs in threads has its own: it may wait for the store, and tables are written by asyncio's.
+_THREADS = 8
+_CHEAP = 2
 # Of the archive's status: what is told, in which unit, and its meaning.
 _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("backlog_bytes", "backlog_bytes", 1, "bytes of the log that are not archived yet"),
@@ -45,6 +51,7 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
 class _Pages:
     def __init__(self, controller: BrokerController) -> None:
         self._controller = controller
+        self._pool = ThreadPoolExecutor(_THREADS, "admin")
         self._archive = controller.archive
         self._backlog: dict[str, Any] = {}
         pause = LoopPause()
@@ -56,14 +63,20 @@ class _Pages:
                 kind = counter if name.endswith("_total") else gauge
                 kind(f"archive_{name}", text, functools.partial(self._backlog_of, item, unit))
 
+    def _in_thread(self, work: Callable[..., R], *arguments: Any) -> asyncio.Future[R]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, functools.partial(work, *arguments))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def _backlog_of(self, item: str, unit: float) -> float:
         return float(self._backlog.get(item, 0)) * unit
 
     async def metrics(self, request: Request) -> Response:
-        archive_ms = await asyncio.to_thread(self._look_at_backlog)
+        archive_ms = await self._in_thread(self._look_at_backlog)
         figures = await take_figures(self._controller.context, archive_ms)
         whole, limit = list(self._controller.metrics.families()), self._controller.config.metrics_max_series
-        text = await asyncio.to_thread(lambda: render([*whole, *families(figures, limit)]))
+        text = await self._in_thread(lambda: render([*whole, *families(figures, limit)]))
         return Response(body=text, content_type="text/plain; version=0.0.4")
 
     def _look_at_backlog(self) -> Mapping[str, int]:
@@ -93,7 +106,7 @@ class _Pages:
         return Response(status, "".join(f"{line}\n" for line in lines).encode())
 
     async def status(self, request: Request) -> Response:
-        status = await asyncio.to_thread(self._archive.status)
+        status = await self._in_thread(self._archive.status)
         jobs = self._archive.jobs
         errors = {name: failing.error for name, failing in jobs.failing().items()}
         return json_response({**status, "jobs": dict(jobs.runs), "errors": errors})
@@ -114,7 +127,7 @@ class _Pages:
         def progress(item: Mapping[str, Any]) -> None:
             loop.call_soon_threadsafe(lines.put_nowait, dict(item))
 
-        work = asyncio.create_task(asyncio.to_thread(lifecycle.run_offload, roll, evict, progress))
+        work = asyncio.ensure_future(self._in_thread(lifecycle.run_offload, roll, evict, progress))
         work.add_done_callback(lambda _: lines.put_nowait(None))
         while (item := await lines.get()) is not None:
             yield item
@@ -174,20 +187,20 @@ class _Pages:
                 )
             return rows
 
-        return json_response(await asyncio.to_thread(read))
+        return json_response(await self._in_thread(read))
 
     async def verify(self, request: Request) -> Response:
         lifecycle, journal = self._archive.lifecycle, self._archive.journal
         if lifecycle is None or journal is None:
             return Response(409, b"no archive: set storeUrl\n")
-        report = await asyncio.to_thread(lifecycle.verify, request.flag("deep"))
+        report = await self._in_thread(lifecycle.verify, request.flag("deep"))
         return json_response({"objects": report.objects, "rows": report.rows, "findings": report.problems})
 
     async def confirm_clock(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
         if lifecycle is None:
             return Response(503, b"not started yet\n")
-        before = await asyncio.to_thread(lifecycle.safe_clock.confirm)
+        before = await self._in_thread(lifecycle.safe_clock.confirm)
         return json_response({"event": "confirmed", "before": msgspec.to_builtins(before)})
 
     async def run_job(self, request: Request) -> Response:
@@ -201,14 +214,15 @@ class _Pages:
 
 def register_pages(http: AdminHttp, controller: BrokerController) -> None:
     pages = _Pages(controller)
-    http.route("GET", "/metrics", pages.metrics)
+    http.on_shutdown(pages.close)
+    http.route("GET", "/metrics", pages.metrics, at_once=_CHEAP)
     http.route("GET", "/livez", pages.live)
     http.route("GET", "/readyz", pages.ready)
-    http.route("GET", "/archive/status", pages.status)
+    http.route("GET", "/archive/status", pages.status, at_once=_CHEAP)
     http.route("GET", "/archive/ls", pages.ls)
-    http.route("GET", "/archive/journal", pages.journal)
-    http.route("GET", "/archive/verify", pages.verify)
-    http.route("POST", "/archive/offload", pages.offload)
+    http.route("GET", "/archive/journal", pages.journal, at_once=1)
+    http.route("POST", "/archive/verify", pages.verify, at_once=1)
+    http.route("POST", "/archive/offload", pages.offload, at_once=1)
     http.route("POST", "/clock/confirm", pages.confirm_clock)
     http.route("POST", "/jobs/", pages.run_job)
     _register_metrics(controller)

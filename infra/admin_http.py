@@ -1,9 +1,12 @@
 """A small HTTP/1.1 server on loopback: metrics, health, archive verbs. One request for each connection, no keep-alive.
 
-GET is open to local tools; anything that changes something is POST and refused when a browser sends it (Origin header).
+It is for tools on this machine, not for web pages, which a browser here lets ask as well: a request that comes from a
+page (Origin, Sec-Fetch-Site), or by a name that is not this machine's (Host: a page's own domain may point here), is
+refused. What changes something or costs much is POST, and so many at a time run, no more.
 """
 
 import asyncio
+import ipaddress
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _HEAD_LIMIT = 16 * 1024
 _HEAD_TIMEOUT = 10.0
+_MAX_CONNECTIONS = 64
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
             409: "Conflict", 500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 
@@ -47,27 +51,46 @@ def json_response(value: object, status: int = 200) -> Response:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+@dataclass(slots=True)
+class _Route:
+    handler: Handler
+    at_once: int
+    running: int = 0
+
+
 class AdminHttp:
     def __init__(self, host: str = "127.0.0.1", port: int = 0, expected: tuple[type[Exception], ...] = ()) -> None:
         """`expected` are failures that whoever asks can act on: told to them (503), with no traceback in the log."""
         self._host, self._port, self._expected = host, port, expected
-        self._routes: dict[tuple[str, str], Handler] = {}
+        self._routes: dict[tuple[str, str], _Route] = {}
+        self._connections = 0
+        self._closers: list[Callable[[], None]] = []
         self._server: asyncio.Server | None = None
 
-    def route(self, method: str, path: str, handler: Handler) -> None:
-        """A path that ends with `/` takes everything below it."""
-        self._routes[method, path] = handler
+    def route(self, method: str, path: str, handler: Handler, *, at_once: int = _MAX_CONNECTIONS) -> None:
+        """A path that ends with `/` takes everything below it. Above `at_once` the answer is 409."""
+        self._routes[method, path] = _Route(handler, at_once)
 
     async def start(self) -> tuple[str, int]:
         self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=_HEAD_LIMIT)
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)
 
+    def on_shutdown(self, close: Callable[[], None]) -> None:
+        self._closers.append(close)
+
     async def shutdown(self) -> None:
         if self._server is not None:
             self._server.close()
+        for close in self._closers:
+            close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._connections >= _MAX_CONNECTIONS:
+            log.warning("admin connection refused: there are %d", self._connections)
+            writer.transport.abort()
+            return
+        self._connections += 1
         try:
             async with asyncio.timeout(_HEAD_TIMEOUT):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -77,23 +100,33 @@ class AdminHttp:
         except ValueError as error:
             await self._write(writer, Response(400, f"{error}\n".encode()))
         finally:
+            self._connections -= 1
             writer.close()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
-        handler = self._find(request)
-        if handler is None:
-            response = Response(404, b"no such page\n")
-        elif request.method != "GET" and "origin" in request.headers:
-            response = Response(403, b"not from a browser\n")
+        foreign, route = from_elsewhere(request), self._find(request)
+        if foreign is not None:
+            await self._write(writer, Response(403, f"{foreign}\n".encode()))
+        elif route is None:
+            await self._write(writer, Response(404, b"no such page\n"))
+        elif route.running >= route.at_once:
+            text = f"{request.path}: {route.running} at a time, and as many run already\n"
+            await self._write(writer, Response(409, text.encode()))
         else:
+            route.running += 1
             try:
-                response = await handler(request)
-            except self._expected as error:
-                response = Response(503, f"{error}\n".encode())
-            except Exception as error:
-                log.exception("admin request %s %s", request.method, request.path)
-                response = Response(500, f"{type(error).__name__}: {error}\n".encode())
-        await self._write(writer, response)
+                await self._write(writer, await self._handled(route.handler, request))
+            finally:
+                route.running -= 1
+
+    async def _handled(self, handler: Handler, request: Request) -> Response:
+        try:
+            return await handler(request)
+        except self._expected as error:
+            return Response(503, f"{error}\n".encode())
+        except Exception as error:
+            log.exception("admin request %s %s", request.method, request.path)
+            return Response(500, f"{type(error).__name__}: {error}\n".encode())
 
     async def _write(self, writer: asyncio.StreamWriter, response: Response) -> None:
         kind = "application/x-ndjson" if response.lines is not None else response.content_type
@@ -118,14 +151,27 @@ class AdminHttp:
             writer.write(json.dumps({"error": text}).encode() + b"\n")
             await writer.drain()
 
-    def _find(self, request: Request) -> Handler | None:
+    def _find(self, request: Request) -> _Route | None:
         exact = self._routes.get((request.method, request.path))
         if exact is not None:
             return exact
-        for (method, path), handler in self._routes.items():
+        for (method, path), route in self._routes.items():
             if method == request.method and path.endswith("/") and request.path.startswith(path):
-                return handler
+                return route
         return None
+
+
+def from_elsewhere(request: Request) -> str | None:
+    """Why it is none of a local tool's requests, if it is none."""
+    if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none":
+        return "not from a browser"
+    host = request.headers.get("host", "")
+    name = host[: host.index("]") + 1].strip("[]") if host.startswith("[") and "]" in host else host.partition(":")[0]
+    try:
+        is_local = ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        is_local = name.lower() == "localhost"
+    return None if is_local else f"Host {host[:100]!r} is not this machine: 127.0.0.1, ::1 or localhost"
 
 
 def parse_head(head: bytes) -> Request:

@@ -12,7 +12,7 @@ from infra.remoting_limits import RemotingLimits
 from infra.remoting_server import Connection, RemotingServer
 from infra.request_router import RequestRouter
 from infra.startup import open_files_limit
-from infra.supervisor import Supervisor
+from infra.supervisor import Supervisor, Trouble
 from infra.tls import server_tls
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
@@ -34,7 +34,7 @@ class NamesrvController:
         self.kv = KvConfigManager(config.kv_path, disk)
         self.routes = RouteInfoManager(clock, config)
         self._supervisor = Supervisor("namesrv")
-        router = RequestRouter()
+        self._router = router = RequestRouter()
         RequestProcessor(config, self.routes, self.kv).register_on(router)
         descriptors = budget(open_files_limit(), 0)  # it maps nothing
         limits = RemotingLimits(
@@ -52,6 +52,15 @@ class NamesrvController:
             closed=self._closed,
             tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
         )
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """What it serves."""
+        return self._router.codes
+
+    def troubles(self) -> list[Trouble]:
+        """What is wrong with its own tasks."""
+        return self._supervisor.troubles()
 
     @property
     def port(self) -> int:

@@ -55,6 +55,8 @@ class PopAckProcessor:
         acks = value.get("acks") if isinstance(value, dict) else None
         if not acks:
             raise BrokerError(ResponseCode.NO_MESSAGE, "the batch has no acknowledgement")
+        if not isinstance(acks, list):
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "a malformed batch acknowledgement: acks is no list")
         for item in [_batch_item(ack) for ack in acks]:
             group, topic, queue_id, pop_time, offsets = item
             self._check_queue(topic, queue_id)

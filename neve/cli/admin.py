@@ -22,6 +22,11 @@ def get_json(admin: str, path: str, **query: str) -> Any:
         return json.loads(response.read())
 
 
+def post_json(admin: str, path: str, **query: str) -> Any:
+    with _request(admin, "POST", path, query) as response:
+        return json.loads(response.read())
+
+
 def get_text(admin: str, path: str) -> str:
     with _request(admin, "GET", path, {}) as response:
         return response.read().decode()

@@ -109,9 +109,9 @@ def verify(deep: bool, broker: str | None, store: str | None, admin: str, output
 
         findings, summary = verify_store(store, broker, deep=deep)
     else:
-        from neve.cli.admin import get_json
+        from neve.cli.admin import post_json
 
-        answer = get_json(admin, "/archive/verify", **({"deep": "true"} if deep else {}))
+        answer = post_json(admin, "/archive/verify", **({"deep": "true"} if deep else {}))
         findings = list(answer.get("findings") or answer.get("problems") or ()) if isinstance(answer, dict) else []
         summary = {k: v for k, v in answer.items() if k not in {"findings", "problems"}}
     if output == "json":

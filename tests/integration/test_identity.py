@@ -92,7 +92,7 @@ def test_a_log_cut_below_its_archive_goes_on_above_it(tmp_path: Path, neve_up: U
         assert get(neve, "/archive/status")["open_names"] == 0
         assert [item.get("event") for item in post(neve, "/archive/offload?roll=1&evict=1")][-1] == "done"
         assert read_all(neve) == kept
-        assert get(neve, "/archive/verify?deep=true")["findings"] == []
+        assert post(neve, "/archive/verify?deep=true")[0]["findings"] == []
     log = (tmp_path / "neve-up.log").read_text()
     assert re.search(r"ERROR.* ends at \d+, below its archive at \d+", log)
     assert re.search(r"ERROR.* queue 0: offsets 4-9 are lost", log)
@@ -267,8 +267,8 @@ def test_a_deep_check_reads_the_objects(tmp_path: Path, neve_up: Up) -> None:
         content[len(content) // 4] ^= 1
         path.write_bytes(content)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        assert get(neve, "/archive/verify") == {"objects": 1, "rows": 1, "findings": []}
-        (found,) = get(neve, "/archive/verify?deep=true")["findings"]
+        assert post(neve, "/archive/verify")[0] == {"objects": 1, "rows": 1, "findings": []}
+        (found,) = post(neve, "/archive/verify?deep=true")[0]["findings"]
         assert path.name in found
         assert "the journal says" in found
         neve_cli = [NEVE, "archive", "verify", "--deep"]

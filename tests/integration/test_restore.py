@@ -144,7 +144,7 @@ def test_a_lost_broker_comes_back_with_topics_offsets_and_cold_reads(tmp_path: P
         assert read_all(neve) == kept
         assert offload(neve, "?roll=1&evict=1")["event"] == "done"
         assert read_all(neve) == kept
-        assert get(neve, "/archive/verify?deep=true")["findings"] == []
+        assert post(neve, "/archive/verify?deep=true")[0]["findings"] == []
         (config,) = [topic for topic in get_topics(neve) if topic["topicName"] == TOPIC]
         assert config["writeQueueNums"] == 4
     with neve_up(tmp_path, "--store", f"dir:{store}", *OFTEN) as neve:  # and it starts again as any other

@@ -1,5 +1,6 @@
 """The broker's tables and rules without a socket."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -8,7 +9,7 @@ import pytest
 
 from broker import validators
 from broker.consumer_offset_manager import ConsumerOffsetManager
-from broker.pull_request_hold import HeldPull, PullRequestHold
+from broker.pull_request_hold import SLICE, HeldPull, PullRequestHold
 from broker.rebalance_lock import RebalanceLock
 from broker.schedule_message import parse_levels
 from broker.topic_config_manager import TopicConfigManager, system_topics
@@ -179,6 +180,72 @@ def test_a_held_pull_is_resumed_once_by_a_fitting_message_or_by_its_deadline() -
     hold.check_deadlines()
     assert told == [("all", False), ("tag", True)]
     assert hold.count == 0
+
+
+class Codes(frozenset[int]):
+    """Tells how often it was asked."""
+
+    asked = 0
+
+    def __contains__(self, code: object) -> bool:
+        Codes.asked += 1
+        return super().__contains__(code)
+
+
+def test_a_message_costs_those_who_take_it_however_many_wait_for_others() -> None:
+    clock, told = ManualClock(), list[int]()
+    hold = PullRequestHold(clock, 10_000, Faults())
+    for tag in range(5000):
+        hold.hold(held(lambda last, tag=tag: told.append(tag), Codes((tag, tag + 1)), 10 + tag / 100))
+    Codes.asked = 0
+    assert not hold.arrived("t", 0, 5, 90_000)
+    assert hold.arrived("t", 0, 5, 70)
+    assert Codes.asked == 0
+    hold.wake()
+    assert told == [69, 70]
+    assert not hold.arrived("t", 1, 5, 70)
+    clock.advance(10_100)
+    hold.check_deadlines()
+    assert hold.count == 5000 - 2 - 11
+    assert hold.arrived("t", 0, 4, 90_000), "the queue began again below them: all hear of it"
+    assert hold.count == 0
+
+
+def test_who_is_due_at_once_has_its_turn_in_slices_and_others_theirs_in_between() -> None:
+    async def main() -> None:
+        told, between = list[int](), list[int]()
+        hold = PullRequestHold(ManualClock(), 10_000, Faults())
+        for number in range(1000):
+            hold.hold(held(lambda last, number=number: told.append(number), None))
+        assert hold.arrived("t", 0, 5, 0)
+        hold.wake()
+        while len(told) < 1000:
+            between.append(len(told))
+            await asyncio.to_thread(len, b"")
+        assert between[0] == SLICE
+        assert told == list(range(1000))
+
+    asyncio.run(main())
+
+
+def test_a_connections_pulls_leave_with_it_and_a_topics_with_the_topic() -> None:
+    clock, told = ManualClock(), list[str]()
+    hold = PullRequestHold(clock, 10, Faults())
+    mine, other = cast("Any", object()), cast("Any", object())
+    for connection, topic, codes in ((mine, "t", None), (mine, "u", frozenset({1})), (other, "t", frozenset({1, 2}))):
+        hold.hold(HeldPull(connection, topic, 0, 5, 10.0, codes, lambda last, topic=topic: told.append(topic)))
+    hold.connection_closed(mine)
+    assert hold.count == 1
+    hold.connection_closed(mine)
+    hold.release_topic("u")
+    assert told == []
+    hold.release_topic("t")
+    assert (told, hold.count) == (["t"], 0)
+    hold.hold(held(lambda last: told.append("end"), None))
+    hold.release_all()
+    clock.advance(20_000)
+    hold.check_deadlines()
+    assert (told, hold.count) == (["t", "end"], 0)
 
 
 def test_delay_levels_are_times_with_units() -> None:
