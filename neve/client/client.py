@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from neve.client.admin import Admin
 from neve.client.consumers import Consumers, subscription
@@ -31,6 +31,8 @@ from neve.client.session import Session
 from neve.client.trace_sender import TraceSender
 from neve.client.transaction import Check, Checks, TransactionProducer
 
+T = TypeVar("T")
+
 
 def connect(namesrv: str, *, options: ClientOptions | None = None, **changes: Any) -> AsyncClient:
     """A client of the cluster behind these name servers (`host:port`, several joined by `;`).
@@ -43,9 +45,11 @@ def connect(namesrv: str, *, options: ClientOptions | None = None, **changes: An
 class AsyncClient:
     """Sends, reads, joins groups, administers. One is enough for a process; it may be shared by all tasks of a loop.
 
-    Every call ends within its timeout. Errors are `NeveError`s: `BrokerError` (refused, with a code),
-    `UnknownOutcome` (may have happened), `ConnectionFailed` (did not happen), `ClientError` (your arguments),
-    `ProtocolError` (the peer talks nonsense).
+    Every call ends within its `timeout`, or where it takes none within that of the options; a `pull` has its `wait` and
+    15 s more, a query by key or id the time of the options for each broker.
+
+    Errors are `NeveError`s: `BrokerError` (refused, with a code), `UnknownOutcome` (may have happened),
+    `ConnectionFailed` (did not happen), `ClientError` (your arguments), `ProtocolError` (the peer talks nonsense).
     """
 
     def __init__(self, namesrv: str, options: ClientOptions) -> None:
@@ -170,7 +174,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> None:
         """Sends and asks for no answer: it may be lost without a trace."""
-        await self._producer.send_oneway(
+        sending = self._producer.send_oneway(
             topic,
             body,
             tags=tags,
@@ -181,6 +185,7 @@ class AsyncClient:
             flag=flag,
             timeout=timeout,
         )
+        await self._session.within(timeout, sending)
 
     async def send_batch(
         self,
@@ -203,7 +208,7 @@ class AsyncClient:
             BrokerError: NO_PERMISSION (Apache's broker needs `recallMessageEnable=true`), TOPIC_NOT_EXIST, or
                 ILLEGAL_OPERATION when the time is past or the handle is not this broker's.
         """
-        return await self._producer.recall(topic, handle, timeout=timeout)
+        return await self._session.within(timeout, self._producer.recall(topic, handle, timeout=timeout))
 
     def transaction_producer(self, group: str, *, check: Check) -> TransactionProducer:
         """A producer of transactional messages; enter it to join its group.
@@ -275,13 +280,13 @@ class AsyncClient:
             mode: `PULL`, each queue to one member; or `POP`, every member pops from all queues.
             share_queues: with POP, from so many queues of other members; -1 from all.
         """
-        await set_request_mode(self._session, group, topic, mode, share_queues)
+        await self._session.within(None, set_request_mode(self._session, group, topic, mode, share_queues))
 
     # ---- reading by offset
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The topic's queues to read from, sorted."""
-        return await self._puller.queues(topic)
+        return await self._session.within(None, self._puller.queues(topic))
 
     async def pull(
         self,
@@ -296,11 +301,15 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> PullResult:
         """Up to `max_count` messages of one queue from `offset` on; `wait` seconds for the first when there is none."""
-        target = await self._puller.resolve(topic, queue)
-        wanted = subscription(expression)
-        return await self._puller.pull(
-            target, offset, max_count, group=group, subscription=wanted, wait=wait, timeout=timeout
-        )
+        limit = self._puller.limit(wait, timeout)
+
+        async def pull() -> PullResult:
+            target = await self._puller.resolve(topic, queue)
+            return await self._puller.pull(
+                target, offset, max_count, group=group, subscription=subscription(expression), wait=wait, timeout=limit
+            )
+
+        return await self._session.within(limit, pull())
 
     def reader(
         self,
@@ -314,22 +323,30 @@ class AsyncClient:
         return self._puller.read(topic, start=start, queue=queue, subscription=subscription(expression))
 
     async def min_offset(self, topic: str, queue: int | MessageQueue) -> int:
-        return await self._puller.min_offset(await self._puller.resolve(topic, queue))
+        return await self._at(topic, queue, self._puller.min_offset)
 
     async def max_offset(self, topic: str, queue: int | MessageQueue) -> int:
         """The offset that the next message will get."""
-        return await self._puller.max_offset(await self._puller.resolve(topic, queue))
+        return await self._at(topic, queue, self._puller.max_offset)
 
     async def offset_by_time(self, topic: str, queue: int | MessageQueue, time_ms: int) -> int:
         """The first offset that was stored at `time_ms` or later."""
-        return await self._puller.offset_by_time(await self._puller.resolve(topic, queue), time_ms)
+        return await self._at(topic, queue, lambda target: self._puller.offset_by_time(target, time_ms))
 
     async def committed(self, group: str, topic: str, queue: int | MessageQueue) -> int | None:
         """The next offset that the group will read; None if it has none."""
-        return await self._puller.committed(group, await self._puller.resolve(topic, queue))
+        return await self._at(topic, queue, lambda target: self._puller.committed(group, target))
 
     async def commit(self, group: str, topic: str, queue: int | MessageQueue, offset: int) -> None:
-        await self._puller.commit(group, await self._puller.resolve(topic, queue), offset)
+        await self._at(topic, queue, lambda target: self._puller.commit(group, target, offset))
+
+    async def _at(self, topic: str, queue: int | MessageQueue, work: Callable[[MessageQueue], Awaitable[T]]) -> T:
+        """`work` with the queue that is meant, within the time of a call."""
+
+        async def inside() -> T:
+            return await work(await self._puller.resolve(topic, queue))
+
+        return await self._session.within(None, inside())
 
     # ---- administration
 
@@ -344,28 +361,29 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> None:
         """Creates or changes a topic on all masters; an attribute of None is removed."""
-        await self._admin.create_topic(name, queues, attributes, perm=perm, broker=broker, timeout=timeout)
+        creating = self._admin.create_topic(name, queues, attributes, perm=perm, broker=broker, timeout=timeout)
+        await self._session.within(timeout, creating)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
-        await self._admin.delete_topic(name, timeout=timeout)
+        await self._session.within(timeout, self._admin.delete_topic(name, timeout=timeout))
 
     async def topic_config(self, name: str, *, broker: str | None = None) -> TopicConfig:
-        return await self._admin.topic_config(name, broker=broker)
+        return await self._session.within(None, self._admin.topic_config(name, broker=broker))
 
     async def topic_route(self, name: str) -> TopicRoute:
-        return await self._admin.topic_route(name)
+        return await self._session.within(None, self._admin.topic_route(name))
 
     async def topic_list(self) -> list[str]:
-        return await self._admin.topic_list()
+        return await self._session.within(None, self._admin.topic_list())
 
     async def topic_stats(self, name: str) -> dict[MessageQueue, QueueStats]:
-        return await self._admin.topic_stats(name)
+        return await self._session.within(None, self._admin.topic_stats(name))
 
     async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeStats]:
-        return await self._admin.consume_stats(group, topic)
+        return await self._session.within(None, self._admin.consume_stats(group, topic))
 
     async def cluster_info(self) -> dict[str, BrokerInfo]:
-        return await self._admin.cluster_info()
+        return await self._session.within(None, self._admin.cluster_info())
 
     async def view_message(self, msg_id: str, topic: str | None = None) -> Message:
         return await self._admin.view_message(msg_id, topic)

@@ -112,7 +112,10 @@ class Connection(asyncio.Protocol):
             ConnectionFailed: the connection was closed before the request was written.
             UnknownOutcome: no answer within `timeout`, or the connection broke.
         """
-        await self._wait_writable(timeout)
+        if self.is_closed or not self._writable.is_set():
+            began = self._loop.time()
+            await self._wait_writable(timeout)
+            timeout = max(timeout - (self._loop.time() - began), 0.001)  # what is left of it for the answer
         opaque = self._next_opaque()
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         self._waiting[opaque] = future
@@ -243,19 +246,24 @@ class ConnectionPool:
     ) -> RemotingCommand:
         connection = self._connections.get(address)
         if connection is None or connection.is_closed or self._pid != os.getpid() or self._is_closed:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    connection = await self.get(address)
-            except TimeoutError:
-                raise ConnectionFailed(f"{address} did not accept a connection in time") from None
+            connection = await self._connected(address, deadline)
         remaining = deadline - asyncio.get_running_loop().time()
         return await connection.invoke(code, ext, body, max(remaining, 0.001))
+
+    async def _connected(self, address: str, deadline: float) -> Connection:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self.get(address)
+        except TimeoutError:
+            raise ConnectionFailed(f"{address} did not accept a connection in time") from None
 
     async def send_oneway(
         self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float
     ) -> None:
-        connection = await self.get(address)
-        await connection.send_oneway(code, ext, body, timeout)
+        deadline = asyncio.get_running_loop().time() + timeout
+        connection = await self._connected(address, deadline)
+        remaining = deadline - asyncio.get_running_loop().time()
+        await connection.send_oneway(code, ext, body, max(remaining, 0.001))
 
     def check_usable(self) -> None:
         if self._pid != os.getpid():

@@ -199,10 +199,17 @@ class PopConsumer:
         return self._iterate(current_asker())
 
     async def _iterate(self, asker: Asker) -> Received:
-        message = await self._receive(asker, None)
+        message = await self.following(asker)
         if message is None:
             raise StopAsyncIteration
         return message
+
+    async def following(self, asker: Asker) -> Received | None:
+        """The next message of an iteration by `asker`; None at its end, with the consumer or with the client."""
+        if self._is_closed:
+            self._ack_done(asker)
+            return None
+        return await self._receive(asker, None)
 
     def receive(self, timeout: float | None = None) -> Coroutine[Any, Any, Received | None]:
         """The next message; None when the consumer is closed, or nothing came within `timeout` seconds.
@@ -214,6 +221,7 @@ class PopConsumer:
 
     async def _receive(self, asker: Asker, timeout: float | None) -> Received | None:
         self._ack_done(asker)
+        self._session.pool.check_usable()
         try:
             async with asyncio.timeout(timeout):
                 message = await self._next(asker)

@@ -144,9 +144,12 @@ class Puller:
             "bname": queue.broker_name,
         }
         address = await self.address(queue)
-        limit = timeout or (wait + _ANSWER_MARGIN if wait > 0 else 2 * self._session.options.timeout)
-        answer = await self._session.pool.invoke(address, code, ext, timeout=limit)
+        answer = await self._session.pool.invoke(address, code, ext, timeout=self.limit(wait, timeout))
         return _pull_result(answer, queue, wanted)
+
+    def limit(self, wait: float, timeout: float | None) -> float:
+        """How long a pull may take."""
+        return timeout or (wait + _ANSWER_MARGIN if wait > 0 else 2 * self._session.options.timeout)
 
     # ---- bounds
 

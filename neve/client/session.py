@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from neve.client.connection import Connection, ConnectionFailed, ConnectionPool
 from neve.client.model import BrokerInfo, MessageQueue
@@ -22,6 +22,7 @@ from neve.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 ConsumerData = dict[str, Any]
 RequestHandler = Callable[[Connection, RemotingCommand], bool]
 _SEPARATORS = re.compile(r"[;,\s]+")
@@ -142,6 +143,19 @@ class Session:
         return ";".join(self._namesrvs)
 
     # ---- requests
+
+    async def within(self, timeout: float | None, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives, if it does so within `timeout` seconds, by default those of a whole call.
+
+        Raises:
+            UnknownOutcome: it was not done by then; what it asked for may be done all the same.
+        """
+        limit = timeout or self.options.timeout
+        try:
+            async with asyncio.timeout(limit):
+                return await work
+        except TimeoutError:
+            raise UnknownOutcome(f"not done within {limit:g} s") from None
 
     async def ask(
         self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float | None = None

@@ -15,6 +15,7 @@ from neve.client import consumer as grouped
 from neve.client import lite_pull as lite
 from neve.client import pop_consumer as popping
 from neve.client import received
+from neve.client.in_work import current_asker
 from neve.client.model import Message, MessageQueue
 from neve.client.sync_loop import BackgroundLoop, ClientClosed, Face, waiting
 from neve.errors import ClientError, NeveError
@@ -64,15 +65,13 @@ class _Delivering(Face):
             self._loop.call(self._inner.__aexit__(kind))
 
     def __iter__(self) -> Iterator[Received]:
-        while (message := self.receive()) is not None:
-            yield message
+        with contextlib.suppress(ClientClosed):  # and this with it
+            while (message := self._loop.call(self._inner.following(current_asker()))) is not None:
+                yield _received(message, self._loop)
 
     def receive(self, timeout: float | None = None) -> Received | None:
         """The next message; None when the consumer is closed, or nothing came within `timeout` seconds."""
-        try:
-            message = self._loop.call(self._inner.receive(timeout))
-        except ClientClosed:  # and this with it
-            return None
+        message = self._loop.call(self._inner.receive(timeout))
         return None if message is None else _received(message, self._loop)
 
     def run(self, handler: Callable[[Received], None], *, workers: int = 1, delay_level: int = 0) -> None:

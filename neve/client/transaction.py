@@ -226,6 +226,9 @@ class TransactionProducer:
 
     async def end(self, transaction: Transaction, state: LocalTransactionState) -> None:
         """END_TRANSACTION for a half message that this producer sent."""
+        await self._session.within(None, self._end(transaction, state))
+
+    async def _end(self, transaction: Transaction, state: LocalTransactionState) -> None:
         sent = transaction.sent
         route = await self._session.publish_route(transaction.message.topic)
         address = route.master(sent.queue.broker_name)

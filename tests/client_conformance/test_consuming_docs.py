@@ -69,7 +69,8 @@ def test_neve_consume_selects(
     orders: str, how: list[str], capfd: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert main.run(["consume", "orders", "--namesrv", orders, "--count", "1", "--idle", "30", *how]) == 0
+    idle = ["--idle", "30"] if "--group" in how else []
+    assert main.run(["consume", "orders", "--namesrv", orders, "--count", "1", *idle, *how]) == 0
     assert capfd.readouterr().out == "7\n"
     assert (tmp_path / ".rocketmq_offsets").exists() == ("--broadcast" in how)
 

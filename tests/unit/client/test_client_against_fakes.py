@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from neve.client import connect, sync
+from neve.client import AsyncClient, connect, sync
 from neve.client.connection import ConnectionFailed
 from neve.errors import BrokerError, ClientError, UnknownOutcome
 from neve.message import bytes_to_properties, decode_batch
@@ -348,5 +349,82 @@ def test_a_message_stored_with_a_reservation_goes_elsewhere_only_when_asked(fake
             connect(cluster.namesrv.address, retry_when_not_stored_ok=wanted) as client,
         ):
             assert (await client.send("t", b"x")).status == "FLUSH_SLAVE_TIMEOUT"
+
+    run(work)
+
+
+HANDLE = base64.urlsafe_b64encode(b"v1 t b0 1 key").decode()
+CALLS: dict[str, Callable[[AsyncClient], Awaitable[object]]] = {
+    "send": lambda client: client.send("t", b"x"),
+    "send_async": lambda client: client.send_async("t", b"x"),
+    "send_oneway": lambda client: client.send_oneway("t", b"x"),
+    "send_batch": lambda client: client.send_batch("t", [b"x"]),
+    "recall": lambda client: client.recall("t", HANDLE),
+    "request": lambda client: client.request("t", b"x", timeout=0.05),
+    "set_request_mode": lambda client: client.set_request_mode("g", "t", "POP"),
+    "queues": lambda client: client.queues("t"),
+    "pull": lambda client: client.pull("t", 0, 0),
+    "min_offset": lambda client: client.min_offset("t", 0),
+    "max_offset": lambda client: client.max_offset("t", 0),
+    "offset_by_time": lambda client: client.offset_by_time("t", 0, 0),
+    "committed": lambda client: client.committed("g", "t", 0),
+    "commit": lambda client: client.commit("g", "t", 0, 1),
+    "create_topic": lambda client: client.create_topic("t"),
+    "delete_topic": lambda client: client.delete_topic("t"),
+    "topic_config": lambda client: client.topic_config("t"),
+    "topic_route": lambda client: client.topic_route("t"),
+    "topic_list": lambda client: client.topic_list(),
+    "topic_stats": lambda client: client.topic_stats("t"),
+    "consume_stats": lambda client: client.consume_stats("g", "t"),
+    "cluster_info": lambda client: client.cluster_info(),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_ends_within_its_time_whoever_is_silent(fake_cluster: Any, what: str) -> None:
+    """Nothing else ends it here: connecting and a single request have an hour."""
+    options = {"timeout": 0.05, "attempt_timeout": 3600.0, "connect_timeout": 3600.0}
+
+    async def work() -> None:
+        async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, **options) as client:
+            answering, cluster.namesrv.handler = cluster.namesrv.handler, silent
+            with pytest.raises(UnknownOutcome):
+                await CALLS[what](client)
+            cluster.namesrv.handler = answering
+        only_brokers_silent = what not in ("queues", "topic_route", "topic_list", "cluster_info", "send_oneway")
+        if only_brokers_silent and what not in ("create_topic", "delete_topic"):
+            async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, **options) as client:
+                with pytest.raises(UnknownOutcome):
+                    await CALLS[what](client)
+
+    run(work)
+
+
+def test_a_peer_that_takes_no_more_bytes_has_no_second_timeout_for_its_answer(fake_cluster: Any) -> None:
+    """What was waited for the way out counts; the two parts used to have the whole time each."""
+
+    async def work() -> None:
+        async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address) as client:
+            connection = await client._session.pool.get(cluster.brokers[0].address)
+            limits: list[float] = []
+            call_later, loop = connection._loop.call_later, asyncio.get_running_loop()
+
+            class Clock:
+                """The loop, noting how long an answer is waited for."""
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(loop, name)
+
+                def call_later(self, delay: float, *rest: Any) -> Any:
+                    limits.append(delay)
+                    return call_later(0, *rest)
+
+            connection._loop = Clock()  # type: ignore[assignment]
+            connection.pause_writing()
+            asking = asyncio.create_task(connection.invoke(11, {}, b"", 5.0))
+            loop.call_later(0.02, connection.resume_writing)
+            with pytest.raises(UnknownOutcome):
+                await asking
+            assert limits[0] < 5.0
 
     run(work)

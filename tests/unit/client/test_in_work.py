@@ -430,7 +430,13 @@ def endless_sends(client: sync.Client) -> None:
         client.send("t", b"x", timeout=3600)
 
 
-@pytest.mark.parametrize("use", [endless_request, endless_pull, endless_sends])
+def endless_receives(client: sync.Client) -> None:
+    with client.consumer("g", "t") as consumer:
+        while True:
+            consumer.receive(3600)
+
+
+@pytest.mark.parametrize("use", [endless_request, endless_pull, endless_sends, endless_receives])
 def test_closing_the_client_ends_the_calls_of_other_threads(
     fake_cluster: Any, use: Callable[[sync.Client], None]
 ) -> None:
