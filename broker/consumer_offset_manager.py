@@ -1,6 +1,6 @@
 """What each group has consumed: topic@group → queue → next offset to consume. Written every few seconds, whole."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ class ConsumerOffsetManager:
 
     def __init__(self, disk: Disk, path: Path, sync_log: SyncLog) -> None:
         self._offsets: dict[str, dict[int, int]] = {}
+        # The names in `_offsets` from either side: who asks for one group or topic doesn't look at all of them.
+        self._topics: dict[str, dict[str, None]] = {}
+        self._groups: dict[str, dict[str, None]] = {}
         # Where the last pull of a group ended; only for statistics, not kept on disk.
         self._pulls: dict[str, dict[int, int]] = {}
         # Where an administrator sent a group; until its next pull hears it, the group's own commits are stale.
@@ -27,7 +30,7 @@ class ConsumerOffsetManager:
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
 
     def load(self) -> None:
-        self._offsets |= self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {})
+        self._take(self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {}))
 
     def _snapshot(self) -> Mapping[str, Any]:
         return {"offsetTable": dict(self._offsets)}
@@ -38,14 +41,29 @@ class ConsumerOffsetManager:
 
     def restore(self, table: Mapping[str, Mapping[int, int]]) -> None:
         """Take a whole table, as `table` gave it."""
-        self._offsets.update({name: dict(queues) for name, queues in table.items()})
+        self._take(table)
         self.file.touch()
+
+    def _take(self, table: Mapping[str, Mapping[int, int]]) -> None:
+        for name, queues in table.items():
+            topic, _, group = name.partition(SEPARATOR)
+            self._queues(group, topic).update(queues)
+
+    def _queues(self, group: str, topic: str) -> dict[int, int]:
+        """Where the group stands in the topic, to be written to."""
+        name = topic + SEPARATOR + group
+        queues = self._offsets.get(name)
+        if queues is None:
+            queues = self._offsets[name] = {}
+            self._topics.setdefault(group, {})[topic] = None
+            self._groups.setdefault(topic, {})[group] = None
+        return queues
 
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
         name = topic + SEPARATOR + group
         if self._resets and queue in self._resets.get(name, ()):
             return
-        queues = self._offsets.setdefault(name, {})
+        queues = self._queues(group, topic)
         if queues.get(queue) != offset:
             self.on_set(group, topic, queue, offset)
             queues[queue] = offset
@@ -53,7 +71,7 @@ class ConsumerOffsetManager:
 
     def follow(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Where the pop book says that the group stands."""
-        self._offsets.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+        self._queues(group, topic)[queue] = offset
         self.file.touch()
 
     def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
@@ -82,7 +100,9 @@ class ConsumerOffsetManager:
         if queues is not None:
             for queue, offset in queues.items():
                 self.on_set(target, topic, queue, offset)
-            self._offsets[topic + SEPARATOR + target] = dict(queues)
+            standing = self._queues(target, topic)
+            standing.clear()
+            standing.update(queues)
             self.file.touch()
 
     def queues_of(self, group: str, topic: str) -> dict[int, int]:
@@ -100,16 +120,20 @@ class ConsumerOffsetManager:
         return self._pulls.get(topic + SEPARATOR + group, {}).get(queue, -1)
 
     def topics_of(self, group: str) -> list[str]:
-        return [topic for topic, owner in self.pairs() if owner == group]
+        return list(self._topics.get(group, ()))
 
     def groups_of(self, topic: str) -> list[str]:
-        return [owner for name, owner in self.pairs() if name == topic]
+        return list(self._groups.get(topic, ()))
 
     def delete_topic(self, topic: str) -> None:
-        self._drop(lambda name, group: name == topic)
+        for group in self.groups_of(topic):
+            self._drop(group, topic)
+        self._forget(lambda name: name.startswith(topic + SEPARATOR))
 
     def delete_group(self, group: str) -> None:
-        self._drop(lambda topic, owner: owner == group)
+        for topic in self.topics_of(group):
+            self._drop(group, topic)
+        self._forget(lambda name: name.endswith(SEPARATOR + group))
 
     def clip(self, maximum: Callable[[str, int], int]) -> list[str]:
         """After an unclean stop no group may stand above its queue's end: it would miss what is sent next."""
@@ -125,17 +149,22 @@ class ConsumerOffsetManager:
             self.file.touch()
         return clipped
 
-    def pairs(self) -> Iterable[tuple[str, str]]:
+    def pairs(self) -> list[tuple[str, str]]:
         """Topic and group wherever a group stands."""
-        for name in self._offsets:
-            topic, _, group = name.partition(SEPARATOR)
-            yield topic, group
+        return [(topic, group) for topic, groups in self._groups.items() for group in groups]
 
-    def _drop(self, matches: Callable[[str, str], bool]) -> None:
-        for table in (self._offsets, self._pulls, self._resets):
-            for name in [name for name in table if matches(*name.split(SEPARATOR, 1))]:
-                del table[name]
+    def _drop(self, group: str, topic: str) -> None:
+        del self._offsets[topic + SEPARATOR + group]
+        for index, key, value in ((self._topics, group, topic), (self._groups, topic, group)):
+            del index[key][value]
+            if not index[key]:
+                del index[key]
         self.file.touch()
+
+    def _forget(self, matches: Callable[[str], bool]) -> None:
+        for table in (self._pulls, self._resets):
+            for name in [name for name in table if matches(name)]:
+                del table[name]
 
 
 def _nobody_pops(group: str, topic: str, queue: int, offset: int) -> None:

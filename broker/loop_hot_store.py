@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from broker.broker_context import BrokerContext
-from broker.state_capture import capture_state
+from broker.state_capture import capture_in_slices, next_slice
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import EntryRun, Segment
 from broker.store.reading import EntrySlice, joined
@@ -111,7 +111,10 @@ class LoopHotStore:
             log.warning("waiting timers keep their segments: %s", error)
 
     def state(self) -> BrokerState:
-        return self._call(lambda: capture_state(self._context))
+        capture = capture_in_slices(self._context)
+        while (state := self._call(lambda: next_slice(capture))) is None:
+            pass
+        return state
 
     def disk_ratio(self) -> float:
         return self._context.store.disk.room(self._context.root).used_ratio

@@ -22,7 +22,10 @@ class AdminOffsetsProcessor:
     async def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """43: what every group has consumed, as a slave would copy it."""
         offsets = self._context.offsets
-        table = {f"{topic}{SEPARATOR}{group}": offsets.queues_of(group, topic) for topic, group in offsets.pairs()}
+        table = {
+            f"{topic}{SEPARATOR}{group}": offsets.queues_of(group, topic)
+            async for topic, group in in_slices(offsets.pairs())
+        }
         return await wide_answer(request, {"offsetTable": table})
 
     def delay_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -1,6 +1,7 @@
 """Administration: what is in the queues, who consumes, how the broker is doing."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from broker.broker_context import BrokerContext
@@ -63,15 +64,20 @@ class AdminStatsProcessor:
         topics = listed or ([ext["topic"]] if ext.get("topic") else context.offsets.topics_of(group))
         live = context.clients.consumers.get(group)
         table: dict[MessageQueue, dict[str, int]] = {}
-        rate = sum(context.stats.get_rate(topic, group) for topic in topics)
-        for topic in topics:
-            config = context.topics.select(topic)
-            if config is None or (not listed and live is not None and topic not in live.subscriptions):
-                continue
-            async for queue in in_slices(range(config.read_queue_nums)):
-                table[MessageQueue(topic, context.config.broker_name, queue)] = queue_stats(
-                    context, group, topic, queue
-                )
+        rate = 0.0
+
+        def queues() -> Iterator[tuple[str, int]]:
+            nonlocal rate
+            for topic in topics:
+                config = context.topics.select(topic)
+                rate += context.stats.get_rate(topic, group)
+                if config is None or (not listed and live is not None and topic not in live.subscriptions):
+                    continue
+                for queue in range(config.read_queue_nums):
+                    yield topic, queue
+
+        async for topic, queue in in_slices(queues()):
+            table[MessageQueue(topic, context.config.broker_name, queue)] = queue_stats(context, group, topic, queue)
         return await wide_answer(request, {"consumeTps": rate, "offsetTable": table})
 
     def consumer_connections(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
 
 from neve.remoting.body import dumps_object_keys
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 
+T = TypeVar("T")
 # Queues looked at before other requests get their turn.
 SLICE = 64
 
 
-async def in_slices(queues: Iterable[int]) -> AsyncIterator[int]:
-    """The same queues; other requests are served in between."""
+async def in_slices(queues: Iterable[T]) -> AsyncIterator[T]:
+    """The same queues, or whatever costs as much; other requests are served in between."""
     for number, queue in enumerate(queues, 1):
         yield queue
         if number % SLICE == 0:

@@ -82,10 +82,16 @@ class MessageStore(Appender):
 
     def following_offsets(self) -> dict[str, dict[int, int]]:
         """Topic -> queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""
-        found = {topic: {int(name): end for name, end in ends.items()} for topic, ends in self.state.ended.items()}
-        for (topic, queue_id), queue in self.table.items():
-            found.setdefault(topic, {})[queue_id] = queue.end
-        return found
+        return {topic: self.following_of(topic) for topic in self.following_topics()}
+
+    def following_topics(self) -> list[str]:
+        """Those that have queues here, or had."""
+        return list(self.state.ended.keys() | self.table_by_topic.keys())
+
+    def following_of(self, topic: str) -> dict[int, int]:
+        """As `following_offsets`, of one topic."""
+        ended = {int(name): end for name, end in self.state.ended.get(topic, {}).items()}
+        return ended | {queue_id: queue.end for queue_id, queue in self.table_by_topic.get(topic, {}).items()}
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that the local log has; 0 of an unknown queue."""

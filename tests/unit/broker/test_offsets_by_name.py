@@ -1,0 +1,55 @@
+"""Where groups stand, asked for by group and by topic."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from broker.consumer_offset_manager import ConsumerOffsetManager
+from infra.sim_disk import SimDisk
+
+
+async def _synced() -> None:
+    """The log is on the disk."""
+
+
+def _manager(disk: SimDisk) -> ConsumerOffsetManager:
+    return ConsumerOffsetManager(disk, Path("/data/consumerOffset.json"), _synced)
+
+
+def _told(offsets: ConsumerOffsetManager) -> tuple[set[str], set[str], set[tuple[str, str]]]:
+    return set(offsets.topics_of("g")), set(offsets.groups_of("T")), set(offsets.pairs())
+
+
+def test_a_group_and_a_topic_know_each_other_through_commits_copies_deletions_and_a_restart() -> None:
+    disk = SimDisk()
+    disk.make_dirs(Path("/data"))
+    offsets = _manager(disk)
+    offsets.commit("g", "T", 0, 5)
+    offsets.commit("g", "U", 1, 6)
+    offsets.reset("h", "T", 0, 7)
+    offsets.clone("g", "copy", "U")
+    everything = {("T", "g"), ("U", "g"), ("T", "h"), ("U", "copy")}
+    assert _told(offsets) == ({"T", "U"}, {"g", "h"}, everything)
+    asyncio.run(offsets.file.save())
+    again = _manager(disk)
+    again.load()
+    assert _told(again) == ({"T", "U"}, {"g", "h"}, everything)
+    again.delete_topic("T")
+    assert _told(again) == ({"U"}, set(), {("U", "g"), ("U", "copy")})
+    assert again.query("h", "T", 0) == -1
+    again.delete_group("g")
+    assert _told(again) == (set(), set(), {("U", "copy")})
+    assert again.table() == {"U@copy": {1: 6}}
+
+
+def test_a_deleted_topic_or_group_takes_its_resets_and_pulls_with_it_whether_or_not_it_stood_anywhere() -> None:
+    offsets = _manager(SimDisk())
+    offsets.commit_pull("g", "T", 0, 9)
+    offsets.commit_pull("g", "U", 0, 9)
+    offsets.reset("g", "U", 0, 3)
+    offsets.delete_topic("T")
+    assert (offsets.query_pull("g", "T", 0), offsets.query_pull("g", "U", 0)) == (-1, 9)
+    offsets.delete_group("g")
+    assert offsets.query_pull("g", "U", 0) == -1
+    assert offsets.take_reset("g", "U", 0) is None

@@ -1,0 +1,82 @@
+"""What is told of everything lets others in between: work done between two turns of the loop is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.loop_hot_store import LoopHotStore
+from broker.store.message_store import MessageStore
+from neve.remoting.codes import RequestCode as Code
+from tests.broker_in_process import ask, running
+
+TOPICS, QUEUES = 300, 2
+
+
+class Counted:
+    """Calls of a function between two turns of the loop, at most."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self._work, self._since, self.most, self.all = work, 0, 0, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self._since += 1
+        self.all += 1
+        if self._since == 1:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self.most = max(self.most, self._since)
+        return self._work(*args)
+
+    def _turn(self) -> None:
+        self._since = 0
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Counted]:
+    def count(name: str) -> Counted:
+        counter = Counted(getattr(MessageStore, name))
+
+        def method(*args: Any) -> Any:
+            return counter(*args)
+
+        monkeypatch.setattr(MessageStore, name, method)
+        return counter
+
+    return count
+
+
+def test_a_groups_progress_over_many_topics_is_told_in_slices(
+    tmp_path: Path, counted: Callable[[str], Counted]
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            for number in range(TOPICS):
+                broker.context.topics.create_plain(f"topic-{number}", QUEUES)
+                for queue in range(QUEUES):
+                    broker.context.offsets.commit("g", f"topic-{number}", queue, 1)
+            looked_at = counted("store_time")
+            answer = await ask(connection, Code.GET_CONSUME_STATS, consumerGroup="g")
+            assert answer.code == 0
+            assert answer.body.count(b"consumerOffset") == looked_at.all == TOPICS * QUEUES
+            assert looked_at.most <= 100
+
+    asyncio.run(main())
+
+
+def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, counted: Callable[[str], Counted]) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, _):
+            store = broker.context.store
+            for number in range(1_200):
+                store.new_queue(f"topic-{number}", 0)
+            taken = counted("following_of")
+            hot = LoopHotStore(broker.context, asyncio.get_running_loop())
+            state = await asyncio.to_thread(hot.state)
+            assert taken.all == len(state.queues) >= 1_200
+            assert taken.most <= 500
+
+    asyncio.run(main())
