@@ -85,8 +85,9 @@ class _Pages:
         if lifecycle is None or self._archive.journal is None:
             return {}
         backlog = lifecycle.backlog()
-        self._backlog = lifecycle.status(backlog)
-        return {topic: lifecycle.age_ms(what) for topic, what in backlog.items()}
+        ages = lifecycle.ages_ms(backlog)
+        self._backlog = {**lifecycle.status(backlog), "backlog_age_ms": max(ages.values(), default=0)}
+        return ages
 
     async def live(self, request: Request) -> Response:
         """503: only a new process helps. What may pass by itself is named below the first line."""

@@ -434,7 +434,7 @@ class Lifecycle:
             "open_names": sum(map(len, self._journal.catalog.open_intents().values())),
             "orphans": len(self._reported),
             "backlog_bytes": sum(what.bytes for what in backlog.values()),
-            "backlog_age_ms": max(map(self.age_ms, backlog.values()), default=0),
+            "backlog_age_ms": max(self.ages_ms(backlog).values(), default=0),
             "last_round": self._last_round,
             "upload_bytes_per_second": self._upload_rate,
             "upload_waited_ms": int(self._worker.upload_waited * 1000) if self._worker is not None else 0,
@@ -466,8 +466,11 @@ class Lifecycle:
         unread = self._rounds.set_aside.reasons() if self._rounds is not None else {}
         return {**self._unexpired.reasons(), **unread}
 
-    def age_ms(self, what: Pending) -> int:
-        return max(0, self._clock.now_ms() - what.oldest_ms) if what.oldest_ms >= 0 else 0
+    def ages_ms(self, backlog: Mapping[str, Pending]) -> dict[str, int]:
+        """Topic -> how old its oldest message is that is not archived."""
+        now = self._clock.now_ms()
+        oldest = {topic: what.oldest_ms for topic, what in backlog.items()}
+        return {topic: max(0, now - time) if time >= 0 else 0 for topic, time in oldest.items()}
 
 
 def _tell(progress: Progress | None, **event: Any) -> None:
