@@ -9,7 +9,7 @@ import functools
 import logging
 from collections.abc import Callable
 
-from broker import processor_table, topic_config_manager
+from broker import processor_table, rocketmqs_store, topic_config_manager
 from broker.admin_pages import register_pages
 from broker.archive_wiring import ArchiveWiring
 from broker.broker_context import BrokerContext
@@ -49,6 +49,7 @@ from infra.remoting_limits import RemotingLimits
 from infra.remoting_server import RemotingServer
 from infra.request_router import RequestRouter
 from infra.startup import (
+    EXIT_CONFIG,
     EXIT_DISK,
     EXIT_FAILED,
     EXIT_IN_USE,
@@ -241,6 +242,8 @@ class BrokerController:
             self._disk.make_dirs(root / "config")
         except OSError as error:
             raise StartupError(f"storePathRootDir={root}: {error.strerror or error}", EXIT_DISK) from error
+        if (foreign := rocketmqs_store.refusal(self._disk, root)) is not None:
+            raise StartupError(foreign, EXIT_CONFIG)
         needed = _MIN_FREE_FILES * self.config.mapped_file_size_commit_log
         free = self._disk.room(root).available
         if free < needed and not self._disk.exists(root / "commitlog"):

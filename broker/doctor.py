@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from broker import rocketmqs_store
 from infra.clock import Clock, SystemClock
 from infra.config import BrokerConfig, ConfigError, read
 from infra.disk import DiskLocked, RealDisk
@@ -37,7 +38,8 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
     yield from _check_pairs(config)
     yield from check_users(config, path, config.root / "config" / "auth" / "auth.json")
     running = _is_running(config.root)
-    yield check_directory("data directory", config.root)
+    foreign = rocketmqs_store.refusal(RealDisk(), config.root)
+    yield Check("data directory", FAIL, foreign) if foreign else check_directory("data directory", config.root)
     yield from _check_room(config)
     yield from _check_ports(config, running=running)
     yield from check_tls(config, clock or SystemClock())

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from broker import rocketmqs_store
 from infra.disk import Disk
 
 FORMAT = 1
@@ -65,9 +66,13 @@ class StateFile:
         """The table; what `shapes` names has that type. ValueError with the file's name for anything else."""
         if not self._disk.exists(self._path):
             return {}
+        data = self._disk.read(self._path)
         try:
-            value = json.loads(self._disk.read(self._path))
+            value = json.loads(data)
         except ValueError as error:
+            if rocketmqs_store.is_table(data):
+                text = f"{self._path}: a table of Apache RocketMQ's, whose positions are of another log"
+                raise ValueError(f"{text}: take it away, or {rocketmqs_store.WHAT_TO_DO}") from error
             raise ValueError(f"{self._path}: damaged: {error}") from error
         if not isinstance(value, dict) or value.get("neveFormat", FORMAT) != FORMAT:
             raise ValueError(f"{self._path}: written by a newer neve (this one reads format {FORMAT})")

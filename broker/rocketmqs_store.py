@@ -1,0 +1,44 @@
+"""A data directory that RocketMQ's broker wrote: it is told from one of neve's before anything in it is touched.
+
+Its `checkpoint` is a page of five big-endian numbers (StoreCheckpoint: three times in ms since 1970, two places in the
+log), where neve's is JSON. Its tables in `config` are JSON as fastjson writes it, with numbers as keys that
+have no quotes, and without the `neveFormat` that each of neve's has.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+from infra.disk import Disk
+
+_NUMBERS = struct.Struct(">5q")
+_PAGES = (4096, 16384, 65536)
+_YEAR_2100_MS = 4_102_444_800_000
+_FASTJSON_NUMBER_KEY = re.compile(rb"[{,]\s*\d+\s*:")
+WHAT_TO_DO = "give neve a directory of its own; docs/operators.md, Coming from RocketMQ, says how to move"
+
+
+def is_one(disk: Disk, root: Path) -> bool:
+    """Whether RocketMQ's broker stored there."""
+    checkpoint = root / "checkpoint"
+    if not disk.exists(checkpoint) or disk.size(checkpoint) not in _PAGES:
+        return False
+    page = disk.read(checkpoint)
+    if len(page) < _NUMBERS.size or page.lstrip()[:1] == b"{":
+        return False
+    numbers: tuple[int, ...] = _NUMBERS.unpack_from(page)
+    return min(numbers) >= -1 and max(numbers[:3]) < _YEAR_2100_MS
+
+
+def is_table(data: bytes) -> bool:
+    """Whether RocketMQ wrote this file of `config`, which is no JSON."""
+    return b'"neveFormat"' not in data and _FASTJSON_NUMBER_KEY.search(data) is not None
+
+
+def refusal(disk: Disk, root: Path) -> str | None:
+    """What to say of such a directory; None for any other."""
+    if not is_one(disk, root):
+        return None
+    return f"{root} is a store of Apache RocketMQ's (its checkpoint says so), which neve can't open: {WHAT_TO_DO}"
