@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 
 import click
 
+from neve.cli.failures import USAGE, Failure
 from neve.cli.output import emit, output_option, say, store_option
 from neve.cli.times import to_ms
 
@@ -48,6 +51,10 @@ def sql(
     known = sorted({topic for catalog in catalogs(open_source(store)).values() for topic in catalog.topics()})
     engine = session(store, master=master, app_name="neve spark sql", conf={"spark.log.level": "ERROR"})
     begin, stop = (None if start is None else to_ms(start)), (None if end is None else to_ms(end))
+    from pyspark.errors import PySparkException
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it prints each refusal with the JVM's stack
     try:
         for topic in topics or known:
             frame = read_topic(engine, topic, store=store, start=begin, end=stop, decode=decode, schema=schema)
@@ -60,5 +67,27 @@ def sql(
         rows = [row.asDict(recursive=True) for row in answer.collect()]
         emit(rows, answer.columns, output)
         say(f"{len(rows)} rows")
+    except PySparkException as error:
+        raise Failure(USAGE, refused_sql(str(error), query, topics or known)) from error
     finally:
         engine.stop()
+
+
+def refused_sql(told: str, query: str, topics: Sequence[str]) -> str:
+    """What Spark says of a query, with the place, without its plan and the stack of the JVM."""
+    lines = told.partition("JVM stacktrace:")[0].strip().split("\n")
+    plan = next((at for at, line in enumerate(lines) if at and _PLAN.match(line)), len(lines))
+    text = "\n".join(lines[:plan]).rstrip().rstrip(";")
+    bare = re.sub(r"`[^`]*`|'[^']*'", "", query)
+    quoted = [f"`{topic}`" for topic in topics if not topic.isidentifier() and topic in bare]
+    if quoted:
+        return (
+            f"{text}\nin SQL a name like that stands in backticks (and the query in single quotes): {', '.join(quoted)}"
+        )
+    if "TABLE_OR_VIEW_NOT_FOUND" in text:
+        return f"{text}\nthe topics of this store: {', '.join(topics) or 'none'}"
+    return text
+
+
+# A node of a logical plan, below the message.
+_PLAN = re.compile(r"\s*(\+- |:- |'?[A-Z]\w+ \[|'[A-Z])")

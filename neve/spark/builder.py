@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from neve.spark.jars import find_java, pyspark_jars, s3_jars
@@ -87,12 +87,43 @@ def session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    master = master or (None if "SPARK_REMOTE" in os.environ or "MASTER" in os.environ else "local[*]")
+    remote = "SPARK_REMOTE" in os.environ
+    master = master or (None if remote or "MASTER" in os.environ else "local[*]")
     if master:
         builder = builder.master(master)
-    for name, value in _options([parse_store(url) for url in stores], jars, conf or {}).items():
+    options = _options([parse_store(url) for url in stores], jars, conf or {})
+    for name, value in options.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if not remote:
+        _reach(spark, options)
+    return spark
+
+
+def _reach(spark: SparkSession, options: Mapping[str, str]) -> None:
+    """Gives jars and Hadoop's options to a JVM that was up before: another session's, or spark-submit's.
+
+    Spark takes them from the configuration only when it starts one; a session that came later met no S3AFileSystem.
+    """
+    context: Any = spark.sparkContext
+    hadoop = context._jsc.hadoopConfiguration()
+    for name, value in options.items():
+        if name.startswith(_HADOOP):
+            hadoop.set(name.removeprefix(_HADOOP), value)
+    jars = [jar for jar in options.get("spark.jars", "").split(",") if jar]
+    if not jars or hadoop.getClassByNameOrNull(_S3A) is not None:
+        return
+    urls = context._gateway.new_array(context._jvm.java.net.URL, len(jars))
+    for at, jar in enumerate(jars):
+        urls[at] = context._jvm.java.io.File(jar).toURI().toURL()
+        context._jsc.addJar(jar)  # of the executors
+    # A loader of its own: Hadoop remembers by loader which classes it did not find.
+    before = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    hadoop.setClassLoader(context._jvm.java.net.URLClassLoader(urls, before))
+
+
+_HADOOP = "spark.hadoop."
+_S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
 def _options(stores: Sequence[StoreUrl], jars: Sequence[str | Path] | None, conf: Mapping[str, str]) -> dict[str, str]:

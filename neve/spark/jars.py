@@ -21,6 +21,7 @@ SDK_MODULES = ("s3", "s3-transfer-manager", "sts")
 # What pyspark/jars already holds: a second version beside it would be a lottery of the class path.
 IN_SPARK = ("io.netty", "org.slf4j", "org.apache.httpcomponents", "commons-codec", "commons-logging")
 RESOLVE_TIMEOUT = 600
+INSTALL = "pip install 'pyspark>=4.0' into this environment (the extra [spark] of neve's wheel or checkout has it)"
 
 
 class SparkSetupError(RuntimeError):
@@ -43,12 +44,16 @@ def find_java() -> str:
 
 
 def pyspark_jars() -> Path:
-    """The folder of jars that the installed pyspark carries."""
+    """The folder of jars of the Spark that will run: SPARK_HOME's, as for pyspark itself, else that of the package.
+
+    Below `spark-submit` the package is one file, python/lib/pyspark.zip, and SPARK_HOME says where its Spark is.
+    """
     try:
         import pyspark
     except ImportError as missing:
-        raise SparkSetupError("pyspark is not installed: pip install 'neve[spark]'") from missing
-    return Path(str(pyspark.__file__)).parent / "jars"
+        raise SparkSetupError(f"pyspark is not installed: {INSTALL}") from missing
+    home = os.environ.get("SPARK_HOME")
+    return (Path(home) if home else Path(str(pyspark.__file__)).parent) / "jars"
 
 
 def hadoop_version(jars: Path) -> str:
@@ -57,7 +62,12 @@ def hadoop_version(jars: Path) -> str:
         found = re.fullmatch(r"hadoop-client-api-(\d[\w.-]*)\.jar", jar.name)
         if found:
             return found[1]
-    raise SparkSetupError(f"no hadoop-client-api jar in {jars}: this Spark has no Hadoop, S3 cannot be read")
+    if not jars.is_dir():
+        raise SparkSetupError(f"Spark's jars are not at {jars}: set SPARK_HOME, or pass session(..., jars=[...])")
+    raise SparkSetupError(
+        f"no hadoop-client-api jar in {jars}: this Spark comes without Hadoop; pass hadoop-aws and what it needs, "
+        "of the Hadoop that it runs with, as session(..., jars=[...])"
+    )
 
 
 def s3_jars(cache: Path | None = None) -> list[Path]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -34,7 +37,9 @@ from neve.archive.journal import (
 )
 from neve.archive.keys import data_key, journal_key
 from neve.archive.schema import SCHEMA
+from neve.spark.jars import pyspark_jars
 from tests.integration.test_offload import StoreAdapter, put, start
+from tests.server_process import NEVE
 from tiered.worker_client import WorkerClient
 
 pytestmark = [
@@ -149,6 +154,60 @@ def test_a_topic_whose_name_no_path_can_say_is_read_under_its_name(
     spark, urls = servers
     frame = neve_spark.read_topic(spark, LONG, store=urls[kind])
     assert sorted((r.topic, r.broker, r.queue_offset) for r in frame.collect()) == [(LONG, "c", n) for n in range(5)]
+
+
+FIVE_LINES = """
+from neve.spark import read_topic, session
+store = {s3!r}
+spark = session(store)
+print("rows", read_topic(spark, {topic!r}, store=store).count())
+"""
+DIRECTORY_FIRST = """
+from neve.spark import session
+session({dir!r}, master="local[1]")
+"""
+
+
+def rows_counted(command: list[str], script: str, home: Path, environment: dict[str, str]) -> int:
+    """What a program in a process, and a JVM, of its own prints."""
+    path = home / "rows.py"
+    path.write_text(script)
+    done = subprocess.run(
+        [*command, str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return int(done.stdout.rpartition("rows ")[2])
+
+
+def test_a_session_for_s3_after_one_for_a_directory_reads_s3(
+    servers: tuple[Any, dict[str, str]], tmp_path: Path
+) -> None:
+    script = DIRECTORY_FIRST.format(**servers[1]) + FIVE_LINES.format(**servers[1], topic=TOPIC)
+    assert rows_counted([sys.executable], script, tmp_path, {}) == 25
+
+
+def test_a_refused_query_is_a_few_lines(servers: tuple[Any, dict[str, str]]) -> None:
+    command = [NEVE, "spark", "sql", "--store", servers[1]["dir"], "--topic", TOPIC, "--master", "local[1]"]
+    done = subprocess.run([*command, "SELECT FORM x"], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2
+    _, told = done.stderr.split("error: ")
+    assert "line 1 pos 7" in told
+    assert "org.apache" not in done.stderr
+    assert told.count("\n") < 5
+
+
+def test_the_five_lines_of_the_page_run_below_spark_submit(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
+    """As on a Spark that was unpacked: pyspark is one file there, and the JVM runs before `session` is called."""
+    home = pyspark_jars().parent
+    places = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    submit = [str(home / "bin" / "spark-submit"), "--master", "local[1]"]
+    script = FIVE_LINES.format(**servers[1], topic=TOPIC)
+    assert rows_counted(submit, script, tmp_path, places) == 25
 
 
 def test_pruned_before_opening(servers: tuple[Any, dict[str, str]]) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Epoch, Expire, RowGroup
+from neve.cli.spark import refused_sql
 from neve.spark import SparkSetupError
 from neve.spark.bodies import inflater
 from neve.spark.builder import parse_store, s3_options
-from neve.spark.jars import find_java, hadoop_version
+from neve.spark.jars import find_java, hadoop_version, pyspark_jars
 from neve.spark.reader import Minimum, Wanted, instant_ms, plan
 
 
@@ -113,3 +114,40 @@ def test_plan_cuts_at_the_recorded_minimum(catalog: Catalog) -> None:
     keys, minimums = plan({"b": catalog}, "t", Wanted())
     assert sorted(keys) == ["b", "c"]
     assert minimums == [Minimum("b", 0, 15)]
+
+
+def test_the_jars_are_those_of_the_spark_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Below spark-submit pyspark is imported from a zip, which has none."""
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert pyspark_jars() == tmp_path / "jars"
+    with pytest.raises(SparkSetupError, match="set SPARK_HOME"):
+        hadoop_version(pyspark_jars())
+    monkeypatch.delenv("SPARK_HOME")
+    assert hadoop_version(pyspark_jars())
+
+
+COLUMN = """[UNRESOLVED_COLUMN.WITHOUT_SUGGESTION] A column `FORM` cannot be resolved. SQLSTATE: 42703; line 1 pos 7;
+'Project ['FORM AS x#27]
++- OneRowRelation
+"""
+SYNTAX = """
+[PARSE_SYNTAX_ERROR] Syntax error at or near 'FROM'. SQLSTATE: 42601 (line 1, pos 9)
+
+== SQL ==
+SELECT * FROM FROM x
+---------^^^
+"""
+
+
+def test_a_refused_query_is_told_with_its_place_and_without_plan_and_stack() -> None:
+    assert refused_sql(COLUMN, "SELECT FORM x", ["orders"]) == COLUMN.split(";\n", maxsplit=1)[0]
+    told = refused_sql(SYNTAX + "\nJVM stacktrace:\norg.apache.spark…\n\tat x", "SELECT * FROM FROM x", ["orders"])
+    assert told.endswith("SELECT * FROM FROM x\n---------^^^")
+    missing = "[TABLE_OR_VIEW_NOT_FOUND] The table `oders` cannot be found. line 1 pos 14;\n'Project [*]"
+    assert refused_sql(missing, "SELECT * FROM oders", ["orders"]).endswith("the topics of this store: orders")
+
+
+def test_a_topic_whose_name_needs_backticks_is_told() -> None:
+    told = refused_sql(SYNTAX, "SELECT * FROM dash-topic", ["dash-topic", "orders"])
+    assert told.endswith("`dash-topic`")
+    assert "backticks" not in refused_sql(SYNTAX, "SELECT * FROM `dash-topic`", ["dash-topic"])
