@@ -75,6 +75,8 @@ class ColdTier(Protocol):
 
     def min_offset(self, topic: str, queue_id: int) -> int | None: ...
 
+    def count_existing(self, topic: str, queue_id: int, first: int, end: int) -> int: ...
+
     def has(self, topic: str, queue_id: int, offset: int) -> bool: ...
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int: ...
@@ -218,6 +220,13 @@ class TieredStore:
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self.hot.max_offset(topic, queue_id)
+
+    def count_messages(self, topic: str, queue_id: int, first: int, end: int) -> int:
+        """How many messages there are in [first, end): none below the minimum, and none in a gap of the archive."""
+        first = max(first, self.min_offset(topic, queue_id))
+        if self.cold is None:
+            return max(0, end - first)
+        return self.cold.count_existing(topic, queue_id, first, end)
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
         """Over both tiers. The oldest hot message decides which one is asked: times run back only with the clock."""

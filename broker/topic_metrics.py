@@ -50,7 +50,9 @@ async def _topic_traffic(stats: BrokerStats) -> list[TopicTraffic]:
 
 
 async def consumer_lags(context: BrokerContext) -> list[Lag]:
-    """Messages behind: the ends of a topic's queues less where the group stands, as `mqadmin consumerProgress` has it.
+    """Messages behind: those between where the group stands and the ends of a topic's queues.
+
+    `mqadmin consumerProgress` counts offsets. Those that exist nowhere wait for nobody: a restore leaves out millions.
 
     For each topic where a group has a position, and its retry topics even if it has none there yet. A topic that a
     running group no longer subscribes to does not count.
@@ -64,7 +66,8 @@ async def consumer_lags(context: BrokerContext) -> list[Lag]:
             continue
         consumed = context.offsets.queues_of(group, topic)
         ends = [context.store.max_offset(topic, queue) for queue in range(config.read_queue_nums)]
-        behind = sum(max(0, end - consumed.get(queue, 0)) for queue, end in enumerate(ends))
+        count = context.tiered.count_messages
+        behind = sum(count(topic, queue, consumed.get(queue, 0), end) for queue, end in enumerate(ends))
         lags.append(Lag(group, topic, behind))
         looked_at += 1 + len(ends)
         if looked_at >= _SLICE:

@@ -273,6 +273,8 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
         )
     if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
         return PreconditionFailed(text)
+    if "<Code>NoSuchBucket<" in text:  # says nothing about the object: it must not look like the end of a journal
+        return StoreUnavailable(f"{key}: the bucket does not exist: {_text(error)}")
     if isinstance(error, FileNotFoundError | errors.NotFoundError):
         return NotFound(text)
     refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)

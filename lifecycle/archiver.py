@@ -15,32 +15,26 @@ from typing import Any
 
 import msgspec
 
-from infra import failpoint
 from infra.clock import Clock
 from infra.object_store import AccessDenied
 from lifecycle.backlog import Backlog
 from lifecycle.evictor import Evictor
+from lifecycle.expirer import Expirer
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import (
     HOUR_MS,
     Pending,
     Policy,
-    deletable,
     due_topics,
-    plan_dropped,
-    plan_expiry,
     upload_rate,
     wanted_segments,
 )
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from lifecycle.turns import Turns
 from neve.archive import keys
-from neve.archive.journal import Deleted, Expire
 from tiered.journal import JournalWriter
-from tiered.named_topics import StalePlan
 from tiered.offload import OffloadRound, Progress, RoundReport, RowCounts, Uploader
 from tiered.offload_plan import TopicRange, TopicUnreadable
-from tiered.set_aside import SetAside
 from tiered.verify import VerifyReport, verify
 
 _log = logging.getLogger(__name__)
@@ -74,7 +68,7 @@ class Lifecycle:
             if journal is not None and worker is not None
             else None
         )
-        self._unexpired = SetAside("expired")
+        self._expirer = Expirer(hot, journal, policy, clock, self.safe_clock)
         self._evictor = Evictor(
             hot,
             policy,
@@ -87,7 +81,6 @@ class Lifecycle:
         self._backlog = Backlog(hot, journal.catalog) if journal is not None else None
         self._reported: dict[str, int] = {}  # orphan -> size, as the last sweep found them
         self._last_round: dict[str, Any] = {}
-        self._deleted = 0
         self._stopping = False
         self._oldest_ms = -1  # of the backlog, as the last round saw it
         self._upload_rate = 0
@@ -239,109 +232,7 @@ class Lifecycle:
     def run_ttl(self) -> dict[str, int]:
         """Take what has expired out of view, and delete what has been out of view for the grace."""
         with self._busy:
-            if self._journal is None:
-                now = self.safe_clock.now_ms()
-                return {"expired": 0, "deleted": 0, "raised": self._expire_local(now)}
-            self._journal.ensure_online()
-            self._journal.follow()
-            now = self.safe_clock.now_ms(self._journal.store)
-            expired = self._expire_objects(now)
-            raised = self._expire_local(now)
-            return {"expired": expired, "deleted": self._delete_expired(now), "raised": raised}
-
-    def _expire_objects(self, now: int) -> int:
-        assert self._journal is not None
-        catalog = self._journal.catalog
-        plan = plan_expiry(catalog.objects(), self.policy, now, catalog.recorded_minimum)
-        dropped = [key for key in self._dropped() if key not in set(plan.keys)]
-        after = now + self.policy.grace_ms
-        if plan.keys or plan.minimums:
-            self._journal.append(Expire(keys=plan.keys, delete_after_ms=after, minimums=plan.minimums))
-        if dropped:
-            self._journal.append(Expire(keys=dropped, delete_after_ms=after, reason="topic deleted"))
-        if plan.keys or dropped:
-            grace = self.policy.grace_ms // 1000
-            _log.info("%d objects expired, %d of deleted topics; gone in %d s", len(plan.keys), len(dropped), grace)
-        failpoint.hit("ttl.after_expire")
-        return len(plan.keys) + len(dropped)
-
-    def _dropped(self) -> list[str]:
-        assert self._journal is not None
-        catalog = self._journal.catalog
-        dropped: list[str] = []
-        for topic in catalog.topics():
-            entry = catalog.topic_entry(topic)
-            if entry is not None and entry.minimums:
-                dropped += plan_dropped(catalog.objects(topic), entry.minimums)
-        return dropped
-
-    def _expire_local(self, now: int) -> int:
-        """The TTL holds on the hot tier too: a queue's minimum moves up, never back."""
-        plan = self._journal.plan_mark() if self._journal is not None else 0
-        rising, before = self._rising(now)
-        try:
-            self._record_unarchived(rising, plan)
-        except StalePlan:
-            return self._expire_local(now)
-        for topic, minimums in rising.items():
-            for queue, offset in minimums.items():
-                # The topic may have come again meanwhile, at offset 0: only what is old now goes.
-                self._hot.expire_below(topic, queue, offset, before[topic])
-        return sum(map(len, rising.values()))
-
-    def _rising(self, now: int) -> tuple[dict[str, dict[int, int]], dict[str, int]]:
-        """topic -> queue -> its new minimum; topic -> the time before which its TTL lets go."""
-        rising: dict[str, dict[int, int]] = {}
-        before: dict[str, int] = {}
-        policy, known = self.policy, self._hot.queues()
-        self._unexpired.keep(known)
-        for topic, queues in known.items():
-            ttl = policy.ttl_ms(topic)
-            if ttl is None:
-                continue
-            before[topic] = now - ttl + 1
-            try:
-                ends = {queue: self._hot.offset_by_time(topic, queue, before[topic], False) for queue in queues}
-            except TopicUnreadable as error:
-                self._unexpired.note(topic, error)
-                continue
-            self._unexpired.clear(topic)
-            risen = {queue: end for queue, end in ends.items() if end > self._hot.min_offset(topic, queue)}
-            if risen:
-                rising[topic] = risen
-        return rising, before
-
-    def _record_unarchived(self, rising: Mapping[str, Mapping[int, int]], plan: int) -> None:
-        """What expires before a round has taken it must not come back into view with that round's COMMIT.
-
-        Raises StalePlan where a topic was deleted meanwhile: it may begin at offset 0 again.
-        """
-        if self._journal is None:
-            return
-        catalog, archived = self._journal.catalog, self.policy.archived
-        minimums: dict[str, dict[int, int]] = {}
-        for topic in filter(archived, rising):
-            for queue, offset in rising[topic].items():
-                recorded = catalog.recorded_minimum(topic, queue)
-                if offset > recorded and not catalog.has_all(topic, queue, recorded, offset):
-                    minimums.setdefault(topic, {})[queue] = offset
-        if minimums:
-            after = self._clock.now_ms() + self.policy.grace_ms  # of no object
-            self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums), plan=plan)
-
-    def _delete_expired(self, now: int) -> int:
-        """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted."""
-        assert self._journal is not None
-        due = deletable(self._journal.catalog.expiring(), now)
-        for position in range(0, len(due), DELETE_BATCH):
-            batch = due[position : position + DELETE_BATCH]
-            for key in batch:
-                self._journal.store.delete(key)
-                failpoint.hit("ttl.after_delete")
-            self._journal.append(Deleted(keys=batch))
-            self._deleted += len(batch)
-            _log.info("%d expired objects are deleted", len(batch))
-        return len(due)
+            return self._expirer.run()
 
     def run_checkpoint(self) -> bool:
         """Write the catalog down when the journal has grown, so that the next reader need not read all of it."""
@@ -417,7 +308,7 @@ class Lifecycle:
         aside = self.set_aside()
         common: dict[str, Any] = {
             "evicted_segments": self._evictor.evicted,
-            "deleted_objects": self._deleted,
+            "deleted_objects": self._expirer.deleted,
             "clock": msgspec.to_builtins(self.safe_clock.state()),
         }
         common |= {"topics_set_aside": len(aside), "set_aside": aside}
@@ -429,8 +320,8 @@ class Lifecycle:
             "archive": "fenced" if self._journal.fenced else "online" if self._journal.online else "unreachable",
             "epoch": self._journal.epoch,
             "journal_entries": self._journal.catalog.next_seq,
-            "objects": len(self._journal.catalog.objects()),
-            "gaps": len(self._journal.catalog.gaps()),
+            "objects": self._journal.catalog.object_count,
+            "gaps": self._journal.catalog.gap_count,
             "open_names": sum(map(len, self._journal.catalog.open_intents().values())),
             "orphans": len(self._reported),
             "backlog_bytes": sum(what.bytes for what in backlog.values()),
@@ -464,7 +355,7 @@ class Lifecycle:
     def set_aside(self) -> dict[str, str]:
         """Topics that no job can read, and why."""
         unread = self._rounds.set_aside.reasons() if self._rounds is not None else {}
-        return {**self._unexpired.reasons(), **unread}
+        return {**self._expirer.set_aside.reasons(), **unread}
 
     def ages_ms(self, backlog: Mapping[str, Pending]) -> dict[str, int]:
         """Topic -> how old its oldest message is that is not archived."""

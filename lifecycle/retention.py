@@ -19,7 +19,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from lifecycle.hot_store import Segment
-from neve.archive.journal import CommittedName
 
 HOUR_MS = 3_600_000
 FOR_EVER_HOURS = 1_000_000
@@ -157,65 +156,6 @@ def _is_aged(newest_ms: int, policy: Policy, now_ms: int) -> bool:
 def _is_delete_hour(policy: Policy, now_ms: int) -> bool:
     """By the machine's own time zone, as RocketMQ has it."""
     return policy.delete_hours is None or datetime.fromtimestamp(now_ms / 1000).hour in policy.delete_hours  # noqa: DTZ006
-
-
-class ExpirePlan(NamedTuple):
-    keys: list[str]
-    minimums: dict[str, dict[int, int]]
-
-
-def plan_expiry(
-    objects: Iterable[CommittedName],
-    policy: Policy,
-    now_ms: int,
-    minimum: Callable[[str, int], int] = lambda topic, queue: 0,
-) -> ExpirePlan:
-    """Objects whose last row group has expired; per topic in log order, up to the first that has not.
-
-    Of that one, the row groups that have expired leave the readers' view: queues whose `minimum` thereby rises. Store
-    times run backwards in a log only where the clock was set back: what lies behind a time too late is kept as long.
-    """
-    keys: list[str] = []
-    minimums: dict[str, dict[int, int]] = {}
-    held: set[str] = set()
-    for name in sorted(objects, key=lambda each: (each.topic, each.start)):
-        ttl = policy.ttl_ms(name.topic)
-        if ttl is None or name.topic in held:
-            continue
-        if name.row_groups and all(group.has_expired(ttl, now_ms) for group in name.row_groups):
-            keys.append(name.key)
-            ends = {queue: last + 1 for queue, (_, last, _) in name.queues.items()}
-        else:
-            held.add(name.topic)
-            ends = _expired_ends(name, ttl, now_ms)
-            ends = {queue: end for queue, end in ends.items() if end > minimum(name.topic, queue)}
-        if ends:
-            rising = minimums.setdefault(name.topic, {})
-            rising |= {queue: max(rising.get(queue, 0), end) for queue, end in ends.items()}
-    return ExpirePlan(keys, minimums)
-
-
-def _expired_ends(name: CommittedName, ttl_ms: int, now_ms: int) -> dict[int, int]:
-    """For each queue, one above its last offset in the expired row groups at its beginning."""
-    ends: dict[int, int] = {}
-    live: set[int] = set()
-    for group in name.row_groups:
-        expired = group.has_expired(ttl_ms, now_ms)
-        for queue, _, last in group.runs:
-            if not expired:
-                live.add(queue)
-            elif queue not in live:
-                ends[queue] = last + 1
-    return ends
-
-
-def plan_dropped(objects: Iterable[CommittedName], minimums: Mapping[int, int]) -> list[str]:
-    """Objects of a deleted topic: those that lie wholly below the offsets at which its queues go on."""
-    return [
-        name.key
-        for name in objects
-        if all(last < minimums.get(queue, 0) for queue, (_, last, _) in name.queues.items())
-    ]
 
 
 def deletable(expiring: Mapping[str, int], now_ms: int) -> list[str]:

@@ -206,6 +206,10 @@ class ColdReader:
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return self._catalog.min_offset(topic, queue_id)
 
+    def count_existing(self, topic: str, queue_id: int, first: int, end: int) -> int:
+        """How many offsets of [first, end) are in no gap."""
+        return self._catalog.count_existing(topic, queue_id, first, end)
+
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
         """Out of memory: no fetch."""
         return isinstance(self._catalog.find(topic, queue_id, offset), Location)

@@ -31,7 +31,7 @@ class VerifyReport:
 
 
 def verify(catalog: Catalog, store: ObjectStore, *, deep: bool = False) -> VerifyReport:
-    report = VerifyReport(gaps=len(catalog.gaps()), open_names=sum(map(len, catalog.open_intents().values())))
+    report = VerifyReport(gaps=catalog.gap_count, open_names=sum(map(len, catalog.open_intents().values())))
     for name in catalog.objects():
         report.objects += 1
         report.rows += name.rows
@@ -82,7 +82,7 @@ def _check_bytes(name: CommittedName, store: ObjectStore, report: VerifyReport) 
 def _check_tiles(catalog: Catalog, topic: str, queue: int, report: VerifyReport) -> None:
     minimum = catalog.recorded_minimum(topic, queue)
     spans = [(run.first, run.last) for run in catalog.runs(topic, queue)]
-    spans += [(gap.first, gap.last) for gap in catalog.gaps() if (gap.topic, gap.queue) == (topic, queue)]
+    spans += catalog.gap_spans(topic, queue)
     following: int | None = None
     for first, last in sorted(span for span in spans if span[1] >= minimum):
         if following is not None and first != following:

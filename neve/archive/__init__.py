@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["open"]
 
+_EXTRA = ("numpy", "pyarrow")
+
 
 def open(source: str | ObjectSource, prefix: str = "") -> Archive:
     """The archive of a store, read with no broker alive, as it stands now.
@@ -26,9 +28,14 @@ def open(source: str | ObjectSource, prefix: str = "") -> Archive:
     Raises:
         FileNotFoundError: there is no archive.
         ValueError: the URL is none.
+        ImportError: the [archive] extra is not installed; clients come without it.
     """
-    # Both need the [archive] extra; clients come without it.
-    from neve.archive.reader import Archive as _Archive  # noqa: PLC0415
-    from neve.archive.source import open_source  # noqa: PLC0415
+    try:
+        from neve.archive.reader import Archive as _Archive  # noqa: PLC0415
+        from neve.archive.source import open_source  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] not in _EXTRA:
+            raise
+        raise ImportError(f"reading an archive needs {missing.name}: pip install 'neve[archive]'") from None
 
     return _Archive(open_source(source) if isinstance(source, str) else source, prefix)

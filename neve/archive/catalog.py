@@ -1,9 +1,13 @@
-"""The catalog: what a broker's journal adds up to. Pure memory; safe to read from threads while one applies entries."""
+"""The catalog: what a broker's journal adds up to. Pure memory; safe to read from threads while one applies entries.
+
+What a pull asks takes no lock (`queue_runs`), and each entry costs what it changes: a broker's loop asks while an entry
+of fifty thousand names is applied. What is asked of a whole topic or of all is a copy, in log order as it is kept.
+"""
 
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,45 +26,18 @@ from neve.archive.journal import (
     Intent,
     IntentName,
     Replace,
-    RowGroup,
     Topic,
 )
+from neve.archive.queue_runs import GapHit, Location, QueueRuns
+
+__all__ = ["Catalog", "GapHit", "Location", "OutOfOrder"]
 
 
 class OutOfOrder(ValueError):
     """An entry was applied at a number that does not follow the last one."""
 
 
-class Location(NamedTuple):
-    """The run of one queue inside one row group."""
-
-    name: CommittedName
-    row_group: int
-    queue: int
-    first: int
-    last: int
-
-    @property
-    def group(self) -> RowGroup:
-        return self.name.row_groups[self.row_group]
-
-
-class GapHit(NamedTuple):
-    """The offset exists nowhere; reading goes on at `next_offset`."""
-
-    first: int
-    next_offset: int
-
-
-class _Queue:
-    """Runs and gaps of one queue, each sorted by first offset."""
-
-    __slots__ = ("gaps", "minimum", "runs")
-
-    def __init__(self) -> None:
-        self.runs: list[tuple[int, int, str, int]] = []  # first, last, key, row group
-        self.gaps: list[tuple[int, int]] = []
-        self.minimum = 0  # recorded: never moves back
+Placed = tuple[int, str, CommittedName]  # start, key, object
 
 
 class Catalog:
@@ -76,9 +53,8 @@ class Catalog:
         self.checkpoint = NO_CHECKPOINT
         self._names: dict[str, CommittedName] = {}  # in the readers' view
         self._expiring: dict[str, tuple[CommittedName, int]] = {}
-        self._deleted: set[str] = set()
-        self._by_topic: dict[str, set[str]] = {}
-        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._by_topic: dict[str, list[Placed]] = {}  # in log order; grows at its end, any other change is a new list
+        self._queues: dict[str, dict[int, QueueRuns]] = {}
         self._through: dict[str, int] = {}
         # Ranges above `through` that an object covers, or covered: it may expire and be deleted before those below it
         # are committed, and must not be archived again then.
@@ -88,6 +64,7 @@ class Catalog:
         self._named: dict[str, dict[int, int]] = {}  # topic -> queue -> highest offset that any entry named
         self._topics: dict[str, Topic] = {}
         self._gaps: list[Gap] = []
+        self._gaps_of: dict[str, list[Gap]] = {}
 
     # ---- applying
 
@@ -111,8 +88,11 @@ class Catalog:
                 checkpoint=self.checkpoint,
                 names=list(self._names.values()),
                 expiring=list(self._expiring.values()),
-                deleted=sorted(self._deleted),
-                queues=[(topic, queue, held.minimum) for (topic, queue), held in sorted(self._queues.items())],
+                queues=[
+                    (topic, queue, held.minimum)
+                    for topic, queues in sorted(self._queues.items())
+                    for queue, held in sorted(queues.items())
+                ],
                 through=dict(self._through),
                 covered={topic: sorted(ranges) for topic, ranges in self._covered.items() if ranges},
                 open={number: list(names.values()) for number, names in self._open.items()},
@@ -124,28 +104,32 @@ class Catalog:
 
     def restore(self, state: CatalogState) -> None:
         """Become what a checkpoint says; whoever holds this catalog sees it in one step."""
+        made = Catalog()
+        made._fill(state)
+        del made._lock
         with self._lock:
             if state.through_seq < self.next_seq - 1:
                 raise OutOfOrder(f"checkpoint {state.through_seq} is older than entry {self.next_seq - 1}")
-            self.next_seq = state.through_seq + 1
-            self.epoch, self.owner, self.log_uuid = state.epoch, state.owner, state.log_uuid
-            self.last_round, self.checkpoint = state.last_round, state.checkpoint
-            self._expiring = {name.key: (name, after) for name, after in state.expiring}
-            self._deleted, self._gaps = set(state.deleted), list(state.gaps)
-            self._through, self._intent_end = dict(state.through), state.intent_end
-            self._covered = {topic: set(ranges) for topic, ranges in state.covered.items()}
-            for name, _ in state.expiring:
-                self._cover(name)
-            self._open = {number: {name.key: name for name in names} for number, names in state.open.items()}
-            self._named = {topic: dict(queues) for topic, queues in state.named.items()}
-            self._topics = {entry.topic: entry for entry in state.topics}
-            self._names, self._by_topic, self._queues = {}, {}, {}
-            for topic, queue, minimum in state.queues:
-                self._queue(topic, queue).minimum = minimum
-            for gap in state.gaps:
-                insort(self._queue(gap.topic, gap.queue).gaps, (gap.first, gap.last))
-            for name in state.names:
-                self._enter(name)
+            vars(self).update(vars(made))
+
+    def _fill(self, state: CatalogState) -> None:
+        self.next_seq = state.through_seq + 1
+        self.epoch, self.owner, self.log_uuid = state.epoch, state.owner, state.log_uuid
+        self.last_round, self.checkpoint = state.last_round, state.checkpoint
+        self._through, self._intent_end = dict(state.through), state.intent_end
+        self._covered = {topic: set(ranges) for topic, ranges in state.covered.items()}
+        for name, after in state.expiring:
+            self._expiring[name.key] = (name, after)
+            self._cover(name)
+        self._open = {number: {name.key: name for name in names} for number, names in state.open.items()}
+        self._named = {topic: dict(queues) for topic, queues in state.named.items()}
+        self._topics = {entry.topic: entry for entry in state.topics}
+        for topic, queue, minimum in state.queues:
+            self._queue(topic, queue).minimum = minimum
+        for gap in state.gaps:
+            self._note_gap(gap)
+        for name in state.names:
+            self._enter(name)
 
     def _dispatch(self, entry: AnyEntry) -> None:
         match entry:
@@ -162,8 +146,8 @@ class Catalog:
             case Expire():
                 self._apply_expire(entry)
             case Deleted():
-                self._expiring = {key: held for key, held in self._expiring.items() if key not in entry.keys}
-                self._deleted.update(entry.keys)
+                for key in entry.keys:
+                    self._expiring.pop(key, None)
             case Topic():
                 self._apply_topic(entry)
             case Checkpoint():
@@ -200,11 +184,15 @@ class Catalog:
             for topic, queue, first, last in entry.more:
                 self._apply_gap(Gap(topic=topic, queue=queue, first=first, last=last, reason=entry.reason))
             return
-        self._gaps.append(entry)
-        insort(self._queue(entry.topic, entry.queue).gaps, (entry.first, entry.last))
+        self._note_gap(entry)
         self._note_offsets(entry.topic, {entry.queue: entry.last})
         if entry.through >= 0:
             self._advance(entry.topic, entry.through)
+
+    def _note_gap(self, gap: Gap) -> None:
+        self._gaps.append(gap)
+        self._gaps_of.setdefault(gap.topic, []).append(gap)
+        self._queue(gap.topic, gap.queue).add_gap(gap.first, gap.last)
 
     def _apply_topic(self, entry: Topic) -> None:
         self._topics[entry.topic] = entry
@@ -230,14 +218,21 @@ class Catalog:
             self._enter(name)
 
     def _enter(self, name: CommittedName) -> None:
-        if name.key in self._names or name.key in self._deleted:
+        """Once: a COMMIT whose answer was lost may stand twice, and then nothing stands between the two."""
+        if name.key in self._names:
             return
         self._names[name.key] = name
-        self._by_topic.setdefault(name.topic, set()).add(name.key)
+        placed = (name.start, name.key, name)
+        held = self._by_topic.setdefault(name.topic, [])
+        if not held or held[-1][:2] <= placed[:2]:
+            held.append(placed)
+        else:
+            index = bisect_right(held, placed[:2], key=_place)
+            self._by_topic[name.topic] = [*held[:index], placed, *held[index:]]
         self._cover(name)
         for index, group in enumerate(name.row_groups):
             for queue, first, last in group.runs:
-                insort(self._queue(name.topic, queue).runs, (first, last, name.key, index))
+                self._queue(name.topic, queue).enter(first, last, name, index)
 
     def _cover(self, name: CommittedName) -> None:
         if name.end > self._through.get(name.topic, 0):
@@ -245,13 +240,22 @@ class Catalog:
 
     def _withdraw(self, keys: Iterable[str], delete_after_ms: int) -> list[CommittedName]:
         withdrawn = [self._names.pop(key) for key in keys if key in self._names]
-        gone = {name.key for name in withdrawn}
+        gone: dict[str, set[str]] = {}
+        runs: Counter[tuple[str, int]] = Counter()
         for name in withdrawn:
             self._expiring[name.key] = (name, delete_after_ms)
-            self._by_topic[name.topic].discard(name.key)
-        for topic, queue in {(name.topic, queue) for name in withdrawn for queue in name.queues}:
-            held = self._queue(topic, queue)
-            held.runs = [run for run in held.runs if run[2] not in gone]
+            gone.setdefault(name.topic, set()).add(name.key)
+            runs.update((name.topic, queue) for group in name.row_groups for queue, _, _ in group.runs)
+        for topic, gone_keys in gone.items():
+            held, lowest = self._by_topic[topic], 0
+            while lowest < len(held) and held[lowest][1] in gone_keys:
+                lowest += 1
+            rest = held[lowest:]
+            if lowest < len(gone_keys):  # as a rule it is the oldest that go
+                rest = [placed for placed in rest if placed[1] not in gone_keys]
+            self._by_topic[topic] = rest
+        for (topic, queue), count in runs.items():
+            self._queue(topic, queue).drop(gone[topic], count)
         return withdrawn
 
     def _close(self, round_number: int, keys: Iterable[str]) -> None:
@@ -277,24 +281,24 @@ class Catalog:
         for queue, last in lasts.items():
             named[queue] = max(named.get(queue, -1), last)
 
-    def _queue(self, topic: str, queue: int) -> _Queue:
-        return self._queues.setdefault((topic, queue), _Queue())
+    def _queue(self, topic: str, queue: int) -> QueueRuns:
+        """For an entry that names it; who asks takes `_held`."""
+        queues = self._queues.setdefault(topic, {})
+        held = queues.get(queue)
+        if held is None:
+            held = queues[queue] = QueueRuns(queue)
+        return held
 
-    # ---- asking: offsets
+    # ---- asking: offsets; no lock
+
+    def _held(self, topic: str, queue: int) -> QueueRuns | None:
+        queues = self._queues.get(topic)
+        return None if queues is None else queues.get(queue)
 
     def find(self, topic: str, queue: int, offset: int) -> Location | GapHit | None:
         """Where an offset is; None: not in the archive (below its minimum, above its end, or still only local)."""
-        with self._lock:
-            held = self._queues.get((topic, queue))
-            if held is None or offset < held.minimum:
-                return None
-            index = bisect_right(held.runs, (offset, 1 << 63)) - 1
-            if index >= 0 and held.runs[index][1] >= offset:
-                return self._location(queue, held.runs[index])
-            index = bisect_right(held.gaps, (offset, 1 << 63)) - 1
-            if index >= 0 and held.gaps[index][1] >= offset:
-                return GapHit(held.gaps[index][0], held.gaps[index][1] + 1)
-            return None
+        held = self._held(topic, queue)
+        return None if held is None else held.find(offset)
 
     def next_location(self, location: Location) -> Location | None:
         """The run that follows without a hole, perhaps in another object."""
@@ -303,86 +307,87 @@ class Catalog:
 
     def by_time(self, topic: str, queue: int, time_ms: int) -> Location | None:
         """The first run whose row group holds a store time at or above `time_ms`."""
-        with self._lock:
-            held = self._queues.get((topic, queue))
-            if held is None:
-                return None
-            # Not a binary search: a group whose records are all damaged has no time (-1) and would mislead it.
-            for run in held.runs:
-                if run[1] >= held.minimum and self._newest(run[2], run[3]) >= time_ms:
-                    return self._location(queue, run)
-            return None
+        held = self._held(topic, queue)
+        return None if held is None else held.by_time(time_ms)
 
     def min_offset(self, topic: str, queue: int) -> int | None:
         """The lowest offset that the archive has; None: it has none of this queue."""
-        with self._lock:
-            held = self._queues.get((topic, queue))
-            if held is None or not held.runs or held.runs[-1][1] < held.minimum:
-                return None
-            index = bisect_right(held.runs, (held.minimum, 1 << 63)) - 1
-            if index >= 0 and held.runs[index][1] >= held.minimum:
-                return held.minimum
-            return held.runs[index + 1][0]  # not the recorded minimum, where that lies in a gap
+        held = self._held(topic, queue)
+        return None if held is None else held.min_offset()
 
     def recorded_minimum(self, topic: str, queue: int) -> int:
         """Below this a queue has expired or was deleted: it holds even when the archive has nothing left."""
-        with self._lock:
-            held = self._queues.get((topic, queue))
-            return held.minimum if held is not None else 0
+        held = self._held(topic, queue)
+        return 0 if held is None else held.minimum
 
     def max_offset(self, topic: str, queue: int) -> int | None:
         """One above the highest offset that the archive has."""
-        with self._lock:
-            held = self._queues.get((topic, queue))
-            return held.runs[-1][1] + 1 if held is not None and held.runs else None
+        held = self._held(topic, queue)
+        return None if held is None else held.max_offset()
 
     def has_all(self, topic: str, queue: int, first: int, end: int) -> bool:
         """Whether every offset of [first, end) is in the archive."""
-        with self._lock:
-            held = self._queues.get((topic, queue))
-            runs = held.runs if held is not None else []
-            index = bisect_right(runs, (first, 1 << 63)) - 1
-            while first < end:
-                if not 0 <= index < len(runs) or not runs[index][0] <= first <= runs[index][1]:
-                    return False
-                first, index = runs[index][1] + 1, index + 1
-            return True
+        held = self._held(topic, queue)
+        return first >= end if held is None else held.has_all(first, end)
+
+    def count_existing(self, topic: str, queue: int, first: int, end: int) -> int:
+        """How many offsets of [first, end) are in no gap: messages, wherever they are."""
+        held = self._held(topic, queue)
+        return max(0, end - first) if held is None else held.count_existing(first, end)
+
+    def gap_spans(self, topic: str, queue: int) -> list[tuple[int, int]]:
+        """(first, last) of a queue's gaps, in order."""
+        held = self._held(topic, queue)
+        return [] if held is None else list(held.gaps)
+
+    def runs(self, topic: str, queue: int) -> Iterator[Location]:
+        """The queue's runs in offset order, as they stand now."""
+        held = self._held(topic, queue)
+        return iter(()) if held is None else held.locations()
 
     def queues(self, topic: str) -> list[int]:
         """Queues of which anything is known."""
         with self._lock:
-            known = {queue for of, queue in self._queues if of == topic}
-            return sorted(known | set(self._named.get(topic, {})))
-
-    def _location(self, queue: int, run: tuple[int, int, str, int]) -> Location:
-        return Location(self._names[run[2]], run[3], queue, run[0], run[1])
-
-    def _newest(self, key: str, row_group: int) -> int:
-        return self._names[key].row_groups[row_group].newest_ms
-
-    # ---- asking: objects and rounds
+            return sorted({*self._queues.get(topic, ()), *self._named.get(topic, ())})
 
     def through(self, topic: str) -> int | None:
         """The CommitLog offset below which the topic is settled; None: no round has touched it."""
-        with self._lock:
-            return self._through.get(topic)
+        return self._through.get(topic)
+
+    def topic_entry(self, topic: str) -> Topic | None:
+        return self._topics.get(topic)
+
+    def named_offsets(self, topic: str) -> dict[int, int]:
+        """queue -> the highest offset that any entry ever named; none is given twice."""
+        return dict(self._named.get(topic, ()))
+
+    # ---- asking: objects and rounds
 
     def topics(self) -> list[str]:
         """Topics with an object in the readers' view, a gap, a mark or a tombstone."""
         with self._lock:
             return sorted(
-                {topic for topic, keys in self._by_topic.items() if keys} | set(self._through) | set(self._topics)
+                {topic for topic, placed in self._by_topic.items() if placed} | set(self._through) | set(self._topics)
             )
 
-    def topic_entry(self, topic: str) -> Topic | None:
+    def topics_with_objects(self) -> list[str]:
         with self._lock:
-            return self._topics.get(topic)
+            return sorted(topic for topic, placed in self._by_topic.items() if placed)
+
+    @property
+    def object_count(self) -> int:
+        """How many objects are in the readers' view."""
+        return len(self._names)
 
     def objects(self, topic: str | None = None) -> list[CommittedName]:
         """Objects in the readers' view, in log order."""
-        with self._lock:
-            keys = self._names.keys() if topic is None else self._by_topic.get(topic, set())
-            return sorted((self._names[key] for key in keys), key=lambda name: (name.topic, name.start, name.key))
+        topics = self.topics_with_objects() if topic is None else [topic]
+        return [placed[2] for one in topics for placed in self._by_topic.get(one, ())]
+
+    def from_oldest(self, topic: str) -> Iterator[CommittedName]:
+        """The objects of a topic in log order, for who stops early."""
+        for placed in self._by_topic.get(topic, ()):
+            yield placed[2]
 
     def next_uncovered(self, topic: str, offset: int) -> tuple[int, int | None]:
         """(first CommitLog offset from `offset` on that no object of the topic covered, where the next one began).
@@ -412,28 +417,22 @@ class Catalog:
         with self._lock:
             return {number: list(names.values()) for number, names in sorted(self._open.items())}
 
-    def gaps(self) -> list[Gap]:
-        with self._lock:
-            return list(self._gaps)
+    @property
+    def gap_count(self) -> int:
+        return len(self._gaps)
+
+    def gaps(self, topic: str | None = None) -> list[Gap]:
+        return list(self._gaps if topic is None else self._gaps_of.get(topic, ()))
 
     @property
     def intent_end(self) -> int:
         """The highest CommitLog offset of any intent: the local log must never restart below it."""
-        with self._lock:
-            return self._intent_end
-
-    def named_offsets(self, topic: str) -> dict[int, int]:
-        """queue -> the highest offset that any entry ever named; none is given twice."""
-        with self._lock:
-            return dict(self._named.get(topic, {}))
+        return self._intent_end
 
     def named_topics(self) -> list[str]:
         with self._lock:
             return sorted(self._named)
 
-    def runs(self, topic: str, queue: int) -> Iterator[Location]:
-        """The queue's runs in offset order, as they stand now."""
-        with self._lock:
-            held = self._queues.get((topic, queue))
-            locations = [self._location(queue, run) for run in held.runs] if held is not None else []
-        return iter(locations)
+
+def _place(placed: Placed) -> tuple[int, str]:
+    return placed[:2]

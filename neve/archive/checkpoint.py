@@ -27,7 +27,7 @@ class CatalogState(msgspec.Struct, kw_only=True):
     checkpoint: int = NO_CHECKPOINT  # the one before
     names: list[CommittedName] = []
     expiring: list[tuple[CommittedName, int]] = []
-    deleted: list[str] = []
+    deleted: list[str] = []  # no longer written; there may be some in an older one
     queues: list[tuple[str, int, int]] = []  # topic, queue, recorded minimum
     through: dict[str, int] = {}
     covered: dict[str, list[tuple[int, int]]] = {}  # topic -> ranges above `through` that have had an object
@@ -39,7 +39,14 @@ class CatalogState(msgspec.Struct, kw_only=True):
 
 
 def encode_checkpoint(state: CatalogState) -> bytes:
-    return seal(KIND, CHECKPOINT_VERSION, msgspec.msgpack.encode(state))
+    """The content is encoded name by name: in one call it would keep every other thread waiting."""
+    fields = {field: getattr(state, field) for field in state.__struct_fields__}
+    fields |= {"names": list(map(_raw, state.names)), "expiring": list(map(_raw, state.expiring))}
+    return seal(KIND, CHECKPOINT_VERSION, msgspec.msgpack.encode(fields))
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
 def decode_checkpoint(data: bytes, broker: str | None = None, seq: int | None = None) -> CatalogState:

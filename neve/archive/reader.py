@@ -23,6 +23,14 @@ class ObjectSource(Protocol):
     def list_prefixes(self, prefix: str) -> Sequence[str]: ...
 
 
+class NotCommitted(LookupError):
+    """An offset between two that are in the archive lies in a round that is not committed yet: read again later."""
+
+    def __init__(self, topic: str, queue: int, offset: int) -> None:
+        super().__init__(f"topic {topic}, queue {queue}: offset {offset} lies in a round that is not committed yet")
+        self.offset = offset
+
+
 class Archive:
     """The catalogs of all brokers below a prefix, as their journals stood when it was opened."""
 
@@ -63,16 +71,20 @@ class TopicReader:
 
     def gaps(self, queue: int) -> list[Gap]:
         """Offsets that reading steps over, because they exist nowhere."""
-        return [gap for gap in self._catalog.gaps() if (gap.topic, gap.queue) == (self._topic, queue)]
+        return [gap for gap in self._catalog.gaps(self._topic) if gap.queue == queue]
 
     def read(self, queue: int, offset: int | None = None) -> Iterator[MessageRecord]:
-        """Records from an offset (default: the lowest) to the archive's end."""
+        """Records from an offset (default: the lowest) to the archive's end.
+
+        Raises:
+            NotCommitted: a range is on its way and not in the archive yet; what lies before it has been given.
+        """
         for record in self.read_raw(queue, offset):
             yield decode_record(record)
 
     def read_raw(self, queue: int, offset: int | None = None) -> Iterator[memoryview]:
-        """The stored records, byte for byte, damaged ones included."""
-        low = self.min_offset(queue)
+        """The stored records, byte for byte, damaged ones included. Raises as `read`."""
+        low, high = self.min_offset(queue), self.max_offset(queue)
         position = max(low or 0, offset if offset is not None else 0)
         while (found := self._catalog.find(self._topic, queue, position)) is not None:
             if isinstance(found, GapHit):
@@ -80,6 +92,8 @@ class TopicReader:
                 continue
             yield from self._records(found, position)
             position = found.last + 1
+        if low is not None and high is not None and position < high:
+            raise NotCommitted(self._topic, queue, position)
 
     def _records(self, location: Location, offset: int) -> Iterator[memoryview]:
         rows = self._decode(location.name, location.row_group)

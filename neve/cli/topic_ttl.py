@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,9 @@ from neve.cli.failures import UNREACHABLE, Failure, explain
 from neve.cli.output import ask, emit, output_option, say, size_text, store_option
 from neve.cli.topic_names import topic_names
 from neve.cli.ttl import BROKER_DEFAULT, FOREVER_HOURS, format_ttl, shorter, ttl_value
+
+if TYPE_CHECKING:
+    from neve.archive.catalog import Catalog
 
 RESERVE_TIME = "reserve.time"
 PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_gone", "bytes_gone", "rows_kept")
@@ -117,25 +121,30 @@ def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
     from neve.archive.follow import catalogs
     from neve.cli.store import open_source
 
-    now_ms = time.time_ns() // 1_000_000
-    names = [name for catalog in catalogs(open_source(store)).values() for name in catalog.objects(topic)]
-    return expiry_plan(topic, names, hours, now_ms)
+    return expiry_plan(topic, catalogs(open_source(store)).values(), hours, time.time_ns() // 1_000_000)
 
 
-def expiry_plan(topic: str, names: Sequence[Any], hours: int, now_ms: int) -> dict[str, Any]:
-    """What leaves the readers' view at `now_ms`, by row group."""
-    ttl_ms = hours * 3_600_000
+def expiry_plan(topic: str, catalogs: Iterable[Catalog], hours: int, now_ms: int) -> dict[str, Any]:
+    """What leaves the readers' view at `now_ms`: what each broker's own plan says, counted."""
+    from neve.archive.expiry import plan_expiry, rows_below
+
     gone = cut = rows_gone = bytes_gone = rows_kept = 0
-    for name in names:
-        dead = [group for group in name.row_groups if hours < FOREVER_HOURS and group.has_expired(ttl_ms, now_ms)]
-        if dead and len(dead) == len(name.row_groups):
-            gone += 1
-            bytes_gone += name.size
-        elif dead:
-            cut += 1
-        rows = sum(group.rows for group in dead)
-        rows_gone += rows
-        rows_kept += name.rows - rows
+    for catalog in catalogs:
+        recorded = functools.partial(catalog.recorded_minimum, topic)
+        held = catalog.from_oldest(topic) if hours < FOREVER_HOURS else iter(())
+        keys, minimums = plan_expiry(held, hours * 3_600_000, now_ms, recorded)
+        expired = set(keys)
+        for name in catalog.objects(topic):
+            hidden = rows_below(name, recorded)
+            rows = name.rows - hidden
+            if name.key in expired:
+                gone += 1
+                bytes_gone += name.size
+            else:
+                rows = rows_below(name, functools.partial(_raised, recorded, minimums)) - hidden
+                cut += rows > 0
+            rows_gone += rows
+            rows_kept += name.rows - hidden - rows
     return {
         "topic": topic,
         "ttl": format_ttl(hours),
@@ -146,6 +155,10 @@ def expiry_plan(topic: str, names: Sequence[Any], hours: int, now_ms: int) -> di
         "size_gone": size_text(bytes_gone),
         "rows_kept": rows_kept,
     }
+
+
+def _raised(recorded: Callable[[int], int], minimums: Mapping[int, int], queue: int) -> int:
+    return max(recorded(queue), minimums.get(queue, 0))
 
 
 def _row(topic: str, hours: int | None) -> dict[str, Any]:

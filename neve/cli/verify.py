@@ -67,14 +67,10 @@ def _digest(algorithm: str, data: bytes) -> str | None:
 
 def check_queues(catalog: Catalog, topic: str) -> Iterator[str]:
     """Runs of a queue follow each other; what is missing between two is a GAP or below the queue's minimum."""
-    gaps: dict[int, list[tuple[int, int]]] = {}
-    for gap in catalog.gaps():
-        if gap.topic == topic:
-            gaps.setdefault(gap.queue, []).append((gap.first, gap.last))
     for queue in catalog.queues(topic):
         floor = catalog.recorded_minimum(topic, queue)
         runs = [(run.first, run.last) for run in catalog.runs(topic, queue)]
-        yield from (f"{topic} queue {queue}: {text}" for text in tiling(runs, gaps.get(queue, []), floor))
+        yield from (f"{topic} queue {queue}: {text}" for text in tiling(runs, catalog.gap_spans(topic, queue), floor))
 
 
 def tiling(runs: Iterable[tuple[int, int]], gaps: Iterable[tuple[int, int]], floor: int) -> Iterator[str]:

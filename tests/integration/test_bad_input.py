@@ -16,14 +16,14 @@ from typing import Any
 
 import boto3
 import pytest
-from obstore.exceptions import GenericError
+from obstore.exceptions import GenericError, NotFoundError
 
 from broker.broker_controller import BrokerController
 from infra.clock import SystemClock
 from infra.config import BrokerConfig
 from infra.disk import RealDisk, Room
 from infra.minio import Minio, create_bucket, running
-from infra.object_store import StoreUnavailable
+from infra.object_store import NotFound, StoreUnavailable
 from infra.s3_store import _profile_provider, _translate
 from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.remoting.codes import RequestCode as Code
@@ -138,6 +138,12 @@ def test_no_credentials_anywhere() -> None:
     told = _translate(said, "key", writing=True)
     assert isinstance(told, StoreUnavailable)
     assert "no credentials: AWS_ACCESS_KEY_ID" in str(told)
+
+
+def test_a_bucket_that_is_gone_does_not_look_like_the_end_of_a_journal() -> None:
+    answer = "Object at location k not found: 404 Not Found: <Error><Code>{}</Code></Error>"
+    assert isinstance(_translate(NotFoundError(answer.format("NoSuchBucket")), "k"), StoreUnavailable)
+    assert isinstance(_translate(NotFoundError(answer.format("NoSuchKey")), "k/NoSuchBucket"), NotFound)
 
 
 def test_the_default_profile_counts_without_being_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

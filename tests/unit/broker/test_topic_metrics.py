@@ -15,6 +15,7 @@ from broker.broker_controller import BrokerController
 from broker.topic_config_manager import TopicConfig
 from broker.topic_metrics import consumer_lags
 from infra.remoting_server import Connection
+from neve.archive.journal import Gap
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running, send
 
@@ -151,3 +152,26 @@ def test_looking_at_many_queues_lets_other_requests_in_between(tmp_path: Path) -
         assert turns >= 40
 
     with_broker(tmp_path, work)
+
+
+def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
+    """What a restore leaves out, and what has expired."""
+
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        store, journal = broker.context.store, broker.archive.journal
+        assert journal is not None
+        for _ in range(5):
+            await send(connection, "T")
+        commit(broker, "g", "T", 2)
+        assert broker.context.topics.select("T") is not None
+        queue = store.table["T", 0].queue_id
+        store.create_queue_at("T", queue, 10_000_005)
+        gap = Gap(topic="T", queue=queue, first=5, last=10_000_004, reason="restored")
+        await asyncio.to_thread(journal.append, gap)
+        await send(connection, "T")
+        assert store.max_offset("T", queue) > 10_000_000
+        assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "T"] == 4
+        store.set_min_offset("T", queue, 4)
+        assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "T"] == 2
+
+    with_broker(tmp_path, work, f"storeUrl=dir:{tmp_path / 'store'}")

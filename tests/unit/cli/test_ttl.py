@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.catalog import Catalog
+from neve.archive.expiry import plan_expiry
+from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
 from neve.cli.topic_ttl import expiry_plan, hours_of
 from neve.cli.ttl import FOREVER_HOURS, format_ttl, parse_ttl, shorter
 
@@ -63,25 +65,51 @@ def test_the_hours_come_from_the_attribute_and_forever_has_one_number() -> None:
     assert hours_of({"reserve.time": "2000000"}) == FOREVER_HOURS
 
 
-def committed(*newest: int) -> CommittedName:
-    groups = [RowGroup(n * 10, 10, 4, 100, at, at, 1000, [(0, n * 10, n * 10 + 9)]) for n, at in enumerate(newest)]
-    return CommittedName(
-        key="k", topic="t", day="2026-01-01", start=0, end=1, size=500, footer=0, etag="", checksum=("", ""), sha256="",
-        rows=10 * len(newest), wire_bytes=0, min_time=0, max_time=0, queues={0: (0, 10 * len(newest) - 1, 0)},
-        row_groups=groups,
-    )  # fmt: skip
+def catalog_of(*objects: tuple[int, ...]) -> Catalog:
+    """Objects of ten rows for each newest store time, one after another in queue 0."""
+    names, first = [], 0
+    for number, newest in enumerate(objects):
+        starts = range(first, first + 10 * len(newest), 10)
+        groups = [
+            RowGroup(start - first, 10, 4, 100, at, at, 1000, [(0, start, start + 9)])
+            for start, at in zip(starts, newest, strict=True)
+        ]
+        rows = 10 * len(newest)
+        names.append(
+            CommittedName(
+                key=f"k{number}", topic="t", day="2026-01-01", start=number, end=number + 1, size=500, footer=0,
+                etag="", checksum=("", ""), sha256="", rows=rows, wire_bytes=0, min_time=0, max_time=0,
+                queues={0: (first, first + rows - 1, 0)}, row_groups=groups,
+            )
+        )  # fmt: skip
+        first += rows
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=names))
+    return catalog
 
 
 def test_plan_counts_by_row_group() -> None:
-    names = [committed(NOW - 50 * HOUR, NOW - 40 * HOUR), committed(NOW - 30 * HOUR, NOW - 10 * HOUR), committed(-1)]
-    plan = expiry_plan("t", names, 24, NOW)
+    catalog = catalog_of((NOW - 50 * HOUR, NOW - 40 * HOUR), (NOW - 30 * HOUR, NOW - 10 * HOUR), (-1,))
+    plan = expiry_plan("t", [catalog], 24, NOW)
     assert (plan["objects_gone"], plan["objects_cut"]) == (1, 1)
     assert (plan["rows_gone"], plan["rows_kept"], plan["bytes_gone"]) == (30, 20, 500)
+    catalog.apply(1, Expire(keys=[], delete_after_ms=0, minimums={"t": {0: 25}}))
+    again = expiry_plan("t", [catalog, catalog_of((NOW,))], 24, NOW)
+    assert (again["rows_gone"], again["rows_kept"]) == (5, 30), "what has expired already does not go again"
 
 
 def test_the_plan_takes_nothing_early() -> None:
     """And at the very millisecond at which the broker's own job would."""
-    exactly = committed(NOW - 24 * HOUR)
+    exactly = catalog_of((NOW - 24 * HOUR,))
     assert expiry_plan("t", [exactly], 24, NOW - 1)["rows_gone"] == 0
     assert expiry_plan("t", [exactly], 24, NOW)["rows_gone"] == 10
-    assert expiry_plan("t", [committed(0)], FOREVER_HOURS, NOW)["rows_gone"] == 0
+    assert expiry_plan("t", [catalog_of((0,))], FOREVER_HOURS, NOW)["rows_gone"] == 0
+
+
+@pytest.mark.parametrize("live", [NOW, -1])
+def test_what_lies_behind_something_live_goes_in_neither_the_dry_run_nor_the_brokers_plan(live: int) -> None:
+    old = NOW - 50 * HOUR
+    catalog = catalog_of((old,), (live,), (old, old), (old,))
+    plan = expiry_plan("t", [catalog], 24, NOW)
+    assert (plan["objects_gone"], plan["objects_cut"], plan["rows_gone"], plan["rows_kept"]) == (1, 0, 10, 40)
+    assert plan_expiry(catalog.from_oldest("t"), 24 * HOUR, NOW) == (["k0"], {0: 10})

@@ -15,8 +15,9 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store import NotFound, StoreUnavailable
 from lifecycle.archiver import Lifecycle
-from lifecycle.retention import FOR_EVER_HOURS, Policy, plan_expiry, upload_rate
+from lifecycle.retention import FOR_EVER_HOURS, Policy, upload_rate
 from lifecycle.safe_clock import ClocksDisagree
+from neve.archive.expiry import plan_expiry
 from neve.archive.journal import Commit, RowGroup, Topic
 from tests.unit.lifecycle.fakes import Rig
 
@@ -116,9 +117,7 @@ def test_unknown_times_are_kept_and_hold_what_follows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hours", [None, -1, 0, FOR_EVER_HOURS])
 def test_no_ttl_keeps_for_ever(rig: Rig, hours: int | None) -> None:
-    policy = Policy(ttl_hours=lambda topic: hours)
-    plan = plan_expiry(rig.journal.catalog.objects(), policy, rig.clock.now_ms() + 10**15)
-    assert (plan.keys, plan.minimums) == ([], {})
+    assert Policy(ttl_hours=lambda topic: hours).ttl_ms("a") is None
 
 
 def test_crash_between_delete_and_its_entry_repeats(rig: Rig) -> None:
@@ -414,15 +413,15 @@ def test_only_the_beginning_of_each_queue_expires_within_an_object(rig: Rig) -> 
     def group(newest: int, *runs: tuple[int, int, int]) -> RowGroup:
         return RowGroup(0, 1, 4, 100, newest, newest, 100, list(runs))
 
-    now, policy = 10 * HOUR, Policy(ttl_hours=lambda topic: 1)
+    now = 10 * HOUR
     old, young, unknown = HOUR, now, -1
     groups = [group(old, (0, 0, 4)), group(old, (0, 5, 9), (1, 0, 1)), group(unknown, (1, 2, 3)), group(old, (1, 4, 5))]
     groups += [group(young, (2, 0, 3)), group(old, (3, 0, 8))]
     held = msgspec.structs.replace(name, row_groups=groups)
     after = msgspec.structs.replace(name, key="later", start=name.end, row_groups=[group(old, (0, 10, 12))])
-    assert plan_expiry([held, after], policy, now) == ([], {"a": {0: 10, 1: 2, 3: 9}})
-    assert plan_expiry([held], policy, now, lambda topic, queue: 9) == ([], {"a": {0: 10}})
-    assert plan_expiry([held], policy, now, lambda topic, queue: 10) == ([], {})
+    assert plan_expiry([held, after], HOUR, now) == ([], {0: 10, 1: 2, 3: 9})
+    assert plan_expiry([held], HOUR, now, lambda queue: 9) == ([], {0: 10})
+    assert plan_expiry([held], HOUR, now, lambda queue: 10) == ([], {})
 
 
 def test_what_expired_before_its_round_does_not_come_back_with_it(rig: Rig) -> None:

@@ -1,0 +1,198 @@
+"""What a question and an entry cost: a pull takes no lock, an entry looks at what it changes. Counted, not timed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+
+from infra.clock import ManualClock
+from infra.object_store import MemoryStore
+from neve.archive.catalog import Catalog
+from neve.archive.checkpoint import CatalogState, decode_checkpoint, encode_checkpoint
+from neve.archive.expiry import plan_dropped, plan_expiry
+from neve.archive.journal import AnyEntry, Commit, CommittedName, Deleted, Expire, Gap, Intent, IntentName, RowGroup
+from neve.archive.queue_runs import QueueRuns
+from neve.archive.sealed import unseal
+from neve.cli.verify import check_queues
+from tiered.verify import verify
+
+HOUR = 3_600_000
+
+
+def name_of(number: int, topic: str = "t", queues: int = 2) -> CommittedName:
+    """Five offsets of each queue, an hour after the one before."""
+    runs = [(queue, number * 5, number * 5 + 4) for queue in range(queues)]
+    group = RowGroup(0, 5 * queues, 4, 100, number * HOUR, number * HOUR, 1000, runs)
+    return CommittedName(
+        key=f"topic={topic}/{number:06d}", topic=topic, day="d", start=number, end=number + 1, size=104, footer=4,
+        etag="", checksum=("", ""), sha256="", rows=5 * queues, wire_bytes=1000, min_time=number * HOUR,
+        max_time=number * HOUR, queues={queue: (first, last, 0) for queue, first, last in runs}, row_groups=[group],
+    )  # fmt: skip
+
+
+def filled(count: int, topic: str = "t") -> Catalog:
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=[name_of(number, topic) for number in range(count)]))
+    return catalog
+
+
+class Counted:
+    """An object that counts how often its key is asked for."""
+
+    asked = 0
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    @property
+    def key(self) -> str:
+        type(self).asked += 1
+        return self._key
+
+
+QUESTIONS: list[Callable[[Catalog], object]] = [
+    lambda catalog: catalog.find("t", 0, 7),
+    lambda catalog: catalog.min_offset("t", 0),
+    lambda catalog: catalog.max_offset("t", 0),
+    lambda catalog: catalog.recorded_minimum("t", 0),
+    lambda catalog: catalog.has_all("t", 0, 0, 9),
+    lambda catalog: catalog.by_time("t", 0, HOUR),
+    lambda catalog: catalog.next_location(next(catalog.runs("t", 0))),
+    lambda catalog: catalog.through("t"),
+    lambda catalog: catalog.topic_entry("t"),
+    lambda catalog: catalog.named_offsets("t"),
+    lambda catalog: (catalog.object_count, catalog.gap_count, catalog.intent_end),
+]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_a_pull_asks_waits_for_no_entry(question: Callable[[Catalog], object]) -> None:
+    catalog = filled(4)
+    held, done = threading.Event(), threading.Event()
+
+    def applying() -> None:
+        with catalog._lock:
+            held.set()
+            assert done.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(applying)
+        assert held.wait(30)
+        try:
+            assert pool.submit(question, catalog).result(20) == question(filled(4))
+        finally:
+            done.set()
+
+
+def test_a_reader_that_took_a_list_still_has_it_when_the_queue_has_changed() -> None:
+    catalog = filled(4)
+    runs = catalog.runs("t", 0)
+    objects = catalog.from_oldest("t")
+    first = next(objects)
+    catalog.apply(1, Expire(keys=[first.key, name_of(1).key], delete_after_ms=0))
+    catalog.apply(2, Commit(round=2, names=[name_of(9)]))
+    catalog.apply(3, Commit(round=3, names=[name_of(7)]))
+    assert [run.first for run in runs] == [0, 5, 10, 15]
+    assert [one.start for one in (first, *objects)] == [0, 1, 2, 3]
+    assert [run.first for run in catalog.runs("t", 0)] == [10, 15, 35, 45]
+    assert [one.start for one in catalog.objects("t")] == [2, 3, 7, 9]
+
+
+@pytest.mark.parametrize("gone", [1, 10])
+def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(gone: int) -> None:
+    queue = QueueRuns(0)
+    names: list[Any] = [Counted(f"k{number:04d}") for number in range(1000)]
+    for number, name in enumerate(names):
+        queue.enter(number * 5, number * 5 + 4, name, 0)
+    Counted.asked = 0
+    queue.drop({f"k{number:04d}" for number in range(gone)}, gone)
+    assert Counted.asked == gone + 1
+    assert queue.min_offset() == gone * 5
+    queue.drop({"k0500"}, 1)
+    assert not queue.has_all(2490, 2510)
+    assert queue.has_all(2505, 5000)
+
+
+def test_the_plan_of_a_ttl_looks_at_what_expires_and_one_object_behind_it() -> None:
+    catalog = filled(1000)
+    looked = []
+
+    def watched() -> Any:
+        for one in catalog.from_oldest("t"):
+            looked.append(one.start)
+            yield one
+
+    plan = plan_expiry(watched(), ttl_ms=HOUR, now_ms=4 * HOUR)
+    assert (len(plan.keys), plan.minimums, looked) == (4, {0: 20, 1: 20}, [0, 1, 2, 3, 4])
+    looked.clear()
+    assert len(plan_dropped(watched(), {0: 10, 1: 10})) == 2
+    assert looked == [0, 1, 2]
+
+
+def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -> None:
+    catalog = filled(1)
+    before = len(unseal("CATALOG", 1, encode_checkpoint(catalog.state("b")), 1 << 30))
+    seq = 1
+    for number in range(1, 50):
+        name = name_of(number)
+        steps: tuple[AnyEntry, ...] = (
+            Intent(round=number + 1, names=[IntentName(name.key, "t", "d", name.start, name.end, {})]),
+            Commit(round=number + 1, names=[name]),
+            Expire(keys=[name.key], delete_after_ms=0),
+            Deleted(keys=[name.key]),
+        )
+        for entry in steps:
+            catalog.apply(seq, entry)
+            seq += 1
+    state = catalog.state("b")
+    assert (state.deleted, state.expiring, state.open, len(state.names)) == ([], [], {}, 1)
+    assert len(unseal("CATALOG", 1, encode_checkpoint(state), 1 << 30)) <= before + 16
+
+
+def test_a_commit_that_stands_twice_counts_once() -> None:
+    catalog = filled(2)
+    catalog.apply(1, Commit(round=1, names=[name_of(0), name_of(1)]))
+    assert [run.first for run in catalog.runs("t", 0)] == [0, 5]
+    assert len(catalog.objects()) == 2
+
+
+def test_a_checkpoint_that_is_encoded_piece_by_piece_is_the_one_encoded_at_once() -> None:
+    catalog = filled(20)
+    catalog.apply(1, Expire(keys=[name_of(0).key], delete_after_ms=5))
+    catalog.apply(2, Gap(topic="t", queue=0, first=200, last=300, reason="lost"))
+    state = catalog.state("b")
+    content = unseal("CATALOG", 1, encode_checkpoint(state), 1 << 30)
+    assert content == msgspec.msgpack.encode(state)
+    assert decode_checkpoint(encode_checkpoint(state), "b") == state
+    again = Catalog()
+    again.restore(msgspec.msgpack.decode(content, type=CatalogState))
+    assert again.state("b") == state
+
+
+def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = filled(2)
+    for seq in range(1, 20):
+        catalog.apply(seq, Gap(topic=f"other-{seq}", queue=0, first=0, last=9, reason="lost"))
+    catalog.apply(20, Gap(topic="t", queue=0, first=10, last=14, reason="lost"))
+
+    def all_gaps(topic: str | None = None) -> list[Gap]:
+        raise AssertionError("each queue asked for the gaps of all")
+
+    monkeypatch.setattr(catalog, "gaps", all_gaps)
+    asked: list[tuple[str, int]] = []
+    spans = catalog.gap_spans
+    monkeypatch.setattr(catalog, "gap_spans", lambda topic, queue: asked.append((topic, queue)) or spans(topic, queue))
+    store = MemoryStore(ManualClock())
+    for number in range(2):
+        store.put(name_of(number).key, bytes(104))
+    assert verify(catalog, store).problems == []
+    assert asked == [("t", 0), ("t", 1)]
+    assert list(check_queues(catalog, "t")) == []
+    assert catalog.count_existing("t", 0, 0, 20) == 15
+    assert catalog.count_existing("t", 0, 12, 13) == 0
+    assert catalog.count_existing("u", 0, 3, 13) == 10
