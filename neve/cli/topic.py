@@ -101,7 +101,7 @@ async def _describe(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[
             "queue": queue.queue_id,
             "min_offset": one.min_offset,
             "max_offset": one.max_offset,
-            "messages": one.max_offset - one.min_offset,
+            "messages": one.messages,
         }
         for queue, one in stats.items()
     ]

@@ -94,9 +94,9 @@ class Admin:
         stats: dict[MessageQueue, QueueStats] = {}
         for table in await self._offset_tables(name, RequestCode.GET_TOPIC_STATS_INFO, {"topic": name}):
             for queue, entry in table.items():
-                stats[queue] = QueueStats(
-                    int(entry["minOffset"]), int(entry["maxOffset"]), int(entry.get("lastUpdateTimestamp") or 0)
-                )
+                low, high = int(entry["minOffset"]), int(entry["maxOffset"])
+                changed = int(entry.get("lastUpdateTimestamp") or 0)
+                stats[queue] = QueueStats(low, high, changed, int(entry.get("messages", high - low)))
         return dict(sorted(stats.items()))
 
     # ---- groups

@@ -129,11 +129,15 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The offsets that a queue holds: from `min_offset`, below `max_offset`. `last_update_ms` is 0 for an empty one."""
+    """The offsets that a queue holds: from `min_offset`, below `max_offset`. `last_update_ms` is 0 for an empty one.
+
+    `messages` may be fewer than that: offsets that were lost, or that a restore left out, exist nowhere.
+    """
 
     min_offset: int
     max_offset: int
     last_update_ms: int
+    messages: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from broker.topic_config_manager import TopicConfig
 from broker.topic_metrics import consumer_lags
 from infra.remoting_server import Connection
 from neve.archive.journal import Gap
+from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running, send
 
@@ -171,6 +172,9 @@ def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
         await send(connection, "T")
         assert store.max_offset("T", queue) > 10_000_000
         assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "T"] == 4
+        answer = await ask(connection, Code.GET_TOPIC_STATS_INFO, topic="T")
+        table = lenient_loads(answer.body)["offsetTable"]
+        assert [entry.get("messages") for entry in table.values() if entry["maxOffset"]] == [6]
         store.set_min_offset("T", queue, 4)
         assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "T"] == 2
 
