@@ -1,5 +1,8 @@
 """Group commit: one fdatasync in a thread for everything appended before it, then one write for each connection.
 
+What the store has to sync besides, a checkpoint with its thousands of queue files, has a thread of its own: no send
+waits for it.
+
 A failed fdatasync is final: what it covered is never acknowledged and the broker stops. It stops whatever ends `run`:
 nothing may be acknowledged that nobody flushes any more.
 """
@@ -47,6 +50,8 @@ class Flusher:
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._work = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "flush")
+        self._upkeep_pool = ThreadPoolExecutor(1, "upkeep")
+        self._upkeep: asyncio.Future[None] | None = None
         self.failed = False
         # When the sync that is running began.
         self.syncing_since: float | None = None
@@ -67,6 +72,16 @@ class Flusher:
         self._work.set()
         await waiter
 
+    async def upkeep_now(self) -> None:
+        """Returns when the checkpoint that is wanted by now is on the disk; raises as `flush_now`."""
+        if self._upkeep is not None:
+            await asyncio.wait([self._upkeep])  # it may have begun before the wish
+        self._begin_upkeep()
+        if self._upkeep is not None:
+            await asyncio.wait([self._upkeep])
+        if self.failed:
+            raise RuntimeError(_FAILED)
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -77,6 +92,7 @@ class Flusher:
                 log.debug("flush interval")
             self._work.clear()
             if not (self._store.dirty or self._waiting or self._flush_waiters):
+                self._begin_upkeep()
                 continue
             self.syncing_since = self._clock.monotonic()
             try:
@@ -87,6 +103,19 @@ class Flusher:
             self.syncing_since = None
             self.rounds += 1
             self._complete(offset)
+            self._begin_upkeep()
+
+    def _begin_upkeep(self) -> None:
+        if self._upkeep is not None or self.failed or not self._store.wants_upkeep:
+            return
+        self._upkeep = asyncio.get_running_loop().run_in_executor(self._upkeep_pool, self._store.upkeep)
+        self._upkeep.add_done_callback(self._upkeep_done)
+
+    def _upkeep_done(self, upkeep: asyncio.Future[None]) -> None:
+        self._upkeep = None
+        error = None if upkeep.cancelled() else upkeep.exception()
+        if error is not None:
+            self.fail(error)
 
     def _complete(self, offset: int) -> None:
         """What is on the disk is so whatever goes wrong here: everybody else who waits hears of it."""
@@ -132,7 +161,9 @@ class Flusher:
             if not waiter.done():
                 waiter.set_exception(RuntimeError(_FAILED))
         self._flush_waiters.clear()
+        self._work.set()
         self._on_failure(error)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
+        for pool in (self._pool, self._upkeep_pool):
+            pool.shutdown(wait=True)

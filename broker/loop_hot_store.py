@@ -71,8 +71,15 @@ class LoopHotStore:
         store = self._context.store
         end = next((segment.end for segment in self.segments() if segment.base == base), 0)
         if self._call(lambda: store.want_checkpoint(end)):
-            self.flush()  # in the flusher's thread; what is still missing then, `evict` does on the loop
+            self._upkeep()  # in a thread; what is still missing then, `evict` does on the loop
         self._call(lambda: store.evict(base))
+
+    def _upkeep(self) -> None:
+        if self._starting:
+            self._context.store.upkeep()
+            return
+        flusher = self._context.flusher
+        asyncio.run_coroutine_threadsafe(flusher.upkeep_now(), self._loop).result(_CALL_TIMEOUT_S)
 
     def queues(self) -> Mapping[str, Sequence[int]]:
         return self._call(self._context.store.queues)

@@ -1,18 +1,17 @@
-"""The writing side of the store: append, flush, confirm, checkpoint.
+"""The writing side of the store: append, flush, confirm, describe the checkpoint that is due.
 
-Everything here runs on one thread, the broker's loop, except `flush` and `prepare_next`, which are made for a
-thread of their own. A message is written at once and visible once it is confirmed: at the append (ASYNC_FLUSH), or
-when `after_flush` says that it is on the disk (SYNC_FLUSH).
+Everything here runs on one thread, the broker's loop, except `flush`, `upkeep` and `prepare_next`, which are made for a
+thread of their own each: senders wait for `flush`, and it waits for nothing but the log. A message is written at once
+and visible once it is confirmed: at the append (ASYNC_FLUSH), or when `after_flush` says that it is on the disk
+(SYNC_FLUSH).
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from struct import Struct
 
@@ -103,6 +102,7 @@ class Appender:
         self._store_host = pack_host(config.store_host)
         self._hosts = BornHosts(self._store_host)
         self._flush_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()
         self._due: DueCheckpoint | None = None
         self._checkpoint_at = 0
         self._checkpoint_time = clock.monotonic()
@@ -381,7 +381,7 @@ class Appender:
     @property
     def dirty(self) -> bool:
         """Whether there is something to flush, or a failure to tell."""
-        return self._appended > self._flushed or self._due is not None or self.failed is not None
+        return self._appended > self._flushed or self.failed is not None
 
     def flush(self) -> int:
         """Bring the log to the disk; returns the offset to hand to `after_flush`. For a thread.
@@ -391,7 +391,6 @@ class Appender:
         with self._flush_lock:
             if self.failed is not None:
                 raise StoreNotWritable(f"the disk failed: {self.failed}")
-            due = self._due  # before the offset, so that it promises no more than what is synced here
             target = self._appended
             try:
                 failpoint.hit("store.flush")
@@ -401,40 +400,17 @@ class Appender:
                         if file.sealed and file.end <= target:
                             self.log.release_writers(file)
                 self._synced = target
-                if due is not None:
-                    self._complete_checkpoint(due)
             except OutOfDescriptors as error:  # no sync has failed: what was not begun comes with the next flush
-                self.checkpoint_is_put_off = True
-                log.warning("a checkpoint waits until files can be opened again: %s", error)
+                log.warning("the log is not synced until files can be opened again: %s", error)
                 return self._synced
             except OSError as error:
-                self.failed = error
-                self._limit = -1
-                raise StoreNotWritable(f"a sync to the disk failed: {error}") from error
-        self._prepare_if_soon(target)
+                raise self._sync_failed(error) from error
         return target
 
-    def _prepare_if_soon(self, end: int) -> None:
-        """Allocate ahead from the second half of a file on; the send that rolls then waits for nothing."""
-        active = self._active
-        if active is None or self.log.next_is_ready or end - active.base < active.size // 2:
-            return
-        with suppress(StoreFull):  # the send that needs the file reports it
-            self.log.prepare_next()
-
-    def _complete_checkpoint(self, due: DueCheckpoint) -> None:
-        due.sync(self.disk, self.config.root)
-        try:
-            self.log.write_tables(due.content.physical)
-            self.directory.write_checkpoint(due.content)
-            self.checkpoint_is_put_off = False
-            self.checkpointed = due.content.physical
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            # a full disk only makes the next recovery longer
-            self.checkpoint_is_put_off = True
-        self._due = None
+    def _sync_failed(self, error: OSError) -> StoreNotWritable:
+        self.failed = error
+        self._limit = -1
+        return StoreNotWritable(f"a sync to the disk failed: {error}")
 
     def after_flush(self, offset: int) -> None:
         """On the loop, after `flush` returned `offset`: show what is confirmed by it."""
@@ -467,29 +443,9 @@ class Appender:
             queue.dirty = False
         return DueCheckpoint(content, queues, self.index.take_dirty()).after(self._due)
 
-    def _checkpoint_now(self) -> None:
-        if self._due is not None:
-            self.after_flush(self.flush())
-        self._due = self._describe_checkpoint()
-        self._checkpoint_at = self._appended
-        self.after_flush(self.flush())
-
-    def want_checkpoint(self, physical_offset: int) -> bool:
-        """Have the next flush write a checkpoint; False: one stands at or above the offset already."""
-        if self.checkpointed >= physical_offset:
-            return False
-        if self._due is None:
-            self._due = self._describe_checkpoint()
-            self._checkpoint_at, self._checkpoint_time = self._appended, self._clock.monotonic()
-        return True
-
     def build_index(self) -> None:
         """Index the keys of messages appended since the last call."""
         if self.pending_index:
             items, self.pending_index = self.pending_index, []
             if self.config.index_enabled:
                 self.index.add(items)
-
-    def prepare_next(self) -> None:
-        """Allocate the next log file ahead. For a thread. Raises `StoreFull`."""
-        self.log.prepare_next()

@@ -1,7 +1,7 @@
 """A checkpoint on its way: what it says, and what must be on the disk before it may say so.
 
 It stays due until it is written: one that could not be begun for want of descriptors comes again whole with the next
-flush, and takes along what the next description adds.
+upkeep, and takes along what the next description adds.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -11,12 +14,16 @@ from broker.store.appender import Appender, PutResult
 from broker.store.commit_log import LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
+from broker.store.due_checkpoint import DueCheckpoint
 from broker.store.errors import StoreError, StoreFull
 from broker.store.opening import open_store
 from broker.store.reading import EntryRun, GetResult
 from broker.store.recovery import RecoveryReport
+from infra.disk import OutOfDescriptors
 
 __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport", "Segment", "StoreConfig"]
+
+log = logging.getLogger(__name__)
 
 _QUERY_LIMIT = 64
 _ALL = 1 << 62
@@ -64,6 +71,78 @@ class MessageStore(Appender):
         finally:
             self._open = False
             self.directory.release()
+
+    # -- checkpoints
+
+    @property
+    def wants_upkeep(self) -> bool:
+        """Whether `upkeep` has something to do."""
+        return self._due is not None or self._wants_next
+
+    def upkeep(self) -> None:
+        """What no send waits for: the checkpoint that is due, the next file ahead. For a thread. Raises as `flush`.
+
+        A checkpoint syncs each queue that was written to: thousands of files.
+        """
+        if self._wants_next:
+            with suppress(StoreFull):  # the send that needs the file reports it
+                self.log.prepare_next()
+        with self._checkpoint_lock:
+            due = self._due
+            if due is None:
+                return
+            self.checkpoint_is_put_off = True  # until it is written
+            if self.failed is not None or self._synced < due.content.physical:
+                self.flush()  # it promises no more than what is on the disk
+            if self._synced < due.content.physical:
+                return
+            try:
+                self._complete_checkpoint(due)
+            except OutOfDescriptors as error:  # no sync has failed: it comes again whole
+                log.warning("a checkpoint waits until files can be opened again: %s", error)
+            except OSError as error:
+                raise self._sync_failed(error) from error
+
+    @property
+    def _wants_next(self) -> bool:
+        """From the second half of a file on; the send that rolls then waits for nothing."""
+        active = self._active
+        return active is not None and not self.log.next_is_ready and self._appended - active.base >= active.size // 2
+
+    def _complete_checkpoint(self, due: DueCheckpoint) -> None:
+        due.sync(self.disk, self.config.root)
+        try:
+            self.log.write_tables(due.content.physical)
+            self.directory.write_checkpoint(due.content)
+        except OSError as error:  # a full disk only makes the next recovery longer
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+        else:
+            self.checkpoint_is_put_off = False
+            self.checkpointed = due.content.physical
+        self._due = None
+
+    def _checkpoint_now(self) -> None:
+        if self._due is not None:
+            self.upkeep()
+        with self._checkpoint_lock:  # another one may still be due: it is taken along, and no upkeep is on the way
+            self._due = self._describe_checkpoint()
+        self._checkpoint_at = self._appended
+        self.after_flush(self.flush())
+        self.upkeep()
+
+    def want_checkpoint(self, physical_offset: int) -> bool:
+        """Have the next `upkeep` write a checkpoint; False: one stands at or above the offset already."""
+        if self.checkpointed >= physical_offset:
+            return False
+        if self._due is None:
+            self._due = self._describe_checkpoint()
+            self._checkpoint_at, self._checkpoint_time = self._appended, self._clock.monotonic()
+        return True
+
+    def prepare_next(self) -> None:
+        """Allocate the next log file ahead. For a thread. Raises `StoreFull`."""
+        self.log.prepare_next()
 
     # -- queues
 

@@ -55,6 +55,10 @@ class World:
             self.put()
         elif choice < 0.98:
             self.flush()
+            if self.random.random() < 0.5:
+                self.store.upkeep()
+        elif choice < 0.984:
+            self.store.upkeep()
         elif choice < 0.988:
             self.store.roll()
         elif choice < 0.991:

@@ -66,6 +66,10 @@ class _HotStore(LoopHotStore):
         self._starting = True  # the way that needs no flusher
         return super().flush()
 
+    def evict(self, base: int) -> None:
+        self._starting = True
+        super().evict(base)
+
     def disk_ratio(self) -> float:
         return 0.99 if _HotStore.crowded else 0.1
 
@@ -149,6 +153,7 @@ class Process:
 
     def flush(self) -> None:
         self.store.after_flush(self.store.flush())
+        self.store.upkeep()
 
     def write_state(self) -> None:
         keeper = self.wiring._state

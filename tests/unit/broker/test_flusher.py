@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ class BrokenStore:
     """Whose first sync fails."""
 
     dirty = True
+    wants_upkeep = False
     max_physical_offset = 10
 
     def flush(self) -> int:
@@ -41,13 +43,16 @@ def test_after_a_failed_sync_who_waited_and_who_comes_later_both_hear_of_it() ->
 
 
 class SoundStore:
-    """Whose syncs work; what follows them does not, as long as it is told so."""
+    """Whose syncs work; what follows them does not, as long as it is told so. Its upkeep waits to be let go."""
 
     def __init__(self) -> None:
         self.dirty = True
         self.max_physical_offset = 10
         self.broken = True
         self.followed = 0
+        self.wants_upkeep = False
+        self.kept_up = 0
+        self.upkeep_begun, self.upkeep_may_end = threading.Event(), threading.Event()
 
     def flush(self) -> int:
         return self.max_physical_offset
@@ -56,6 +61,14 @@ class SoundStore:
         if self.broken:
             raise OSError("Too many open files")
         self.followed += 1
+
+    def upkeep(self) -> None:
+        self.wants_upkeep = False
+        self.upkeep_begun.set()
+        assert self.upkeep_may_end.wait(30)
+        self.kept_up += 1
+        if self.broken:
+            raise OSError("Input/output error")
 
 
 class Peer:
@@ -108,6 +121,51 @@ def test_an_answer_that_is_late_and_can_not_be_made_keeps_back_no_other() -> Non
         clock.advance(2000)
         flusher.check_deadlines()
         assert peer.got == [b"late 10"]
+        flusher.close()
+
+    asyncio.run(main())
+
+
+def test_no_send_waits_for_a_checkpoint() -> None:
+    """It syncs each queue that was written to: thousands of files."""
+
+    async def main() -> None:
+        store: Any = SoundStore()
+        store.broken, store.wants_upkeep = False, True
+        flusher = Flusher(
+            store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults()
+        )
+        peer: Any = Peer()
+        running = asyncio.create_task(flusher.run())
+        async with asyncio.timeout(20):
+            await flusher.flush_now()
+            assert await asyncio.to_thread(store.upkeep_begun.wait, 20)
+            flusher.wait(WaitingSend(10, peer, 1e18, lambda code: b"acknowledged"))
+            await flusher.flush_now()
+            assert (peer.got, store.kept_up) == ([b"acknowledged"], 0)
+            waiting = asyncio.create_task(flusher.upkeep_now())
+            store.upkeep_may_end.set()
+            await waiting
+            assert store.kept_up == 1
+        running.cancel()
+        flusher.close()
+
+    asyncio.run(main())
+
+
+def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
+    async def main() -> None:
+        store: Any = SoundStore()
+        store.wants_upkeep = True
+        failures: list[BaseException] = []
+        flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append, faults=Faults())
+        store.upkeep_may_end.set()
+        async with asyncio.timeout(20):
+            with pytest.raises(RuntimeError, match="flush failed"):
+                await flusher.upkeep_now()
+            with pytest.raises(RuntimeError, match="flush failed"):
+                await flusher.flush_now()
+        assert [str(failure) for failure in failures] == ["Input/output error"]
         flusher.close()
 
     asyncio.run(main())

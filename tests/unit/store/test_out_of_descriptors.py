@@ -50,6 +50,7 @@ def test_a_flush_of_the_log_opens_nothing_and_a_checkpoint_waits(
         for _ in range(3):
             offset = store.flush()
             store.after_flush(offset)
+            store.upkeep()
             assert offset == store.max_physical_offset
         assert store.failed is None
         assert queues(store) == [[body(0)], [body(1)], [body(2)], [body(3)]]
@@ -69,9 +70,11 @@ def test_a_checkpoint_that_waited_syncs_what_both_it_and_its_successor_name(
     with monkeypatch.context() as patched:
         _nothing_opens(patched, disk, "fdatasync", "fsync_dir")
         store.after_flush(store.flush())
+        store.upkeep()
         store.append(sends(store, range(2, 4)), HOST, 1000)
         store._checkpoint_now()
     store.after_flush(store.flush())
+    store.upkeep()
     assert (store.checkpointed, store.checkpoint_is_put_off) == (store.max_physical_offset, False)
     for seed in range(8):
         assert queues(_started(disk.power_cut(seed))) == [[body(0)], [body(1)], [body(2)], [body(3)]]

@@ -73,6 +73,7 @@ def test_a_store_with_its_threads(open_store: Open, put: Put, tmp_path: Path) ->
         flushed: list[int] = []
         threads = [
             threading.Thread(target=lambda: flushed.append(store.flush())),  # noqa: B023 - joined in the round
+            threading.Thread(target=store.upkeep),
             threading.Thread(target=store.prepare_next),
         ]
         for thread in threads:

@@ -24,6 +24,7 @@ CHECKPOINT = Path("/store/checkpoint")
 
 def flush(store: MessageStore) -> None:
     store.after_flush(store.flush())
+    store.upkeep()
 
 
 def crash(store: MessageStore, disk: SimDisk) -> None:
@@ -64,8 +65,7 @@ def test_only_what_is_above_the_checkpoint_is_read_again(open_store: Open, put: 
     store = open_store(checkpoint_bytes=1)
     for number in range(200):
         put(store, keys=f"k{number}")
-    flush(store)  # decides that a checkpoint is due
-    flush(store)  # writes it
+    flush(store)
     for number in range(200, 210):
         put(store, keys=f"k{number}")
     crash(store, disk)
@@ -75,6 +75,40 @@ def test_only_what_is_above_the_checkpoint_is_read_again(open_store: Open, put: 
     for key in ("k0", "k150", "k205"):
         assert len(again.query("t", key, 5, 0, 1 << 60)) == 1
     assert put(again).store_timestamp >= 1_700_000_000_000
+
+
+def test_the_sync_that_senders_wait_for_syncs_the_log_and_nothing_else(
+    open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(checkpoint_bytes=1)
+    synced: list[str] = []
+    sync = disk.sync_file
+
+    def note(path: Path, file: Any) -> None:
+        synced.append(path.parts[2])
+        sync(path, file)
+
+    monkeypatch.setattr(disk, "sync_file", note)
+    for _ in range(2):
+        for queue_id in range(20):
+            put(store, queue_id=queue_id)
+        store.after_flush(store.flush())
+    assert store.wants_upkeep
+    assert synced == ["commitlog", "commitlogcrc"] * 2
+    store.upkeep()
+    assert synced.count("consumequeue") == 20
+    assert store.checkpointed > 0
+
+
+def test_a_checkpoint_syncs_the_log_up_to_where_it_was_taken(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    put(store)
+    assert store.want_checkpoint(store.max_physical_offset)
+    store.upkeep()
+    assert store.checkpointed == store.max_physical_offset
+    again = MessageStore(store.config, disk.power_cut(), ManualClock())
+    assert again.load().records == 0
+    assert again.max_offset("t", 0) == 1
 
 
 def test_a_torn_tail_is_cut_wherever_it_tore(put: Put, open_store: Open) -> None:

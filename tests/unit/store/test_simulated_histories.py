@@ -16,6 +16,7 @@ Put = Callable[..., Any]
 
 def flush(store: MessageStore) -> None:
     store.after_flush(store.flush())
+    store.upkeep()
 
 
 def test_a_time_is_found_in_a_queue_that_nobody_has_read(open_store: Open, put: Put, clock: ManualClock) -> None:
