@@ -183,11 +183,14 @@ class ArchiveWiring:
         """What the archive has recorded as expired or deleted stays so, though an older copy of the log has it."""
         journal, store = self.journal, self._context.store
         assert journal is not None
+        hidden = False
         for topic, queues in store.queues().items():
-            for queue in queues:
-                recorded = journal.catalog.recorded_minimum(topic, queue)
-                if recorded > store.min_offset(topic, queue):
-                    store.set_min_offset(topic, queue, recorded)
+            recorded = {queue: journal.catalog.recorded_minimum(topic, queue) for queue in queues}
+            hidden |= store.hide_below(
+                topic, {queue: offset for queue, offset in recorded.items() if offset > store.min_offset(topic, queue)}
+            )
+        if hidden:
+            store.directory.write_queue_state(store.state)
 
     async def _restore(self, restore: Restore, lifecycle: Lifecycle) -> None:
         """The archive is ours now: fill the empty store from it."""

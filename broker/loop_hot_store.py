@@ -1,6 +1,7 @@
 """The hot store as the archive's job threads see it."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -87,8 +88,17 @@ class LoopHotStore:
     def min_offset(self, topic: str, queue: int) -> int:
         return self._call(lambda: self._context.store.min_offset(topic, queue))
 
-    def expire_below(self, topic: str, queue: int, offset: int, time_ms: int) -> None:
-        self._call(lambda: self._context.store.expire_below(topic, queue, offset, time_ms))
+    def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+        store = self._context.store
+        self.flush()  # a minimum above what the disk has would hide, after a power cut, what comes next
+        hidden = False
+        for topic, offsets in rising.items():
+            try:
+                hidden |= self._call_of(topic, functools.partial(store.expire_below, topic, offsets, before[topic]))
+            except TopicUnreadable as error:
+                log.warning("the TTL of %s takes nothing now: %s", topic, error)
+        if hidden:
+            store.directory.write_image(self._call(lambda: store.directory.image_of(store.state)))
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         return self._call_of(topic, lambda: self._context.store.offset_by_time(topic, queue, time_ms, upper))

@@ -103,10 +103,9 @@ class Expirer:
             self._record_unarchived(rising, plan)
         except StalePlan:
             return self._expire_local(now)
-        for topic, minimums in rising.items():
-            for queue, offset in minimums.items():
-                # The topic may have come again meanwhile, at offset 0: only what is old now goes.
-                self._hot.expire_below(topic, queue, offset, before[topic])
+        if rising:
+            # A topic may have come again meanwhile, at offset 0: only what is old now goes.
+            self._hot.expire_below(rising, before)
         return sum(map(len, rising.values()))
 
     def _rising(self, now: int) -> tuple[dict[str, dict[int, int]], dict[str, int]]:

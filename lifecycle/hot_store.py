@@ -47,8 +47,11 @@ class HotStore(HotLog, Protocol):
 
     def min_offset(self, topic: str, queue: int) -> int: ...
 
-    def expire_below(self, topic: str, queue: int, offset: int, time_ms: int) -> None:
-        """Hide for good what lies below an offset and was stored before a time, both looked at in one step."""
+    def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+        """Hide for good what lies below these offsets of topics' queues and was stored before the topic's time.
+
+        Both are looked at in one step. One write, however many the queues are.
+        """
         ...
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int: ...

@@ -10,10 +10,11 @@ queue_state   JSON: minimum offsets that were asked for, and deleted topics
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -49,6 +50,13 @@ class QueueState(msgspec.Struct):
     version: int = _VERSION
 
 
+class StateImage(NamedTuple):
+    """The state of queues at one moment; a later one has a higher number."""
+
+    number: int
+    data: bytes
+
+
 class DataDirectory:
     """The small files of a store."""
 
@@ -56,6 +64,8 @@ class DataDirectory:
         self.root = root
         self._disk = disk
         self._release: Callable[[], None] | None = None
+        self._writing = threading.Lock()
+        self._images = self._written = 0
 
     def lock(self) -> None:
         """Keep other brokers out."""
@@ -135,8 +145,20 @@ class DataDirectory:
         return state
 
     def write_queue_state(self, state: QueueState) -> None:
-        """Replace the state of queues."""
-        self._disk.write_atomic(self.root / "queue_state", msgspec.json.encode(state))
+        """Replace the state of queues. On the thread that changes it."""
+        self.write_image(self.image_of(state))
+
+    def image_of(self, state: QueueState) -> StateImage:
+        """The state as it is now, on the thread that changes it; `write_image` is for any thread."""
+        self._images += 1
+        return StateImage(self._images, msgspec.json.encode(state))
+
+    def write_image(self, image: StateImage) -> None:
+        """An older image never replaces a newer one."""
+        with self._writing:
+            if image.number > self._written:
+                self._disk.write_atomic(self.root / "queue_state", image.data)
+                self._written = image.number
 
 
 def _decode(path: Path, data: bytes, kind: type[_T]) -> _T:

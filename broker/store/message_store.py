@@ -189,16 +189,27 @@ class MessageStore(Appender):
 
     def set_min_offset(self, topic: str, queue_id: int, offset: int) -> None:
         """Hide the messages below an offset, for good."""
-        queue = self._queue(topic, queue_id)
-        if queue is None or offset <= queue.floor:
-            return
-        queue.floor = min(offset, queue.visible)
-        self.state.floors.setdefault(topic, {})[str(queue_id)] = queue.floor
-        self.directory.write_queue_state(self.state)
+        if self.hide_below(topic, {queue_id: offset}):
+            self.directory.write_queue_state(self.state)
 
-    def expire_below(self, topic: str, queue_id: int, offset: int, timestamp: int) -> None:
-        """Hide, for good, the messages below an offset that were stored before a time."""
-        self.set_min_offset(topic, queue_id, min(offset, self.offset_by_time(topic, queue_id, timestamp, upper=False)))
+    def hide_below(self, topic: str, offsets: Mapping[int, int]) -> bool:
+        """Hide the messages of queues below offsets; for good once the state is written; whether that is new."""
+        found = False
+        for queue_id, offset in offsets.items():
+            queue = self._queue(topic, queue_id)
+            if queue is not None and offset > queue.floor:
+                queue.floor = min(offset, queue.visible)
+                self.state.floors.setdefault(topic, {})[str(queue_id)] = queue.floor
+                found = True
+        return found
+
+    def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
+        """As `hide_below`, of the messages that were stored before a time."""
+        old = {
+            queue_id: min(offset, self.offset_by_time(topic, queue_id, timestamp, upper=False))
+            for queue_id, offset in offsets.items()
+        }
+        return self.hide_below(topic, old)
 
     def create_queue_at(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Make a queue go on at an offset, above what its archive or an earlier life of it has."""

@@ -57,8 +57,10 @@ class StoreAdapter:
     def min_offset(self, topic: str, queue: int) -> int:
         return self.store.min_offset(topic, queue)
 
-    def expire_below(self, topic: str, queue: int, offset: int, time_ms: int) -> None:
-        self.store.expire_below(topic, queue, offset, time_ms)
+    def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+        for topic, offsets in rising.items():
+            self.store.expire_below(topic, offsets, before[topic])
+        self.store.directory.write_queue_state(self.store.state)
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         return self.store.offset_by_time(topic, queue, time_ms, upper)

@@ -52,6 +52,7 @@ class FakeHot:
         self.first_segment = 0
         self.rolled: dict[int, int] = {}
         self.minimums: dict[tuple[str, int], int] = {}
+        self.minimum_writes = 0
         self.next: dict[tuple[str, int], int] = {}
         self.pinned: int | None = None
         self.disk = 0.1
@@ -118,9 +119,12 @@ class FakeHot:
     def min_offset(self, topic: str, queue: int) -> int:
         return self.minimums.get((topic, queue), 0)
 
-    def expire_below(self, topic: str, queue: int, offset: int, time_ms: int) -> None:
-        expired = min(offset, self.offset_by_time(topic, queue, time_ms, False))
-        self.minimums[topic, queue] = max(self.min_offset(topic, queue), expired)
+    def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+        self.minimum_writes += 1
+        for topic, offsets in rising.items():
+            for queue, offset in offsets.items():
+                expired = min(offset, self.offset_by_time(topic, queue, before[topic], False))
+                self.minimums[topic, queue] = max(self.min_offset(topic, queue), expired)
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         mine = [record for record in self.records if record[1:3] == (topic, queue)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -201,9 +202,9 @@ def test_without_an_archive_a_topic_that_begins_again_keeps_its_new_messages_too
     rig.clock.advance(TTL * HOUR)
     expire = rig.hot.expire_below
 
-    def expired(topic: str, queue: int, offset: int, time_ms: int) -> None:
+    def expired(rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
         _begin_again(rig, "a")
-        expire(topic, queue, offset, time_ms)
+        expire(rising, before)
 
     monkeypatch.setattr(rig.hot, "expire_below", expired)
     local.run_ttl()

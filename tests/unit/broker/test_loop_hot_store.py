@@ -1,0 +1,79 @@
+"""What job threads ask of the store costs the loop no sync."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from broker.flusher import Flusher
+from broker.loop_hot_store import LoopHotStore
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.sim_disk import SimDisk
+from infra.supervisor import Faults
+
+QUEUES = 100
+
+
+class NotingDisk(SimDisk):
+    """Which thread writes which table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[tuple[str, int]] = []
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        self.written.append((path.name, threading.get_ident()))
+        super().write_atomic(path, data)
+
+
+def store_on(disk: SimDisk, clock: ManualClock) -> MessageStore:
+    config = StoreConfig(Path("/store"), commit_log_file_size=1 << 20, index_slots=64, index_entries=100)
+    store = MessageStore(config, disk, clock)
+    store.load()
+    return store
+
+
+def put(store: MessageStore, queue_id: int) -> None:
+    store.put("t", queue_id, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+
+
+def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
+    async def main() -> None:
+        disk, clock = NotingDisk(), ManualClock()
+        store = store_on(disk, clock)
+        for queue_id in range(QUEUES):
+            put(store, queue_id)
+        flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+        flushing = asyncio.create_task(flusher.run())
+        context: Any = SimpleNamespace(store=store, flusher=flusher)
+        hot = LoopHotStore(context, asyncio.get_running_loop())
+        disk.written.clear()
+        before = dict.fromkeys(("t", "gone"), clock.now_ms() + 1)
+        await asyncio.to_thread(hot.expire_below, {"t": dict.fromkeys(range(QUEUES), 1), "gone": {0: 1}}, before)
+        writers = [thread for name, thread in disk.written if name == "queue_state"]
+        assert len(writers) == 1
+        assert writers[0] != threading.get_ident()
+        flushing.cancel()
+        flusher.close()
+
+        after = store_on(disk.power_cut(), clock)
+        for queue_id in range(QUEUES):
+            assert after.min_offset("t", queue_id) == after.max_offset("t", queue_id) == 1
+
+    asyncio.run(main())
+
+
+def test_an_older_image_of_the_queues_state_never_replaces_a_newer_one() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = store_on(disk, clock)
+    put(store, 0)
+    store.after_flush(store.flush())
+    older = store.directory.image_of(store.state)
+    store.set_min_offset("t", 0, 1)
+    store.directory.write_image(older)
+    assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
