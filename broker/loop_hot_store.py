@@ -122,10 +122,12 @@ class LoopHotStore:
 
     def carry_waiting(self, below: int) -> None:
         try:
+            while self._call(lambda: self._context.schedule.carry(below, self._context.timers)):
+                pass
             while self._call(lambda: self._context.timers.carry(below)):
                 pass
         except (StoreFull, StoreNotWritable) as error:
-            log.warning("waiting timers keep their segments: %s", error)
+            log.warning("waiting messages keep their segments: %s", error)
 
     def state(self) -> BrokerState:
         capture = capture_in_slices(self._context)

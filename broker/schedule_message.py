@@ -1,7 +1,8 @@
 """Delay levels: a message waits in SCHEDULE_TOPIC_XXXX, one queue for each level, and is appended again when due.
 
 A level's queue is in order of delivery, so only its head is looked at. A position is on the disk only after the copies
-that it passed: a crash delivers a message twice rather than not at all.
+that it passed: a crash delivers a message twice rather than not at all. What waits for long in a log file that is to go
+becomes a timer for the same time (`carry`).
 """
 
 import logging
@@ -14,6 +15,7 @@ from broker.record_copy import put_copy
 from broker.state_file import StateFile, SyncLog
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
+from broker.timer_message import CARRY_AGAIN_MS, TimerMessages
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import Clock
 from infra.config import ConfigError
@@ -155,6 +157,35 @@ class ScheduleMessage:
             log.error("scheduled message at %s names no topic: left out", record.physical_offset)
             return
         put_copy(self._store, record, topic, int(queue), found_by=properties)
+
+    def carry(self, below: int, timers: TimerMessages) -> bool:
+        """Hand what waits below a log position over to the timers, a batch at most; False: nothing more can go now.
+
+        What is due soon stays: it goes by itself. Raises StoreFull or StoreNotWritable.
+        """
+        carried = 0
+        try:
+            for level in range(1, len(self._levels) + 1):
+                for record in self._waiting_first(level):
+                    when = self.deliver_time(level, record.store_timestamp)
+                    soon = when - self._clock.now_ms() <= CARRY_AGAIN_MS
+                    if record.physical_offset >= below or soon or not timers.take_over(record, when):
+                        break
+                    self._offsets[level] = record.queue_offset + 1
+                    carried += 1
+        finally:
+            if carried:
+                self.file.touch()
+        return carried > 0
+
+    def _waiting_first(self, level: int) -> list[MessageRecord]:
+        """A batch of those of a level that wait longest."""
+        offset, end = self.position(level)
+        offset = max(offset, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
+        if offset >= end:
+            return []
+        got = self._store.get(SCHEDULE_TOPIC, level - 1, offset, _BATCH, _BATCH_BYTES)
+        return [record for buffer in got.buffers for record in iter_records(buffer)]
 
     def oldest_pending_physical(self) -> int | None:
         """The lowest log position that a waiting message needs: its segment must not be evicted."""

@@ -9,7 +9,9 @@ Deliveries are in order of (time, queue offset) and a new message is always due 
 says all. A crash between a batch and its mark delivers that batch twice rather than not at all.
 
 A message that waits longer than its log file may stay is carried: appended again for the same time, and the next mark
-passes its old place. A crash before that mark delivers it twice rather than not at all.
+passes its old place. A crash before that mark delivers it twice rather than not at all. What is due within half an hour
+stays where it is, and so does what was carried in the last half hour: a crowded disk evicts every few seconds, and each
+time would append all that waits.
 """
 
 import heapq
@@ -39,6 +41,10 @@ TIMER_PROPERTIES = (DELAY_SECONDS, DELAY_MS, DELIVER_MS)
 _MESSAGES, _MARKS = 0, 1
 _BATCH = 64
 _BATCHES_AT_ONCE = 8
+# What leaves its place by itself so soon is not carried, and what was carried stays at least that long.
+CARRY_AGAIN_MS = 30 * 60_000
+# Entries of messages that no longer wait, besides as many as there are that do.
+_STALE_ENTRIES = 1024
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _NOBODY = ("127.0.0.1", 0)
 
@@ -68,6 +74,8 @@ class TimerMessages:
         self._heap: list[tuple[int, int, int]] = []
         self._stored_order: deque[tuple[int, int, int]] = deque()
         self._waiting: set[int] = set()
+        # Of those that wait, when they were carried the last time since the start.
+        self._carried_at: dict[int, int] = {}
         self._recalls: dict[str, int] = {}
         self._delivered = (0, -1)
 
@@ -117,6 +125,20 @@ class TimerMessages:
         heapq.heappush(self._heap, entry)
         self._stored_order.append(entry)
         self._waiting.add(entry[1])
+        most = 2 * len(self._waiting) + _STALE_ENTRIES
+        if len(self._heap) > most or len(self._stored_order) > most:
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """What was carried leaves an entry in the heap, and what was delivered behind a long wait one in the order."""
+        waiting = self._waiting
+        self._heap = [entry for entry in self._heap if entry[1] in waiting]
+        heapq.heapify(self._heap)
+        self._stored_order = deque(entry for entry in self._stored_order if entry[1] in waiting)
+
+    def _done(self, offset: int) -> None:
+        self._waiting.discard(offset)
+        self._carried_at.pop(offset, None)
 
     # ---- its time comes ----------------------------------------------------------------------------------------
 
@@ -131,7 +153,7 @@ class TimerMessages:
         return done
 
     def _deliver_batch(self) -> int:
-        now, done, heap = self._clock.now_ms(), 0, self._heap
+        now, done, heap = self._clock.now_ms(), 0, self._heap  # nothing is added to it on the way
         try:
             while done < _BATCH and heap and heap[0][0] <= now and heap[0][2] < self._store.confirmed_offset:
                 when, offset, position = heap[0]
@@ -145,7 +167,7 @@ class TimerMessages:
                 except Exception as error:  # noqa: BLE001 - one timer; those behind it are due too
                     self._faults.add("a timer message", error, f"at {position}")
                 heapq.heappop(heap)
-                self._waiting.discard(offset)
+                self._done(offset)
                 self._delivered = (when, offset)
                 done += 1
             if done:
@@ -185,7 +207,10 @@ class TimerMessages:
     def _put(self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str]) -> None:
         raw = record.properties_raw
         stamp = f"{DEQUEUE_MS}\x01{self._clock.now_ms()}\x02".encode()
-        if len(raw) + len(stamp) <= PROPERTIES_LENGTH_MAX:
+        taken_over = _out_at_the_end(properties.get(OUT_MS, ""))
+        if raw.endswith(taken_over):  # it comes as its delay level would have delivered it
+            raw = raw.removesuffix(taken_over)
+        elif len(raw) + len(stamp) <= PROPERTIES_LENGTH_MAX:
             raw += stamp
         try:
             put_copy(
@@ -209,7 +234,7 @@ class TimerMessages:
         """
         carried = 0
         try:
-            while carried < _BATCH and (entry := self._first_stored()) is not None and entry[2] < below:
+            while carried < _BATCH and (entry := self._first_stored()) is not None and self._goes(entry, below):
                 self._carry(entry)
                 carried += 1
         finally:
@@ -217,18 +242,35 @@ class TimerMessages:
                 self._mark()
         return carried > 0
 
+    def take_over(self, record: MessageRecord, when: int) -> bool:
+        """Wait for a message that waits elsewhere in the log; False: it has to stay there. Raises StoreError."""
+        when = max(when, self._delivered[0] + 1)
+        raw = record.properties_raw + _out_at_the_end(str(when))
+        if len(self) >= self._config.timer_max_pending or len(raw) > PROPERTIES_LENGTH_MAX:
+            return False
+        stored = put_copy(self._store, record, WHEEL_TIMER_TOPIC, _MESSAGES, code=when, properties_raw=raw)
+        self._add((when, stored.queue_offset, stored.physical_offset))
+        self._carried_at[stored.queue_offset] = self._clock.now_ms()
+        return True
+
+    def _goes(self, entry: tuple[int, int, int], below: int) -> bool:
+        when, offset, position = entry
+        now, carried_at = self._clock.now_ms(), self._carried_at.get(offset)
+        fresh = carried_at is not None and 0 <= now - carried_at < CARRY_AGAIN_MS
+        return position < below and when - now > CARRY_AGAIN_MS and not fresh
+
     def _carry(self, entry: tuple[int, int, int]) -> None:
         when, offset, position = entry
         raw = self._store.record_at(position)
         if raw is None:
             log.error("the timer message at %d is no longer in the log: left out", position)
-            self._waiting.discard(offset)
+            self._done(offset)
             return
         record = decode_record(raw)
         recall = record.properties.get(RECALL_KEY)
         if recall is None and self._is_recalled(record.properties):
             # carried it would come behind its recall, which is due at the same time and stands for nobody else
-            self._waiting.discard(offset)
+            self._done(offset)
             return
         stored = put_copy(
             self._store,
@@ -238,8 +280,9 @@ class TimerMessages:
             code=when if recall is None else -when,
             prepared_transaction_offset=record.prepared_transaction_offset,
         )
-        self._waiting.discard(offset)
+        self._done(offset)
         self._add((when, stored.queue_offset, stored.physical_offset))
+        self._carried_at[stored.queue_offset] = self._clock.now_ms()
         if recall is not None and self._recalls.get(recall) == offset:
             self._recalls[recall] = stored.queue_offset
 
@@ -300,3 +343,8 @@ class TimerMessages:
             self._delivered = (int(time), int(offset))
             return int(position)
         return 0
+
+
+def _out_at_the_end(when: str) -> bytes:
+    """By its last property a message is known that was taken over: of any other the last one is its target."""
+    return f"{OUT_MS}\x01{when}\x02".encode()

@@ -101,7 +101,7 @@ class Process:
         root = config.root
         self.store = MessageStore(_store_config(root, config), disk, clock)
         tables = root / "config"
-        nothing = SimpleNamespace(load=lambda: None, pending=lambda: 0, __len__=lambda: 0)
+        nothing = SimpleNamespace(load=lambda: None, pending=lambda: 0, __len__=lambda: 0, carry=lambda *_: False)
         self.context: Any = SimpleNamespace(
             config=config,
             clock=clock,

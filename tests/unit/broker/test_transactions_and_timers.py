@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from broker.schedule_message import ScheduleMessage
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore, PutResult
-from broker.timer_message import TimerMessages, code_of_entry
+from broker.timer_message import CARRY_AGAIN_MS, TimerMessages, code_of_entry
 from broker.transaction.half_messages import COMMIT, ROLLBACK, HalfMessages
-from broker.validators import HALF_TOPIC, WHEEL_TIMER_TOPIC
+from broker.validators import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from infra.clock import ManualClock
 from infra.config import BrokerConfig
 from infra.disk import RealDisk
 from infra.sim_disk import SimDisk
 from infra.supervisor import Faults
 from neve.errors import BrokerError
-from neve.message import TRANSACTION_COMMIT, iter_records
+from neve.message import TRANSACTION_COMMIT, decode_record, iter_records
 from neve.remoting.codes import ResponseCode
+from tests.synced import nothing_to_sync
 
 HOST = ("127.0.0.1", 1)
 
@@ -47,10 +49,11 @@ class Machine:
         tags_code: int = 0,
         sys_flag: int = 0,
         half: int = 0,
+        queue_id: int = 0,
     ) -> PutResult:
         return self.store.put(
             topic,
-            0,
+            queue_id,
             body,
             "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode(),
             flag=0,
@@ -301,21 +304,133 @@ def test_a_waiting_timer_is_carried_out_of_its_segment_and_comes_once(machine: C
 
 def test_a_crash_before_the_mark_of_a_carried_timer_loses_none(machine: Callable[[], Machine]) -> None:
     first = machine()
-    first.timer(b"a", TIMER_DELAY_SEC="60")
+    first.timer(b"a", TIMER_DELAY_SEC="3600")
     first.store.roll()
     first.timers._mark = lambda: None  # type: ignore[method-assign]
     assert first.timers.carry(first.store.segments()[0].end)
     second = machine()
-    first.clock.advance(60_000)
+    first.clock.advance(3_600_000)
     second.timers.deliver_due()
     assert second.delivered() == [b"a", b"a"]
+
+
+def carry_all(timers: TimerMessages, below: int) -> None:
+    while timers.carry(below):
+        pass
+
+
+def test_what_was_carried_stays_for_half_an_hour_however_often_the_disk_is_crowded(
+    machine: Callable[[], Machine],
+) -> None:
+    """Each run of the retention appended all that waited once more."""
+    one = machine()
+    one.timer(b"a", TIMER_DELAY_SEC="86400")
+    carry_all(one.timers, one.store.max_physical_offset)
+    end = one.store.max_physical_offset
+    for _ in range(3):
+        one.clock.advance(CARRY_AGAIN_MS // 3 - 1)
+        carry_all(one.timers, end)
+        assert one.store.max_physical_offset == end
+    one.clock.advance(3)
+    carry_all(one.timers, end)
+    assert one.store.max_physical_offset > end
+
+
+def test_what_is_due_soon_is_not_carried(machine: Callable[[], Machine]) -> None:
+    one = machine()
+    one.timer(b"a", TIMER_DELAY_SEC=str(CARRY_AGAIN_MS // 1000))
+    assert not one.timers.carry(one.store.max_physical_offset)
+
+
+def test_timers_that_are_carried_or_delivered_leave_no_entries_without_bound(machine: Callable[[], Machine]) -> None:
+    """Each carry left an entry in the heap, each delivery behind a long wait one in the stored order."""
+    one = machine()
+    for index in range(200):
+        one.timer(b"%d" % index, TIMER_DELAY_SEC="250000")
+    most = 2 * 200 + 1024 + 1
+    for _ in range(20):
+        one.clock.advance(CARRY_AGAIN_MS)
+        carry_all(one.timers, one.store.max_physical_offset)
+        assert len(one.timers._heap) <= most
+    for _ in range(40):
+        for index in range(50):
+            one.timer(b"%d" % index, TIMER_DELAY_SEC="1")
+        one.clock.advance(1000)
+        while one.timers.deliver_due():
+            pass
+        assert len(one.timers._stored_order) <= most + 50
+    one.clock.advance(250_000_000)
+    while one.timers.deliver_due():
+        pass
+    assert (len(one.timers), one.store.max_offset("orders", 0)) == (0, 2000 + 200)
+
+
+LEVELS = [60_000, 2 * 86_400_000]
+
+
+def schedule_of(one: Machine) -> ScheduleMessage:
+    (one.root / "config").mkdir(exist_ok=True)
+    path = one.root / "config" / "delayOffset.json"
+    schedule = ScheduleMessage(one.store, one.clock, LEVELS, RealDisk(), path, nothing_to_sync, Faults())
+    schedule.load()
+    return schedule
+
+
+def delay(one: Machine, body: bytes, level: int) -> None:
+    one.put(SCHEDULE_TOPIC, body, {"REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "k"}, queue_id=level - 1)
+
+
+def test_a_delayed_message_that_waits_for_days_is_carried_out_of_its_segment_and_comes_once(
+    machine: Callable[[], Machine],
+) -> None:
+    first = machine()
+    schedule = schedule_of(first)
+    delay(first, b"soon", 1)
+    for index in range(40):
+        delay(first, b"%d" % index, 2)
+    first.store.roll()
+    segment = first.store.segments()[0]
+    while schedule.carry(segment.end, first.timers):
+        assert len(first.timers) <= 40
+    assert len(first.timers) == 40
+    assert schedule.oldest_pending_physical() == segment.base, "what is due soon goes by itself"
+    raw = first.store.record_at(first.timers._heap[0][2])
+    assert raw is not None
+    assert code_of_entry(decode_record(raw)) == first.clock.now_ms() + LEVELS[1], "a lost entry is made again"
+    first.clock.advance(LEVELS[0])
+    assert schedule.deliver_due() == 1
+    assert schedule.oldest_pending_physical() is None
+    first.store.after_flush(first.store.flush())
+    first.store.evict(segment.base)
+    second = machine()
+    again = schedule_of(second)
+    second.clock.advance(LEVELS[1] - LEVELS[0] - 1)
+    assert (again.deliver_due(), second.timers.deliver_due()) == (0, 0)
+    second.clock.advance(1)
+    again.deliver_due()
+    second.timers.deliver_due()
+    assert second.delivered() == [b"soon", *(b"%d" % index for index in range(40))]
+    got = second.store.get("orders", 0, 40, 1, 1 << 20)
+    (record,) = [record for buffer in got.buffers for record in iter_records(buffer)]
+    assert record.properties == {"REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "k"}
+
+
+def test_no_more_delayed_messages_become_timers_than_may_wait(machine: Callable[[], Machine]) -> None:
+    one = machine()
+    one.config.timer_max_pending = 3
+    schedule = schedule_of(one)
+    for index in range(5):
+        delay(one, b"%d" % index, 2)
+    while schedule.carry(one.store.max_physical_offset, one.timers):
+        assert len(one.timers) <= 3
+    assert (len(one.timers), schedule.pending()) == (3, 2)
 
 
 def test_a_timer_that_can_not_be_carried_keeps_its_place(
     machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine()
-    first.timer(b"a", TIMER_DELAY_SEC="60")
+    first.timer(b"a", TIMER_DELAY_SEC="3600")
     first.store.roll()
 
     def full(*_: object, **__: object) -> PutResult:
@@ -326,7 +441,7 @@ def test_a_timer_that_can_not_be_carried_keeps_its_place(
         with pytest.raises(StoreFull):
             first.timers.carry(first.store.segments()[0].end)
     assert (first.timers.pinned_from(), len(first.timers)) == (0, 1)
-    first.clock.advance(60_000)
+    first.clock.advance(3_600_000)
     first.timers.deliver_due()
     assert first.delivered() == [b"a"]
 
