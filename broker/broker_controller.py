@@ -59,7 +59,7 @@ from infra.startup import (
     local_address,
     open_files_limit,
 )
-from infra.supervisor import HANGING_S, Faults, Supervisor, Trouble
+from infra.supervisor import HANGING_S, Faults, Stop, Supervisor, Trouble
 from infra.tls import server_tls
 from lifecycle.scheduler import KNOWN_FAILURES
 
@@ -70,6 +70,11 @@ _REVIVE_PERIOD = 0.5
 _SCHEDULE_PERIOD = 0.1
 _CLIENT_SCAN = 10.0
 _VIP_OFFSET = 2
+# What each step of a stop may take; together, where one hangs, less than the 120 s that conf/neve-broker.service gives.
+_STOP_S = {
+    "name servers": 15.0, "archive": 45.0, "tables": 10.0, "flush": 10.0, "connections": 5.0, "tasks": 10.0,
+    "last state": 15.0, "flusher": 10.0, "store": 30.0,
+}  # fmt: skip
 # A log file, its successor and the first queue files must fit.
 _MIN_FREE_FILES = 2
 
@@ -92,6 +97,8 @@ class BrokerController:
         self.metrics = Metrics()
         self.stopped = asyncio.Event()
         self.exit_code = 0
+        # What did not end when the broker stopped; its threads would keep the process.
+        self.left_behind: list[str] = []
         self._supervisor = Supervisor("broker")
         self.faults = Faults()
         self._register_wanted = asyncio.Event()
@@ -139,7 +146,7 @@ class BrokerController:
             on_failure=self._flush_failed,
             faults=self.faults,
         )
-        sync_log = flusher.flush_now
+        sync_log, revives = flusher.flush_now, revive_log(config.broker_cluster_name)
         offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log)
         topics = TopicConfigManager(disk, tables / "topics.json", clock, lambda: config.max_topics)
         context = BrokerContext(
@@ -154,15 +161,7 @@ class BrokerController:
             topics=topics,
             groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock, lambda: config.max_groups),
             offsets=offsets,
-            pops=PopBook(
-                store,
-                offsets,
-                clock,
-                disk,
-                tables / "popState.json",
-                revive_log(config.broker_cluster_name),
-                sync_log,
-            ),
+            pops=PopBook(store, offsets, clock, disk, tables / "popState.json", revives, sync_log),
             polling=PopPolling(),
             modes=RequestModes(disk, tables / "messageRequestMode.json"),
             clients=ClientManager(clock, self._members_changed, lambda: config.max_client_bytes),
@@ -463,25 +462,31 @@ class BrokerController:
         self.stopped.set()
 
     async def shutdown(self) -> None:
-        context = self.context
+        """Ends in bounded time, whatever fails or hangs: what is left undone the next start does, as after a crash."""
+        context, stop = self.context, Stop("broker", _STOP_S)
         context.accepting = False
         self.server.stop_accepting()
         context.hold.release_all()
         context.polling.wake_all()
         if self.config.name_servers:
-            await self.outer_api.unregister()
-        await self.archive.shutdown()
+            await stop.step("name servers", self.outer_api.unregister())
+        await stop.step("archive", self.archive.shutdown())
         if not context.flusher.failed:
-            await self._persist()
-            await context.flusher.flush_now()
-        await self.server.shutdown()
-        await self._supervisor.stop()
-        if not context.flusher.failed:
-            await self.archive.write_last_state()
+            await stop.step("tables", self._persist())
+            await stop.step("flush", context.flusher.flush_now())
+        await stop.step("connections", self.server.shutdown())
+        await stop.step("tasks", self._supervisor.stop())
+        if not context.flusher.failed and not stop.left_behind:
+            await stop.step("last state", self.archive.write_last_state())
         await self._admin.shutdown()
-        context.flusher.close()
         context.tiered.close()
-        await asyncio.to_thread(context.store.shutdown)
+        if not stop.left_behind:
+            await stop.step("flusher", asyncio.to_thread(context.flusher.close))
+        if not stop.left_behind:  # else something may still use it
+            await stop.step("store", asyncio.to_thread(context.store.shutdown))
+        self.left_behind = stop.left_behind
+        if self.left_behind:
+            self.exit_code = self.exit_code or EXIT_FAILED
         log.info("broker %s stopped", self.config.broker_name)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from infra.config import BrokerConfig, ConfigError, Loaded, SecurityConfig, read
-from infra.server_command import announce, catch_signals, run_and_exit, settings_option
+from infra.server_command import announce, catch_signals, leave, run_and_exit, settings_option
 from infra.startup import EXIT_IN_USE, StartupError, check_port
 
 RestoreFrom = click.option(
@@ -122,6 +122,8 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
         announce(ready)
         await controller.stopped.wait()
         await controller.shutdown()
+        if controller.left_behind:
+            leave(controller.exit_code)
         return controller.exit_code
     finally:
         if name_server is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -72,6 +72,30 @@ class Faults:
 
     def total(self) -> int:
         return self.counts.total()
+
+
+class Stop:
+    """The steps of a server's stop, each in its time: one that fails or hangs keeps back no other."""
+
+    def __init__(self, name: str, seconds: Mapping[str, float]) -> None:
+        self._name, self._seconds = name, seconds
+        # Steps that did not end: what they wait for may hold up the end of the process, and its threads.
+        self.left_behind: list[str] = []
+
+    async def step(self, name: str, work: Coroutine[Any, Any, object]) -> bool:
+        """Whether it was done."""
+        seconds = self._seconds[name]
+        task = asyncio.get_running_loop().create_task(work, name=f"{self._name}/stop/{name}")
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            task.cancel()
+            self.left_behind.append(name)
+            log.error("stop of %s: %s does not end within %g s", self._name, name, seconds)
+            return False
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("stop of %s: %s failed", self._name, name, exc_info=error)
+        return error is None
 
 
 class Supervisor:

@@ -1,0 +1,101 @@
+"""A stop ends, whatever fails or hangs; what it could not do the next start does as after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker import broker_controller
+from broker.broker_controller import BrokerController
+from broker.store.errors import StoreNotWritable
+from infra.startup import EXIT_FAILED
+from infra.supervisor import Stop
+from tests.broker_in_process import running, send
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_controller, "_STOP_S", dict.fromkeys(broker_controller._STOP_S, 0.5))
+
+
+def stored(broker: BrokerController) -> int:
+    return broker.context.store.max_offset("orders", 0)
+
+
+def test_a_step_that_fails_or_hangs_keeps_back_no_other() -> None:
+    async def main() -> None:
+        stop = Stop("test", {"fails": 20, "hangs": 0.01, "works": 20})
+        done: list[str] = []
+
+        async def fail() -> None:
+            raise OSError("gone")
+
+        async def hang() -> None:
+            while True:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    if done:
+                        raise
+
+        async def work() -> None:
+            done.append("works")
+
+        assert not await stop.step("fails", fail())
+        assert not await stop.step("hangs", hang())
+        assert await stop.step("works", work())
+        assert (done, stop.left_behind) == (["works"], ["hangs"])
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        may_go = threading.Event()
+        async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (broker, connection):
+            await send(connection, "orders")
+            store = broker.context.store
+            flush = store.flush
+
+            def hang() -> int:
+                assert may_go.wait(60)
+                return flush()
+
+            monkeypatch.setattr(store, "flush", hang)
+            connection.close()
+            await broker.shutdown()
+            assert (broker.left_behind, broker.exit_code) == (["flush"], EXIT_FAILED)
+            assert store.directory.begin() is False, "marked as not cleanly stopped"
+            may_go.set()
+            await asyncio.to_thread(broker.context.flusher.close)
+            store.directory.release()  # as the end of the process does
+        async with running(tmp_path / "broker") as (broker, _):
+            assert stored(broker) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_sync_that_fails_in_the_stop_ends_it_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with running(tmp_path / "broker") as (broker, connection):
+            await send(connection, "orders")
+            await broker.context.flusher.flush_now()
+
+            def fail() -> int:
+                raise StoreNotWritable("a sync to the disk failed: Input/output error")
+
+            monkeypatch.setattr(broker.context.store, "flush", fail)
+            await broker.shutdown()
+            monkeypatch.undo()
+            assert (broker.left_behind, broker.exit_code) == ([], EXIT_FAILED)
+        async with running(tmp_path / "broker") as (broker, _):
+            assert stored(broker) == 1
+
+    asyncio.run(main())
