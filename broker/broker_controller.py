@@ -70,6 +70,8 @@ _REVIVE_PERIOD = 0.5
 _SCHEDULE_PERIOD = 0.1
 _CLIENT_SCAN = 10.0
 _VIP_OFFSET = 2
+# A checkpoint syncs each queue that was written to: tens of thousands of files on a slow disk.
+_HANGING_UPKEEP_S = 600.0
 # What each step of a stop may take; together, where one hangs, less than the 120 s that conf/neve-broker.service gives.
 _STOP_S = {
     "name servers": 15.0, "archive": 45.0, "tables": 10.0, "flush": 10.0, "connections": 5.0, "tasks": 10.0,
@@ -434,10 +436,13 @@ class BrokerController:
 
     def troubles(self) -> list[Trouble]:
         """What is wrong with the broker's own tasks."""
-        found = self._supervisor.troubles()
-        since = self.context.flusher.syncing_since
-        if since is not None and (seconds := self._clock.monotonic() - since) > HANGING_S:
-            found.append(Trouble("flush", "hanging", f"a sync for {seconds:.0f} s"))
+        found, flusher, now = self._supervisor.troubles(), self.context.flusher, self._clock.monotonic()
+        for name, since, most in (
+            ("flush", flusher.syncing_since, HANGING_S),
+            ("upkeep", flusher.upkeep_since, _HANGING_UPKEEP_S),
+        ):
+            if since is not None and now - since > most:
+                found.append(Trouble(name, "hanging", f"for {now - since:.0f} s"))
         return found
 
     def task_failures(self) -> int:

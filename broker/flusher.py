@@ -53,8 +53,9 @@ class Flusher:
         self._upkeep_pool = ThreadPoolExecutor(1, "upkeep")
         self._upkeep: asyncio.Future[None] | None = None
         self.failed = False
-        # When the sync that is running began.
+        # When what is running began.
         self.syncing_since: float | None = None
+        self.upkeep_since: float | None = None
         self.flushed_offset = 0
         self.rounds = 0
 
@@ -108,11 +109,12 @@ class Flusher:
     def _begin_upkeep(self) -> None:
         if self._upkeep is not None or self.failed or not self._store.wants_upkeep:
             return
+        self.upkeep_since = self._clock.monotonic()
         self._upkeep = asyncio.get_running_loop().run_in_executor(self._upkeep_pool, self._store.upkeep)
         self._upkeep.add_done_callback(self._upkeep_done)
 
     def _upkeep_done(self, upkeep: asyncio.Future[None]) -> None:
-        self._upkeep = None
+        self._upkeep = self.upkeep_since = None
         error = None if upkeep.cancelled() else upkeep.exception()
         if error is not None:
             self.fail(error)

@@ -116,6 +116,9 @@ class PopRevive:
         except (BrokerError, StoreError) as error:
             log.warning("revive of %s offset %d: %s", queue.key, offset, error)
             return False
+        except Exception as error:  # noqa: BLE001 - one message; those behind it have their turn
+            self._context.faults.add("a popped message", error, f"of {queue.key}, offset {offset}")
+            self._put_off(queue, offset, flight)
         return True
 
     def _put_off(self, queue: PopQueue, offset: int, flight: Flight) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
+from broker.pop.pop_book import Flight, PopQueue
+from broker.pop.revive import PopRevive
 from broker.pull_request_hold import HeldPull, PullRequestHold
 from broker.schedule_message import ScheduleMessage
 from broker.store.config import SYNC_FLUSH, StoreConfig
@@ -26,7 +28,7 @@ from infra.clock import ManualClock
 from infra.config import BrokerConfig
 from infra.sim_disk import SimDisk
 from infra.startup import EXIT_FAILED
-from infra.supervisor import FAILING_RUNS, Faults
+from infra.supervisor import FAILING_RUNS, HANGING_S, Faults
 from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command
@@ -236,6 +238,30 @@ def test_an_index_file_that_could_not_be_mapped_keeps_no_start_from_reading(
     assert len(world.store.query("orders", "k3", 10, 0, 1 << 60)) == 1
 
 
+def test_a_popped_message_that_fails_to_come_back_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_off: list[int] = []
+    flights = [(PopQueue(("g", "t", 0), 3), offset, Flight(0, 0, False)) for offset in range(3)]
+    context: Any = SimpleNamespace(
+        accepting=True, faults=world.faults, clock=world.clock,
+        pops=SimpleNamespace(
+            take_due=lambda: flights, put_off=lambda queue, offset, flight, until: put_off.append(offset)
+        ),
+        tiered=SimpleNamespace(is_hot=lambda topic, queue_id, offset: True),
+    )  # fmt: skip
+    revive = PopRevive(context, lambda name, work: pytest.fail("nothing is cold"))
+
+    async def revive_one(queue: PopQueue, offset: int, flight: Flight) -> int:
+        if offset == 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return 1
+
+    monkeypatch.setattr(revive, "_revive", revive_one)
+    assert asyncio.run(revive.run_due()) == 2
+    assert (put_off, world.faults.counts) == ([0], {"a popped message": 1})
+
+
 # ---- in a broker ---------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +317,39 @@ def test_a_flusher_that_ends_ends_the_broker(tmp_path: Path, flush_disk_type: st
             assert [(await page(broker, name))[0] for name in ("livez", "readyz")] == [503, 503]
             with pytest.raises(AssertionError, match="until it has started"):
                 await send(connection, "orders")
+
+    asyncio.run(main())
+
+
+def test_the_task_that_registers_topics_outlives_a_failure_and_forgets_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path / "broker") as (broker, _):
+            tries: list[int] = []
+
+            async def register() -> None:
+                tries.append(len(tries))
+                if len(tries) == 1:
+                    raise OSError(errno.EMFILE, "Too many open files")
+
+            broker._register = register  # type: ignore[method-assign]
+            broker.context.register_soon()
+            await until(lambda: len(tries) == 2, "the topics are registered after all")
+            broker.context.register_soon()
+            await until(lambda: len(tries) == 3)
+
+    asyncio.run(main())
+
+
+def test_a_sync_that_hangs_shows_on_the_health_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with running(tmp_path / "broker") as (broker, _):
+            flusher = broker.context.flusher
+            assert broker.troubles() == []
+            monkeypatch.setattr(flusher, "syncing_since", broker.context.clock.monotonic() - HANGING_S - 1)
+            status, text = await page(broker, "livez")
+            assert (status, text.splitlines()[:1]) == (503, ["not live"])
+            assert "task flush: hanging" in text
+            monkeypatch.undo()
 
     asyncio.run(main())
 
