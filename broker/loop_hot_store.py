@@ -126,6 +126,8 @@ class LoopHotStore:
                 pass
             while self._call(lambda: self._context.timers.carry(below)):
                 pass
+            while self._call(lambda: self._context.transactions.carry(below)):
+                pass
         except (StoreFull, StoreNotWritable) as error:
             log.warning("waiting messages keep their segments: %s", error)
 

@@ -14,6 +14,9 @@ from neve.message import (
     tags_code,
 )
 
+# What waits is carried out of a log file that is to go. What leaves its place by itself so soon is not, and what was
+# carried stays at least that long: a crowded disk evicts every few seconds.
+CARRY_AGAIN_MS = 30 * 60_000
 _NONE: Mapping[str, str] = {}
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.record_copy import put_copy
+from broker.record_copy import CARRY_AGAIN_MS, put_copy
 from broker.state_file import StateFile, SyncLog
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
-from broker.timer_message import CARRY_AGAIN_MS, TimerMessages
+from broker.timer_message import TimerMessages
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import Clock
 from infra.config import ConfigError

@@ -20,7 +20,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from broker.record_copy import put_copy
+from broker.record_copy import CARRY_AGAIN_MS, put_copy
 from broker.store.config import code_of_tags
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
@@ -41,8 +41,6 @@ TIMER_PROPERTIES = (DELAY_SECONDS, DELAY_MS, DELIVER_MS)
 _MESSAGES, _MARKS = 0, 1
 _BATCH = 64
 _BATCHES_AT_ONCE = 8
-# What leaves its place by itself so soon is not carried, and what was carried stays at least that long.
-CARRY_AGAIN_MS = 30 * 60_000
 # Entries of messages that no longer wait, besides as many as there are that do.
 _STALE_ENTRIES = 1024
 _NUMBER = re.compile(r"-?[0-9]{1,18}")

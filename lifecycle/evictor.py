@@ -59,7 +59,7 @@ class Evictor:
             return False
         pinned = self._hot.pinned_from()
         if pinned is not None and pinned < oldest.end:
-            # A timer may wait for days: it moves to the head of the log where it alone would keep a segment.
+            # A message may wait for days: it moves to the head of the log where it alone would keep a segment.
             self._hot.carry_waiting(oldest.end)
             pinned = self._hot.pinned_from()
         # What a message no longer waits for, its delivery or its end, must be as durable as the segment that goes.

@@ -61,7 +61,7 @@ class HotStore(HotLog, Protocol):
         ...
 
     def carry_waiting(self, below: int) -> None:
-        """Append again the timers that wait below a CommitLog offset, so that they no longer need what lies there."""
+        """Append again the messages that wait below a CommitLog offset, so that they no longer need what lies there."""
         ...
 
     def disk_ratio(self) -> float:

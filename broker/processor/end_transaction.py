@@ -44,13 +44,17 @@ class EndTransactionProcessor:
 
     def _prepared(self, request: RemotingCommand) -> MessageRecord:
         ext = request.ext
-        raw = self._context.store.record_at(require_int(ext, "commitLogOffset"))
+        offset, position = require_int(ext, "tranStateTableOffset"), require_int(ext, "commitLogOffset")
+        half = self._context.transactions.carried_from(position)
+        if half is not None:
+            offset, position = half.queue_offset, half.physical_offset
+        raw = self._context.store.record_at(position)
         record = decode_record(raw) if raw is not None else None
         if record is None or record.topic != HALF_TOPIC:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
         if record.properties.get("PGROUP") != require_str(ext, "producerGroup"):
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
-        if record.queue_offset != require_int(ext, "tranStateTableOffset"):
+        if record.queue_offset != offset:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         return record
 
@@ -70,7 +74,7 @@ class EndTransactionProcessor:
                 raise BrokerError(
                     ResponseCode.SERVICE_NOT_AVAILABLE, f"it can't be put back to the half topic now: {error}"
                 ) from error
-        elif (half := transactions.find(record.queue_offset)) is not None:
+        elif (half := transactions.carried_from(offset) or transactions.find(record.queue_offset)) is not None:
             transactions.start_over(half)
         else:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")

@@ -6,6 +6,10 @@ RMQ_SYS_TRANS_OP_HALF_TOPIC, queue 0   marks; body: queue offsets of half messag
     TAGS=r  the count of questions begins anew
     HALF_FROM, OP_FROM: a start need read no half and no mark below these offsets
 
+A half message that waits in a log file that is to go is carried: appended again, with its first log position + 1 as the
+prepared offset. Its producer knows it from there, and from where it was each time that it was asked about. A crash
+before the mark of the old one leaves both: the newer counts.
+
 A committed message is appended right before its mark. A crash between the two leaves it as the log's last record,
 with the half's position in it: that is seen at start, so a commit shows once.
 """
@@ -14,9 +18,9 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from broker.record_copy import put_copy
+from broker.record_copy import CARRY_AGAIN_MS, put_copy
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.validators import HALF_TOPIC, OP_HALF_TOPIC
@@ -34,6 +38,7 @@ _ENDED, _ASKED, _ANEW = "d", "c", "r"
 _READ_COUNT, _READ_BYTES = 512, 4 << 20
 _OFFSETS_IN_MARK = 1000
 _OUTCOMES_KEPT = 10_000
+_CARRIED_AT_ONCE = 64
 _NOBODY = ("127.0.0.1", 0)
 
 
@@ -47,12 +52,17 @@ class Half:
     # No mark of this half message is below this offset of the op queue.
     op_from: int
     checks: int = 0
+    # The log positions that it had before it was carried, the first one first.
+    earlier: list[int] = field(default_factory=list)
+    carried_ms: int = -1
 
 
 class HalfMessages:
     def __init__(self, store: MessageStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._pending: OrderedDict[int, Half] = OrderedDict()
+        # Those that were carried, by the log positions that they had before.
+        self._carried: dict[int, Half] = {}
         self._outcomes: OrderedDict[int, int] = OrderedDict()
         self._unmarked: list[int] = []
 
@@ -61,6 +71,10 @@ class HalfMessages:
 
     def find(self, queue_offset: int) -> Half | None:
         return self._pending.get(queue_offset)
+
+    def carried_from(self, physical_offset: int) -> Half | None:
+        """What was at a log position before it was carried, and still waits."""
+        return self._carried.get(physical_offset)
 
     def outcome(self, queue_offset: int) -> int | None:
         """How a transaction ended a short while ago."""
@@ -85,6 +99,8 @@ class HalfMessages:
     def ended(self, half: Half, outcome: int) -> None:
         """Nobody is asked about it again, nor can it be ended another way."""
         del self._pending[half.queue_offset]
+        for position in half.earlier:
+            self._carried.pop(position, None)
         self._outcomes[half.queue_offset] = outcome
         if len(self._outcomes) > _OUTCOMES_KEPT:
             self._outcomes.popitem(last=False)
@@ -105,6 +121,45 @@ class HalfMessages:
     def put_again(self, record: MessageRecord) -> None:
         """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
         self.added(put_copy(self._store, record, HALF_TOPIC, 0), record.properties)
+
+    def carry(self, below: int) -> bool:
+        """Append again a batch of what waits below a log position; False: nothing more can go now.
+
+        What is young ends by itself. Raises StoreFull or StoreNotWritable; what was carried by then stays carried.
+        """
+        left: list[int] = []
+        try:
+            while len(left) < _CARRIED_AT_ONCE and (half := self._first_to_carry(below)) is not None:
+                offset = half.queue_offset
+                self._carry(half)
+                left.append(offset)
+        finally:
+            self._unmarked += left
+            self.write_marks()
+        return bool(left)
+
+    def _first_to_carry(self, below: int) -> Half | None:
+        half = next(iter(self._pending.values()), None)
+        if half is None or half.physical_offset >= below:
+            return None
+        stays = 0 <= self._clock.now_ms() - max(half.store_ms, half.carried_ms) < CARRY_AGAIN_MS
+        return None if stays else half
+
+    def _carry(self, half: Half) -> None:
+        store = self._store
+        raw = store.record_at(half.physical_offset)
+        assert raw is not None, "its segment is pinned"
+        first = half.earlier[0] if half.earlier else half.physical_offset
+        op_from = store.max_offset(OP_HALF_TOPIC, 0)
+        stored = put_copy(store, decode_record(raw), HALF_TOPIC, 0, prepared_transaction_offset=first + 1)
+        del self._pending[half.queue_offset]
+        half.earlier.append(half.physical_offset)
+        self._carried[half.physical_offset] = half
+        half.queue_offset, half.physical_offset = stored.queue_offset, stored.physical_offset
+        half.op_from, half.carried_ms = op_from, stored.store_timestamp
+        self._pending[half.queue_offset] = half
+        if half.checks:
+            self._mark(_ASKED, [half.queue_offset] * half.checks)
 
     def write_marks(self) -> None:
         """Also those that found the disk full earlier."""
@@ -150,15 +205,33 @@ class HalfMessages:
                 checks[offset] = checks.get(offset, 0) + 1 if tag == _ASKED else 0
         for record in self._records(HALF_TOPIC, half_from):
             offset = record.queue_offset
+            first = record.prepared_transaction_offset - 1
+            earlier = [first] if first >= 0 else []
+            self._leave(first)
             if offset not in ended:
                 wish = immunity(record.properties)
-                self._pending[offset] = Half(
-                    offset, record.physical_offset, record.store_timestamp, wish, op_from, checks.get(offset, 0)
+                half = self._pending[offset] = Half(
+                    offset,
+                    record.physical_offset,
+                    record.store_timestamp,
+                    wish,
+                    op_from,
+                    checks.get(offset, 0),
+                    earlier,
                 )
+                self._carried.update(dict.fromkeys(earlier, half))
         last = max((tail.physical_offset for tail in store.tails.values()), default=-1)
         raw = store.record_at(last) if last >= 0 else None
         if raw is not None:
             self._end_if_committed(decode_record(raw))
+
+    def _leave(self, first: int) -> None:
+        """What was carried counts where it came to, though a crash left no mark of that."""
+        before = self._carried.pop(first, None) or next(
+            (half for half in reversed(self._pending.values()) if half.physical_offset == first), None
+        )
+        if before is not None:
+            del self._pending[before.queue_offset]
 
     def _end_if_committed(self, record: MessageRecord) -> None:
         if record.sys_flag & TRANSACTION_BITS != TRANSACTION_COMMIT:

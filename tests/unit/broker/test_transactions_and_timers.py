@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from broker.record_copy import CARRY_AGAIN_MS
 from broker.schedule_message import ScheduleMessage
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore, PutResult
-from broker.timer_message import CARRY_AGAIN_MS, TimerMessages, code_of_entry
+from broker.timer_message import TimerMessages, code_of_entry
 from broker.transaction.half_messages import COMMIT, ROLLBACK, HalfMessages
 from broker.validators import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from infra.clock import ManualClock
@@ -312,6 +313,85 @@ def test_a_crash_before_the_mark_of_a_carried_timer_loses_none(machine: Callable
     first.clock.advance(3_600_000)
     second.timers.deliver_due()
     assert second.delivered() == [b"a", b"a"]
+
+
+def test_a_half_message_is_carried_out_of_its_segment_and_known_by_where_it_was(
+    machine: Callable[[], Machine],
+) -> None:
+    first = machine()
+    stored = [first.half(b"%d" % index) for index in range(100)]
+    first.halves.asked(first.halves.waiting()[:2])
+    first.store.roll()
+    segment = first.store.segments()[0]
+    assert not first.halves.carry(segment.end), "most end by themselves within minutes"
+    first.clock.advance(CARRY_AGAIN_MS)
+    while first.halves.carry(segment.end):
+        assert len(first.halves) == 100
+    first.store.after_flush(first.store.flush())
+    first.store.evict(segment.base)
+    second = machine()
+    for each in (first, second):
+        pinned = each.halves.pinned_from()
+        assert pinned is not None
+        assert pinned >= segment.end
+        assert [half.checks for half in each.halves.waiting()] == [1] * 2 + [0] * 98
+        for index in (0, 99):
+            half = each.halves.carried_from(stored[index].physical_offset)
+            assert half is not None
+            raw = each.store.record_at(half.physical_offset)
+            assert raw is not None
+            assert decode_record(raw).body == b"%d" % index
+            each.halves.ended(half, ROLLBACK)
+            assert each.halves.carried_from(stored[index].physical_offset) is None
+    third = machine()
+    assert len(third.halves) == 98
+
+
+def test_a_half_message_that_was_carried_stays_for_half_an_hour(machine: Callable[[], Machine]) -> None:
+    one = machine()
+    one.half(b"a")
+    one.clock.advance(CARRY_AGAIN_MS)
+    assert one.halves.carry(one.store.max_physical_offset)
+    end = one.store.max_physical_offset
+    one.clock.advance(CARRY_AGAIN_MS - 1)
+    assert not one.halves.carry(end)
+    one.clock.advance(1)
+    assert one.halves.carry(end)
+    (half,) = one.halves.waiting()
+    assert len(half.earlier) == 2
+
+
+def test_a_crash_before_the_mark_of_a_carried_half_message_leaves_one_of_it(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    stored = first.half(b"a")
+    first.half(b"b")
+    first.clock.advance(CARRY_AGAIN_MS)
+    first.halves._mark = lambda *_: False  # type: ignore[method-assign]
+    assert first.halves.carry(first.store.max_physical_offset)
+    second = machine()
+    assert len(second.halves) == 2
+    half = second.halves.carried_from(stored.physical_offset)
+    assert half is not None
+    assert half.physical_offset > stored.physical_offset
+
+
+def test_a_half_message_that_can_not_be_carried_keeps_its_place(
+    machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = machine()
+    stored = one.half(b"a")
+    one.clock.advance(CARRY_AGAIN_MS)
+
+    def full(*_: object, **__: object) -> PutResult:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.store, "put", full)
+        with pytest.raises(StoreFull):
+            one.halves.carry(one.store.max_physical_offset)
+    half = one.halves.find(stored.queue_offset)
+    assert half is not None
+    assert (half.earlier, one.halves.pinned_from()) == ([], stored.physical_offset)
 
 
 def carry_all(timers: TimerMessages, below: int) -> None:
