@@ -22,6 +22,7 @@ from infra.supervisor import Faults
 log = logging.getLogger(__name__)
 
 _FAILED = "flush failed"
+_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Flusher:
             if not (self._store.dirty or self._waiting or self._flush_waiters):
                 self._begin_upkeep()
                 continue
-            self.syncing_since = self._clock.monotonic()
+            self.syncing_since, wanted = self._clock.monotonic(), self._store.max_physical_offset
             try:
                 offset = await loop.run_in_executor(self._pool, self._store.flush)
             except Exception as error:  # noqa: BLE001 - whatever went wrong: nothing below it may be acknowledged
@@ -105,6 +106,10 @@ class Flusher:
             self.rounds += 1
             self._complete(offset)
             self._begin_upkeep()
+            if (
+                offset < wanted
+            ):  # a file could not be opened to sync it: nothing failed, but at once it would be the same
+                await asyncio.sleep(_AGAIN_S)
 
     def _begin_upkeep(self) -> None:
         if self._upkeep is not None or self.failed or not self._store.wants_upkeep:

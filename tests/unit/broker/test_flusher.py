@@ -169,3 +169,31 @@ def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
         flusher.close()
 
     asyncio.run(main())
+
+
+def test_a_sync_that_could_not_be_begun_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of descriptors: to try again at once, and again, would take the loop all its time."""
+
+    async def main() -> None:
+        store: Any = SoundStore()
+        store.broken = False
+        reached = iter([0, 0, 10])
+        monkeypatch.setattr(store, "flush", lambda: next(reached))
+        pauses: list[float] = []
+
+        async def pause(seconds: float) -> None:
+            pauses.append(seconds)
+
+        flusher = Flusher(
+            store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults()
+        )
+        running = asyncio.create_task(flusher.run())
+        with monkeypatch.context() as patch:
+            patch.setattr("broker.flusher.asyncio.sleep", pause)
+            async with asyncio.timeout(20):
+                await flusher.flush_now()
+        assert len(pauses) == 2
+        running.cancel()
+        flusher.close()
+
+    asyncio.run(main())
