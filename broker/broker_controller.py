@@ -300,6 +300,7 @@ class BrokerController:
             if self.config.admin_port >= 0:
                 register_pages(self._admin, self)
                 self.admin_address = await self._admin.start()
+                self.config.admin_port = self.admin_address[1]  # who asks for the configuration finds the port by it
         except OSError as error:
             raise StartupError(f"can't listen: {error.strerror or error}", EXIT_IN_USE) from error
 

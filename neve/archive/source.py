@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from neve.extras import install_command
+
 _MISSING = frozenset({"404", "NoSuchKey"})
 
 
@@ -71,7 +73,7 @@ class S3Source:
         try:
             import boto3
         except ModuleNotFoundError as missing:
-            raise BadSource("reading an S3 store needs boto3: pip install 'neve[archive]'") from missing
+            raise BadSource(f"reading an S3 store needs boto3: {install_command('archive')}") from missing
         from botocore.config import Config
 
         style = {"addressing_style": "path"} if endpoint else {}

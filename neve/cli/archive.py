@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neve.cli.admin_address import find_admin
+from neve.cli.cluster import cluster_options
 from neve.cli.failures import FAILED, Failure
 from neve.cli.output import admin_option, chosen_store, emit, output_option, say, size_text, store_option, time_text
 
@@ -25,36 +27,42 @@ def archive() -> None:
 
 @archive.command()
 @click.argument("topic", required=False)
-@click.option("--broker", help="Only the archive of this broker (with --store).")
+@click.option("--broker", help="Only the archive of this broker, or without a store: ask this one.")
 @store_option()
 @admin_option
+@cluster_options
 @output_option
-def ls(topic: str | None, broker: str | None, store: str | None, admin: str, output: str) -> None:
+def ls(
+    *, topic: str | None, broker: str | None, store: str | None, admin: str | None, namesrv: str, output: str
+) -> None:
     """List the objects that readers see now."""
     if (store := chosen_store(store)) is not None:
         rows: Iterable[Mapping[str, Any]] = _objects(store, topic, broker)
     else:
         from neve.cli.admin import get_json
 
-        answer = _rows(get_json(admin, "/archive/ls", **({"topic": topic} if topic else {})))
+        answer = _rows(
+            get_json(find_admin(admin, broker, namesrv), "/archive/ls", **({"topic": topic} if topic else {}))
+        )
         rows = [_as_listed(row) for row in answer]
     emit(rows, LS_COLUMNS, output)
 
 
 @archive.command()
-@click.option("--broker", help="Only the journal of this broker (with --store).")
+@click.option("--broker", help="Only the journal of this broker, or without a store: ask this one.")
 @click.option("--from", "first", type=click.IntRange(0), default=0, help="Begin at this entry.")
 @store_option()
 @admin_option
+@cluster_options
 @output_option
-def journal(broker: str | None, first: int, store: str | None, admin: str, output: str) -> None:
+def journal(*, broker: str | None, first: int, store: str | None, admin: str | None, namesrv: str, output: str) -> None:
     """Print the journal: what happened to the archive, in order."""
     if (store := chosen_store(store)) is not None:
         rows: Iterable[Mapping[str, Any]] = _entries(store, broker, first)
     else:
         from neve.cli.admin import get_json
 
-        answer = _rows(get_json(admin, "/archive/journal", **{"from": str(first)}))
+        answer = _rows(get_json(find_admin(admin, broker, namesrv), "/archive/journal", **{"from": str(first)}))
         rows = [_as_journaled(row) for row in answer]
     emit(rows, ("broker", "seq", "type", "epoch", "time", "what"), output)
 
@@ -62,13 +70,15 @@ def journal(broker: str | None, first: int, store: str | None, admin: str, outpu
 @archive.command()
 @click.option("--roll", is_flag=True, help="End the active segment first, so that everything is offloaded.")
 @click.option("--evict", is_flag=True, help="Then delete the local segments that are wholly archived.")
+@click.option("--broker", help="Ask this broker.")
 @admin_option
-def offload(roll: bool, evict: bool, admin: str) -> None:
+@cluster_options
+def offload(roll: bool, evict: bool, broker: str | None, admin: str | None, namesrv: str) -> None:
     """Run an offload round now. Prints progress as JSON lines, or as a bar on a terminal. Exit code 1: not all went."""
     from neve.cli.admin import post_lines
 
     query = {name: "true" for name, wanted in (("roll", roll), ("evict", evict)) if wanted}
-    lines = post_lines(admin, "/archive/offload", **query)
+    lines = post_lines(find_admin(admin, broker, namesrv), "/archive/offload", **query)
     last: dict[str, Any] = {}
     if sys.stderr.isatty() and sys.stdout.isatty():
         last = _bar(lines)
@@ -98,11 +108,12 @@ def _bar(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 @archive.command()
 @click.option("--deep", is_flag=True, help="Also read every object and compare checksums.")
-@click.option("--broker", help="Only the archive of this broker (with --store).")
+@click.option("--broker", help="Only the archive of this broker, or without a store: ask this one.")
 @store_option()
 @admin_option
+@cluster_options
 @output_option
-def verify(deep: bool, broker: str | None, store: str | None, admin: str, output: str) -> None:
+def verify(*, deep: bool, broker: str | None, store: str | None, admin: str | None, namesrv: str, output: str) -> None:
     """Check that journal and objects agree and that the queues have no hole. Exit code 1 when something is wrong."""
     if (store := chosen_store(store)) is not None:
         from neve.cli.verify import verify_store
@@ -111,7 +122,7 @@ def verify(deep: bool, broker: str | None, store: str | None, admin: str, output
     else:
         from neve.cli.admin import post_json
 
-        answer = post_json(admin, "/archive/verify", **({"deep": "true"} if deep else {}))
+        answer = post_json(find_admin(admin, broker, namesrv), "/archive/verify", **({"deep": "true"} if deep else {}))
         findings = list(answer.get("findings") or answer.get("problems") or ()) if isinstance(answer, dict) else []
         summary = {k: v for k, v in answer.items() if k not in {"findings", "problems"}}
     if output == "json":
@@ -125,12 +136,14 @@ def verify(deep: bool, broker: str | None, store: str | None, admin: str, output
 
 
 @archive.command(name="confirm-clock")
+@click.option("--broker", help="Ask this broker.")
 @admin_option
-def confirm_clock(admin: str) -> None:
+@cluster_options
+def confirm_clock(broker: str | None, admin: str | None, namesrv: str) -> None:
     """Say that the broker's wall clock is right: what expires goes by it again at once."""
     from neve.cli.admin import post_lines
 
-    for item in post_lines(admin, "/clock/confirm"):
+    for item in post_lines(find_admin(admin, broker, namesrv), "/clock/confirm"):
         before = item.get("before", {})
         if before.get("trusted"):
             say("the clock was trusted already")

@@ -19,6 +19,7 @@ import click
 
 from neve.cli.failures import FAILED, Failure
 from neve.cli.output import emit, output_option, store_option
+from neve.extras import install_command
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 MIN_MAP_COUNT = 65_530
@@ -74,7 +75,7 @@ def _server_checks(config: Path, settings: Sequence[str]) -> list[Check]:
         found = importlib.import_module("namesrv.doctor" if _is_name_servers(config) else "broker.doctor")
     except ModuleNotFoundError as missing:
         raise click.UsageError(
-            f"-c needs the server's packages, {missing.name} is missing: pip install 'neve[server]'"
+            f"-c needs the server's packages, {missing.name} is missing: {install_command('server')}"
         ) from missing
     return list(found.checks(config, settings))
 

@@ -80,12 +80,18 @@ def _joined(group: str, name: str, known: Verb | None) -> click.Command | None:
             command = entry.load()
         except ModuleNotFoundError as missing:
             raise click.UsageError(
-                f"`neve {name}` needs the server's packages, {missing.name} is missing: pip install 'neve[server]'"
+                f"`neve {name}` needs the server's packages, {missing.name} is missing: {_install()}"
             ) from missing
         return command if isinstance(command, click.Command) else None
     if known is not None:
-        raise click.UsageError(f"`neve {name}` is not part of this install: pip install 'neve[server]'")
+        raise click.UsageError(f"`neve {name}` is not part of this install: {_install()}")
     return None
+
+
+def _install() -> str:
+    from neve.extras import install_command
+
+    return install_command("server")
 
 
 def _load(home: str) -> click.Command:

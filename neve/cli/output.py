@@ -30,9 +30,7 @@ def admin_option(command: Command) -> Command:
         "--admin",
         envvar="NEVE_ADMIN",
         show_envvar=True,
-        default="127.0.0.1:10913",
-        show_default=True,
-        help="Admin port of the broker.",
+        help="Admin port of the broker.  [default: that of the name server's broker, or 127.0.0.1:10913]",
     )(command)
 
 
@@ -46,13 +44,17 @@ def store_option(required: bool = False) -> Callable[[Command], Command]:
 
 
 def chosen_store(store: str | None) -> str | None:
-    """The store to read, unless it is only NEVE_STORE's and the command line names a broker."""
+    """The store to read, unless it is only NEVE_STORE's and the command line names a broker's port."""
     context = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     by_store, by_admin = (context.get_parameter_source(name) is typed for name in ("store", "admin"))
     if by_store and by_admin:
         raise click.UsageError("--store asks the store, --admin a broker: one of them")
-    return None if by_admin else store
+    if by_admin or store is None:
+        return None
+    if not by_store:
+        say(f"reading the store {store} (NEVE_STORE); --admin asks a broker")
+    return store
 
 
 def ask(question: str) -> None:

@@ -118,6 +118,13 @@ class Admin:
         """All brokers by name."""
         return await self._session.brokers()
 
+    async def broker_config(self, broker: str) -> dict[str, str]:
+        """The configuration in force of a broker's master."""
+        address = (await self._masters(broker))[broker]
+        text = (await self._session.ask(address, RequestCode.GET_BROKER_CONFIG, {})).body.decode()
+        pairs = (line.partition("=") for line in text.splitlines() if line and line[0] not in "#!")
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
     # ---- messages
 
     async def view_message(self, msg_id: str, topic: str | None = None) -> Message:

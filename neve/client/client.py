@@ -385,6 +385,10 @@ class AsyncClient:
     async def cluster_info(self) -> dict[str, BrokerInfo]:
         return await self._session.within(None, self._admin.cluster_info())
 
+    async def broker_config(self, broker: str) -> dict[str, str]:
+        """The configuration in force of a broker, by name."""
+        return await self._admin.broker_config(broker)
+
     async def view_message(self, msg_id: str, topic: str | None = None) -> Message:
         return await self._admin.view_message(msg_id, topic)
 

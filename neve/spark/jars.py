@@ -16,12 +16,13 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
+from neve.extras import install_command
+
 SDK = "software.amazon.awssdk"
 SDK_MODULES = ("s3", "s3-transfer-manager", "sts")
 # What pyspark/jars already holds: a second version beside it would be a lottery of the class path.
 IN_SPARK = ("io.netty", "org.slf4j", "org.apache.httpcomponents", "commons-codec", "commons-logging")
 RESOLVE_TIMEOUT = 600
-INSTALL = "pip install 'pyspark>=4.0' into this environment (the extra [spark] of neve's wheel or checkout has it)"
 
 
 class SparkSetupError(RuntimeError):
@@ -51,7 +52,7 @@ def pyspark_jars() -> Path:
     try:
         import pyspark
     except ImportError as missing:
-        raise SparkSetupError(f"pyspark is not installed: {INSTALL}") from missing
+        raise SparkSetupError(f"pyspark is not installed: {install_command('spark')}") from missing
     home = os.environ.get("SPARK_HOME")
     return (Path(home) if home else Path(str(pyspark.__file__)).parent) / "jars"
 

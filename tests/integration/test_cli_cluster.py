@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from neve.cli import main
-from tests.server_process import NEVE
+from neve.client import connect
+from tests.server_process import NEVE, Up
 
-UNREACHABLE = 6
+USAGE, NOT_FOUND, UNREACHABLE = 2, 3, 6
 STOP_S = 60
 
 
@@ -53,3 +55,35 @@ def test_brokers_that_are_frozen_or_gone_are_no_empty_list(tmp_path: Path, capfd
             said = capfd.readouterr()
             assert said.out == ""
             assert "knows no broker" in said.err
+
+
+def test_archive_verbs_find_the_admin_port_of_the_name_servers_broker(
+    neve_up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("NEVE_ADMIN", "NEVE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    with neve_up(tmp_path / "neve", "--set", "adminPort=0") as neve:
+        asked = ["-n", neve.namesrv]
+        assert main.run(["archive", "ls", *asked]) == 0
+        assert f"asking broker broker-a at {neve.admin}" in capfd.readouterr().err
+        assert main.run(["archive", "offload", "--broker", "broker-a", *asked]) == 0
+        assert main.run(["archive", "journal", "--broker", "broker-b", *asked]) == NOT_FOUND
+        assert main.run(["archive", "ls", "--broker", "broker-a", "--admin", neve.admin, *asked]) == USAGE
+        capfd.readouterr()
+        monkeypatch.setenv("NEVE_ADMIN", neve.admin)
+        assert main.run(["archive", "verify"]) == 0
+        assert f"asking the broker at {neve.admin} (NEVE_ADMIN)" in capfd.readouterr().err
+        monkeypatch.setenv("NEVE_STORE", f"dir:{tmp_path / 'neve' / 'data' / 'archive'}")
+        assert main.run(["archive", "verify"]) == 0
+        assert "(NEVE_STORE); --admin asks a broker" in capfd.readouterr().err
+
+        async def configured() -> dict[str, str]:
+            async with connect(neve.namesrv) as client:
+                return await client.broker_config("broker-a")
+
+        assert asyncio.run(configured())["adminPort"] == neve.admin.rpartition(":")[2]
+
+
+def test_without_a_name_server_the_usual_admin_port_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    main.run(["archive", "ls", "-n", "127.0.0.1:1"])
+    assert "asking the broker at 127.0.0.1:10913: no name server" in capfd.readouterr().err

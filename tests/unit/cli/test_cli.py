@@ -16,6 +16,7 @@ from neve.cli import main
 from neve.cli.failures import Failure, explain
 from neve.cli.output import size_text, table, time_text
 from neve.errors import BrokerError, ClientError, UnknownOutcome
+from neve.extras import install_command
 
 HEAVY = ("pyarrow", "boto3", "pyspark", "numpy", "msgspec", "asyncio", "importlib.metadata", "neve.client")
 
@@ -152,7 +153,7 @@ def test_verbs_that_join_by_entry_point(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "hello from outside\n")
     broken = subprocess.run([*command, "broken"], env=environment, capture_output=True, text=True, check=False)
     assert broken.returncode == 2
-    assert "neve[server]" in broken.stderr
+    assert "[server]" in broken.stderr
 
 
 def test_tables_align_and_texts_are_exact() -> None:
@@ -165,3 +166,24 @@ def test_tables_align_and_texts_are_exact() -> None:
 
 def test_group_is_a_click_group() -> None:
     assert isinstance(main.neve, click.Group)
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'neve[spark]'"),
+        ('{"url": "file:///src/my%20neve", "dir_info": {"editable": true}}', "pip install -e '/src/my neve[spark]'"),
+        ('{"url": "file:///w/neve-1.whl", "archive_info": {}}', "pip install '/w/neve-1.whl[spark]'"),
+        ('{"url": "https://x/neve-1.whl", "archive_info": {}}', "pip install 'neve[spark] @ https://x/neve-1.whl'"),
+    ],
+)
+def test_a_missing_part_is_installed_from_where_neve_came(
+    origin: str | None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return origin
+
+    monkeypatch.setattr("neve.extras.distribution", lambda name: Installed())
+    assert install_command("spark") == command

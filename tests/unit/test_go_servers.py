@@ -1,0 +1,32 @@
+"""A server that has to be built first says so: it takes minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra import go_server, minio
+
+
+def test_a_build_is_announced_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    go = tools / "go"
+    go.write_text(f'#!{sys.executable}\nimport os, sys\nprint("go begins", file=sys.__stderr__)\n'
+                  'open(os.environ["GOBIN"] + "/no-such-server", "w").close()\n')  # fmt: skip
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    program = dataclasses.replace(minio.PROGRAM, binary="no-such-server")
+    built = go_server.ensure(program)
+    assert built == tmp_path / "cache" / "neve" / "bin" / "no-such-server"
+    said = capfd.readouterr().err
+    assert said.startswith("building no-such-server")
+    assert "some minutes, once" in said
+    assert go_server.ensure(program) == built
+    assert capfd.readouterr().err == ""
