@@ -6,10 +6,12 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from broker.conditions import Condition, conditions, store_away
 from broker.topic_metrics import families, take_figures
 from infra.admin_http import AdminHttp, Request, Response, json_response
 from infra.loop_pause import LoopPause
@@ -99,10 +101,17 @@ class _Pages:
         """503 also where a task of the broker fails again and again; a store that is away is no reason."""
         troubles = self._controller.troubles()
         ready = self._controller.context.accepting and not troubles
-        return self._health("ready" if ready else "not ready", 200 if ready else 503, troubles)
+        text = "ready" if ready else "not ready"
+        return self._health(text, 200 if ready else 503, troubles, self._conditions())
 
-    def _health(self, word: str, status: int, troubles: Sequence[Trouble]) -> Response:
+    def _conditions(self) -> list[Condition]:
+        return conditions(self._controller.context, self._archive)
+
+    def _health(
+        self, word: str, status: int, troubles: Sequence[Trouble], conditions: Sequence[Condition] = ()
+    ) -> Response:
         lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles)]
+        lines += [f"{name}{_since(since)}: {why}; {means}" for name, since, why, means in conditions]
         lines += [f"job {name}: {failing.error}" for name, failing in sorted(self._archive.jobs.failing().items())]
         return Response(status, "".join(f"{line}\n" for line in lines).encode())
 
@@ -110,7 +119,11 @@ class _Pages:
         status = await self._in_thread(self._archive.status)
         jobs = self._archive.jobs
         errors = {name: failing.error for name, failing in jobs.failing().items()}
-        return json_response({**status, "jobs": dict(jobs.runs), "errors": errors})
+        found = self._conditions()
+        if any(one.name == "archive unreachable" for one in found):
+            status["archive"] = "unreachable"
+        told = [one._asdict() for one in found]
+        return json_response({**status, "conditions": told, "jobs": dict(jobs.runs), "errors": errors})
 
     async def offload(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
@@ -133,12 +146,17 @@ class _Pages:
         while (item := await lines.get()) is not None:
             yield item
         reports = work.result()
+        status = await asyncio.to_thread(lifecycle.status)
         yield {
             "event": "done",
             "rounds": len(reports),
             "objects": sum(len(report.committed) for report in reports),
             "failed": sum(len(report.failed) for report in reports),
             "set_aside": lifecycle.set_aside(),
+            # A round in the background may have taken it all a moment ago.
+            "archived_objects": status["objects"],
+            "backlog_bytes": status["backlog_bytes"],
+            "last_round": status["last_round"],
         }
 
     async def ls(self, request: Request) -> Response:
@@ -291,7 +309,11 @@ def _register_metrics(controller: BrokerController) -> None:
     if journal is not None:
         gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)
         gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.fenced))
-        gauge("archive_online", "1: the store answered since the start", lambda: int(journal.online))
+        gauge(
+            "archive_online",
+            "1: the store answers",
+            lambda: int(journal.online and store_away(context, controller.archive) is None),
+        )
     jobs = controller.archive.jobs
     counter("task_failures_total", "failed runs of the broker's own tasks", controller.task_failures)
     gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(controller.troubles()))
@@ -318,3 +340,7 @@ def _register_connections(controller: BrokerController) -> None:
     gauge("connections", "connections of clients", lambda: len(server.connections))
     gauge("connections_max", "connections that there may be: maxConnections and the open files", lambda: admission.most)
     counter("connections_refused_total", "connections closed because there were too many", lambda: admission.refused)
+
+
+def _since(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime(" since %Y-%m-%d %H:%M:%S UTC") if time_ms else ""

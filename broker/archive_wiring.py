@@ -8,6 +8,7 @@ import functools
 import logging
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from broker import validators
@@ -16,6 +17,7 @@ from broker.loop_hot_store import LoopHotStore
 from broker.pop.pop_book import revive_log
 from broker.restore import Restore
 from broker.state_capture import capture_state
+from infra.bounded_thread import run_bounded
 from infra.disk import Disk
 from infra.object_store import BadStoreUrl, ObjectStore, ObjectStoreError, open_store
 from infra.startup import EXIT_ARCHIVE, StartupError
@@ -60,6 +62,7 @@ class ArchiveWiring:
         self._reader_worker: WorkerClient | None = None
         self.reader: ColdReader | None = None
         self.safe_clock: SafeClock | None = None
+        self._hanging: list[str] = []
 
     def policy(self) -> Policy:
         config, topics, store = self._context.config, self._context.topics, self._context.store
@@ -132,9 +135,19 @@ class ArchiveWiring:
             reason = str(error).removeprefix(f"{config.store_url}: ")
             raise StartupError(f"archive {config.store_url}: {reason}", EXIT_ARCHIVE) from error
         self._state = StateKeeper(self.journal, context.clock)
-        self._uploader = WorkerClient()
+        self._uploader = WorkerClient(work_dir=self._work_dir())
         self.reader = context.tiered.cold = self._cold_reader(self.journal)
         return attachment
+
+    def _work_dir(self) -> Path:
+        """Where objects are encoded: beside the log, for they may be as large as a segment. What a crash left goes."""
+        work = self._local / "encode"
+        self._disk.make_dirs(work)
+        for name in self._disk.list_dir(work):
+            for file in self._disk.list_dir(work / name):
+                self._disk.remove(work / name / file)
+            self._disk.remove_dir(work / name)
+        return work
 
     def _cold_reader(self, journal: JournalWriter) -> ColdReader:
         config, context = self._context.config, self._context
@@ -251,18 +264,21 @@ class ArchiveWiring:
 
     async def write_last_state(self) -> None:
         """The broker has stopped giving out offsets: its bucket gets where it stands, unless the store is down."""
-        if self._state is None or self.journal is None or not self.journal.online:
+        if self._state is None or self.journal is None or not self.journal.online or self._hanging:
             return
+        keeper, state = self._state, capture_state(self._context)
         try:
-            await asyncio.to_thread(self._state.run_last, capture_state(self._context))
-        except (ObjectStoreError, Fenced, StateTooLarge, NewerFormat) as error:
+            await run_bounded(lambda: keeper.run_last(state), _STOP_SECONDS)
+        except (ObjectStoreError, Fenced, StateTooLarge, NewerFormat, TimeoutError) as error:
             log.warning("the last state is not in the archive: %s", error)
 
     async def shutdown(self) -> None:
-        """The running round ends first; the loop stays free for what it asks of the store."""
+        """The name that is being made ends first; the loop stays free for what it asks of the store."""
         if self.lifecycle is not None:
             self.lifecycle.stop()
-        await asyncio.to_thread(self.jobs.shutdown, _STOP_SECONDS)
+        self._hanging = await asyncio.to_thread(self.jobs.shutdown, _STOP_SECONDS)
+        if self._hanging:
+            log.error("jobs that hang are left behind, the next start goes on with them: %s", ", ".join(self._hanging))
         if self.reader is not None:
             self.reader.close()
         for worker in (self._uploader, self._reader_worker):

@@ -64,6 +64,7 @@ class BrokerContext:
     accepting: bool = False
     # Why sends are refused now (disk above its mark), or None.
     refuse_writes: str | None = None
+    refused_from: float = 0.0  # by the monotonic clock
     # Publishes the topics to the name servers at once; set by the controller.
     register_now: Callable[[], Awaitable[None]] | None = None
     register_soon: Callable[[], None] = lambda: None

@@ -236,6 +236,8 @@ class BrokerController:
         await self._register()
         self.archive.start_jobs()
         log.info("broker %s serves %s:%d", self.config.broker_name, *self.context.address)
+        if not self.config.name_servers:
+            log.warning("namesrvAddr is empty: clients find no route to this broker, they reach it by its address only")
 
     def _check_disk(self) -> None:
         root = self.context.root
@@ -360,9 +362,16 @@ class BrokerController:
     def _look_at_disk(self) -> None:
         mark = self.config.disk_space_warning_level_ratio / 100
         ratio = self.processors.totals.disk_ratio()
-        self.context.refuse_writes = (
-            f"the broker's disk is full, {ratio:.0%} used, mark {mark:.0%}" if ratio > mark else None
-        )
+        context = self.context
+        if ratio <= mark:
+            if context.refuse_writes is not None:
+                log.info("the disk has room again, %.0f %% used: sends are taken", ratio * 100)
+            context.refuse_writes = None
+            return
+        if context.refuse_writes is None:
+            context.refused_from = self._clock.monotonic()
+            log.error("the disk is full, %.0f %% used, mark %.0f %%: sends are refused", ratio * 100, mark * 100)
+        context.refuse_writes = f"the broker's disk is full, {ratio:.0%} used, mark {mark:.0%}"
 
     def _prepare_log(self) -> None:
         try:

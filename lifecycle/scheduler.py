@@ -29,6 +29,7 @@ class Failing(NamedTuple):
     times: int
     since_ms: int
     error: str
+    kind: type[BaseException]
 
 
 class _Job:
@@ -87,7 +88,7 @@ class JobScheduler:
         for job in self._jobs.values():
             if (error := job.error) is not None:
                 since_ms = now_ms - int((now - job.failing_since) * 1000)
-                found[job.name] = Failing(job.failed, since_ms, _told(error))
+                found[job.name] = Failing(job.failed, since_ms, _told(error), type(error))
         return found
 
     def running(self) -> dict[str, float]:

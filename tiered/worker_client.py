@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 MAPPED_MIN = 1 << 20  # what is smaller is copied: so much takes a tenth of a millisecond, and its decoding many
+_ANSWER_SECONDS = 300.0
+# What a store takes at least in a second, where no lower rate is set: an upload may take as long as that needs.
+_SLOWEST_BYTES = 1 << 20
 
 
 class WorkerFailed(Exception):
@@ -82,8 +85,13 @@ class WorkerClient:
         idle_seconds: float = _IDLE_SECONDS,
         cache_dir: Path | None = None,
         cache_bytes: int = 0,
+        answer_seconds: float = _ANSWER_SECONDS,
     ) -> None:
-        """`cache_dir`: where the worker keeps what it has read, up to `cache_bytes`; None: nowhere."""
+        """`cache_dir`: where the worker keeps what it has read, up to `cache_bytes`; None: nowhere.
+
+        A worker that is silent for `answer_seconds`, and what an upload may take beyond that, hangs in its store.
+        """
+        self._answer_seconds = answer_seconds
         self._cache_arguments = ["--cache-dir", str(cache_dir), "--cache-bytes", str(cache_bytes)] if cache_dir else []
         self._work_dir = str(work_dir or tempfile.gettempdir())
         self._idle_seconds = idle_seconds
@@ -121,7 +129,7 @@ class WorkerClient:
         try:
             descriptor = frames.shared([array.data for array in arrays])
             try:
-                answer = self._call(request, descriptor)
+                answer = self._call(request, descriptor, sum(int(run.sizes.sum()) for _, run in filled))
             finally:
                 os.close(descriptor)
         except WorkerFailed as error:
@@ -180,15 +188,31 @@ class WorkerClient:
 
     # ---- the process
 
-    def _call(self, request: frames.Request, descriptor: int | None) -> Answer:
+    def _call(self, request: frames.Request, descriptor: int | None, upload_bytes: int = 0) -> Answer:
         """Requests are safe to repeat: a read changes nothing, and an upload adopts what it finds."""
         try:
-            return self._submit(request, descriptor).result()
+            return self._wait_for(request, descriptor, upload_bytes)
         except ConnectionError:
             try:
-                return self._submit(request, descriptor).result()
+                return self._wait_for(request, descriptor, upload_bytes)
             except ConnectionError as error:
                 raise WorkerFailed("WorkerDied", str(error)) from error
+
+    def _wait_for(self, request: frames.Request, descriptor: int | None, upload_bytes: int) -> Answer:
+        seconds = self._answer_seconds + upload_bytes / min(self._rate or _SLOWEST_BYTES, _SLOWEST_BYTES)
+        future = self._submit(request, descriptor)
+        try:
+            return future.result(seconds)
+        except TimeoutError as error:
+            self._end()
+            raise WorkerFailed("StoreUnavailable", f"the tier worker has not answered for {seconds:.0f} s") from error
+
+    def _end(self) -> None:
+        """It hangs, as a directory on a file server may: its successor gets a new start. What it owes is failed."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+            self._hang_up()
 
     def _submit(self, request: frames.Request, descriptor: int | None) -> Future[Answer]:
         with self._lock:
@@ -213,8 +237,8 @@ class WorkerClient:
         environment.setdefault(
             "OPENBLAS_NUM_THREADS", "1"
         )  # numpy's threads for linear algebra, which nobody does here
-        command = [sys.executable, "-m", "tiered.worker", "--fd", str(theirs.fileno()), *self._cache_arguments]
         with theirs:
+            command = self._command(theirs.fileno())
             process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
         self._socket, self._process = ours, process
         self._pending = {}  # a successor's requests are not failed with those of the one before
@@ -232,6 +256,9 @@ class WorkerClient:
             process.wait()
             raise OSError(str(error)) from error
         return ours
+
+    def _command(self, descriptor: int) -> list[str]:
+        return [sys.executable, "-m", "tiered.worker", "--fd", str(descriptor), *self._cache_arguments]
 
     def _send_rate(self, sock: socket.socket) -> None:
         try:

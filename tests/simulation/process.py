@@ -80,6 +80,7 @@ def in_line(make_worker: Callable[[], AnyWorker], open_store: Callable[[], Fault
     wiring_asyncio = SimpleNamespace(to_thread=_in_line, get_running_loop=lambda: None)
     with (
         patch.object(archive_wiring, "asyncio", wiring_asyncio),
+        patch.object(archive_wiring, "run_bounded", lambda work, seconds: _in_line(work)),
         patch.object(archive_wiring, "open_store", lambda url: open_store()),
         patch.object(archive_wiring, "WorkerClient", lambda **keywords: make_worker()),
         patch.object(archive_wiring, "LoopHotStore", _HotStore),

@@ -44,7 +44,7 @@ class InProcessWorker(WorkerClient):
     def set_upload_rate(self, bytes_per_second: int) -> None:
         assert bytes_per_second == 0
 
-    def _call(self, request: frames.Request, descriptor: int | None) -> Any:
+    def _call(self, request: frames.Request, descriptor: int | None, upload_bytes: int = 0) -> Any:
         try:
             if isinstance(request, frames.EncodeUpload):
                 request.files = [(self._disk.open_path(Path(p)), base, size) for p, base, size in request.files]

@@ -6,6 +6,7 @@ import mmap
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import neve.archive
-from infra.object_store import NotFound, open_store
+from infra.object_store import NotFound, StoreUnavailable, open_store
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Gap, Intent, IntentName, encode_entry
 from neve.archive.keys import data_key, journal_key
@@ -166,6 +167,35 @@ def test_a_dead_worker_is_replaced_and_an_idle_one_ends(tmp_path: Path, url: str
     brief.read_group(url, name, 0)
     assert brief.starts >= 2
     brief.close()
+
+
+class HangingWorker(WorkerClient):
+    """Its first process never answers: its store is a directory on a file server that is gone."""
+
+    def _command(self, descriptor: int) -> list[str]:
+        hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
+        return hangs if not self.starts else super()._command(descriptor)
+
+
+def test_a_worker_that_hangs_in_its_store_is_ended_and_replaced(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 20})
+    hanging = HangingWorker(work_dir=tmp_path, answer_seconds=0.2)
+    with pytest.raises(StoreUnavailable, match="has not answered"):
+        upload(hanging, url, made)
+    hanging._answer_seconds = 60
+    assert upload(hanging, url, made).rows == 20
+    assert hanging.starts == 2
+    hanging.close()
+
+
+def test_a_read_that_hangs_is_given_up(tmp_path: Path, url: str, worker: WorkerClient) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 20})
+    name = upload(worker, url, made)
+    hanging = HangingWorker(work_dir=tmp_path, answer_seconds=0.2)
+    with pytest.raises(WorkerFailed, match="has not answered"):
+        hanging.read_group(url, name, 0)
+    assert hanging.pid is None
+    hanging.close()
 
 
 def test_a_broker_with_thousands_of_open_files_has_its_workers(tmp_path: Path, url: str, worker: WorkerClient) -> None:

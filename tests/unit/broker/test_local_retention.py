@@ -74,3 +74,24 @@ def test_the_hours_of_deletion_are_read_as_rocketmq_writes_them(text: str, hours
 def test_an_hour_that_no_day_has_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="deleteWhen"):
         BrokerConfig(delete_when=text).delete_hours  # noqa: B018
+
+
+def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp_path: Path) -> None:
+    """A `/tmp` in memory is too small for large ones, for ever."""
+    left = tmp_path / "data/archive/encode/neve-offload-x"
+    left.mkdir(parents=True)
+    (left / "object.parquet").write_bytes(b"half of it")
+
+    async def scenario() -> None:
+        async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, connection):
+            assert list(left.parent.iterdir()) == []
+            uploader = broker.archive._uploader
+            assert uploader is not None
+            assert uploader._work_dir == str(left.parent)
+            await send(connection, "orders")
+            lifecycle = broker.archive.lifecycle
+            assert lifecycle is not None
+            (report,) = await asyncio.to_thread(lifecycle.run_offload, roll=True)
+            assert len(report.committed) == 1
+
+    asyncio.run(scenario())

@@ -14,6 +14,7 @@ from lifecycle.retention import Policy
 from lifecycle.turns import Turns
 from neve.archive.journal import Commit
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
+from tests.waiting import wait_until
 from tiered.offload_plan import EntryRun
 
 SEGMENTS = 12
@@ -54,8 +55,7 @@ def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
         for name in range(5):
             threads.append(threading.Thread(target=take, args=(name,)))
             threads[-1].start()
-            while len(turns._line) < name + 2:
-                threading.Event().wait(0.001)
+            wait_until(lambda: len(turns._line) == name + 2)  # noqa: B023 - it is over before the next
             asked.append(name)
     for thread in threads:
         thread.join(10)
@@ -70,8 +70,7 @@ def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> No
     def act(number: int) -> None:
         if number == 4:
             retention.start()
-            while len(rig.lifecycle._busy._line) < 2:  # it waits for its turn
-                threading.Event().wait(0.001)
+            wait_until(lambda: len(rig.lifecycle._busy._line) == 2, "it waits for its turn")
         if number == 5:
             retention.join(10)  # its turn came before this one
             seen.extend(rig.hot.evicted)

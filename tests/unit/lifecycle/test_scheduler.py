@@ -8,6 +8,7 @@ import pytest
 from infra.clock import ManualClock, SystemClock
 from infra.object_store import StoreUnavailable
 from lifecycle.scheduler import JobScheduler
+from tests.waiting import wait_until
 
 
 def test_a_failed_job_is_counted_logged_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,11 +115,11 @@ def test_it_is_told_since_when_a_job_fails_though_the_clock_was_set_meanwhile() 
         for times in (1, 2):
             scheduler.run_now("ttl")
             assert ran.acquire(timeout=10)
-            while scheduler.runs["ttl"] < times:
-                threading.Event().wait(0.001)
+            wait_until(lambda: scheduler.runs["ttl"] == times)  # noqa: B023 - it is over before the next
             clock.set_wall(clock.now_ms() + 86_400_000)
             clock.advance(1000)
-        assert scheduler.failing()["ttl"] == (2, right + 2 * 86_400_000, "StoreUnavailable: nobody there")
+        told = "StoreUnavailable: nobody there"
+        assert scheduler.failing()["ttl"] == (2, right + 2 * 86_400_000, told, StoreUnavailable)
     finally:
         assert scheduler.shutdown(10) == []
 

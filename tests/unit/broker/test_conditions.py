@@ -1,0 +1,115 @@
+"""What a broker can't do now is told as what it is, with since when and what it means."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from infra.disk import Room
+from infra.object_store import StoreUnavailable
+from tests.broker_in_process import offload, running, send
+from tests.waiting import until
+
+
+async def page(broker: BrokerController, path: str) -> str:
+    assert broker.admin_address is not None
+    url = "http://{}:{}/{}".format(*broker.admin_address, path)
+
+    def read() -> str:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return str(answer.read().decode())
+
+    return await asyncio.to_thread(read)
+
+
+def gone(*_: object, **__: object) -> Any:
+    raise StoreUnavailable("connection refused")
+
+
+def test_a_store_that_is_away_is_told_on_each_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, _):
+            jobs, journal = broker.archive.jobs, broker.archive.journal
+            assert journal is not None
+            assert "neve_archive_online 1.0" in await page(broker, "metrics")
+            with monkeypatch.context() as patch:
+                patch.setattr(journal, "follow", gone)
+                jobs.run_now("state")
+                await until(lambda: "state" in jobs.failing())
+                ready = await page(broker, "readyz")
+                assert ready.startswith("ready\n"), "hot traffic goes on"
+                assert "archive unreachable since 2" in ready
+                assert "connection refused; messages that are not on the local disk can't be read" in ready
+                status = json.loads(await page(broker, "archive/status"))
+                assert status["archive"] == "unreachable"
+                assert [one["name"] for one in status["conditions"]] == ["archive unreachable"]
+                assert "neve_archive_online 0.0" in await page(broker, "metrics")
+            jobs.run_now("state")
+            await until(lambda: not jobs.failing())
+            assert "unreachable" not in await page(broker, "readyz")
+            assert json.loads(await page(broker, "archive/status"))["archive"] == "online"
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "data") as (broker, _):
+            with monkeypatch.context() as patch:
+                patch.setattr(type(broker.context.store.disk), "room", lambda self, path: Room(96, 4))
+                await until(lambda: broker.context.refuse_writes is not None)
+                ready = await page(broker, "readyz")
+                assert "disk full since 2" in ready
+                assert "96% used, mark 90%; sends are refused with code 14" in ready
+                assert json.loads(await page(broker, "archive/status"))["conditions"][0]["name"] == "disk full"
+                patch.setattr(type(broker.context.store.disk), "room", lambda self, path: Room(50, 50))
+                await until(lambda: broker.context.refuse_writes is None)
+                assert "disk full" not in await page(broker, "readyz")
+
+    asyncio.run(scenario())
+
+
+def test_a_clock_that_is_not_trusted_is_told_and_confirmed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "data") as (broker, _):
+            (tmp_path / "data" / "clock").write_text('{"version":1,"trusted_ms":1000000000000}')
+        async with running(tmp_path / "data") as (broker, _):
+            assert "clock not trusted since 2" in await page(broker, "readyz")
+            assert "neve_clock_trusted 0.0" in await page(broker, "metrics")
+            assert broker.admin_address is not None
+            request = urllib.request.Request("http://{}:{}/clock/confirm".format(*broker.admin_address), method="POST")
+            answer = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=30).read())
+            assert json.loads(answer)["before"]["trusted"] is False
+            assert await page(broker, "readyz") == "ready\n"
+
+    asyncio.run(scenario())
+
+
+def test_an_offload_that_finds_nothing_left_says_what_is_archived(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, connection):
+            await send(connection, "orders")
+            first = json.loads((await offload(broker)).splitlines()[-1])
+            second = json.loads((await offload(broker)).splitlines()[-1])
+            assert (first["objects"], second["objects"]) == (1, 0)
+            assert (second["archived_objects"], second["backlog_bytes"]) == (1, 0)
+            assert second["last_round"]["objects"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_without_a_name_server_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "data"):
+            pass
+
+    with caplog.at_level(logging.WARNING, "broker.broker_controller"):
+        asyncio.run(scenario())
+    assert "namesrvAddr is empty" in caplog.text
