@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from broker.record_copy import CARRY_AGAIN_MS, put_copy
 from broker.store.config import code_of_tags
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.layout import STANDS_STILL_MS
 from broker.store.message_store import MessageStore, PutResult
 from broker.validators import WHEEL_TIMER_TOPIC
 from infra.clock import Clock
@@ -76,6 +77,7 @@ class TimerMessages:
         self._carried_at: dict[int, int] = {}
         self._recalls: dict[str, int] = {}
         self._delivered = (0, -1)
+        self._rewind_below: int | None = None  # a log position: under way, see `_rewind`
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -111,7 +113,8 @@ class TimerMessages:
                 ResponseCode.SYSTEM_ERROR,
                 f"timer message is under flow control, max num limit is {most}: timerMaxPending of them wait already",
             )
-        # Only after the wall clock went back does this change anything.
+        self._rewind(now)
+        # Only while what waits is carried after the wall clock went back does this change anything.
         return max(when, self._delivered[0] + 1)
 
     def added(self, when: int, stored: PutResult, recall_key: str | None) -> None:
@@ -142,6 +145,7 @@ class TimerMessages:
 
     def deliver_due(self) -> int:
         """Deliver what is due, a few batches at most; the number of entries done."""
+        self._rewind(self._clock.now_ms())
         done = 0
         for _ in range(_BATCHES_AT_ONCE):
             batch = self._deliver_batch()
@@ -149,6 +153,27 @@ class TimerMessages:
             if batch < _BATCH:
                 break
         return done
+
+    def _rewind(self, now: int) -> None:
+        """The clock was ahead at the last delivery, and is right again: what comes now must not be due after that one.
+
+        A mark says that all up to its time is delivered. So what waits moves above a log position, behind which nothing
+        was delivered yet, and a mark with that position begins anew at the present time.
+        """
+        if self._rewind_below is None:
+            if self._delivered[0] - now <= STANDS_STILL_MS:
+                return
+            ahead = (self._delivered[0] - now) / 1000
+            log.warning("the clock is %.1f s behind the last timer message: what waits is carried, to go on", ahead)
+            self._rewind_below = self._store.confirmed_offset
+        try:
+            for _ in range(_BATCHES_AT_ONCE):
+                if not self.carry(self._rewind_below):
+                    self._rewind_below, self._delivered = None, (now, -1)
+                    self._mark()
+                    return
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("timer messages can't be carried now: %s", error)
 
     def _deliver_batch(self) -> int:
         now, done, heap = self._clock.now_ms(), 0, self._heap  # nothing is added to it on the way

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from lifecycle.hot_store import Segment
 
+MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 FOR_EVER_HOURS = 1_000_000
 # A crowded disk is relieved until its fill is this far below the mark: brokers that share it don't evict all they have.
@@ -82,7 +83,8 @@ def due_topics(
         and (
             what.bytes >= policy.archive_min_bytes
             or topic in asked
-            or (what.oldest_ms >= 0 and what.oldest_ms + policy.archive_max_age_ms <= now_ms)
+            # from the future: stored while the clock was ahead, of unknown age
+            or (what.oldest_ms >= 0 and not now_ms - policy.archive_max_age_ms < what.oldest_ms <= now_ms + MINUTE_MS)
         )
     ]
     return sorted(due, key=lambda topic: (pending[topic].oldest_ms, topic))

@@ -59,7 +59,7 @@ class StateKeeper:
 
     def _unchanged(self, state: BrokerState, now: int) -> bool:
         last = self._written
-        if last is None or now - last.time_ms >= REFRESH_MS:
+        if last is None or abs(now - last.time_ms) >= REFRESH_MS:
             return False
         # `next_seq` moves with each round; alone it is no reason to write.
         return msgspec.structs.replace(state, number=last.number, time_ms=last.time_ms, next_seq=last.next_seq) == last

@@ -545,3 +545,29 @@ def test_a_timer_whose_entry_was_lost_keeps_its_time(tmp_path: Path) -> None:
     assert again.load().records_without_crc == 2
     entries = [again.entry(WHEEL_TIMER_TOPIC, 0, offset) for offset in range(2)]
     assert [entry[2] for entry in entries if entry is not None] == [when, -when]
+
+
+@pytest.mark.parametrize("waiting", [0, 1, 700])
+def test_a_timer_lasts_no_day_because_the_clock_was_a_day_ahead(machine: Callable[[], Machine], waiting: int) -> None:
+    first = machine()
+    right = first.clock.now_ms()
+    for index in range(waiting):
+        first.timer(b"later %d" % index, TIMER_DELAY_SEC="100000")
+    first.timer(b"early", TIMER_DELAY_SEC="1")
+    first.clock.set_wall(right + 86_400_000)
+    assert first.timers.deliver_due() == 1
+    first.clock.set_wall(right + 2000)
+    while first.timers.deliver_due() or first.timers._rewind_below is not None:
+        pass
+    first.timer(b"now", TIMER_DELAY_SEC="1")
+    assert first.timers.deliver_due() == 0
+    second = machine()
+    assert len(second.timers) == waiting + 1, "a start knows what was delivered and what waits"
+    for each in (first, second):
+        each.clock.set_wall(right + 3000)
+        assert each.timers.deliver_due() == 1
+        assert each.delivered() == [b"early", b"now"]
+        each.clock.set_wall(right + 100_000_000)
+        while each.timers.deliver_due():
+            pass
+        assert len(each.delivered()) == waiting + 2

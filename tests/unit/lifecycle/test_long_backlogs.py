@@ -195,3 +195,13 @@ def test_on_a_full_disk_room_is_made_first_and_sealed_segments_go_though_none_ca
     rig.lifecycle.run_offload(roll=True, evict=True, progress=lambda item: happened.append(item["event"]))
     assert happened[:3] == ["evicted", "roll", "not_rolled"]
     assert rig.hot.evicted == [0, SEGMENT]
+
+
+def test_what_was_stored_while_the_clock_was_ahead_is_archived_though_its_age_is_not_known(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state", Policy(archive_max_age_ms=3_600_000))
+    right = rig.clock.now_ms()
+    rig.clock.set_wall(right + 86_400_000)
+    rig.hot.put("a")
+    rig.clock.set_wall(right)
+    (report,) = rig.lifecycle.run_offload()
+    assert len(report.committed) == 1
