@@ -146,7 +146,7 @@ class _Pages:
         while (item := await lines.get()) is not None:
             yield item
         reports = work.result()
-        status = await asyncio.to_thread(lifecycle.status)
+        status = await self._in_thread(lifecycle.status)
         yield {
             "event": "done",
             "rounds": len(reports),
@@ -215,6 +215,19 @@ class _Pages:
         report = await self._in_thread(lifecycle.verify, request.flag("deep"))
         return json_response({"objects": report.objects, "rows": report.rows, "findings": report.problems})
 
+    async def unexpire(self, request: Request) -> Response:
+        lifecycle = self._archive.lifecycle
+        if lifecycle is None:
+            return Response(503, b"not started yet\n")
+        return json_response({"event": "unexpired", **await self._in_thread(lifecycle.run_unexpire)})
+
+    async def sweep(self, request: Request) -> Response:
+        lifecycle = self._archive.lifecycle
+        if lifecycle is None or self._archive.journal is None:
+            return Response(409, b"no archive: set storeUrl\n")
+        found = await self._in_thread(lifecycle.run_sweep, request.flag("repair"))
+        return json_response({"event": "swept", "orphans": found})
+
     async def confirm_clock(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
         if lifecycle is None:
@@ -242,6 +255,8 @@ def register_pages(http: AdminHttp, controller: BrokerController) -> None:
     http.route("GET", "/archive/journal", pages.journal, at_once=1)
     http.route("POST", "/archive/verify", pages.verify, at_once=1)
     http.route("POST", "/archive/offload", pages.offload, at_once=1)
+    http.route("POST", "/archive/unexpire", pages.unexpire, at_once=1)
+    http.route("POST", "/archive/sweep", pages.sweep, at_once=1)
     http.route("POST", "/clock/confirm", pages.confirm_clock)
     http.route("POST", "/jobs/", pages.run_job)
     _register_metrics(controller)

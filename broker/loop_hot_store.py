@@ -100,6 +100,9 @@ class LoopHotStore:
         if hidden:
             store.directory.write_image(self._call(lambda: store.directory.image_of(store.state)))
 
+    def show_from(self, topic: str, queue: int, offset: int) -> int:
+        return self._call_of(topic, lambda: self._context.store.show_from(topic, queue, offset))
+
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         return self._call_of(topic, lambda: self._context.store.offset_by_time(topic, queue, time_ms, upper))
 

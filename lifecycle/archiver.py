@@ -234,6 +234,11 @@ class Lifecycle:
         with self._busy:
             return self._expirer.run()
 
+    def run_unexpire(self) -> dict[str, int]:
+        """Take back what has expired and has not by the TTL and the time as they are now."""
+        with self._busy:
+            return self._expirer.undo()
+
     def run_checkpoint(self) -> bool:
         """Write the catalog down when the journal has grown, so that the next reader need not read all of it."""
         if self._journal is None:

@@ -14,8 +14,9 @@ from infra.clock import Clock
 from lifecycle.hot_store import HotStore
 from lifecycle.retention import Policy, deletable
 from lifecycle.safe_clock import SafeClock
+from lifecycle.unexpire import is_there, plan_undo, show_local
 from neve.archive.expiry import plan_dropped, plan_expiry
-from neve.archive.journal import Deleted, Expire
+from neve.archive.journal import Deleted, Expire, Unexpire
 from tiered.journal import JournalWriter
 from tiered.named_topics import StalePlan
 from tiered.offload_plan import TopicUnreadable
@@ -51,6 +52,26 @@ class Expirer:
         expired = self._expire_objects(now)
         raised = self._expire_local(now)
         return {"expired": expired, "deleted": self._delete_expired(now), "raised": raised}
+
+    def undo(self) -> dict[str, int]:
+        """See `unexpire`."""
+        if self._journal is not None:
+            self._journal.ensure_online()
+            self._journal.follow()
+        now = self._safe_clock.now_ms(self._journal.store if self._journal is not None else None)
+        local, moved = show_local(self._hot)
+        back = self._unexpire_objects(local, now)
+        self._expire_local(now)
+        return {"objects": back, "local_queues": moved}
+
+    def _unexpire_objects(self, local: Mapping[str, Mapping[int, int]], now: int) -> int:
+        if self._journal is None:
+            return 0
+        undo = plan_undo(self._journal.catalog, local, self._policy(), now, is_there(self._journal.store))
+        if undo.keys or undo.minimums:
+            self._journal.append(Unexpire(keys=undo.keys, minimums=undo.minimums))
+            _log.warning("%d expired objects are back in view", len(undo.keys))
+        return len(undo.keys)
 
     def _expire_objects(self, now: int) -> int:
         assert self._journal is not None

@@ -54,6 +54,10 @@ class HotStore(HotLog, Protocol):
         """
         ...
 
+    def show_from(self, topic: str, queue: int, offset: int) -> int:
+        """Undo `expire_below` down to an offset, as far as the log has the messages; returns the minimum then."""
+        ...
+
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int: ...
 
     def pinned_from(self) -> int | None:

@@ -16,6 +16,7 @@ from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.due_checkpoint import DueCheckpoint
 from broker.store.errors import StoreError, StoreFull
+from broker.store.layout import QUEUE_ENTRY_SIZE
 from broker.store.opening import open_store
 from broker.store.reading import EntryRun, GetResult
 from broker.store.recovery import RecoveryReport
@@ -210,6 +211,24 @@ class MessageStore(Appender):
             for queue_id, offset in offsets.items()
         }
         return self.hide_below(topic, old)
+
+    def show_from(self, topic: str, queue_id: int, offset: int) -> int:
+        """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.
+
+        Returns the queue's minimum then.
+        """
+        queue = self._queue(topic, queue_id)
+        if queue is not None and offset < queue.floor:
+            lowest = queue.floor
+            for first, view in reversed(list(queue.slices(offset, queue.floor))):
+                if first + len(view) // QUEUE_ENTRY_SIZE != lowest:
+                    break
+                lowest = first
+            if lowest < queue.floor:
+                queue.floor = lowest
+                self.state.floors.setdefault(topic, {})[str(queue_id)] = lowest
+                self.directory.write_queue_state(self.state)
+        return self.min_offset(topic, queue_id)
 
     def create_queue_at(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Make a queue go on at an offset, above what its archive or an earlier life of it has."""

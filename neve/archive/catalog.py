@@ -27,6 +27,7 @@ from neve.archive.journal import (
     IntentName,
     Replace,
     Topic,
+    Unexpire,
 )
 from neve.archive.queue_runs import GapHit, Location, QueueRuns
 
@@ -145,6 +146,8 @@ class Catalog:
                 self._apply_gap(entry)
             case Expire():
                 self._apply_expire(entry)
+            case Unexpire():
+                self._apply_unexpire(entry)
             case Deleted():
                 for key in entry.keys:
                     self._expiring.pop(key, None)
@@ -211,6 +214,17 @@ class Catalog:
             self._raise_minimums(topic, minimums)
             # of a queue that no round has taken yet, this is all that the archive knows
             self._note_offsets(topic, {queue: offset - 1 for queue, offset in minimums.items()})
+
+    def _apply_unexpire(self, entry: Unexpire) -> None:
+        for key in entry.keys:
+            if key in self._expiring:
+                self._enter(self._expiring.pop(key)[0])
+        for topic, minimums in entry.minimums.items():
+            tombstone = self._topics.get(topic)
+            for queue, offset in minimums.items():
+                # What was deleted meanwhile stays so.
+                hidden = tombstone.minimums.get(queue, 0) if tombstone is not None else 0
+                self._queue(topic, queue).minimum = max(offset, hidden)
 
     def _apply_replace(self, entry: Replace) -> None:
         self._withdraw(entry.old, entry.delete_after_ms)
@@ -407,6 +421,11 @@ class Catalog:
         """Names out of view that are not deleted yet -> the time after which they may be."""
         with self._lock:
             return {key: delete_after for key, (_, delete_after) in self._expiring.items()}
+
+    def expiring_names(self) -> list[CommittedName]:
+        """Names out of view whose objects are not deleted yet."""
+        with self._lock:
+            return [name for name, _ in self._expiring.values()]
 
     def knows(self, key: str) -> bool:
         """Whether an object is anyone's: live, expiring, or in an open intent. The sweep keeps what is."""

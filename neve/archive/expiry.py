@@ -32,7 +32,7 @@ def plan_expiry(
             keys.append(name.key)
             _raise(minimums, {queue: last + 1 for queue, (_, last, _) in name.queues.items()})
             continue
-        ends = _expired_ends(name, ttl_ms, now_ms)
+        ends = expired_ends(name, ttl_ms, now_ms)
         _raise(minimums, {queue: end for queue, end in ends.items() if end > minimum(queue)})
         break
     return TopicExpiry(keys, minimums)
@@ -60,7 +60,7 @@ def _raise(minimums: dict[int, int], ends: Mapping[int, int]) -> None:
         minimums[queue] = max(minimums.get(queue, 0), end)
 
 
-def _expired_ends(name: CommittedName, ttl_ms: int, now_ms: int) -> dict[int, int]:
+def expired_ends(name: CommittedName, ttl_ms: int, now_ms: int) -> dict[int, int]:
     """For each queue, one above its last offset in the expired row groups at its beginning."""
     ends: dict[int, int] = {}
     live: set[int] = set()

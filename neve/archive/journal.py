@@ -12,6 +12,8 @@ worse than none.
 import msgspec
 
 FORMAT_VERSION = 1
+# Of an UNEXPIRE alone: a program that does not know it must not go on with what it believes expired, and delete it.
+UNEXPIRE_VERSION = 2
 NO_CHECKPOINT = -1
 
 
@@ -135,6 +137,14 @@ class Expire(Entry, frozen=True, kw_only=True, tag="EXPIRE"):
     reason: str = "ttl"
 
 
+class Unexpire(Entry, frozen=True, kw_only=True, tag="UNEXPIRE"):
+    """Expired names come back into the readers' view; minimums of queues are set, the only time that they move down."""
+
+    keys: list[str]
+    minimums: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    version: int = UNEXPIRE_VERSION
+
+
 class Deleted(Entry, frozen=True, kw_only=True, tag="DELETED"):
     keys: list[str]
 
@@ -162,11 +172,16 @@ class Replace(Entry, frozen=True, kw_only=True, tag="REPLACE"):
     delete_after_ms: int
 
 
-AnyEntry = Epoch | Intent | Commit | Abort | Gap | Expire | Deleted | Topic | Checkpoint | Replace
+AnyEntry = Epoch | Intent | Commit | Abort | Gap | Expire | Unexpire | Deleted | Topic | Checkpoint | Replace
 
 
 class _Version(msgspec.Struct):
     version: int
+    type: str = ""
+
+    @property
+    def known(self) -> bool:
+        return self.version <= (UNEXPIRE_VERSION if self.type == "UNEXPIRE" else FORMAT_VERSION)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -181,9 +196,9 @@ def encode_entry(entry: AnyEntry) -> bytes:
 def decode_entry(data: bytes) -> AnyEntry:
     """Raises NewerFormat or MalformedEntry."""
     try:
-        version = _version_decoder.decode(data).version
-        if version > FORMAT_VERSION:
-            raise NewerFormat(f"the journal is of format {version}, this program knows up to {FORMAT_VERSION}")
+        head = _version_decoder.decode(data)
+        if not head.known:
+            raise NewerFormat(f"the journal is of format {head.version}, this program knows up to {FORMAT_VERSION}")
         return _entry_decoder.decode(data)
     except msgspec.DecodeError as error:
         raise MalformedEntry(f"not a journal entry: {error}") from error

@@ -45,7 +45,7 @@ class QueueRuns:
         self.queue = queue
         self.runs: list[Run] = []
         self.gaps: list[tuple[int, int]] = []
-        self.minimum = 0  # recorded: never moves back
+        self.minimum = 0  # recorded: moves back only where an expiry is taken back
 
     # ---- writing
 

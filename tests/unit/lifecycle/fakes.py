@@ -126,6 +126,12 @@ class FakeHot:
                 expired = min(offset, self.offset_by_time(topic, queue, before[topic], False))
                 self.minimums[topic, queue] = max(self.min_offset(topic, queue), expired)
 
+    def show_from(self, topic: str, queue: int, offset: int) -> int:
+        there = [record[3] for record in self.records if record[1:3] == (topic, queue)]
+        before = self.min_offset(topic, queue)
+        self.minimums[topic, queue] = min(before, max(offset, min(there))) if there else before
+        return self.minimums[topic, queue]
+
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         mine = [record for record in self.records if record[1:3] == (topic, queue)]
         return min((record[3] for record in mine if record[4] >= time_ms), default=self.next.get((topic, queue), 0))
