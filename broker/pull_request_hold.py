@@ -17,6 +17,8 @@ from infra.clock import Clock
 from infra.remoting_server import Connection
 from infra.supervisor import Faults
 
+# A hundred thousand may wait: a request that a long expression makes larger than this is answered at once.
+MAX_HELD_SIZE = 16 * 1024
 # Pulls that run before other requests get their turn.
 SLICE = 32
 _TENTHS = 10

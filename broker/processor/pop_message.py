@@ -23,6 +23,7 @@ from broker.pop.polling import ANY_QUEUE, Waiter
 from broker.pop.pop_book import PopQueue
 from broker.pop.pop_log import Popped
 from broker.processor.pull_message import Wanted, parse_expression
+from broker.pull_request_hold import MAX_HELD_SIZE
 from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, TOO_SMALL, ReadResult
 from broker.validators import PERM_READ, topic_fault
 from infra.remoting_server import Connection
@@ -94,13 +95,13 @@ class PopMessageProcessor:
     def pop(self, connection: Connection, request: RemotingCommand) -> None:
         header = parse_header(request.ext, PopHeader)
         taking = self._checked(header, header.max_msg_nums)
-        deadline = self._deadline(header)
+        deadline = self._deadline(header, request)
         self._spawn(connection, request, self._pop(connection, request, taking, deadline))
 
     def notification(self, connection: Connection, request: RemotingCommand) -> None:
         header = parse_header(request.ext, PopHeader)
         taking = self._checked(header, 1)
-        deadline = self._deadline(header)
+        deadline = self._deadline(header, request)
         self._spawn(connection, request, self._notify(connection, request, taking, deadline))
 
     async def peek(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -162,9 +163,10 @@ class PopMessageProcessor:
             queues = [header.queue_id]
         return Taking(header, wanted, queues, context.clock.now_ms(), count)
 
-    def _deadline(self, header: PopHeader) -> float:
+    def _deadline(self, header: PopHeader, request: RemotingCommand) -> float:
         """When to answer at the latest, by this broker's clock alone: `bornTime` is a client's idea of the time."""
-        poll = min(header.poll_time, _MAX_POLL_MS) if self._context.config.long_polling_enable else 0
+        may_wait = self._context.config.long_polling_enable and request.size <= MAX_HELD_SIZE
+        poll = min(header.poll_time, _MAX_POLL_MS) if may_wait else 0
         return self._context.clock.monotonic() + max(poll, 0) / 1000
 
     # ---- pop ---------------------------------------------------------------------------------------------------

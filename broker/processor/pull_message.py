@@ -13,7 +13,7 @@ from broker.broker_context import BrokerContext
 from broker.client_manager import BROADCASTING
 from broker.filter.record_filter import Predicate, select
 from broker.filter.sql92 import SqlError, compile_sql
-from broker.pull_request_hold import HeldPull
+from broker.pull_request_hold import MAX_HELD_SIZE, HeldPull
 from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, NO_MESSAGE, OVERFLOW_ONE, ReadResult
 from broker.validators import PERM_READ
 from infra.remoting_server import Connection
@@ -31,8 +31,6 @@ _DEFAULT_BYTES = 256 * 1024
 _MAX_BYTES = 8 << 20
 _MAX_SUSPEND_SECONDS = 25.0
 _RESET = "OFFSET_RESET"
-# A hundred thousand may wait: what is larger than a long expression makes it is answered at once.
-_MAX_HELD_SIZE = 16 * 1024
 # Records looked at by one pull with an expression: it runs on the loop, and others wait.
 _FILTER_COUNT = 256
 _FILTER_BYTES = 1 << 20
@@ -94,7 +92,7 @@ class PullMessageProcessor:
         if (
             wants_to_wait
             and response_code(result, header.queue_offset) == ResponseCode.PULL_NOT_FOUND
-            and request.size <= _MAX_HELD_SIZE
+            and request.size <= MAX_HELD_SIZE
         ):
             if context.hold.full:
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")

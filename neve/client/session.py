@@ -324,7 +324,16 @@ class Session:
 
     async def heartbeat(self) -> None:
         """Tells all known brokers which groups this client is in; one that fails is tried again next time."""
+        self._forget_brokers_without_a_topic()
         await asyncio.gather(*(self._heartbeat_to(address) for address in list(self._known_addresses)))
+
+    def _forget_brokers_without_a_topic(self) -> None:
+        """As RocketMQ's clients do: an address that no route names any more belongs to nobody, or to somebody else."""
+        routes = [route for _, route in self._routes.values()]
+        named = {at for route in routes for broker in route.brokers.values() for at in broker.addresses.values()}
+        for address in self._known_addresses.keys() - named:
+            del self._known_addresses[address]
+            self._introduced.pop(address, None)
 
     async def unregister(self, groups: Mapping[str, str]) -> None:
         """Leaves a group at once instead of by silence. Best effort: a broker that is away drops us by itself."""

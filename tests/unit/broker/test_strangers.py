@@ -114,16 +114,48 @@ def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(tmp_path: Path) 
     asyncio.run(main())
 
 
+def counted(owner: object, method: str) -> list[object]:
+    """What the method is called with from now on."""
+    calls: list[object] = []
+    inner = getattr(owner, method)
+
+    def call(argument: object) -> None:
+        calls.append(argument)
+        inner(argument)
+
+    setattr(owner, method, call)
+    return calls
+
+
 def test_a_pull_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
             await send(connection, "T")
-            answer = await pull(connection, 1, subscription="a || " * 10_000 + "b")
-            assert answer.code == ResponseCode.PULL_NOT_FOUND
-            assert broker.context.hold.count == 0
+            kept = counted(broker.context.hold, "hold")
+            answer = await pull(connection, 1, subscription="a || " * 10_000 + "b", suspendTimeoutMillis=5_000)
+            assert (answer.code, kept) == (ResponseCode.PULL_NOT_FOUND, [])
             waiting = asyncio.create_task(pull(connection, 1, subscription=" || ".join(f"t{n}" for n in range(500))))
             await until(lambda: broker.context.hold.count == 1)
             await send(connection, "T", b"tagged", properties="TAGS\x01t7\x02")
+            assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
+
+    asyncio.run(main())
+
+
+def test_a_pop_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            await send(connection, "T")
+            ext = {
+                "consumerGroup": "g", "topic": "T", "queueId": 0, "maxMsgNums": 8, "invisibleTime": 60_000,
+                "initMode": 1, "pollTime": 5_000, "bornTime": 0, "expType": "TAG",
+            }  # fmt: skip
+            kept = counted(broker.context.polling, "add")
+            answer = await ask(connection, Code.POP_MESSAGE, exp="a || " * 10_000 + "b", **ext)
+            assert (answer.code, kept) == (ResponseCode.POLLING_TIMEOUT, [])
+            waiting = asyncio.create_task(ask(connection, Code.POP_MESSAGE, exp="a || b", **ext))
+            await until(lambda: broker.context.polling.count == 1)
+            await send(connection, "T", b"tagged", properties="TAGS\x01b\x02")
             assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
 
     asyncio.run(main())

@@ -237,6 +237,30 @@ def test_a_topic_that_was_deleted_here_has_no_route_left(fake_cluster: Any) -> N
     run(work)
 
 
+def test_a_broker_that_no_route_names_any_more_is_told_nothing(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster(store, store) as cluster, connect(cluster.namesrv.address) as client:
+            session = client._session
+            session.produces("p")
+            await client.send("t", b"x")
+            await client.send("t", b"x")
+            await session.heartbeat()
+            moved = cluster.brokers.pop()
+            before = moved.codes().count(RequestCode.HEART_BEAT)
+            assert before > 0
+            await session.route("t", fresh=True)
+            for _ in range(3):
+                await session.heartbeat()
+            assert moved.codes().count(RequestCode.HEART_BEAT) == before
+            assert cluster.brokers[0].codes().count(RequestCode.HEART_BEAT) >= 3
+            cluster.brokers.append(moved)
+            await session.route("t", fresh=True)
+            await session.heartbeat()
+            assert moved.codes().count(RequestCode.HEART_BEAT) == before + 1
+
+    run(work)
+
+
 def test_the_second_name_server_is_used_when_the_first_is_away(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster:
