@@ -274,6 +274,7 @@ def _register_metrics(controller: BrokerController) -> None:
     counter("pop_revives_total", "popped messages that came back", lambda: controller.revive.revived)
     gauge("pop_revives_waiting", "messages to come back that wait for the archive", lambda: controller.revive.waiting)
     gauge("unfinished_bytes", "held by unfinished frames of all connections", controller.unfinished_bytes)
+    gauge("in_work_bytes", "bodies of requests in work, of all connections", controller.in_work_bytes)
     gauge("client_bytes", "what heartbeats say, of all connections", lambda: context.clients.bytes)
     gauge("queue_locks", "queues that ordered consumers hold locked", lambda: context.locks.count)
     gauge("held_pulls", "pulls that wait for a message", lambda: context.hold.count)

@@ -192,6 +192,9 @@ class BrokerController:
     def unfinished_bytes(self) -> int:
         return self.server.unfinished.bytes
 
+    def in_work_bytes(self) -> int:
+        return self.server.in_work.bytes
+
     def _make_store(self, host: str) -> MessageStore:
         config = self.config
         return MessageStore(

@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol, cast
 
 from infra.admission import Admission
+from infra.remoting_answers import error_answer, not_supported, too_much_in_work
 from infra.remoting_limits import RemotingLimits
 from infra.startup import addresses
 from infra.tls import ServerTls, SniffingServer
 from infra.tls import listen as tls_listen
-from infra.unfinished_frames import UnfinishedFrames
-from neve.errors import BrokerError, NeveError, ProtocolError, UnknownOutcome
+from infra.unfinished_frames import BodiesInWork, UnfinishedFrames
+from neve.errors import BrokerError, ProtocolError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import Buffer, RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
 
 log = logging.getLogger(__name__)
-
-_MAX_REMARK = 4096  # names come back in remarks, as long as they were sent
 
 Answer = RemotingCommand | None
 Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
@@ -41,21 +41,6 @@ class _KnowsReads(Protocol):
     reads: frozenset[int]
 
 
-def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """The answer to a code that nobody serves."""
-    remark = f" request type {command.code} not supported"
-    return RemotingCommand.response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-
-
-def _error_answer(command: RemotingCommand, error: Exception) -> RemotingCommand:
-    if isinstance(error, BrokerError):
-        return RemotingCommand.response(command, error.code or ResponseCode.SYSTEM_ERROR, error.remark[:_MAX_REMARK])
-    if not isinstance(error, NeveError):
-        log.error("request %d from its handler", command.code, exc_info=error)
-    remark = f"{type(error).__name__}: {error}"[:_MAX_REMARK]
-    return RemotingCommand.response(command, ResponseCode.SYSTEM_ERROR, remark)
-
-
 class Connection:
     """One connection, from either end; an asyncio protocol by shape."""
 
@@ -67,11 +52,12 @@ class Connection:
         opened: Callable[[Connection], None] | None = None,
         closed: Callable[[Connection], None] | None = None,
         unfinished: UnfinishedFrames | None = None,
+        in_work: BodiesInWork | None = None,
     ) -> None:
         self._handler = handler
         self._express = cast("_HasExpress", handler).express if hasattr(handler, "express") else None
         self._reads = cast("_KnowsReads", handler).reads if hasattr(handler, "reads") else frozenset()
-        self._unfinished = unfinished
+        self._unfinished, self._in_work = unfinished, in_work
         self._is_unfinished = False
         self._limits = limits
         self._opened = opened
@@ -268,14 +254,20 @@ class Connection:
         try:
             answer = self._handler(self, command)
         except Exception as error:  # noqa: BLE001 - the dispatcher: a request's fault is that request's answer
-            answer = _error_answer(command, error)
+            answer = error_answer(command, error)
         if answer is None:
             return
         if isinstance(answer, RemotingCommand):
             self._answer(command, answer)
+        elif self._in_work is not None and not self._in_work.take(command):
+            if isinstance(answer, Coroutine):
+                answer.close()  # it has not begun
+            self._answer(command, too_much_in_work(command))
         else:
             task = self._loop.create_task(self._finish(command, answer))
             self._tasks.add(task)
+            if self._in_work is not None:
+                task.add_done_callback(partial(self._in_work.done, len(command.body)))
             if command.code in self._reads:
                 self._reading.add(task)
             task.add_done_callback(self._task_done)
@@ -291,7 +283,7 @@ class Connection:
         try:
             answer = work()
         except Exception as error:  # noqa: BLE001 - the dispatcher
-            answer = _error_answer(command, error)
+            answer = error_answer(command, error)
         if isinstance(answer, RemotingCommand):
             self._answer(command, answer)
         elif answer is not None:
@@ -305,7 +297,7 @@ class Connection:
         try:
             self._out += encode_command(answer)
         except Exception as error:  # noqa: BLE001 - an answer that does not encode must not leave the client waiting
-            self._out += encode_command(_error_answer(command, error))
+            self._out += encode_command(error_answer(command, error))
         if not self._corked:
             self._schedule_flush()
 
@@ -313,7 +305,7 @@ class Connection:
         try:
             answer = await work
         except Exception as error:  # noqa: BLE001 - the dispatcher
-            answer = _error_answer(command, error)
+            answer = error_answer(command, error)
         if answer is not None and not self.is_closed:
             self._answer(command, answer)
 
@@ -389,6 +381,7 @@ class RemotingServer:
         self._sweeper: asyncio.TimerHandle | None = None
         self._left: set[asyncio.Task[None]] = set()  # what runs to its end though its asker hung up
         self.unfinished = UnfinishedFrames(self._limits.max_unfinished)
+        self.in_work = BodiesInWork(self._limits.max_unfinished)
         self.connections: set[Connection] = set()
 
     @property
@@ -450,7 +443,12 @@ class RemotingServer:
 
     def _new(self) -> asyncio.Protocol:
         connection = Connection(
-            self._handler, self._limits, opened=self._opened, closed=self._forget, unfinished=self.unfinished
+            self._handler,
+            self._limits,
+            opened=self._opened,
+            closed=self._forget,
+            unfinished=self.unfinished,
+            in_work=self.in_work,
         )
         return cast("asyncio.Protocol", connection)
 

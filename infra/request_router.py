@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from infra.remoting_server import Answer, Connection, Handler, not_supported
+from infra.remoting_answers import not_supported
+from infra.remoting_server import Answer, Connection, Handler
 from neve.remoting.command import RemotingCommand
 from neve.remoting.frame import FrameDecoder
 

@@ -1,9 +1,11 @@
-"""How much the unfinished frames of all of a server's connections may hold together."""
+"""What all of a server's connections may hold together: unfinished frames, and bodies of requests that are in work."""
 
 from __future__ import annotations
 
 import logging
 from typing import Protocol
+
+from neve.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
@@ -48,3 +50,23 @@ class UnfinishedFrames:
             self.bytes -= held
             self.dropped += 1
             connection.give_up()
+
+
+class BodiesInWork:
+    """What requests hold whose answer is still computed: it may wait for a disk, or for another client."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.bytes = 0
+
+    def take(self, command: RemotingCommand) -> bool:
+        """Whether there is room for its body; for none there always is."""
+        size = len(command.body)
+        if size and self.bytes + size > self._limit:
+            return False
+        self.bytes += size
+        return True
+
+    def done(self, size: int, _: object) -> None:
+        """Once for each that was taken."""
+        self.bytes -= size

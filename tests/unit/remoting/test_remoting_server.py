@@ -401,6 +401,32 @@ async def _unfinished(server: RemotingServer, size: int) -> tuple[asyncio.Stream
     return reader, writer
 
 
+def test_bodies_of_requests_in_work_hold_no_more_than_they_may_together() -> None:
+    async def body() -> None:
+        routes, stage = router(), Stage()
+        routes.register(900, stage)
+        server = RemotingServer(routes, host="127.0.0.1", limits=RemotingLimits(max_unfinished=1_000_000))
+        await server.start()
+        connections = [await open_connection("127.0.0.1", server.port) for _ in range(3)]
+        asked: list[asyncio.Task[RemotingCommand]] = []
+        for number in range(6):  # one after the other: unfinished frames have a bound of their own
+            request = RemotingCommand(900, body=b"x" * 300_000)
+            asked.append(asyncio.create_task(connections[number % 3].invoke(request, 30)))
+            await until(lambda: asked[-1].done() or server.in_work.bytes == 300_000 * len(asked))
+        assert [task.done() for task in asked] == [False, False, False, True, True, True]
+        assert {task.result().code for task in asked if task.done()} == {2}
+        assert server.in_work.bytes == 900_000
+        small = asyncio.create_task(connections[0].invoke(RemotingCommand(900), 30))
+        stage.go_on.set()
+        assert (await small).code == 0, "what brings no body takes no room"
+        assert sorted(answer.code for answer in await asyncio.gather(*asked)) == [0, 0, 0, 2, 2, 2]
+        assert stage.ends == ["done"] * 4
+        assert server.in_work.bytes == 0
+        await server.shutdown()
+
+    asyncio.run(body())
+
+
 def test_pieces_count_with_what_they_cost() -> None:
     decoder = FrameDecoder()
     frame = wire(RemotingCommand(ECHO, body=b"x" * 10_000))

@@ -1,0 +1,33 @@
+"""What a server answers when no handler does: to a code that nobody serves, and for a failure."""
+
+from __future__ import annotations
+
+import logging
+
+from neve.errors import BrokerError, NeveError
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+_MAX_REMARK = 4096  # names come back in remarks, as long as they were sent
+
+
+def not_supported(command: RemotingCommand) -> RemotingCommand:
+    """The answer to a code that nobody serves."""
+    remark = f" request type {command.code} not supported"
+    return RemotingCommand.response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+
+def error_answer(command: RemotingCommand, error: Exception) -> RemotingCommand:
+    if isinstance(error, BrokerError):
+        return RemotingCommand.response(command, error.code or ResponseCode.SYSTEM_ERROR, error.remark[:_MAX_REMARK])
+    if not isinstance(error, NeveError):
+        log.error("request %d from its handler", command.code, exc_info=error)
+    remark = f"{type(error).__name__}: {error}"[:_MAX_REMARK]
+    return RemotingCommand.response(command, ResponseCode.SYSTEM_ERROR, remark)
+
+
+def too_much_in_work(command: RemotingCommand) -> RemotingCommand:
+    """The answer to a request whose body finds no room beside those of others that wait."""
+    return RemotingCommand.response(command, ResponseCode.SYSTEM_BUSY, "too many large requests are in work")
