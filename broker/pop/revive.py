@@ -31,6 +31,7 @@ from neve.message import (
     iter_records,
     tags_code,
 )
+from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -125,11 +126,14 @@ class PopRevive:
         self._context.pops.put_off(queue, offset, flight, self._context.clock.now_ms() + _RETRY_LATER_MS)
 
     def _is_out(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
-        """Asks the book, which follows the group's offset where somebody has set it; a topic or group may be gone."""
+        """Asks the book, which follows the group's offset where somebody has set it.
+
+        A topic or group that its table doesn't have may be one that a crash kept from the disk and that comes again:
+        who deletes one tells the book.
+        """
         group, topic, _ = queue.key
         if self._context.topics.select(topic) is None or group not in self._context.groups.groups:
-            self._context.pops.drop(topic=topic, group=group)
-            return False
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"topic {topic} or group {group} is not known now")
         return self._context.pops.find(*queue.key) is queue and queue.flights.get(offset) is flight
 
     async def _revive(self, queue: PopQueue, offset: int, flight: Flight) -> int:

@@ -94,10 +94,10 @@ def _stored(world: World, sent: Sent, answer: RemotingCommand) -> None:
     store = world.server.context.store
     world.tell(f"  {sent.name}: {answer.code} {answer.ext.get('queueOffset', answer.remark)}")
     if answer.code == ResponseCode.SUCCESS:
-        if world.config.sync_flush and store.failed is not None:
-            world.broken.append(f"{sent.name} is acknowledged after a failed sync")
         sent.offset, sent.reached = int(answer.ext["queueOffset"]), _promised_end(world)
         sent.physical = parse_offset_msg_id(answer.ext["msgId"])[2]
+        if world.config.sync_flush and sent.physical >= sent.reached:
+            world.broken.append(f"{sent.name} is acknowledged, and no sync has covered it")
         sent.answered_at = world.clock.monotonic()
     elif answer.code not in {ResponseCode.FLUSH_DISK_TIMEOUT}:
         sent.refused = True
@@ -160,6 +160,7 @@ def _end(world: World, sent: Sent, outcome: str) -> None:
     if sent.asked_for and outcome not in sent.asked_for:
         outcome = next(iter(sent.asked_for))  # a producer doesn't change its mind
     sent.asked_for.add(outcome)
+    sent.unmarked |= bool(world.faults.shares or world.faults.met)
     world.client.ask(
         Code.END_TRANSACTION, lambda answer: _ended(world, sent, outcome, answer), producerGroup=PRODUCERS,
         tranStateTableOffset=sent.offset, commitLogOffset=sent.physical,

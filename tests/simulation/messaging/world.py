@@ -22,7 +22,7 @@ from infra.config import BrokerConfig
 from infra.sim_disk import SimDisk
 from infra.startup import StartupError
 from tests.simulation.messaging import clients, promises
-from tests.simulation.messaging.faulty_disk import ALLOCATES, Faults, FaultyDisk
+from tests.simulation.messaging.faulty_disk import ALLOCATES, MAPS, OPENS, SYNCS, WRITES, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLoop
 from tests.simulation.messaging.model import Model
 from tests.simulation.messaging.server import PORT, ROOT, Server, under_the_loop
@@ -34,8 +34,9 @@ TOPICS = ("orders", "jobs")
 QUEUES = 2
 SEGMENT = 65536
 HOUR = 3_600_000
+FAULTS = ((ALLOCATES, errno.ENOSPC), (OPENS, errno.EMFILE), (SYNCS, errno.EIO), (WRITES, errno.EIO), (MAPS, errno.ENOMEM))
 #: What a start or a stop may meet on a disk that fails.
-DISK_ERRORS = (StartupError, StoreError, OSError, RuntimeError)
+DISK_ERRORS = (StartupError, StoreError, OSError, RuntimeError, ExceptionGroup)
 
 
 class World:
@@ -100,7 +101,8 @@ class World:
 
     def _tell_all(self, steps: int) -> None:
         self._start()
-        clients.create_group(self)
+        if self.random.random() < 0.5:
+            clients.create_group(self)
         self._rest(1.0)
         for _ in range(steps):
             self._step()
@@ -139,7 +141,7 @@ class World:
             functools.partial(clients.ack, self): 10,
             functools.partial(clients.hide, self): 3,
             functools.partial(clients.commit_offset, self): 8,
-            self._long_rest: 12, self._jump: 2, self._slow: 3, self._break: 0, self._mend: 4,
+            self._long_rest: 12, self._jump: 2, self._slow: 3, self._break: 3, self._mend: 4,
             self._die_soon: 5, self._power_off: 2, self._stop: 2,
         }  # fmt: skip
         step = self.random.choices(list(steps), list(steps.values()))[0]
@@ -184,7 +186,7 @@ class World:
 
     def _break(self) -> None:
         share = self.random.choice((0.02, 0.3, 1.0))
-        calls, error = self.random.choice(((ALLOCATES, errno.ENOSPC),))
+        calls, error = self.random.choice(FAULTS)
         self.faults.set(calls, error, share)
         self.tell(f"{errno.errorcode[error]} at {share:.0%} of {sorted(calls)}")
 
@@ -240,14 +242,13 @@ class World:
         """As SIGTERM, or as the broker itself wishes."""
         self.tell("stop")
         self.dies_in = -1
-        failing = bool(self.faults.met)
         store = self.server.context.store
         try:
             self.server.shutdown()
         except Killed:
             raise
         except DISK_ERRORS as error:
-            assert failing, f"the stop failed: {type(error).__name__}: {error}"
+            assert self.faults.met, f"the stop failed: {type(error).__name__}: {error}"
             self.tell(f"  the stop failed: {error}")
             self._after_death("kill")
             return

@@ -151,3 +151,21 @@ def test_a_deleted_group_that_comes_again_begins_where_its_offsets_say(tmp_path:
         assert await rest(member) == list(range(MESSAGES))
 
     with_member(tmp_path, work)
+
+
+def test_a_group_that_its_table_lost_in_a_crash_keeps_its_book(tmp_path: Path) -> None:
+    """One that came by itself is in its table some seconds later only; who deletes a group tells the book."""
+
+    async def work(member: Member) -> None:
+        taken = await member.pop(5)
+        await member.ack(*taken[:3])
+        groups, clock = member.broker.context.groups.groups, member.broker.context.clock
+        row = groups.pop(member.group)
+        clock.advance(120_000)  # type: ignore[attr-defined]
+        assert await member.broker.revive.run_due() == 0
+        groups[member.group] = row
+        clock.advance(20_000)  # type: ignore[attr-defined]
+        assert await member.broker.revive.run_due() == 2
+        assert sorted(await rest(member)) == [0, 1, 5, 6, 7, 8, 9]  # two of them are offsets of the retry topic
+
+    with_member(tmp_path, work)
