@@ -91,7 +91,6 @@ def _send(world: World, kind: str, properties: dict[str, str], *, wait_ms: int =
 
 
 def _stored(world: World, sent: Sent, answer: RemotingCommand) -> None:
-    store = world.server.context.store
     world.tell(f"  {sent.name}: {answer.code} {answer.ext.get('queueOffset', answer.remark)}")
     if answer.code == ResponseCode.SUCCESS:
         sent.offset, sent.reached = int(answer.ext["queueOffset"]), _promised_end(world)

@@ -110,6 +110,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def abandon(self) -> None:
         """The process is dead: its tasks and threads end where they stand, without a further effect."""
+        self.set_exception_handler(lambda loop, what: None)  # who would have heard of it is gone as well
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what was to begin in the next turn never will
             for task in asyncio.all_tasks(self):

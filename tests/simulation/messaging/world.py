@@ -34,7 +34,9 @@ TOPICS = ("orders", "jobs")
 QUEUES = 2
 SEGMENT = 65536
 HOUR = 3_600_000
-FAULTS = ((ALLOCATES, errno.ENOSPC), (OPENS, errno.EMFILE), (SYNCS, errno.EIO), (WRITES, errno.EIO), (MAPS, errno.ENOMEM))
+FAULTS = (
+    (ALLOCATES, errno.ENOSPC), (OPENS, errno.EMFILE), (SYNCS, errno.EIO), (WRITES, errno.EIO), (MAPS, errno.ENOMEM),
+)  # fmt: skip
 #: What a start or a stop may meet on a disk that fails.
 DISK_ERRORS = (StartupError, StoreError, OSError, RuntimeError, ExceptionGroup)
 
@@ -301,7 +303,9 @@ class World:
     def _unhandled(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
         """An error that nobody answers."""
         if not isinstance(what.get("exception"), Killed):
-            self.broken.append(f"unhandled: {what['message']}: {what.get('exception')!r}")
+            task = what.get("task") or what.get("future")
+            of = getattr(task.get_coro(), "__qualname__", "") if isinstance(task, asyncio.Task) else ""
+            self.broken.append(f"unhandled: {what['message']} {of}: {what.get('exception')!r}")
 
     def tell(self, what: str) -> None:
         self.history.append(f"{self.clock.monotonic():.4f} {what}")
