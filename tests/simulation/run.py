@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.simulation.messaging.world import World as MessagingWorld
@@ -61,9 +61,8 @@ def tell(world: str, first: int, end: int) -> tuple[dict[str, int], dict[int, st
     steps: Counter[str] = Counter()
     broken: dict[int, str] = {}
     for seed in range(first, end):
-        history = (
-            StorageWorld(seed, real_worker=seed % 20 == 19) if world == STORAGE else MessagingWorld(seed)
-        )  # every so many with the real encoder
+        # every so many with the real encoder
+        history = StorageWorld(seed, real_worker=seed % 20 == 19) if world == STORAGE else MessagingWorld(seed)
         try:
             history.run()
         except Violation as violation:
@@ -88,7 +87,7 @@ def main() -> int:
         for text in broken.values():
             print(text, flush=True)
         if path is not None:
-            path.write_text(json.dumps({name: asdict(summary) for name, summary in summaries.items()}, indent=1))
+            _write(path, summaries)
         if number * CHUNK % TELL_EVERY == 0:
             print(f"{number * CHUNK} seeds, {len(broken)} of the last {CHUNK} broke a promise", flush=True)
     for world in arguments.world:
@@ -124,6 +123,16 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.world = arguments.world or [STORAGE, MESSAGING]
     return arguments
+
+
+def _write(path: Path, summaries: dict[str, Summary]) -> None:
+    told = {
+        name: {"done": summary.done, "steps": dict(summary.steps), "broken": summary.broken}
+        for name, summary in summaries.items()
+    }
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(told, indent=1))
+    temporary.replace(path)
 
 
 def _read(path: Path | None) -> dict[str, Summary]:

@@ -14,7 +14,7 @@ from neve.message import iter_records, parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.simulation.messaging.model import DELAY, HALF, PLAIN, TIMER, Flight, Popped, Sent
+from tests.simulation.messaging.model import DELAY, HALF, PLAIN, TIMER, Flight, Place, Popped, Sent
 
 if TYPE_CHECKING:
     from tests.simulation.messaging.world import World
@@ -229,7 +229,7 @@ def _taken(world: World, sent: Sent, flight: Flight) -> None:
             world.broken.append(f"{sent.name} at {flight.place} comes again, it was acknowledged in time")
         if before.flight.sure and not _may_be_over(world, before.flight):
             world.broken.append(f"{sent.name} at {flight.place} is handed out twice: {before.flight}")
-    world.model.popped[flight.place] = Popped(flight)
+    world.model.taken(Popped(flight))
 
 
 def _reached(world: World) -> int:
@@ -252,7 +252,10 @@ def ack(world: World) -> None:
 
 def _ack(world: World, flight: Flight) -> None:
     topic, queue, offset = flight.place
-    world.model.popped[flight.place].ack_sent = True
+    its = world.model.popped.get(flight.place)
+    if its is None:
+        return
+    its.ack_sent = True
     world.tell(f"ack {flight.sent.name}")
     world.client.ask(
         Code.ACK_MESSAGE, lambda answer: _acked(world, flight, answer), consumerGroup=WORKERS, topic=topic,
@@ -262,7 +265,9 @@ def _ack(world: World, flight: Flight) -> None:
 
 def _acked(world: World, flight: Flight, answer: RemotingCommand) -> None:
     world.tell(f"  ack of {flight.sent.name}: {answer.code} {answer.remark}")
-    popped = world.model.popped[flight.place]
+    popped = world.model.popped.get(flight.place)
+    if popped is None:
+        return  # set back meanwhile
     if answer.code != ResponseCode.SUCCESS:
         popped.ack_sent = False
     elif flight.sure and popped.flight is flight and not _may_be_over(world, flight):
@@ -288,13 +293,61 @@ def _hidden(world: World, flight: Flight, answer: RemotingCommand) -> None:
     if answer.code != ResponseCode.SUCCESS:
         world.tell(f"  hide of {flight.sent.name}: {answer.code} {answer.remark}")
         return
-    popped, ext = world.model.popped[flight.place], answer.ext
-    if popped.flight is flight:
+    popped, ext = world.model.popped.get(flight.place), answer.ext
+    if popped is not None and popped.flight is flight:
         parts = flight.handle.split(" ")
         popped.flight = Flight(
             flight.sent, flight.place, int(ext["popTime"]), int(ext["invisibleTime"]), _reached(world),
             " ".join([parts[0], ext["popTime"], ext["invisibleTime"], *parts[3:]]), flight.retry, sure=False,
         )  # fmt: skip
+
+
+def set_back(world: World) -> None:
+    """An administrator sends the group to the beginning of a queue: all of it comes again, what is out is forgotten."""
+    context, queue = world.server.context, world.random.randrange(2)
+    if context.topics.select(POPPED) is None or WORKERS not in context.groups.groups:
+        return
+    world.tell(f"{WORKERS} is set back in {POPPED}/{queue}")
+    for place, popped in world.model.popped.items():
+        if place[:2] == (POPPED, queue):  # from now on it may be done
+            popped.flight.sure, popped.acked = False, False
+    places = {(POPPED, queue, offset) for offset in range(context.store.max_offset(POPPED, queue))}
+    world.model.setting_back.append(places)
+    world.client.ask(
+        Code.INVOKE_BROKER_TO_RESET_OFFSET, lambda answer: _was_set_back(world, places, answer), group=WORKERS,
+        topic=POPPED, queueId=queue, offset=0, timestamp=0, isForce="true",
+    )  # fmt: skip
+
+
+def _was_set_back(world: World, places: set[Place], answer: RemotingCommand) -> None:
+    world.tell(f"  set back: {answer.code} {answer.remark}")
+    world.model.setting_back.remove(places)
+    if answer.code == ResponseCode.SUCCESS:
+        for place in places:  # but for what came already
+            world.model.popped.pop(place, None)
+        world.model.owed |= places
+
+
+def pull(world: World) -> None:
+    """Waits for a moment if nothing is there; what comes is what the queue has from that offset on."""
+    topic, queue = "orders", world.random.randrange(2)
+    store = world.server.context.store
+    if world.server.context.topics.select(topic) is None:
+        return
+    offset = world.random.randrange(store.max_offset(topic, queue) + 1)
+    world.tell(f"pull {topic}/{queue}/{offset}")
+
+    def answered(answer: RemotingCommand) -> None:
+        if answer.code == ResponseCode.SUCCESS:
+            found = [record.queue_offset for record in iter_records(answer.body)]
+            if found != list(range(offset, offset + len(found))):
+                world.broken.append(f"a pull of {topic}/{queue}/{offset} finds {found}")
+
+    world.client.ask(
+        Code.PULL_MESSAGE, answered, consumerGroup=READERS, topic=topic, queueId=queue, queueOffset=offset,
+        maxMsgNums=8, sysFlag=6, commitOffset=0, suspendTimeoutMillis=2000, subscription="*", subVersion=0,
+        expressionType="TAG",
+    )  # fmt: skip
 
 
 def drain(world: World) -> None:

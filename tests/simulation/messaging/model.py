@@ -98,6 +98,12 @@ class Offsets:
     def current(self) -> dict[tuple[str, str, int], int]:
         return {key: told[-1][1] for key, told in self.history.items()}
 
+    def since(self, key: tuple[str, str, int], moment: float) -> set[int]:
+        """Where the group stood then, and all that it committed later."""
+        told = self.history[key]
+        before = [offset for at, offset in told if at <= moment]
+        return {*before[-1:], *(offset for at, offset in told if at > moment)}
+
     def found(self, key: tuple[str, str, int], offset: int, now: float) -> None:
         """After a crash the group stands here: that is what it goes on from."""
         self.history[key] = [(now, offset)]
@@ -107,17 +113,26 @@ class Model:
     def __init__(self) -> None:
         self.sent: dict[str, Sent] = {}
         self.popped: dict[Place, Popped] = {}
+        self.owed: set[Place] = set()  # the pop group was set back before it: it comes (again)
+        self.setting_back: list[set[Place]] = []  # not answered yet
         self.offsets = Offsets()
         self.counts: Counter[str] = Counter()
 
     def of(self, *kinds: str) -> list[Sent]:
         return [sent for sent in self.sent.values() if sent.kind in kinds]
 
+    def taken(self, popped: Popped) -> None:
+        place = popped.flight.place
+        self.popped[place] = popped
+        for places in (self.owed, *self.setting_back):
+            places.discard(place)
+
     def pops_of(self, sent: Sent) -> list[Popped]:
         return [popped for popped in self.popped.values() if popped.flight.sent is sent]
 
     def process_ended(self) -> None:
         """The process is gone: an answer that had not come is none any more."""
+        self.setting_back.clear()
         for sent in self.sent.values():
             sent.ends += 1
 

@@ -3,11 +3,13 @@
 1. A promised message lies once, byte for byte, where its answer said: over a kill always, over a power cut under
    SYNC_FLUSH, and under ASYNC_FLUSH as far as a flush had come.
 2. What was sent once is stored once at most; a delayed message may come once more for each end of a process.
-3. A delayed message or timer is delivered, never before its time, and is nowhere skipped after a start.
+3. A delayed message or timer is delivered, never before its time, and is nowhere skipped after a start; in time, as
+   long as no clock is set and no disk fails.
 4. A half message waits until it is ended; it is delivered once if it was committed, and else never. (Ended while
    the disk fails, it may wait again.)
 5. A popped message comes again when its invisible time is over, unless it was acknowledged; not earlier, and not after.
-6. A group stands where it committed last: exactly so after a clean stop, else no further than it ever committed.
+6. A group stands where it committed last: exactly so after a clean stop, else where it was some seconds earlier. A pop
+   group that was set back gets everything again.
 7. No task of the broker ends while it lives; a shortage of descriptors does not end it; after a failed sync nothing
    is acknowledged.
 """
@@ -31,6 +33,9 @@ RETRY = pop_retry_topic(POPPED, WORKERS)
 HOLDS = {DELAY: SCHEDULE_TOPIC, TIMER: WHEEL_TIMER_TOPIC, HALF: HALF_TOPIC}
 #: Timers of a loop may be late, none is early; store times have milliseconds.
 ROUNDING_MS = 1
+#: A save waits for a sync of the log, and for the other tables.
+SAVING_S = 1.5
+LATE_S = 3.0
 
 
 def appeared(world: World, shown: list[Shown]) -> None:
@@ -43,7 +48,7 @@ def appeared(world: World, shown: list[Shown]) -> None:
             for record in iter_records(buffer):
                 sent = world.model.sent[record.body.partition(b":")[0].decode()]
                 if queue.topic == RETRY:
-                    _check_return(world, sent)
+                    _check_return(world, sent, record.physical_offset)
                 else:
                     sent.seen += 1
                     _check_moment(world, sent)
@@ -61,10 +66,10 @@ def _check_moment(world: World, sent: Sent) -> None:
         world.broken.append(f"{sent.name} is delivered, it was recalled")
 
 
-def _check_return(world: World, sent: Sent) -> None:
-    """A popped message comes back."""
+def _check_return(world: World, sent: Sent, physical: int) -> None:
+    """A popped message comes back; its copy may have been appended before it was acknowledged."""
     pops = world.model.pops_of(sent)
-    if sent.seen == 1 and len(pops) == 1 and pops[0].acked:
+    if sent.seen == 1 and len(pops) == 1 and pops[0].acked and physical >= pops[0].acked_reached:
         world.broken.append(f"{sent.name} comes back though it was acknowledged in time")
 
 
@@ -91,6 +96,9 @@ def check(world: World, *, at_rest: bool = False) -> None:
                 for record in _records(world, topic, queue):
                     name = record.body.partition(b":")[0].decode("latin-1")
                     copies.setdefault(name, []).append(Copy(topic, queue, record.queue_offset, bytes(record.body)))
+    ends = {(POPPED, queue): store.max_offset(POPPED, queue) for queue in store.queues().get(POPPED, [])}
+    world.model.owed = {place for place in world.model.owed if place[2] < ends.get(place[:2], 0)}
+    assert not (at_rest and world.model.owed), f"set back, and these never came again: {sorted(world.model.owed)}"
     for sent in world.model.sent.values():
         _check_message(world, sent, copies.get(sent.name, []), at_rest=at_rest)
 
@@ -151,16 +159,33 @@ def _check_handed_out(world: World, copies: list[Copy], state: str) -> None:
 
 
 def check_offsets(world: World, *, clean: bool) -> None:
+    """After a start: exactly what was committed, or what was so a few periods of saving ago."""
     context, now = world.server.context, world.clock.monotonic()
+    periods = 2 * world.config.flush_consumer_offset_interval / 1000 + SAVING_S
     for key, told in world.model.offsets.history.items():
         group, topic, queue = key
-        found = context.offsets.query(group, topic, queue)
+        found, end = context.offsets.query(group, topic, queue), context.store.max_offset(topic, queue)
         if clean:
             assert found == told[-1][1], f"{key}: committed {told[-1][1]}, after a clean stop it is {found}"
-        allowed = {offset for _, offset in told} | {-1, context.store.max_offset(topic, queue)}
-        assert found in allowed, f"{key}: {found} was never committed: {told}"
-        assert found <= context.store.max_offset(topic, queue), f"{key}: {found} is above the queue's end"
+        allowed = {offset for _, offset in told} | {-1}
+        if not world.disturbed:
+            allowed = world.model.offsets.since(key, world.ended_at - periods)
+            allowed |= {-1} if told[0][0] > world.ended_at - periods else set()
+        assert found in {*allowed, end}, f"{key}: {found} was not what the group committed of late: {told}"
+        assert found <= end, f"{key}: {found} is above the queue's end"
         world.model.offsets.found(key, found, now)
+
+
+def check_lateness(world: World) -> None:
+    """Without a fault, and no clock that was set meanwhile, a delay is as long as it says.
+
+    Timers are delivered in order of their times: behind one that was delivered by a clock that was ahead they wait.
+    """
+    now = world.clock.monotonic()
+    for sent in world.model.of(DELAY) if world.peaks else world.model.of(DELAY, TIMER):
+        if sent.promised and not sent.seen and not sent.recall_sent and sent.sent_at > world.calm_since:
+            late = now - sent.sent_at - sent.wait_ms / 1000
+            assert late < LATE_S, f"{sent.name} is {late:.1f} s late: {_said(sent)}"
 
 
 def _records(world: World, topic: str, queue: int) -> list[MessageRecord]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +15,7 @@ from broker.flusher import Flusher
 from broker.schedule_message import ScheduleMessage
 from infra.sim_disk import SimDisk
 from infra.supervisor import Supervisor
+from tests.simulation import run
 from tests.simulation.messaging.faulty_disk import SYNCS, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLock, SimLoop, Stuck
 from tests.simulation.messaging.world import World
@@ -165,3 +167,21 @@ def test_a_fault_hits_each_call_that_it_names() -> None:
     assert disk.lost_pages
     faults.heal()
     disk.fdatasync(Path("/a"))
+
+
+def test_a_summary_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def tell(world: str, first: int, end: int) -> tuple[dict[str, int], dict[int, str]]:
+        told.append((world, first, end))
+        return {"_step": end - first}, {first: "broken"} if first == 20 else {}
+
+    monkeypatch.setattr(run, "tell", tell)
+    summary = ["--summary", str(tmp_path / "summary.json"), "--world", "messaging"]
+    monkeypatch.setattr(sys, "argv", ["run", "30", *summary])
+    assert run.main() == 1
+    monkeypatch.setattr(sys, "argv", ["run", "50", *summary])
+    assert run.main() == 1
+    assert told == [("messaging", 0, 20), ("messaging", 20, 30), ("messaging", 20, 40), ("messaging", 40, 50)]
+    kept = run._read(tmp_path / "summary.json")["messaging"]
+    assert (kept.seeds, kept.broken) == (50, {20: "broken"})

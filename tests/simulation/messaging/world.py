@@ -54,6 +54,9 @@ class World:
         self.broken: list[str] = []  # promises that were broken where nobody could be told at once
         self.peaks: list[tuple[float, int]] = []  # when the wall clock was set back, and where it stood
         self.slow = False
+        self.disturbed = False  # the disk was slow or failed in the life of this process
+        self.calm_since = 0.0  # no disk failed, no clock was set, no process ended since then
+        self.ended_at = 0.0  # the process before this one
         self.flushed = 0  # by the process before this one
         self.dies_in = -1  # turns of the loop and calls of the disk
         self.server: Server
@@ -118,6 +121,7 @@ class World:
         self.slow = False
         if self.clock.now_ms() < self.clock.highest_ms:
             self.clock.set_wall(self.clock.highest_ms)
+            self.calm_since = self.clock.monotonic()
         if self.server.wants_to_end or self.server.context.store.failed is not None:
             self._stop()
         self._rest(max(LEVELS) / 1000 + clients.LONGEST_TIMER_MS / 1000 + 2)
@@ -143,6 +147,8 @@ class World:
             functools.partial(clients.ack, self): 10,
             functools.partial(clients.hide, self): 3,
             functools.partial(clients.commit_offset, self): 8,
+            functools.partial(clients.pull, self): 5,
+            functools.partial(clients.set_back, self): 1,
             self._long_rest: 12, self._jump: 2, self._slow: 3, self._break: 3, self._mend: 4,
             self._die_soon: 5, self._power_off: 2, self._stop: 2,
         }  # fmt: skip
@@ -162,7 +168,10 @@ class World:
 
     def _rest(self, seconds: float) -> None:
         self.server.loop.run_for(seconds)
+        if self.slow or self.faults.shares:
+            self.disturbed, self.calm_since = True, self.clock.monotonic()
         promises.check_tasks(self)
+        promises.check_lateness(self)
         if self.broken:
             raise AssertionError("; ".join(self.broken))
 
@@ -177,6 +186,7 @@ class World:
         if by < 0:
             self.peaks.append((self.clock.monotonic(), self.clock.now_ms()))
         self.clock.set_wall(self.clock.now_ms() + by)
+        self.calm_since = self.clock.monotonic()
 
     def highest_since(self, moment: float) -> int:
         """What the wall clock told at most since then."""
@@ -268,6 +278,7 @@ class World:
 
     def _start(self, *, clean: bool = False) -> None:
         """Until the broker stands."""
+        self.ended_at = self.clock.monotonic()
         while True:
             loop = SimLoop(self.clock, self.random)
             disk = FaultyDisk(self.platter, self.faults, self.random)
@@ -299,6 +310,7 @@ class World:
         clients.greet(self)
         self.tell(f"started, the log ends at {server.context.store.max_physical_offset}")
         promises.check_offsets(self, clean=clean)
+        self.disturbed, self.calm_since = self.slow or bool(self.faults.shares), self.clock.monotonic()
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
         """An error that nobody answers."""
