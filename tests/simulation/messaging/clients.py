@@ -191,14 +191,16 @@ def pop(world: World, invisible: int | None = None) -> None:
     if world.server.context.topics.select(POPPED) is None:
         return
     world.tell(f"pop, invisible for {invisible} ms")
+    set_backs = world.model.set_backs
     world.client.ask(
-        Code.POP_MESSAGE, lambda answer: _popped(world, answer), consumerGroup=WORKERS, topic=POPPED, queueId=-1,
-        maxMsgNums=world.random.choice((1, 4, 32)), invisibleTime=invisible, pollTime=0, bornTime=0, initMode=0,
-        order="false",
+        Code.POP_MESSAGE, lambda answer: _popped(world, answer, set_backs), consumerGroup=WORKERS, topic=POPPED,
+        queueId=-1, maxMsgNums=world.random.choice((1, 4, 32)), invisibleTime=invisible, pollTime=0, bornTime=0,
+        initMode=0, order="false",
     )  # fmt: skip
 
 
-def _popped(world: World, answer: RemotingCommand) -> None:
+def _popped(world: World, answer: RemotingCommand, set_backs: int) -> None:
+    """What was asked for before the group was set back may be out no more."""
     if answer.code != ResponseCode.SUCCESS:
         world.tell(f"  pop: {answer.code} {answer.remark}")
         return
@@ -218,7 +220,8 @@ def _popped(world: World, answer: RemotingCommand) -> None:
         else:
             retry = "1"
             place = (pop_retry_topic(POPPED, WORKERS), int(handle.split(" ")[6]), int(handle.split(" ")[7]))
-        _taken(world, sent, Flight(sent, place, pop_time, invisible, _reached(world), handle, retry))
+        sure = set_backs == world.model.set_backs
+        _taken(world, sent, Flight(sent, place, pop_time, invisible, _reached(world), handle, retry, sure))
 
 
 def _taken(world: World, sent: Sent, flight: Flight) -> None:
@@ -313,6 +316,7 @@ def set_back(world: World) -> None:
             popped.flight.sure, popped.acked = False, False
     places = {(POPPED, queue, offset) for offset in range(context.store.max_offset(POPPED, queue))}
     world.model.setting_back.append(places)
+    world.model.set_backs += 1
     world.client.ask(
         Code.INVOKE_BROKER_TO_RESET_OFFSET, lambda answer: _was_set_back(world, places, answer), group=WORKERS,
         topic=POPPED, queueId=queue, offset=0, timestamp=0, isForce="true",

@@ -115,6 +115,7 @@ class Model:
         self.popped: dict[Place, Popped] = {}
         self.owed: set[Place] = set()  # the pop group was set back before it: it comes (again)
         self.setting_back: list[set[Place]] = []  # not answered yet
+        self.set_backs = 0  # that were asked for
         self.offsets = Offsets()
         self.counts: Counter[str] = Counter()
 
