@@ -79,7 +79,11 @@ class LitePullConsumer:
     # ---- life
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # nobody will leave the block, so the group has to be left here
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -108,7 +108,11 @@ class PopConsumer:
     # ---- life
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # nobody will leave the block, so the group has to be left here
+            await self.close()
+            raise
         return self
 
     def __aexit__(self, kind: type[BaseException] | None, *_: object) -> Coroutine[Any, Any, None]:

@@ -57,7 +57,7 @@ class _Delivering(Face):
     """What all consumers that deliver message by message have in common."""
 
     def __enter__(self) -> Self:
-        self._loop.call(self._inner.start())
+        self._loop.call(self._inner.__aenter__())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -161,7 +161,7 @@ class LitePullConsumer(Face):
     _inner: lite.LitePullConsumer
 
     def __enter__(self) -> Self:
-        self.start()
+        self._loop.call(self._inner.__aenter__())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from neve.client import Consumer, PopConsumer, Received, connect, sync
+from neve.client import AsyncClient, Consumer, PopConsumer, Received, connect, sync
 from neve.errors import ClientError, NeveError
 from tests.unit.client.group_broker import DEADLINE_S, GroupBroker, run
 from tests.unit.client.pop_broker import ACK, CHANGE, PopBroker
 from tests.waiting import until
 
-COMMIT, SEND_BACK, UNREGISTER, LOCK, UNLOCK, SEND = 15, 36, 35, 41, 42, 310
+COMMIT, HEARTBEAT, UNREGISTER, SEND_BACK, UNLOCK, SEND = 15, 34, 35, 36, 42, 310
 LIMIT_S = 5
 
 
@@ -176,6 +176,44 @@ def test_closing_a_pop_consumer_waits_for_the_handler_gives_back_the_rest_and_ac
             await asyncio.gather(closing, running)
             assert (broker.acked, broker.let_go) == ([0], [(1, 1000), (2, 1000)])
             assert cluster.brokers[0].codes()[-1] == UNREGISTER
+
+    run(work)
+
+
+async def by_consumer(client: AsyncClient) -> None:
+    async with client.consumer("g", "t", start="first"):
+        pass
+
+
+async def by_pop_consumer(client: AsyncClient) -> None:
+    async with client.pop_consumer("g", "t", start="first"):
+        pass
+
+
+async def by_lite_pull_consumer(client: AsyncClient) -> None:
+    async with client.lite_pull_consumer("g", start="first"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("enter", "silence"), [(by_consumer, 14), (by_pop_consumer, 400), (by_lite_pull_consumer, HEARTBEAT)]
+)
+def test_who_gives_up_joining_a_group_is_not_in_it(
+    fake_cluster: Any, enter: Callable[[AsyncClient], Awaitable[None]], silence: int
+) -> None:
+    async def work() -> None:
+        broker = PopBroker(0)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            await client.topic_route("t")
+            broker.silent = {silence}
+            joining = asyncio.create_task(enter(client))
+            await until(lambda: silence in cluster.brokers[0].codes())
+            joining.cancel()
+            await asyncio.wait({joining})
+            assert joining.cancelled()
+            assert cluster.brokers[0].codes()[-1] == UNREGISTER
+            broker.silent.clear()
+            await enter(client)
 
     run(work)
 
