@@ -136,26 +136,31 @@ def verify(*, deep: bool, broker: str | None, store: str | None, admin: str | No
 
 
 @archive.command()
+@click.option("--broker", help="Ask this broker.")
 @admin_option
-def unexpire(admin: str) -> None:
+@cluster_options
+def unexpire(broker: str | None, admin: str | None, namesrv: str) -> None:
     """Take back what has expired, as far as it has not by the TTL and the clock as they are now.
 
     Possible until the objects are deleted (expireGrace). Set the clock or the topic's TTL right first.
     """
     from neve.cli.admin import post_lines
 
-    for item in post_lines(admin, "/archive/unexpire"):
+    for item in post_lines(find_admin(admin, broker, namesrv), "/archive/unexpire"):
         say(f"{item.get('objects', 0)} objects are back, {item.get('local_queues', 0)} queues of the local log")
 
 
 @archive.command()
 @click.option("--repair", is_flag=True, help="Delete those that a sweep before has told of, too.")
+@click.option("--broker", help="Ask this broker.")
 @admin_option
-def sweep(repair: bool, admin: str) -> None:
+@cluster_options
+def sweep(repair: bool, broker: str | None, admin: str | None, namesrv: str) -> None:
     """Look for objects of this broker, older than 48 hours, that no entry of the journal names."""
     from neve.cli.admin import post_lines
 
-    for item in post_lines(admin, "/archive/sweep", **({"repair": "true"} if repair else {})):
+    query = {"repair": "true"} if repair else {}
+    for item in post_lines(find_admin(admin, broker, namesrv), "/archive/sweep", **query):
         for key in item.get("orphans", ()):
             click.echo(key)
 
