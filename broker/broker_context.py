@@ -14,6 +14,7 @@ from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook
 from broker.pull_request_hold import PullRequestHold
 from broker.rebalance_lock import RebalanceLock
+from broker.retry_names import RetryNames
 from broker.schedule_message import ScheduleMessage
 from broker.store.message_store import MessageStore
 from broker.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
@@ -52,6 +53,7 @@ class BrokerContext:
     schedule: ScheduleMessage
     pops: PopBook
     polling: PopPolling
+    retry_names: RetryNames
     modes: RequestModes
     timers: TimerMessages
     transactions: HalfMessages

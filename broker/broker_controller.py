@@ -19,13 +19,13 @@ from broker.client_manager import ClientManager, ConsumerGroup
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.flusher import Flusher
 from broker.pop.assignment import RequestModes
-from broker.pop.extra_info import pop_retry_topic
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.revive import PopRevive
 from broker.pull_request_hold import PullRequestHold
 from broker.rebalance_lock import RebalanceLock
 from broker.restore import Restore, refuse_unfinished
+from broker.retry_names import RetryNames
 from broker.schedule_message import ScheduleMessage, parse_levels
 from broker.store.appender import Shown
 from broker.store.config import StoreConfig
@@ -119,7 +119,14 @@ class BrokerController:
             backlog=self._descriptors.accepts,
         )
         auth = config.root / "config" / "auth" / "auth.json"
-        handler = guarded(self.router, config, auth, disk, cluster=config.broker_cluster_name)
+        handler = guarded(
+            self.router,
+            config,
+            auth,
+            disk,
+            cluster=config.broker_cluster_name,
+            retry_owners=self.context.retry_names.owners,
+        )
         if isinstance(handler, Guard):
             self.context.require, self.context.require_topic = handler.require, handler.require_topic
         self.server = RemotingServer(
@@ -151,6 +158,7 @@ class BrokerController:
         sync_log, revives = flusher.flush_now, revive_log(config.broker_cluster_name)
         offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log)
         topics = TopicConfigManager(disk, tables / "topics.json", clock, lambda: config.max_topics)
+        groups = SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock, lambda: config.max_groups)
         context = BrokerContext(
             config=config,
             clock=clock,
@@ -161,10 +169,11 @@ class BrokerController:
             tiered=TieredStore(store, config),
             flusher=flusher,
             topics=topics,
-            groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock, lambda: config.max_groups),
+            groups=groups,
             offsets=offsets,
             pops=PopBook(store, offsets, clock, disk, tables / "popState.json", revives, sync_log),
             polling=PopPolling(),
+            retry_names=RetryNames(topics.topics, groups.groups, offsets.stands, lambda: config.enable_retry_topic_v2),
             modes=RequestModes(disk, tables / "messageRequestMode.json"),
             clients=ClientManager(clock, self._members_changed, lambda: config.max_client_bytes),
             locks=RebalanceLock(clock, lambda: config.max_queue_locks),
@@ -425,6 +434,7 @@ class BrokerController:
         if context.topics.select(topic) is None:
             return
         buried = _ends(context.store, topic)
+        retries = [name for group in context.groups.groups for name in context.retry_names.gone_with(group, topic)]
         named = self.archive.has_named(topic)
         if named:
             await self.archive.bury(topic, buried)
@@ -443,7 +453,7 @@ class BrokerController:
         context.polling.wake_topic(topic)
         if not begins_again and ends != buried:  # sent while the archive wrote; a round may have taken it
             await self.archive.bury(topic, ends)
-        for retry in {pop_retry_topic(topic, group) for group in context.groups.groups} - {topic}:
+        for retry in retries:
             await self._drop_topic(retry)
         await self._register()
 

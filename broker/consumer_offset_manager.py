@@ -108,6 +108,10 @@ class ConsumerOffsetManager:
     def queues_of(self, group: str, topic: str) -> dict[int, int]:
         return dict(self._offsets.get(topic + SEPARATOR + group, {}))
 
+    def stands(self, group: str, topic: str) -> bool:
+        """It has an offset in some queue of the topic."""
+        return topic + SEPARATOR + group in self._offsets
+
     def query(self, group: str, topic: str, queue: int) -> int:
         """-1: the group has none."""
         queues = self._offsets.get(topic + SEPARATOR + group)

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from broker.broker_context import BrokerContext
 from broker.broker_stats import BrokerStats, TopicTraffic
-from broker.pop.extra_info import pop_retry_topic
+from broker.retry_names import RetryNames
 from broker.validators import RETRY_PREFIX
 
 # Queues looked at before other requests get their turn: about a millisecond.
@@ -60,7 +60,7 @@ async def consumer_lags(context: BrokerContext) -> list[Lag]:
     lags: list[Lag] = []
     looked_at = 0
     pairs = dict.fromkeys(context.offsets.pairs())
-    for topic, group in _with_retries(pairs):
+    for topic, group in _with_retries(pairs, context.retry_names):
         config = context.topics.select(topic)
         if config is None or _has_left(context, group, topic):
             continue
@@ -76,12 +76,12 @@ async def consumer_lags(context: BrokerContext) -> list[Lag]:
     return lags
 
 
-def _with_retries(pairs: Mapping[tuple[str, str], None]) -> Iterable[tuple[str, str]]:
+def _with_retries(pairs: Mapping[tuple[str, str], None], names: RetryNames) -> Iterable[tuple[str, str]]:
     """Topics and groups with the topics where what failed waits; some of these do not exist."""
     more: set[tuple[str, str]] = set()
     for topic, group in pairs:
         yield topic, group
-        for retry in (f"{RETRY_PREFIX}{group}", pop_retry_topic(topic, group)):
+        for retry in (f"{RETRY_PREFIX}{group}", *names.to_read(group, topic)):
             if (retry, group) not in pairs and (retry, group) not in more:
                 more.add((retry, group))
                 yield retry, group

@@ -48,7 +48,9 @@ def topic_fault(topic: str) -> str | None:
     """Why the name can't be a topic's, or None."""
     if not topic or topic.isspace():
         return "The specified topic is blank."
-    if _ILLEGAL.search(topic):
+    # What comes back to a pair of group and topic may have the + of V2 between the two.
+    plain = topic.replace("+", "", 1) if topic.startswith(RETRY_PREFIX) else topic
+    if _ILLEGAL.search(plain):
         return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     limit = RETRY_TOPIC_LENGTH_MAX if is_retry_or_dlq(topic) else TOPIC_LENGTH_MAX
     if len(topic) > limit:

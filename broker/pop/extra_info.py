@@ -1,4 +1,4 @@
-"""The strings of pop: POP_CK, the two tables of an answer, and the name of a group's pop-retry topic.
+"""The string by which a popped message is acknowledged: POP_CK.
 
 POP_CK: checkpoint offset ␣ pop time ␣ invisible time ␣ revive queue ␣ r ␣ broker name ␣ queue [␣ message offset]
 
@@ -7,11 +7,9 @@ A proxy appends the message's place in the log to the POP_CK that its clients ha
 
 from dataclasses import dataclass
 
-from broker.validators import RETRY_PREFIX
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
-NORMAL, RETRY_V1, RETRY_V2 = "0", "1", "2"
 REVIVE_QUEUE = 0
 # The revive queue of messages that were popped in order.
 ORDER_QUEUE = 999
@@ -46,14 +44,3 @@ class ExtraInfo:
             f"{self.retry} {self.broker} {self.queue_id}"
         )
         return text if self.offset < 0 else f"{text} {self.offset}"
-
-
-def pop_retry_topic(topic: str, group: str) -> str:
-    return topic if topic.startswith(RETRY_PREFIX) else f"{RETRY_PREFIX}{group}_{topic}"
-
-
-def real_topic(topic: str, group: str, retry: str) -> str:
-    """The topic that an acknowledgement in its short form means."""
-    if retry == NORMAL:
-        return topic
-    return f"{RETRY_PREFIX}{group}{'+' if retry == RETRY_V2 else '_'}{topic}"

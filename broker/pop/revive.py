@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from broker.broker_context import BrokerContext
-from broker.pop.extra_info import pop_retry_topic
 from broker.pop.pop_book import Flight, Key, PopQueue
 from broker.pop.pop_log import Acked
 from broker.store.errors import StoreError
@@ -150,7 +149,7 @@ class PopRevive:
         if not self._is_out(queue, offset, flight):
             return 0
         if record is not None:
-            self._put_to_retry(pop_retry_topic(topic, group), record, flight)
+            self._put_to_retry(self._context.retry_names.of_pair(group, topic), record, flight)
         context.pops.record(Acked(group, topic, queue_id, flight.pop_time, [offset]))
         return int(record is not None)
 

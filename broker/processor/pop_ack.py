@@ -5,9 +5,10 @@ import binascii
 from typing import Any
 
 from broker.broker_context import BrokerContext
-from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo, real_topic
+from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo
 from broker.pop.pop_book import MAX_OUT, PopQueue, is_out
 from broker.pop.pop_log import Acked, Changed
+from broker.retry_names import real_topic
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import lenient_loads

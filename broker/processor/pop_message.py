@@ -18,12 +18,13 @@ import msgspec
 
 from broker.broker_context import BrokerContext
 from broker.filter.record_filter import select
-from broker.pop.extra_info import NORMAL, ORDER_QUEUE, RETRY_V1, REVIVE_QUEUE, ExtraInfo, pop_retry_topic
+from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo
 from broker.pop.polling import ANY_QUEUE, Waiter
 from broker.pop.pop_book import PopQueue
 from broker.pop.pop_log import Popped
 from broker.processor.pull_message import Wanted, parse_expression
 from broker.pull_request_hold import MAX_HELD_SIZE
+from broker.retry_names import NORMAL, RETRY_V1, RETRY_V2, real_topic, retry_version
 from broker.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, TOO_SMALL, ReadResult
 from broker.validators import PERM_READ, topic_fault
 from infra.remoting_server import Connection
@@ -152,7 +153,7 @@ class PopMessageProcessor:
         group = context.find_group(header.consumer_group)
         if not group.consume_enable or context.groups.is_forbidden(header.consumer_group, header.topic):
             raise BrokerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
-        fault = topic_fault(pop_retry_topic(header.topic, header.consumer_group))
+        fault = topic_fault(context.retry_names.of_pair(header.consumer_group, header.topic))
         if fault is not None:  # what comes back would find no topic
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"the group's retry topic of {header.topic}: {fault}")
         wanted = parse_expression(header.exp, header.exp_type, sql=context.config.enable_property_filter)
@@ -202,11 +203,11 @@ class PopMessageProcessor:
     def _places(self, taking: Taking) -> list[tuple[str, int]]:
         header = taking.header
         places = [(header.topic, queue) for queue in taking.queues]
-        retry = pop_retry_topic(header.topic, header.consumer_group)
-        if header.order or retry == header.topic or self._context.topics.select(retry) is None:
+        retries = self._context.retry_names.to_read(header.consumer_group, header.topic)
+        if header.order or not retries:
             return places
-        retry_first = _spread(next(self._turn), _RETRY_FIRST_EVERY) == 0
-        return [(retry, 0), *places] if retry_first else [*places, (retry, 0)]
+        more = [(retry, 0) for retry in retries]
+        return [*more, *places] if _spread(next(self._turn), _RETRY_FIRST_EVERY) == 0 else [*places, *more]
 
     def _initial(self, taking: Taking, topic: str, queue_id: int) -> int:
         """Where a group that has no offset begins."""
@@ -303,7 +304,7 @@ class PopMessageProcessor:
         )
         if not records:
             return
-        retry = NORMAL if topic == header.topic else RETRY_V1
+        retry = retry_version(topic, group, header.topic)
         first = offsets[0]
         taking.buffers += result.buffers if retry == NORMAL else [self._as_original(taking, r, first) for r in records]
         taking.room -= len(records)
@@ -327,7 +328,7 @@ class PopMessageProcessor:
             taking.pop_time,
             header.invisible_time,
             REVIVE_QUEUE,
-            RETRY_V1,
+            retry_version(record.topic, header.consumer_group, header.topic),
             self._context.config.broker_name,
             record.queue_id,
             record.queue_offset,
@@ -402,7 +403,9 @@ class PopMessageProcessor:
 
     def _waiter(self, taking: Taking, *, takes: bool) -> Waiter:
         topic, group = taking.header.topic, taking.header.consumer_group
-        return Waiter(group, topic, (pop_retry_topic(topic, group),), taking.header.queue_id, takes)
+        # One of these may be made while it waits.
+        retries = (real_topic(topic, group, RETRY_V1), real_topic(topic, group, RETRY_V2))
+        return Waiter(group, topic, retries, taking.header.queue_id, takes)
 
     async def _notify(
         self, connection: Connection, request: RemotingCommand, taking: Taking, deadline: float

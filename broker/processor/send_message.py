@@ -277,7 +277,7 @@ class SendMessageProcessor:
         self, request: RemotingCommand, header: SendMessageHeader, properties: dict[str, str]
     ) -> tuple[str, int]:
         """A client that couldn't send back sends to its retry topic; after too many times it is a dead letter."""
-        group = header.topic.removeprefix(RETRY_PREFIX)
+        group = self._context.retry_names.group_of(header.topic)
         config = self._context.find_group(group)
         limit = config.retry_max_times
         if request.version >= VERSION_MAX_RECONSUME and header.max_reconsume_times is not None:

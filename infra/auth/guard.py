@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from infra.auth.model import ENABLED, MAX_NAME, SUPER, User, check_name, check_user, is_allowed
-from infra.auth.permissions import NEEDS, Need, topic_need
+from infra.auth.permissions import NEEDS, Need, RetryOwners, of_owners, topic_need
 from infra.auth.store import AuthStore, Tables
 from infra.config import SecurityConfig
 from infra.disk import Disk
@@ -57,9 +57,11 @@ def inner_credentials(config: SecurityConfig) -> tuple[str, str] | None:
 class Guard:
     """A handler that lets through what is signed and allowed."""
 
-    def __init__(self, handler: Handler, store: AuthStore, *, authorize: bool, cluster: str) -> None:
+    def __init__(
+        self, handler: Handler, store: AuthStore, *, authorize: bool, cluster: str, retry_owners: RetryOwners
+    ) -> None:
         self._handler, self._store = handler, store
-        self._authorize, self._cluster = authorize, cluster
+        self._authorize, self._cluster, self._retry_owners = authorize, cluster, retry_owners
 
     @property
     def reads(self) -> frozenset[int]:
@@ -103,7 +105,7 @@ class Guard:
         if needs is None:
             return f"request {command.code} has no permission that could allow it"
         try:
-            refusals = (_refused(tables, name, connection, need) for need in needs(command, self._cluster))
+            refusals = (self._refused(tables, name, connection, need) for need in needs(command, self._cluster))
             return next((refusal for refusal in refusals if refusal is not None), None)
         except NeveError:
             return "the request's body does not parse"
@@ -122,9 +124,13 @@ class Guard:
         user = tables.users.get(name)
         if user is not None and user.user_type == SUPER:
             return
-        refusal = _refused(tables, name, connection, topic_need(topic, frozenset({action})))
+        refusal = self._refused(tables, name, connection, topic_need(topic, frozenset({action})))
         if refusal is not None:
             raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
+
+    def _refused(self, tables: Tables, name: str, connection: Connection, need: Need) -> str | None:
+        refusals = (_refused(tables, name, connection, one) for one in of_owners(need, self._retry_owners))
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
 
 def _refused(tables: Tables, name: str, connection: Connection, need: Need) -> str | None:

@@ -6,7 +6,7 @@ the handlers read; a field that is missing makes a name that no pattern but `*` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from neve.remoting.body import lenient_loads
@@ -14,6 +14,8 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 
 RETRY, DLQ = "%RETRY%", "%DLQ%"
+# The kind of a need that only the server's tables can name: see `of_owners`.
+RETRY_TOPIC = "RetryTopic"
 AUTO_CREATE_TOPIC = "TBW102"
 
 
@@ -26,6 +28,8 @@ class Need(NamedTuple):
 
 
 Needs = Callable[[RemotingCommand, str], Iterator[Need]]
+# Of a retry topic: every (group, topic that it popped) that the name can mean; the group's own has no topic.
+RetryOwners = Callable[[str], Sequence[tuple[str, str | None]]]
 
 P, S, G = frozenset({"Pub"}), frozenset({"Sub"}), frozenset({"Get"})
 SG, PSG = S | G, P | S | G
@@ -35,10 +39,21 @@ CREATE, UPDATE, DELETE, LIST = (frozenset({name}) for name in ("Create", "Update
 
 def topic_need(name: str, actions: frozenset[str]) -> Need:
     """A retry or dead-letter topic is its group's: who may consume as the group may use it."""
-    for prefix in (RETRY, DLQ):
-        if name.startswith(prefix):
-            return Need("Group", name.removeprefix(prefix), actions - P | S if actions & P else actions)
+    if name.startswith((RETRY, DLQ)):
+        kind, owner = (RETRY_TOPIC, name) if name.startswith(RETRY) else ("Group", name.removeprefix(DLQ))
+        return Need(kind, owner, actions - P | S if actions & P else actions)
     return Need("Topic", name, actions)
+
+
+def of_owners(need: Need, retry_owners: RetryOwners) -> Iterator[Need]:
+    """What a retry topic asks for: its group, and the topic that was popped, for all that its name may mean."""
+    if need.kind != RETRY_TOPIC:
+        yield need
+        return
+    for group, topic in retry_owners(need.name) or ((need.name.removeprefix(RETRY), None),):
+        yield Need("Group", group, need.actions)
+        if topic is not None:
+            yield Need("Topic", topic, need.actions)
 
 
 def _topic(actions: frozenset[str], field: str = "topic") -> Needs:
@@ -129,8 +144,8 @@ def _body_pair(actions: frozenset[str]) -> Needs:
 
 def _batch_ack(command: RemotingCommand, cluster: str) -> Iterator[Need]:
     for ack in _rows(_body(command).get("acks")):
-        yield Need("Group", _text(ack.get("c")), S)
-        yield topic_need(_text(ack.get("t")), S)
+        yield Need("Group", _text(ack.get("c", ack.get("consumerGroup"))), S)
+        yield topic_need(_text(ack.get("t", ack.get("topic"))), S)
 
 
 def _create_topics(command: RemotingCommand, cluster: str) -> Iterator[Need]:

@@ -6,17 +6,24 @@ from pathlib import Path
 
 from infra.auth.admin import AuthAdmin
 from infra.auth.guard import Guard, open_store
+from infra.auth.permissions import RetryOwners
 from infra.config import SecurityConfig
 from infra.disk import Disk
 from infra.request_router import RequestRouter
 
 
 def guarded(
-    router: RequestRouter, config: SecurityConfig, path: Path, disk: Disk, *, cluster: str
+    router: RequestRouter,
+    config: SecurityConfig,
+    path: Path,
+    disk: Disk,
+    *,
+    cluster: str,
+    retry_owners: RetryOwners = lambda _: (),
 ) -> RequestRouter | Guard:
     """The router itself when authentication is off; else behind the check, with 3001 to 3010 served as well."""
     store = open_store(config, path, disk)
     if store is None:
         return router
     AuthAdmin(store).register_on(router)
-    return Guard(router, store, authorize=config.authorization_enabled, cluster=cluster)
+    return Guard(router, store, authorize=config.authorization_enabled, cluster=cluster, retry_owners=retry_owners)

@@ -31,7 +31,7 @@ NOT_COMPARED = {
     326: "the broker tells the client",
 }
 #: Both brokers alike; the rest are their defaults. A check of open transactions would come at a time of its own.
-SETTINGS = {"enablePropertyFilter": "true", "transactionCheckInterval": "600000"}
+SETTINGS = {"enablePropertyFilter": "true", "recallMessageEnable": "true", "transactionCheckInterval": "600000"}
 #: A busy machine must not make Apache's broker refuse what it would take on an idle one.
 PATIENT = {"brokerFastFailureEnable": "false", "osPageCacheBusyTimeOutMills": "60000"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from infra.auth.guard import open_store
 from infra.auth.model import AuthError, Entry, Policy, check_policy, is_allowed
-from infra.auth.permissions import NEEDS
+from infra.auth.permissions import NEEDS, of_owners, topic_need
 from infra.auth.wiring import guarded
 from infra.config import BrokerConfig, ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
@@ -91,8 +91,15 @@ def test_every_code_that_clients_send_is_mapped() -> None:
 
 
 def test_a_retry_topic_is_its_groups() -> None:
-    needs = list(NEEDS[Code.PULL_MESSAGE](RemotingCommand(11, ext={"topic": "%RETRY%g", "consumerGroup": "g"}), "c"))
+    pull = RemotingCommand(11, ext={"topic": "%RETRY%g", "consumerGroup": "g"})
+    needs = [one for need in NEEDS[Code.PULL_MESSAGE](pull, "c") for one in of_owners(need, lambda _: ())]
     assert {(need.kind, need.name, need.actions) for need in needs} == {("Group", "g", frozenset({"Sub"}))}
+
+
+def test_a_retry_topic_of_two_meanings_is_for_who_may_use_both() -> None:
+    owners = (("a_b", None), ("a", "b"))
+    needs = of_owners(topic_need("%RETRY%a_b", frozenset({"Sub"})), lambda _: owners)
+    assert [(need.kind, need.name) for need in needs] == [("Group", "a_b"), ("Group", "a"), ("Topic", "b")]
 
 
 def test_a_start_that_would_leave_the_broker_open_or_locked_is_refused(tmp_path: Path) -> None:

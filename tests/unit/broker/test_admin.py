@@ -88,7 +88,7 @@ def test_sql_is_refused_where_it_is_not_enabled(tmp_path: Path) -> None:
         answer = await pull(connection, 0, expression="n = 1", kind="SQL92")
         assert (answer.code, "SQL92" in (answer.remark or "")) == (1, True)
 
-    with_broker(tmp_path, work)
+    with_broker(tmp_path, work, "enablePropertyFilter=false")
 
 
 def test_a_reset_is_heard_by_the_next_pull_and_stale_commits_are_ignored(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.pop import assignment
-from broker.pop.extra_info import ExtraInfo, pop_retry_topic, real_topic
+from broker.pop.extra_info import ExtraInfo
 from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
 from broker.pop.pop_book import PopBook, is_out, revive_log
 from broker.pop.pop_log import Acked, Changed, Popped
+from broker.retry_names import real_topic
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
@@ -139,8 +140,7 @@ def test_the_check_point_string_has_seven_or_eight_fields() -> None:
 
 
 def test_names_of_retry_topics() -> None:
-    assert pop_retry_topic("t", "g") == "%RETRY%g_t" == real_topic("t", "g", "1")
-    assert pop_retry_topic("%RETRY%g_t", "g") == "%RETRY%g_t"
+    assert real_topic("t", "g", "1") == "%RETRY%g_t"
     assert real_topic("t", "g", "0") == "t"
     assert real_topic("t", "g", "2") == "%RETRY%g+t"
 

@@ -1,0 +1,96 @@
+"""Where a group's retries lie, and what the name of such a topic means.
+
+    %RETRY%group          what members sent back, under the name that all clients know
+    %RETRY%group_topic    popped from the topic and not acknowledged in time (V1)
+    %RETRY%group+topic    the same (V2, `enableRetryTopicV2`); neither a group's nor a topic's name has a +
+
+A V1 name with more than one underscore, or one that is a group's own, may mean several things: %RETRY%a_b is what group
+a_b sent back, or what group a popped from b. Which of these there are, the tables of topics and groups say. Where more
+than one is possible, a pair's retries get the V2 name, so that no group reads what is another's; what a group has in
+its V1 topic from before, it still gets from there.
+"""
+
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+from broker.validators import RETRY_PREFIX
+
+NORMAL, RETRY_V1, RETRY_V2 = "0", "1", "2"
+_V1, _V2 = "_", "+"
+
+
+class Owner(NamedTuple):
+    """Whose a retry topic is: the group's own, or of what it popped from a topic."""
+
+    group: str
+    topic: str | None = None
+
+
+class RetryNames:
+    def __init__(
+        self,
+        topics: Container[str],
+        groups: Container[str],
+        stands: Callable[[str, str], bool],
+        prefers_v2: Callable[[], bool],
+    ) -> None:
+        """`stands(group, topic)`: the group has a position there."""
+        self._topics, self._groups, self._stands, self._prefers_v2 = topics, groups, stands, prefers_v2
+
+    def owners(self, name: str) -> list[Owner]:
+        """Everything that the name of a retry topic can mean here; nothing if no table knows it."""
+        rest = name.removeprefix(RETRY_PREFIX)
+        group, plus, topic = rest.partition(_V2)
+        if plus:
+            return [Owner(group, topic)]
+        owners = [Owner(rest)] if rest in self._groups else []
+        cuts = (at for at, letter in enumerate(rest) if letter == _V1)
+        pairs = (Owner(rest[:at], rest[at + 1 :]) for at in cuts)
+        return owners + [pair for pair in pairs if pair.group in self._groups and pair.topic in self._topics]
+
+    def group_of(self, name: str) -> str:
+        """Whose settings hold for the messages of a retry topic."""
+        owners = self.owners(name)
+        return owners[0].group if owners else name.removeprefix(RETRY_PREFIX)
+
+    def of_pair(self, group: str, topic: str) -> str:
+        """Where goes what the group popped from the topic; out of a retry topic it goes there again."""
+        if topic.startswith(RETRY_PREFIX):
+            return topic
+        v1 = real_topic(topic, group, RETRY_V1)
+        if self._prefers_v2() or not self._is_alone(v1, group, topic):
+            return real_topic(topic, group, RETRY_V2)
+        return v1
+
+    def to_read(self, group: str, topic: str) -> list[str]:
+        """Those topics that there are with what the group popped from that one."""
+        if topic.startswith(RETRY_PREFIX):
+            return []
+        v1, v2 = (real_topic(topic, group, version) for version in (RETRY_V1, RETRY_V2))
+        found = [v2] if v2 in self._topics else []
+        if v1 in self._topics and (self._is_alone(v1, group, topic) or self._stands(group, v1)):
+            found.append(v1)
+        return found
+
+    def gone_with(self, group: str, topic: str) -> list[str]:
+        """Those topics that mean nothing else than a pair that there was: they go when the topic goes."""
+        names = (real_topic(topic, group, version) for version in (RETRY_V1, RETRY_V2))
+        found = [name for name in names if name in self._topics and self._is_alone(name, group, topic)]
+        return [name for name in found if self._stands(group, topic) or self._stands(group, name)]
+
+    def _is_alone(self, name: str, group: str, topic: str) -> bool:
+        return all(owner == (group, topic) for owner in self.owners(name))
+
+
+def real_topic(topic: str, group: str, retry: str) -> str:
+    """The topic that an acknowledgement in its short form means."""
+    if retry == NORMAL:
+        return topic
+    return f"{RETRY_PREFIX}{group}{_V2 if retry == RETRY_V2 else _V1}{topic}"
+
+
+def retry_version(stored: str, group: str, topic: str) -> str:
+    """How a receipt says in which topic its message is stored."""
+    if stored == topic:
+        return NORMAL
+    return RETRY_V2 if stored == real_topic(topic, group, RETRY_V2) else RETRY_V1

@@ -1,0 +1,198 @@
+"""%RETRY%a_b may be group a_b's, or what group a popped from b: the tables say, and nobody loses or reads another's."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Container
+from pathlib import Path
+
+from broker.broker_controller import BrokerController
+from broker.retry_names import Owner, RetryNames
+from infra.clock import ManualClock
+from infra.remoting_server import Connection
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
+from tests.broker_in_process import ask, running, send
+from tests.popping import Member
+
+
+def names(
+    topics: set[str], groups: set[str], positions: Container[tuple[str, str]] = (), *, v2: bool = False
+) -> RetryNames:
+    return RetryNames(topics, groups, lambda group, topic: (group, topic) in positions, lambda: v2)
+
+
+def test_the_tables_say_what_a_name_can_mean() -> None:
+    known = names({"b", "b_c", "c"}, {"a", "a_b", "a_b_c"})
+    assert known.owners("%RETRY%a") == [Owner("a")]
+    assert known.owners("%RETRY%a_b") == [Owner("a_b"), Owner("a", "b")]
+    assert known.owners("%RETRY%a_b_c") == [Owner("a_b_c"), Owner("a", "b_c"), Owner("a_b", "c")]
+    assert known.owners("%RETRY%a+b_c") == [Owner("a", "b_c")]
+    assert known.owners("%RETRY%x_y") == []
+    assert [known.group_of(name) for name in ("%RETRY%a_b", "%RETRY%x_y", "%RETRY%a_c")] == ["a_b", "x_y", "a"]
+
+
+def test_a_pair_whose_name_means_more_gets_one_of_its_own() -> None:
+    known = names({"b", "c"}, {"a", "a_b"})
+    assert known.of_pair("a", "c") == "%RETRY%a_c"
+    assert known.of_pair("a", "b") == "%RETRY%a+b"
+    assert known.of_pair("a", "%RETRY%a+b") == "%RETRY%a+b"
+    assert names({"c"}, {"a"}, v2=True).of_pair("a", "c") == "%RETRY%a+c"
+
+
+def test_a_group_reads_what_it_had_before_its_name_meant_more() -> None:
+    there = {"b", "%RETRY%a_b", "%RETRY%a+b"}
+    assert names(there, {"a"}).to_read("a", "b") == ["%RETRY%a+b", "%RETRY%a_b"]
+    assert names(there, {"a", "a_b"}).to_read("a", "b") == ["%RETRY%a+b"]
+    assert names(there, {"a", "a_b"}, {("a", "%RETRY%a_b")}).to_read("a", "b") == ["%RETRY%a+b", "%RETRY%a_b"]
+
+
+def test_with_a_topic_goes_only_what_can_mean_nothing_else() -> None:
+    there = {"b", "%RETRY%a_b", "%RETRY%a+b"}
+    assert names(there, {"a"}, {("a", "b")}).gone_with("a", "b") == ["%RETRY%a_b", "%RETRY%a+b"]
+    assert names(there, {"a", "a_b"}, {("a", "b")}).gone_with("a", "b") == ["%RETRY%a+b"]
+    assert names(there, {"a"}).gone_with("a", "b") == []  # it never read there: whose it is nobody knows
+
+
+def with_broker(root: Path, work: Callable[[BrokerController, Connection, ManualClock], Awaitable[None]]) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with running(root, clock=clock) as (broker, connection):
+            await work(broker, connection, clock)
+
+    asyncio.run(main())
+
+
+async def join(connection: Connection, group: str, topic: str) -> None:
+    consumer = {"groupName": group, "subscriptionDataSet": [{"topic": topic, "subString": "*"}]}
+    answer = await ask(
+        connection, Code.HEART_BEAT, json.dumps({"clientID": group, "consumerDataSet": [consumer]}).encode()
+    )
+    assert answer.code == 0, answer.remark
+
+
+async def lose(member: Member, clock: ManualClock) -> None:
+    """Popped, and not acknowledged in time."""
+    assert len(await member.pop(invisible=1000)) == 1
+    clock.advance(1001)
+    assert await member.broker.revive.run_due() == 1
+
+
+def test_a_deleted_topic_takes_no_other_groups_retries_along(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        await send(connection, "billing")
+        for group in ("orders", "orders_billing"):
+            await join(connection, group, "billing")
+        await send(connection, "%RETRY%orders_billing", b"again")
+        member = Member(broker, connection, topic="billing", group="orders")
+        await lose(member, clock)
+        assert broker.context.topics.select("%RETRY%orders+billing") is not None
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="billing")).code == 0
+        assert broker.context.topics.select("%RETRY%orders+billing") is None
+        assert broker.context.topics.select("%RETRY%orders_billing") is not None
+        assert broker.context.store.max_offset("%RETRY%orders_billing", 0) == 1
+
+    with_broker(tmp_path, work)
+
+
+def test_a_topic_takes_along_what_was_popped_from_it(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        await send(connection, "billing")
+        await lose(Member(broker, connection, topic="billing", group="orders"), clock)
+        assert broker.context.topics.select("%RETRY%orders_billing") is not None
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="billing")).code == 0
+        assert broker.context.topics.select("%RETRY%orders_billing") is None
+
+    with_broker(tmp_path, work)
+
+
+def test_a_group_whose_name_is_a_pairs_gets_none_of_its_messages(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        await send(connection, "billing", b"theirs")
+        await join(connection, "orders_billing", "other")
+        await send(connection, "%RETRY%orders_billing", b"not theirs")
+        member = Member(broker, connection, topic="billing", group="orders")
+        await lose(member, clock)
+        again = await member.pop()
+        assert [(one.body, one.topic, one.receipt.split(" ")[4]) for one in again] == [(b"theirs", "billing", "2")]
+        await member.ack(*again)
+        clock.advance(120_000)
+        assert await broker.revive.run_due() == 0
+        assert broker.context.store.max_offset("%RETRY%orders_billing", 0) == 1
+
+    with_broker(tmp_path, work)
+
+
+def test_both_versions_of_a_retry_topic_are_read_and_acknowledged(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        member = Member(broker, connection)
+        for version in (b"1", b"2"):
+            await send(connection, "t", version)
+        _, second = await member.pop(invisible=1000)
+        await member.hide(second, 5000)
+        for prefers_v2 in (False, True):
+            broker.config.enable_retry_topic_v2 = prefers_v2
+            clock.advance(3000)
+            assert await broker.revive.run_due() == 1
+        assert await member.is_told()
+        again = await member.pop()
+        assert {(one.body, one.receipt.split(" ")[4]) for one in again} == {(b"1", "1"), (b"2", "2")}
+        await member.ack(*again)
+        clock.advance(120_000)
+        assert await broker.revive.run_due() == 0
+
+    with_broker(tmp_path, work)
+
+
+def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> None:
+    root = '{"username":"root","password":"root-secret"}'
+    settings = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={root}")
+
+    async def main() -> None:
+        clock = ManualClock()
+        async with running(tmp_path, *settings, clock=clock) as (broker, connection):
+
+            async def as_user(name: str, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
+                fields = signed(name, f"{name}-secret", {key: str(value) for key, value in ext.items()}, body)
+                return await connection.invoke(RemotingCommand(code, ext=fields, body=body), 30)
+
+            policies = [
+                {"resource": name, "actions": ["Pub", "Sub"], "decision": "Allow"} for name in ("Topic:t", "Group:g")
+            ]
+            user = {"username": "alice", "password": "alice-secret", "userType": "Normal", "userStatus": "enable"}
+            acl = {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": policies}]}
+            for code, key, name, value in (
+                (Code.AUTH_CREATE_USER, "username", "alice", user),
+                (Code.AUTH_CREATE_ACL, "subject", "User:alice", acl),
+            ):
+                assert (await as_user("root", code, json.dumps(value).encode(), **{key: name})).code == 0
+            made = {"defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+            answer = await as_user(
+                "root", Code.UPDATE_AND_CREATE_TOPIC, topic="t", topicFilterType="SINGLE_TAG", order="false", **made
+            )
+            assert answer.code == 0, answer.remark
+            sent = {"a": "p", "b": "t", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0}
+            assert (await as_user("alice", Code.SEND_MESSAGE_V2, b"job", **sent, k="false", m="false")).code == 0
+            pop = {"consumerGroup": "g", "topic": "t", "queueId": 0, "maxMsgNums": 1, "invisibleTime": 1000}
+            assert (await as_user("alice", Code.POP_MESSAGE, **pop)).code == 0
+            clock.advance(1001)
+            assert await broker.revive.run_due() == 1
+            again = await as_user("alice", Code.POP_MESSAGE, **pop)
+            taken = Member(broker, connection).taken(again)[0]
+            place = {"consumerGroup": "g", "topic": "%RETRY%g_t", "queueId": 0, "offset": 0}
+            for code, more in ((Code.CHANGE_MESSAGE_INVISIBLETIME, {"invisibleTime": 5000}), (Code.ACK_MESSAGE, {})):
+                answer = await as_user("alice", code, **place, extraInfo=taken.receipt, **more)
+                assert answer.code == ResponseCode.SUCCESS, answer.remark
+            # the retries of another's pair stay closed
+            broker.context.groups.find("h", create=True)
+            broker.context.topics.create_plain("%RETRY%h_t", 1)
+            pull = {
+                "consumerGroup": "g", "topic": "%RETRY%h_t", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,
+                "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*",
+                "expressionType": "TAG",
+            }  # fmt: skip
+            answer = await as_user("alice", Code.PULL_MESSAGE, **pull)
+            assert (answer.code, "Group:h" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
+
+    asyncio.run(main())
