@@ -76,6 +76,8 @@ class BrokerContext:
     require: Callable[[Connection, RemotingCommand], None] = lambda *_: None
     # Raises BrokerError if a request's signer may not do that (Pub, Sub) with the topic that a record has.
     require_topic: Callable[[Connection, RemotingCommand, str, str], None] = lambda *_: None
+    # May that user, from that connection, do that (Pub, Sub) with that topic?
+    may_use_topic: Callable[[Connection, str, str, str], bool] = lambda *_: True
     turn: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def find_topic(self, topic: str) -> TopicConfig:

@@ -129,6 +129,7 @@ class BrokerController:
         )
         if isinstance(handler, Guard):
             self.context.require, self.context.require_topic = handler.require, handler.require_topic
+            self.context.may_use_topic = handler.may_use_topic
         self.server = RemotingServer(
             handler,
             host=config.bind_address,

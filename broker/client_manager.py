@@ -26,6 +26,8 @@ class ClientChannel:
     version: int
     last_update: float
     last_update_ms: int
+    # Who signed its heartbeat.
+    user: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         host, port = self.connection.remote
@@ -115,10 +117,12 @@ class ClientManager:
         channels = (channel for group in self.producers.values() for channel in group.values())
         return next((channel for channel in channels if channel.client_id == client_id), None)
 
-    def next_producer(self, group: str) -> ClientChannel | None:
-        """A live channel of the group, each in its turn."""
+    def next_producer(self, group: str, may: Callable[[ClientChannel], bool]) -> ClientChannel | None:
+        """A live channel of the group that may, each in its turn."""
         channels = [
-            channel for connection, channel in self.producers.get(group, {}).items() if not connection.is_closed
+            channel
+            for connection, channel in self.producers.get(group, {}).items()
+            if not connection.is_closed and may(channel)
         ]
         return channels[next(self._turn) % len(channels)] if channels else None
 

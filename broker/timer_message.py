@@ -225,7 +225,7 @@ class TimerMessages:
 
     def _is_recalled(self, properties: Mapping[str, str]) -> bool:
         topic, unique = properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", "")
-        return unique in self._recalls or f"{topic}+{unique}" in self._recalls
+        return recall_key(topic, unique) in self._recalls
 
     def _put(self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str]) -> None:
         raw = record.properties_raw
@@ -371,3 +371,8 @@ class TimerMessages:
 def _out_at_the_end(when: str) -> bytes:
     """By its last property a message is known that was taken over: of any other the last one is its target."""
     return f"{OUT_MS}\x01{when}\x02".encode()
+
+
+def recall_key(topic: str, unique: str) -> str:
+    """What a recall names: an id alone might be another topic's."""
+    return f"{topic}+{unique}"

@@ -20,14 +20,17 @@ WHEEL_TIMER_TOPIC = "rmq_sys_wheel_timer"
 # What still waits in one of these says so (`BrokerContext.pinned_from`); the rest of it nobody needs.
 PINNED_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, WHEEL_TIMER_TOPIC})
 SYSTEM_PREFIX = "rmq_sys_"
+REVIVE_LOG_PREFIX = "rmq_sys_REVIVE_LOG_"
 
 SYSTEM_TOPICS = frozenset(
     {DEFAULT_TOPIC, SCHEDULE_TOPIC, BENCHMARK_TOPIC, HALF_TOPIC, TRACE_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC}
     | {SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
-NOT_ALLOWED_TO_SEND = frozenset(
+_NOT_ALLOWED_TO_SEND = frozenset(
     {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
+# The broker believes what it finds there.
+_OWN_BOOKS = (REVIVE_LOG_PREFIX, WHEEL_TIMER_TOPIC, f"{SYSTEM_PREFIX}SYNC_BROKER_MEMBER_")
 
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
@@ -70,6 +73,11 @@ def group_fault(group: str) -> str | None:
 
 def is_retry_or_dlq(topic: str) -> bool:
     return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def may_be_sent_to(topic: str) -> bool:
+    """By a client: not what the broker writes for itself."""
+    return topic not in _NOT_ALLOWED_TO_SEND and not topic.startswith(_OWN_BOOKS)
 
 
 def is_system_topic(topic: str) -> bool:

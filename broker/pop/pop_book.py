@@ -30,6 +30,7 @@ from broker.pop.pop_log import Acked, Changed, Event, Freed, Popped, Reset, deco
 from broker.state_file import StateFile, SyncLog
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
+from broker.validators import REVIVE_LOG_PREFIX
 from infra.clock import Clock
 from infra.disk import Disk
 from neve.errors import BrokerError
@@ -381,7 +382,7 @@ class PopBook:
 
 
 def revive_log(cluster: str) -> str:
-    return f"rmq_sys_REVIVE_LOG_{cluster}"
+    return REVIVE_LOG_PREFIX + cluster
 
 
 def _row(queue: PopQueue) -> list[Any]:

@@ -10,6 +10,7 @@ from neve.remoting.body import ConsumerData, HeartbeatData, SubscriptionData, co
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
+from neve.remoting.signature import ACCESS_KEY
 
 _UNIT_SUBSCRIPTION = 2
 _MAX_PRODUCER_GROUP = 255
@@ -25,7 +26,13 @@ class ClientManageProcessor:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"a client id of {len(data.client_id)} characters")
         clock = self._context.clock
         channel = ClientChannel(
-            connection, data.client_id, request.language, request.version, clock.monotonic(), clock.now_ms()
+            connection,
+            data.client_id,
+            request.language,
+            request.version,
+            clock.monotonic(),
+            clock.now_ms(),
+            request.ext.get(ACCESS_KEY, ""),
         )
         self._context.watch(connection)
         for producer in data.producer_data_set:

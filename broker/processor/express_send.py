@@ -20,7 +20,7 @@ from broker.processor.send_message import SPECIAL_PROPERTIES, SendMessageProcess
 from broker.processor.send_response import Asked, ReceiptTemplate
 from broker.store.appender import Place, Send
 from broker.store.errors import StoreError
-from broker.validators import NOT_ALLOWED_TO_SEND, PERM_WRITE, RETRY_PREFIX
+from broker.validators import PERM_WRITE, RETRY_PREFIX, may_be_sent_to
 from infra.remoting_server import Connection
 from neve.message import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.remoting.command import FLAG_ONEWAY
@@ -105,7 +105,7 @@ class ExpressSend:
     def _lane(self, topic: str) -> Lane | None:
         context = self._context
         config = context.topics.topics.get(topic)
-        if config is None or topic in NOT_ALLOWED_TO_SEND or topic.startswith(RETRY_PREFIX):
+        if config is None or not may_be_sent_to(topic) or topic.startswith(RETRY_PREFIX):
             return None
         if context.topics.unsaved and not context.topics.is_saved(topic):
             return None

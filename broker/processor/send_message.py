@@ -29,7 +29,7 @@ from broker.processor.send_response import (
 from broker.store.appender import Place, Send
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult
-from broker.timer_message import OUT_MS, RECALL_KEY, TIMER_PROPERTIES
+from broker.timer_message import OUT_MS, RECALL_KEY, TIMER_PROPERTIES, recall_key
 from broker.topic_config_manager import TopicConfig
 from broker.transaction.half_messages import TRANSACTION_BITS
 from broker.validators import DLQ_PREFIX, HALF_TOPIC, PERM_WRITE, RETRY_PREFIX, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
@@ -150,7 +150,7 @@ class SendMessageProcessor:
     def check_topic(self, header: SendMessageHeader, request: RemotingCommand) -> TopicConfig:
         topics, topic = self._context.topics, header.topic
         config = topics.topics.get(topic)
-        if topic in validators.NOT_ALLOWED_TO_SEND:
+        if not validators.may_be_sent_to(topic):
             raise BrokerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
         if config is None:
             config = self._create_topic(header)
@@ -352,6 +352,8 @@ class SendMessageProcessor:
             topic, queue_id = SCHEDULE_TOPIC, level - 1
             code = context.schedule.deliver_time(level, context.clock.now_ms())
         elif timers is not None and (when := context.timers.time_of(timers)) is not None:
+            if not timers.get(RECALL_KEY, recall_key(topic, "")).startswith(recall_key(topic, "")):
+                raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal: {RECALL_KEY} of another topic")
             return self._put_timer(message, when, timers.get(RECALL_KEY))
         result = self._append(message, topic, queue_id, properties, code)
         return self._stored(result, message.queue_id)

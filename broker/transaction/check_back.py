@@ -78,7 +78,13 @@ class CheckBack:
             self._give_up(half, record)
             return False
         properties = record.properties
-        channel = self._context.clients.next_producer(properties.get("PGROUP", ""))
+        # Anybody may call itself a producer of the group; the message is for who may send such.
+        channel = self._context.clients.next_producer(
+            properties.get("PGROUP", ""),
+            lambda producer: self._context.may_use_topic(
+                producer.connection, producer.user, properties.get("REAL_TOPIC", ""), "Pub"
+            ),
+        )
         if channel is None:
             log.warning("no producer of the group %s to ask about a transaction", properties.get("PGROUP"))
         else:

@@ -118,15 +118,22 @@ class Guard:
 
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
         """For a handler that learns only from a record whose topic the request touches. Raises BrokerError."""
-        if not self._authorize:
-            return
-        tables, name = self._store.tables, command.ext.get(ACCESS_KEY, "")
-        user = tables.users.get(name)
-        if user is not None and user.user_type == SUPER:
-            return
-        refusal = self._refused(tables, name, connection, topic_need(topic, frozenset({action})))
+        refusal = self._topic_refused(connection, command.ext.get(ACCESS_KEY, ""), topic, action)
         if refusal is not None:
             raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
+
+    def may_use_topic(self, connection: Connection, name: str, topic: str, action: str) -> bool:
+        """Whom the server is about to tell of a topic's message, by the name that signed for its connection."""
+        return self._topic_refused(connection, name, topic, action) is None
+
+    def _topic_refused(self, connection: Connection, name: str, topic: str, action: str) -> str | None:
+        if not self._authorize:
+            return None
+        tables = self._store.tables
+        user = tables.users.get(name)
+        if user is not None and user.user_type == SUPER:
+            return None
+        return self._refused(tables, name, connection, topic_need(topic, frozenset({action})))
 
     def _refused(self, tables: Tables, name: str, connection: Connection, need: Need) -> str | None:
         refusals = (_refused(tables, name, connection, one) for one in of_owners(need, self._retry_owners))

@@ -151,7 +151,7 @@ class Transactions:
         context: Any = SimpleNamespace(
             accepting=True, transactions=self.halves, clock=world.clock, config=world.config, store=world.store,
             trusted_ms=world.clock.now_ms,
-            clients=SimpleNamespace(next_producer=lambda group: self.producer), faults=world.faults,
+            clients=SimpleNamespace(next_producer=lambda group, may: self.producer), faults=world.faults,
             topics=SimpleNamespace(create_now=lambda topic, nums: None), register_soon=lambda: None,
             address=("127.0.0.1", 10911),
         )  # fmt: skip

@@ -1,0 +1,157 @@
+"""What a client may not: write the broker's books, take back another topic's message, see another's transaction."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from broker.transaction.check_back import CheckBack
+from infra.clock import ManualClock
+from infra.remoting_server import Connection, open_connection
+from neve.message import iter_records
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
+from tests.broker_in_process import ask, running, send
+from tests.popping import Member
+
+Work = Callable[[BrokerController, Connection, ManualClock], Awaitable[None]]
+PLACE = {"a": "p", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "j": 0, "k": "false", "m": "false"}
+
+
+def with_broker(root: Path, work: Work, *settings: str) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with running(root, *settings, clock=clock) as (broker, connection):
+            await work(broker, connection, clock)
+
+    asyncio.run(main())
+
+
+def timer(**properties: object) -> str:
+    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "rmq_sys_REVIVE_LOG_DefaultCluster",
+        "rmq_sys_REVIVE_LOG_other",
+        "rmq_sys_wheel_timer",
+        "rmq_sys_SYNC_BROKER_MEMBER_broker-a",
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    ],
+)
+def test_nobody_sends_to_what_the_broker_believes(tmp_path: Path, topic: str) -> None:
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        forged = b'["r","g","t",0,3]'
+        before = broker.context.store.max_physical_offset
+        for code, more in ((Code.SEND_MESSAGE_V2, {}), (Code.SEND_BATCH_MESSAGE, {"m": "true"})):
+            for properties in ("", "DELAY\x011\x02", "TIMER_DELAY_SEC\x011\x02"):
+                answer = await ask(connection, code, forged, **{**PLACE, **more}, b=topic, i=properties)
+                assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
+        assert broker.context.store.max_physical_offset == before
+
+    with_broker(tmp_path, work)
+
+
+def test_a_clients_trace_topics_stay_open(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        for topic in ("rmq_sys_TRACE_DATA_region", "RMQ_SYS_TRACE_TOPIC"):
+            await send(connection, topic, b"trace")
+
+    with_broker(tmp_path, work)
+
+
+def test_a_timer_is_taken_back_by_topic_and_id_only(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        for topic in ("ours", "theirs"):
+            await send(connection, topic)
+        for topic, unique in (("ours", "A"), ("ours", "B"), ("theirs", "A")):
+            await send(connection, topic, b"later", timer(TIMER_DELAY_SEC=10, UNIQ_KEY=unique))
+        for key in ("A", "ours+A", "+A"):
+            properties = timer(TIMER_DELAY_SEC=10, TIMER_DEL_UNIQKEY=key, UNIQ_KEY="x")
+            answer = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **PLACE, b="theirs", i=properties)
+            assert answer.code == ResponseCode.MESSAGE_ILLEGAL, answer.remark
+        properties = timer(TIMER_DELAY_SEC=10, TIMER_DEL_UNIQKEY="ours+A", UNIQ_KEY="x")
+        answer = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **PLACE, b="ours", i=properties)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        await broker.context.flusher.flush_now()
+        clock.advance(10_001)
+        broker.context.timers.deliver_due()
+        assert [broker.context.store.max_offset(topic, 0) for topic in ("ours", "theirs")] == [2, 2]
+
+    with_broker(tmp_path, work)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_stock_client_can_tell_its_trace_of_a_recall_and_of_one_that_failed(tmp_path: Path, enabled: bool) -> None:
+    """Its hook writes a trace if the answer names the region."""
+
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        broker.config.recall_message_enable = enabled
+        sent = await send(connection, "t", b"later", timer(TIMER_DELAY_SEC=10, UNIQ_KEY="A"))
+        handle = sent.ext["recallHandle"]
+        answer = await ask(connection, Code.RECALL_MESSAGE, topic="t", recallHandle=handle, producerGroup="p")
+        expected = (ResponseCode.SUCCESS, "A") if enabled else (ResponseCode.NO_PERMISSION, None)
+        assert (answer.code, answer.ext.get("msgId")) == expected
+        assert (answer.ext["MSG_REGION"], answer.ext["TRACE_ON"]) == ("DefaultRegion", "true")
+
+    with_broker(tmp_path, work)
+
+
+def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> None:
+    root = '{"username":"root","password":"root-secret"}'
+    settings = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={root}")
+
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        async def as_user(by: Connection, name: str, code: int, body: bytes = b"", **ext: object) -> None:
+            fields = signed(name, f"{name}-secret", {key: str(value) for key, value in ext.items()}, body)
+            answer = await by.invoke(RemotingCommand(code, ext=fields, body=body), 30)
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+        made = {"defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "order": "false"}
+        await as_user(
+            connection, "root", Code.UPDATE_AND_CREATE_TOPIC, topic="secret", topicFilterType="SINGLE_TAG", **made
+        )
+        for name, topic in (("alice", "secret"), ("mallory", "public")):
+            user = {"username": name, "password": f"{name}-secret", "userType": "Normal", "userStatus": "enable"}
+            await as_user(connection, "root", Code.AUTH_CREATE_USER, json.dumps(user).encode(), username=name)
+            entries = [{"resource": f"Topic:{topic}", "actions": ["Pub"], "decision": "Allow"}]
+            subject = f"User:{name}"
+            acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
+            await as_user(connection, "root", Code.AUTH_CREATE_ACL, json.dumps(acl).encode(), subject=subject)
+        asked: dict[str, list[bytes]] = {"alice": [], "mallory": []}
+        producers: list[Connection] = []
+
+        async def join(name: str) -> None:
+            def take(_: Connection, command: RemotingCommand) -> None:
+                asked[name] += [bytes(record.body) for record in iter_records(command.body)]
+
+            producer = await open_connection(*broker.context.address, handler=take)
+            producers.append(producer)
+            data = {"clientID": name, "producerDataSet": [{"groupName": "payments"}]}
+            await as_user(producer, name, Code.HEART_BEAT, json.dumps(data).encode())
+
+        await join("mallory")
+        half = timer(TRAN_MSG="true", PGROUP="payments", UNIQ_KEY="A")
+        await as_user(connection, "alice", Code.SEND_MESSAGE_V2, b"top secret", **PLACE, b="secret", i=half)
+        for round_ in range(4):
+            if round_ == 2:
+                await join("alice")
+            clock.advance(120_000)
+            await CheckBack(broker.context).run()
+        member = Member(broker, connection)
+        while len(asked["alice"]) < 2:
+            await ask(member.connection, Code.GET_BROKER_HA_STATUS)
+        for producer in producers:
+            producer.close()
+        assert asked == {"alice": [b"top secret"] * 2, "mallory": []}
+
+    with_broker(tmp_path, work, *settings)
