@@ -143,13 +143,13 @@ class PopRevive:
         if flight.in_order:  # its turn is with the last of its batch that comes into view
             number = len(queue.flights)
             return number if self._again_in_place(queue) else 0
-        record = await self._read(group, topic, queue_id, offset)
+        record, retry = await self._read(group, topic, queue_id, offset), context.retry_names.of_pair(group, topic)
         if record is not None:
-            await self._make_topic(pop_retry_topic(topic, group))
+            await self._make_topic(retry)
         if not self._is_out(queue, offset, flight):
             return 0
         if record is not None:
-            self._put_to_retry(self._context.retry_names.of_pair(group, topic), record, flight)
+            self._put_to_retry(retry, record, flight)
         context.pops.record(Acked(group, topic, queue_id, flight.pop_time, [offset]))
         return int(record is not None)
 
