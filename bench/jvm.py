@@ -4,7 +4,6 @@
   server-5.3.3/   the whole of Apache RocketMQ: name server, broker, client, tools
   client-4.9.8/   the last client of the 4.x line, which most installations still run
   proxy-5.3.3/    Apache's gRPC proxy
-  grpc-5.2.0/     the official gRPC client for Java
   classes-*/      our own programs, named by a hash of their sources and of the jars that they were compiled against
 """
 
@@ -22,13 +21,11 @@ from pathlib import Path
 SERVER = "server-5.3.3"
 CLIENT_OLD = "client-4.9.8"
 PROXY = "proxy-5.3.3"
-CLIENT_GRPC = "grpc-5.2.0"
 _GROUP = "org.apache.rocketmq"
 _ARTIFACTS = {
     SERVER: ["rocketmq-namesrv", "rocketmq-broker", "rocketmq-client", "rocketmq-tools"],
     CLIENT_OLD: ["rocketmq-client", "rocketmq-tools"],
     PROXY: ["rocketmq-proxy"],
-    CLIENT_GRPC: ["rocketmq-client-java"],
 }
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _FETCH_TIMEOUT_S = 900

@@ -1,0 +1,62 @@
+"""Apache's gRPC proxy 5.3.3 before `neve up`, in cluster mode: what official 5.x clients speak to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Self
+
+from bench import jvm
+from bench.servers import Processes, accepts, free_ports, wait_until
+
+_READY_S = 180.0  # on a busy machine
+_FLAGS = ["-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+
+
+class ProxyServer(Processes):
+    """Its defaults but for ports, paths and how often it looks. It knows no bind address: its ports are free ones."""
+
+    def __init__(self, directory: Path, namesrv: str) -> None:
+        super().__init__(directory)
+        grpc_port, remoting_port = free_ports(2)
+        self.endpoints = f"127.0.0.1:{grpc_port}"
+        settings = {
+            "proxyMode": "CLUSTER",
+            "namesrvAddr": namesrv,
+            "rocketMQClusterName": "DefaultCluster",
+            "grpcServerPort": grpc_port,
+            "remotingListenPort": remoting_port,
+            "localServeAddr": "127.0.0.1",
+            "enablePrintJstack": False,
+            "grpcShutdownTimeSeconds": 1,
+            # a topic or group that a test has just made is known soon, and a producer can be asked about a transaction
+            "topicRouteServiceCacheRefreshSeconds": 1,
+            "transactionHeartbeatPeriodSecond": 1,
+        }
+        self._config = directory / "proxy.json"
+        self._config.write_text(json.dumps(settings))
+
+    def start(self) -> Self:
+        arguments = ["-pc", str(self._config)]
+        flags = [*_FLAGS, f"-Drocketmq.log.root={self.directory}"]
+        main = "org.apache.rocketmq.proxy.ProxyStartup"
+        command = jvm.java(f"{jvm.jars(jvm.PROXY)}/*", main, *arguments, home=self.directory, flags=flags)
+        process = self.spawn(command, "proxy.out", {"RMQ_PROXY_HOME": str(self.directory)})
+
+        def is_ready() -> bool:
+            if process.poll() is not None:
+                raise RuntimeError(f"the proxy ended: {self.log('proxy.out')[-4000:]}")
+            return "startup successfully" in self.log("proxy.out") and accepts(self.endpoints)
+
+        wait_until(is_ready, "Apache's proxy", _READY_S)
+        return self
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.kill()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()  # it keeps nothing, and says goodbye for 20 s
