@@ -40,7 +40,7 @@ class RecallMessageProcessor:
             raise BrokerError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
         self._sender.check_writable()
         context.find_topic(topic)
-        when, unique = self._read(topic, require_str(request.ext, "recallHandle"))
+        when, unique = self._read(topic, request.ext.get("recallHandle", ""))
         properties = {DELIVER_MS: str(when), RECALL_KEY: recall_key(topic, unique)}
         now = context.clock.now_ms()
         message = Outgoing(
