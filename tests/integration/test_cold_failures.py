@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from broker.pop.extra_info import pop_retry_topic
 from broker.pop.pop_log import Acked, Popped
+from broker.retry_names import RETRY_V1, real_topic
 from infra.remoting_server import Connection, open_connection
 from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
@@ -145,7 +145,7 @@ def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_o
         os.mkfifo(path)
 
         def back(group: str) -> list[bytes]:
-            got = context.store.get(pop_retry_topic("T", group), 0, 0, COUNT * 2, 1 << 20)
+            got = context.store.get(real_topic("T", group, RETRY_V1), 0, 0, COUNT * 2, 1 << 20)
             return [bytes(record.body) for buffer in got.buffers for record in iter_records(buffer)]
 
         popped = take_out(broker, "long", list(range(COUNT)))
@@ -168,7 +168,7 @@ def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_o
             [b"%d" % n] if n not in (3, 5) else [] for n in range(COLD_GROUPS)
         ]
         assert context.offsets.query("cold3", "T", 0) == 20
-        assert context.topics.select(pop_retry_topic("T", "cold5")) is None
+        assert context.topics.select(real_topic("T", "cold5", RETRY_V1)) is None
         assert not any(queue.flights for queue in context.pops.queues.values())
 
     with_archive(tmp_path, check)
@@ -190,6 +190,6 @@ def test_popped_messages_whose_archive_is_lost_stay_out_and_come_back_once_it_is
         for offset, flight in list(queue.flights.items()):
             context.pops.put_off(queue, offset, flight, now)
         await until(lambda: not queue.flights)
-        assert context.store.max_offset(pop_retry_topic("T", "g"), 0) == 2
+        assert context.store.max_offset(real_topic("T", "g", RETRY_V1), 0) == 2
 
     with_archive(tmp_path, check)

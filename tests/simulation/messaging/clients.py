@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.pop.extra_info import pop_retry_topic
+from broker.retry_names import RETRY_V1, real_topic
 from broker.timer_message import DELIVER_MS
 from broker.transaction.half_messages import COMMIT, ROLLBACK
 from neve.message import iter_records, parse_offset_msg_id
@@ -219,7 +219,7 @@ def _popped(world: World, answer: RemotingCommand, set_backs: int) -> None:
             handle = f"{begin} {pop_time} {invisible} 0 0 {BROKER} {queue} {record.queue_offset}"
         else:
             retry = "1"
-            place = (pop_retry_topic(POPPED, WORKERS), int(handle.split(" ")[6]), int(handle.split(" ")[7]))
+            place = (real_topic(POPPED, WORKERS, RETRY_V1), int(handle.split(" ")[6]), int(handle.split(" ")[7]))
         sure = set_backs == world.model.set_backs
         _taken(world, sent, Flight(sent, place, pop_time, invisible, _reached(world), handle, retry, sure))
 

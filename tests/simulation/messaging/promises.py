@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.pop.extra_info import pop_retry_topic
+from broker.retry_names import RETRY_V1, real_topic
 from broker.store.appender import Shown
 from broker.validators import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from neve.message import MessageRecord, iter_records
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.messaging.world import World
 
 TARGETS = ("orders", "jobs")
-RETRY = pop_retry_topic(POPPED, WORKERS)
+RETRY = real_topic(POPPED, WORKERS, RETRY_V1)
 HOLDS = {DELAY: SCHEDULE_TOPIC, TIMER: WHEEL_TIMER_TOPIC, HALF: HALF_TOPIC}
 #: Timers of a loop may be late, none is early; store times have milliseconds.
 ROUNDING_MS = 1
