@@ -168,12 +168,15 @@ class TimerMessages:
             self._rewind_below = self._store.confirmed_offset
         try:
             for _ in range(_BATCHES_AT_ONCE):
-                if not self.carry(self._rewind_below):
+                if not self._carry_batch(self._lies_below_rewind):
                     self._rewind_below, self._delivered = None, (now, -1)
                     self._mark()
                     return
         except (StoreFull, StoreNotWritable) as error:
             log.warning("timer messages can't be carried now: %s", error)
+
+    def _lies_below_rewind(self, entry: tuple[int, int, int]) -> bool:
+        return self._rewind_below is not None and entry[2] < self._rewind_below
 
     def _deliver_batch(self) -> int:
         now, done, heap = self._clock.now_ms(), 0, self._heap  # nothing is added to it on the way
@@ -251,13 +254,17 @@ class TimerMessages:
     # ---- its place in the log is wanted --------------------------------------------------------------------------
 
     def carry(self, below: int) -> bool:
-        """Append again, for the same time, a batch of what waits below a log position; False: nothing is left there.
+        """Append again, for the same time, a batch of what waits below a log position; False: nothing more goes now.
 
-        Raises StoreFull or StoreNotWritable; what was carried by then stays carried.
+        What is due soon, or was carried a short while ago, stays. Raises StoreFull or StoreNotWritable; what was
+        carried by then stays carried.
         """
+        return self._carry_batch(lambda entry: self._goes(entry, below))
+
+    def _carry_batch(self, goes: Callable[[tuple[int, int, int]], bool]) -> bool:
         carried = 0
         try:
-            while carried < _BATCH and (entry := self._first_stored()) is not None and self._goes(entry, below):
+            while carried < _BATCH and (entry := self._first_stored()) is not None and goes(entry):
                 self._carry(entry)
                 carried += 1
         finally:

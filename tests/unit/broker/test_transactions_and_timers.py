@@ -571,3 +571,22 @@ def test_a_timer_lasts_no_day_because_the_clock_was_a_day_ahead(machine: Callabl
         while each.timers.deliver_due():
             pass
         assert len(each.delivered()) == waiting + 2
+
+
+def test_what_is_due_soon_is_carried_too_when_the_clock_is_right_again(machine: Callable[[], Machine]) -> None:
+    """Or the mark's position stays below what was delivered ahead of its time, and a start delivers that again."""
+    first = machine()
+    right = first.clock.now_ms()
+    first.timer(b"soon", TIMER_DELAY_SEC="900")
+    first.timer(b"early", TIMER_DELAY_SEC="30")
+    first.clock.set_wall(right + 600_000)
+    assert first.timers.deliver_due() == 1
+    first.clock.set_wall(right + 2_000)
+    while first.timers.deliver_due() or first.timers._rewind_below is not None:
+        pass
+    second = machine()
+    assert len(second.timers) == 1
+    for each in (first, second):
+        each.clock.set_wall(right + 900_000)
+        each.timers.deliver_due()
+        assert each.delivered() == [b"early", b"soon"]
