@@ -261,6 +261,7 @@ def register_pages(http: AdminHttp, controller: BrokerController) -> None:
     http.route("POST", "/jobs/", pages.run_job)
     _register_metrics(controller)
     _register_clock_metrics(controller)
+    _register_archive_metrics(controller)
     _register_connections(controller)
 
 
@@ -321,6 +322,15 @@ def _register_metrics(controller: BrokerController) -> None:
         )
         counter("cold_memory_hits_total", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
         gauge("cold_memory_bytes", "decoded row groups in memory", lambda: reader.cached_bytes)
+    jobs = controller.archive.jobs
+    counter("task_failures_total", "failed runs of the broker's own tasks", controller.task_failures)
+    gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(controller.troubles()))
+    counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", controller.faults.total)
+    counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))
+
+
+def _register_archive_metrics(controller: BrokerController) -> None:
+    gauge, context = controller.metrics.gauge, controller.context
     journal = controller.archive.journal
     if journal is not None:
         gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)
@@ -330,11 +340,6 @@ def _register_metrics(controller: BrokerController) -> None:
             "1: the store answers",
             lambda: int(journal.online and store_away(context, controller.archive) is None),
         )
-    jobs = controller.archive.jobs
-    counter("task_failures_total", "failed runs of the broker's own tasks", controller.task_failures)
-    gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(controller.troubles()))
-    counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", controller.faults.total)
-    counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))
 
 
 def _register_clock_metrics(controller: BrokerController) -> None:

@@ -16,6 +16,7 @@ from broker.broker_context import BrokerContext
 from broker.broker_outer_api import BrokerOuterApi
 from broker.broker_stats import BrokerStats
 from broker.client_manager import ClientManager, ConsumerGroup
+from broker.conditions import look_at_disk
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.flusher import Flusher
 from broker.pop.assignment import RequestModes
@@ -334,7 +335,7 @@ class BrokerController:
         every("timers", _SCHEDULE_PERIOD, self._deliver_timers)
         every("held-pulls", _TICK, context.hold.check_deadlines)
         every("flush-deadlines", _TICK, context.flusher.check_deadlines)
-        every("disk-mark", _TICK, self._look_at_disk)
+        every("disk-mark", _TICK, functools.partial(look_at_disk, context, self.processors.totals.disk_ratio))
         every("totals", _TICK, self.processors.totals.sample)
         every("stats", _TICK, context.stats.sample)
         every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)
@@ -371,20 +372,6 @@ class BrokerController:
     def _deliver_timers(self) -> None:
         if self.context.accepting:
             self.context.timers.deliver_due()
-
-    def _look_at_disk(self) -> None:
-        mark = self.config.disk_space_warning_level_ratio / 100
-        ratio = self.processors.totals.disk_ratio()
-        context = self.context
-        if ratio <= mark:
-            if context.refuse_writes is not None:
-                log.info("the disk has room again, %.0f %% used: sends are taken", ratio * 100)
-            context.refuse_writes = None
-            return
-        if context.refuse_writes is None:
-            context.refused_from = self._clock.monotonic()
-            log.error("the disk is full, %.0f %% used, mark %.0f %%: sends are refused", ratio * 100, mark * 100)
-        context.refuse_writes = f"the broker's disk is full, {ratio:.0%} used, mark {mark:.0%}"
 
     def _prepare_log(self) -> None:
         try:
