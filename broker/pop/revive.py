@@ -144,10 +144,12 @@ class PopRevive:
             number = len(queue.flights)
             return number if self._again_in_place(queue) else 0
         record, retry = await self._read(group, topic, queue_id, offset), context.retry_names.of_pair(group, topic)
-        if record is not None:
-            await self._make_topic(retry)
         if not self._is_out(queue, offset, flight):
             return 0
+        if record is not None:
+            await self._make_topic(retry)
+            if not self._is_out(queue, offset, flight):
+                return 0
         if record is not None:
             self._put_to_retry(retry, record, flight)
         context.pops.record(Acked(group, topic, queue_id, flight.pop_time, [offset]))
