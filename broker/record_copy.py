@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from broker.store.appender import Send
 from broker.store.message_store import MessageStore, PutResult
 from neve.message import (
     PROPERTY_KEYS,
@@ -31,11 +32,12 @@ def put_copy(
     code: int | None = None,
     sys_flag: int | None = None,
     prepared_transaction_offset: int = 0,
+    beside: Send | None = None,
 ) -> PutResult:
     """The record with another place and store time. Raises StoreError, then nothing was stored.
 
     `found_by` has the tags, keys and id under which the copy is found; without it, it is in no index. `code` stands for
-    the tags. What is None is as in the record.
+    the tags. What is None is as in the record. `beside` is stored with it, or neither.
     """
     return store.put(
         topic,
@@ -51,4 +53,5 @@ def put_copy(
         keys=found_by.get(PROPERTY_KEYS),
         unique_key=found_by.get(PROPERTY_UNIQUE_KEY),
         prepared_transaction_offset=prepared_transaction_offset,
+        beside=beside,
     )

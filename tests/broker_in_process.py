@@ -11,7 +11,7 @@ from pathlib import Path
 from broker.broker_controller import BrokerController
 from infra.clock import Clock, SystemClock
 from infra.config import BrokerConfig, load
-from infra.disk import RealDisk
+from infra.disk import Disk, RealDisk
 from infra.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
@@ -21,12 +21,12 @@ DEADLINE_S = 60
 
 @asynccontextmanager
 async def running(
-    root: Path, *settings: str, clock: Clock | None = None
+    root: Path, *settings: str, clock: Clock | None = None, disk: Disk | None = None
 ) -> AsyncIterator[tuple[BrokerController, Connection]]:
     """With small log files, on ports of the system's choice; the same directory again goes on with its data."""
     own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
     own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"]
-    broker = BrokerController(load(BrokerConfig, None, [*own, *settings]), clock or SystemClock(), RealDisk())
+    broker = BrokerController(load(BrokerConfig, None, [*own, *settings]), clock or SystemClock(), disk or RealDisk())
     await broker.start()
     connection = await open_connection(*broker.context.address)
     try:

@@ -1,8 +1,8 @@
 """END_TRANSACTION (37): a half message becomes an ordinary one, or never does. RESUME_CHECK_HALF_MESSAGE (323)."""
 
 from broker.broker_context import BrokerContext
-from broker.processor.send_message import Outgoing, SendMessageProcessor
-from broker.store.errors import StoreError
+from broker.processor.send_message import REFUSALS, Outgoing, SendMessageProcessor, refusal
+from broker.store.appender import Send
 from broker.transaction.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, immunity
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
 from infra.remoting_server import Connection
@@ -38,9 +38,14 @@ class EndTransactionProcessor:
                 return
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
         self._check_time(request, record)
-        if outcome == COMMIT:
-            self._commit(record)
-        transactions.ended(half, outcome)
+        try:
+            if outcome == COMMIT:
+                self._commit(record, transactions.end_mark(half))
+                transactions.ended(half, COMMIT)
+            else:
+                transactions.roll_back(half)
+        except REFUSALS as error:
+            raise refusal(error) from error
 
     def _prepared(self, request: RemotingCommand) -> MessageRecord:
         ext = request.ext
@@ -67,17 +72,15 @@ class EndTransactionProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"there is no half message at {offset}")
         self._sender.check_writable()
         transactions = self._context.transactions
-        if record.topic == CHECK_MAX_TOPIC:
-            try:
+        try:
+            if record.topic == CHECK_MAX_TOPIC:
                 transactions.put_again(record)
-            except StoreError as error:
-                raise BrokerError(
-                    ResponseCode.SERVICE_NOT_AVAILABLE, f"it can't be put back to the half topic now: {error}"
-                ) from error
-        elif (half := transactions.carried_from(offset) or transactions.find(record.queue_offset)) is not None:
-            transactions.start_over(half)
-        else:
-            raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
+            elif (half := transactions.carried_from(offset) or transactions.find(record.queue_offset)) is not None:
+                transactions.start_over(half)
+            else:
+                raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
+        except REFUSALS as error:
+            raise refusal(error) from error
         if self._context.config.sync_flush:
             await self._context.flusher.flush_now()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
@@ -92,7 +95,8 @@ class EndTransactionProcessor:
                 ResponseCode.ILLEGAL_OPERATION, "the time to end the transaction is over, wait for a check"
             )
 
-    def _commit(self, record: MessageRecord) -> None:
+    def _commit(self, record: MessageRecord, mark: Send) -> None:
+        """With its mark, or not at all: a crash must not leave it to be committed once more."""
         properties = record.properties
         topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
         self._context.find_topic(topic)
@@ -112,6 +116,7 @@ class EndTransactionProcessor:
             properties.get("KEYS"),
             properties.get("UNIQ_KEY"),
             record.physical_offset,
+            mark,
         )
         self._sender.put(message, properties.get("DELAY"), properties)
 

@@ -51,7 +51,7 @@ VERSION_MAX_RECONSUME = 121
 DLQ_QUEUES = 1
 
 cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
-_REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
+REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
 # Python refuses to read numbers of thousands of digits; nobody has so many levels.
 _LEVEL_DIGITS = 9
 # Properties that make a send more than an append; one look tells that a message has none of them.
@@ -79,6 +79,8 @@ class Outgoing:
     keys: str | None
     unique_key: str | None
     prepared_transaction_offset: int = 0
+    # What is stored with it, or neither.
+    beside: Send | None = None
 
 
 class SendMessageProcessor:
@@ -393,9 +395,10 @@ class SendMessageProcessor:
                 keys=message.keys,
                 unique_key=message.unique_key,
                 prepared_transaction_offset=message.prepared_transaction_offset,
+                beside=message.beside,
             )
-        except _REFUSALS as error:
-            raise _refusal(error) from error
+        except REFUSALS as error:
+            raise refusal(error) from error
         self._count(message.topic, result.size)
         return result
 
@@ -406,8 +409,8 @@ class SendMessageProcessor:
             sends = [self._send_of(message) for message in messages]
             while len(places) < len(sends):
                 places += store.append(sends[len(places) :], messages[0].born_host, self._context.clock.now_ms())
-        except _REFUSALS as error:
-            raise _refusal(error) from error
+        except REFUSALS as error:
+            raise refusal(error) from error
         finally:
             for message, (_, size, _) in zip(messages, places, strict=False):
                 self._count(message.topic, size)
@@ -458,7 +461,7 @@ class SendMessageProcessor:
         return found
 
 
-def _refusal(error: StoreError) -> BrokerError:
+def refusal(error: StoreError) -> BrokerError:
     if isinstance(error, MessageIllegal):
         return BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
     return BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")

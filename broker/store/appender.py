@@ -144,15 +144,22 @@ class Appender:
         keys: str | None = None,
         unique_key: str | None = None,
         prepared_transaction_offset: int = 0,
+        beside: Send | None = None,
     ) -> PutResult:
-        """Append a message. Raises `StoreFull`, `StoreNotWritable`, `MessageIllegal`; then nothing was stored."""
+        """Append a message. Raises `StoreFull`, `StoreNotWritable`, `MessageIllegal`; then nothing was stored.
+
+        With `beside` both are stored, next to each other, or neither.
+        """
         queue = self.table.get((topic, queue_id)) or self.new_queue(topic, queue_id)
         names = f"{unique_key or ''} {keys or ''}" if keys or unique_key else ""
         send = (
             queue, body, properties, tags_code, names, flag, sys_flag, born_timestamp, reconsume_times,
             prepared_transaction_offset,
         )  # fmt: skip
-        ((physical_offset, size, queue_offset),) = self.append([send], born_host, self._now())
+        if beside is None:
+            ((physical_offset, size, queue_offset),) = self.append([send], born_host, self._now())
+        else:
+            (physical_offset, size, queue_offset), _ = self._append_both(send, beside, born_host, self._now())
         return PutResult(physical_offset, queue_offset, size, self.last_time)
 
     def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[Place]:
@@ -162,10 +169,7 @@ class Appender:
         first.
         """
         host = self._hosts[born_host]
-        if now > self.last_time:
-            self.last_time = now
-        elif self.last_time - now > STANDS_STILL_MS:
-            self._step_back(now)
+        self._set_time(now)
         places: list[Place] = []
         while len(places) < len(sends):
             try:
@@ -177,27 +181,47 @@ class Appender:
             self._append_run(sends, places, host)
         return places
 
+    def _append_both(self, send: Send, beside: Send, born_host: tuple[str, int], now: int) -> list[Place]:
+        """Two records of two queues with one write."""
+        host = self._hosts[born_host]
+        self._set_time(now)
+        size = self._make_room(beside, host[1].size)
+        self._make_room(send, host[1].size, behind=size)
+        places: list[Place] = []
+        self._append_run([send, beside], places, host)
+        return places
+
+    def _set_time(self, now: int) -> None:
+        if now > self.last_time:
+            self.last_time = now
+        elif self.last_time - now > STANDS_STILL_MS:
+            self._step_back(now)
+
     def _step_back(self, now: int) -> None:
         """A delay that was stored ahead of its time must not hold up those stored after it for as long."""
         log.warning("the clock is %.1f s behind the newest record: store times go back", (self.last_time - now) / 1000)
         self.high_time, self.last_time = max(self.high_time, self.last_time), now
         self.steps_back += 1
 
-    def _make_room(self, send: Send, head_size: int) -> None:
-        """See to it that the next record has a place in the log, in the CRC file and in its queue, or raise."""
+    def _make_room(self, send: Send, head_size: int, *, behind: int = 0) -> int:
+        """See to it that the next record has a place in the log, in the CRC file and in its queue, or raise.
+
+        Also a record of `behind` bytes that comes right behind it. Returns the record's size.
+        """
         queue, body, properties = send[:3]
         size = head_size + len(body) + len(queue.topic_part) + 2 + len(properties)
         if size > self._max_record or len(properties) > PROPERTIES_LENGTH_MAX:
             raise MessageIllegal(f"a record of {size} bytes with {len(properties)} of properties is too large")
-        if self._position + size > self._limit:
-            self._roll_for(size)
+        if self._position + size + behind > self._limit:
+            self._roll_for(size + behind)
         file = self._active
         assert file is not None
-        if file.crc_position + CRC_ENTRY_SIZE > file.crc_size:
+        if file.crc_position + (2 if behind else 1) * CRC_ENTRY_SIZE > file.crc_size:
             self.log.grow_crc(file)
         if queue.map is None or queue.position + QUEUE_ENTRY_SIZE > queue.limit:
             queue.make_room()
         self.log.open_writer(file)
+        return size
 
     def _append_run(self, sends: Sequence[Send], places: list[Place], host: BornHost) -> None:
         """The sends from the first without a place on, as far as there is room; for that one there is."""

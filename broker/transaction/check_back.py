@@ -71,7 +71,7 @@ class CheckBack:
         if raw is None:
             if half.physical_offset < store.min_physical_offset:
                 log.error("the half message at %d is no longer in the log: left out", half.physical_offset)
-                self._context.transactions.ended(half, ROLLBACK)
+                self._context.transactions.end(half, ROLLBACK)
             return False
         record = decode_record(raw)
         if half.checks >= self._context.config.transaction_check_max or self._is_too_old(half):
@@ -117,7 +117,8 @@ class CheckBack:
         context.topics.create_now(CHECK_MAX_TOPIC, 1)
         try:
             sys_flag = record.sys_flag & ~TRANSACTION_BITS
-            put_copy(context.store, record, CHECK_MAX_TOPIC, 0, found_by=properties, sys_flag=sys_flag)
+            mark = context.transactions.end_mark(half)
+            put_copy(context.store, record, CHECK_MAX_TOPIC, 0, found_by=properties, sys_flag=sys_flag, beside=mark)
         except (StoreFull, StoreNotWritable, MessageIllegal) as error:
             log.warning("transaction %s can't be given up now: %s", properties.get("UNIQ_KEY"), error)
             return

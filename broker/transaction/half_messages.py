@@ -10,8 +10,8 @@ A half message that waits in a log file that is to go is carried: appended again
 prepared offset. Its producer knows it from there, and from where it was each time that it was asked about. A crash
 before the mark of the old one leaves both: the newer counts.
 
-A committed message is appended right before its mark. A crash between the two leaves it as the log's last record,
-with the half's position in it: that is seen at start, so a commit shows once.
+A committed message and its mark are appended together or not at all, the mark last. Where a crash tore them, the
+message is the log's last record, with the half's position in it: that is seen at start, so a commit shows once.
 """
 
 import logging
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from broker.record_copy import CARRY_AGAIN_MS, put_copy
+from broker.store.appender import Send
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.validators import HALF_TOPIC, OP_HALF_TOPIC
@@ -96,16 +97,29 @@ class HalfMessages:
             stored.queue_offset, stored.physical_offset, stored.store_timestamp, immunity(properties), op_from
         )
 
+    def end_mark(self, half: Half) -> Send:
+        """What says that it has ended: to be stored with what becomes of it, before `ended`. Raises StoreError."""
+        return self._mark_of(_ENDED, [half.queue_offset], half)
+
+    def roll_back(self, half: Half) -> None:
+        """Raises StoreError: then it waits as before."""
+        self._append(self.end_mark(half))
+        self.ended(half, ROLLBACK)
+
+    def end(self, half: Half, outcome: int) -> None:
+        """It has ended, whether that can be written now or not."""
+        self.ended(half, outcome)
+        self._unmarked.append(half.queue_offset)
+        self.write_marks()
+
     def ended(self, half: Half, outcome: int) -> None:
-        """Nobody is asked about it again, nor can it be ended another way."""
+        """Nobody is asked about it again, nor can it be ended another way; its mark is in the log."""
         del self._pending[half.queue_offset]
         for position in half.earlier:
             self._carried.pop(position, None)
         self._outcomes[half.queue_offset] = outcome
         if len(self._outcomes) > _OUTCOMES_KEPT:
             self._outcomes.popitem(last=False)
-        self._unmarked.append(half.queue_offset)
-        self.write_marks()
 
     def asked(self, halves: list[Half]) -> None:
         for half in halves:
@@ -114,9 +128,9 @@ class HalfMessages:
             self._mark(_ASKED, [half.queue_offset for half in halves[start : start + _OFFSETS_IN_MARK]])
 
     def start_over(self, half: Half) -> None:
-        """As if nobody had been asked about it yet."""
+        """As if nobody had been asked about it yet. Raises StoreError, then nothing has changed."""
+        self._append(self._mark_of(_ANEW, [half.queue_offset]))
         half.checks = 0
-        self._mark(_ANEW, [half.queue_offset])
 
     def put_again(self, record: MessageRecord) -> None:
         """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
@@ -167,26 +181,25 @@ class HalfMessages:
             del self._unmarked[:_OFFSETS_IN_MARK]
 
     def _mark(self, tag: str, offsets: list[int]) -> bool:
-        store, first = self._store, next(iter(self._pending.values()), None)
-        half_from = first.queue_offset if first is not None else store.max_offset(HALF_TOPIC, 0)
-        op_from = first.op_from if first is not None else store.max_offset(OP_HALF_TOPIC, 0)
-        properties = f"TAGS\x01{tag}\x02HALF_FROM\x01{half_from}\x02OP_FROM\x01{op_from}\x02".encode()
         try:
-            store.put(
-                OP_HALF_TOPIC,
-                0,
-                "".join(f"{offset}," for offset in offsets).encode(),
-                properties,
-                flag=0,
-                sys_flag=0,
-                born_timestamp=self._clock.now_ms(),
-                born_host=_NOBODY,
-                tags_code=tags_code(tag),
-            )
+            self._append(self._mark_of(tag, offsets))
         except (StoreFull, StoreNotWritable) as error:
             log.warning("a transaction's mark can't be written now: %s", error)
             return False
         return True
+
+    def _append(self, mark: Send) -> None:
+        self._store.append([mark], _NOBODY, self._clock.now_ms())
+
+    def _mark_of(self, tag: str, offsets: list[int], ends: Half | None = None) -> Send:
+        """`ends` waits no longer once the mark is in the log."""
+        store, first = self._store, next((half for half in self._pending.values() if half is not ends), None)
+        half_from = first.queue_offset if first is not None else store.max_offset(HALF_TOPIC, 0)
+        op_from = first.op_from if first is not None else store.max_offset(OP_HALF_TOPIC, 0)
+        properties = f"TAGS\x01{tag}\x02HALF_FROM\x01{half_from}\x02OP_FROM\x01{op_from}\x02".encode()
+        queue = store.table.get((OP_HALF_TOPIC, 0)) or store.new_queue(OP_HALF_TOPIC, 0)
+        body = "".join(f"{offset}," for offset in offsets).encode()
+        return queue, body, properties, tags_code(tag), "", 0, 0, self._clock.now_ms(), 0, 0
 
     # ---- start -------------------------------------------------------------------------------------------------
 
@@ -238,7 +251,7 @@ class HalfMessages:
             return
         for half in self.waiting():
             if half.physical_offset == record.prepared_transaction_offset:
-                self.ended(half, COMMIT)
+                self.end(half, COMMIT)
 
     def _floors(self) -> tuple[int, int]:
         end = self._store.max_offset(OP_HALF_TOPIC, 0)

@@ -159,7 +159,6 @@ def _end(world: World, sent: Sent, outcome: str) -> None:
     if sent.asked_for and outcome not in sent.asked_for:
         outcome = next(iter(sent.asked_for))  # a producer doesn't change its mind
     sent.asked_for.add(outcome)
-    sent.unmarked |= bool(world.faults.shares or world.faults.met)
     world.client.ask(
         Code.END_TRANSACTION, lambda answer: _ended(world, sent, outcome, answer), producerGroup=PRODUCERS,
         tranStateTableOffset=sent.offset, commitLogOffset=sent.physical,

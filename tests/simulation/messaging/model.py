@@ -49,8 +49,6 @@ class Sent:
     asked_for: set[str] = field(default_factory=set)
     outcome: str = ""
     outcome_reached: int = -1
-    #: It was ended while the disk failed: its mark may be nowhere, and it waits again.
-    unmarked: bool = False
     #: Timers: a recall was sent; it was answered with success before the time.
     recall_sent: bool = False
     recalled: bool = False

@@ -5,8 +5,7 @@
 2. What was sent once is stored once at most; a delayed message may come once more for each end of a process.
 3. A delayed message or timer is delivered, never before its time, and is nowhere skipped after a start; in time, as
    long as no clock is set and no disk fails.
-4. A half message waits until it is ended; it is delivered once if it was committed, and else never. (Ended while
-   the disk fails, it may wait again.)
+4. A half message waits until it is ended; it is delivered once if it was committed, and else never.
 5. A popped message comes again when its invisible time is over, unless it was acknowledged; not earlier, and not after.
 6. A group stands where it committed last: exactly so after a clean stop, else where it was some seconds earlier. A pop
    group that was set back gets everything again.
@@ -140,7 +139,7 @@ def _check_waits(world: World, sent: Sent, delivered: list[Copy], state: str, *,
 
 
 def _check_transaction(world: World, sent: Sent, delivered: list[Copy], state: str, *, at_rest: bool) -> None:
-    assert len(delivered) <= 1 or sent.unmarked, f"{sent.name} is delivered twice: {state}"
+    assert len(delivered) <= 1, f"{sent.name} is delivered twice: {state}"
     if delivered:
         assert "commit" in sent.asked_for, f"{sent.name} is delivered, nobody committed it: {state}"
     if sent.outcome == "commit":
@@ -149,7 +148,7 @@ def _check_transaction(world: World, sent: Sent, delivered: list[Copy], state: s
     if sent.promised and not waits:
         assert sent.asked_for, f"{sent.name} is forgotten: {state}"
         assert delivered or "rollback" in sent.asked_for, f"{sent.name} is ended and nowhere: {state}"
-    assert not (waits and at_rest) or sent.unmarked, f"{sent.name} can't be ended: {state}"
+    assert not (waits and at_rest), f"{sent.name} can't be ended: {state}"
 
 
 def _check_handed_out(world: World, copies: list[Copy], state: str) -> None:

@@ -107,14 +107,14 @@ def test_what_waits_and_how_often_it_was_asked_about_survives_a_crash(machine: C
     for index, outcome in ((0, COMMIT), (2, ROLLBACK)):
         half = first.halves.find(index)
         assert half is not None
-        first.halves.ended(half, outcome)
+        first.halves.end(half, outcome)
     first.halves.asked(first.halves.waiting())
     first.halves.asked(first.halves.waiting())
     second = machine()
     assert [(half.queue_offset, half.checks) for half in second.halves.waiting()] == [(1, 2), (3, 2)]
     assert second.halves.pinned_from() == stored[1].physical_offset
     for half in second.halves.waiting():
-        second.halves.ended(half, COMMIT)
+        second.halves.end(half, COMMIT)
     third = machine()
     assert (len(third.halves), third.halves.pinned_from()) == (0, None)
     third.half(b"later")
@@ -141,8 +141,8 @@ def test_a_mark_that_found_the_disk_full_is_written_later(
         raise StoreFull("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(first.store, "put", full)
-        first.halves.ended(half, COMMIT)
+        patched.setattr(first.store, "append", full)
+        first.halves.end(half, COMMIT)
     assert first.halves.outcome(half.queue_offset) == COMMIT
     first.halves.write_marks()
     assert len(machine().halves) == 0
@@ -341,7 +341,7 @@ def test_a_half_message_is_carried_out_of_its_segment_and_known_by_where_it_was(
             raw = each.store.record_at(half.physical_offset)
             assert raw is not None
             assert decode_record(raw).body == b"%d" % index
-            each.halves.ended(half, ROLLBACK)
+            each.halves.end(half, ROLLBACK)
             assert each.halves.carried_from(stored[index].physical_offset) is None
     third = machine()
     assert len(third.halves) == 98

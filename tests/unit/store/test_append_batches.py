@@ -12,7 +12,7 @@ import pytest
 from broker.store.appender import Send
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
-from infra.disk import FileWriter
+from infra.disk import DiskFull, FileWriter
 from infra.sim_disk import SimDisk
 from neve.message import iter_records
 
@@ -111,3 +111,45 @@ def test_a_log_file_that_can_not_be_opened_now_is_tried_again(
             store.append(sends(store, range(2)), HOST, 1000)
     assert len(store.append(sends(store, range(2)), HOST, 1000)) == 2
     assert queues(store)[:2] == [[body(0)], [body(1)]]
+
+
+@pytest.mark.parametrize(
+    ("short_of", "log_file", "step"),
+    [("commitlog/", 1 << 13, 4000), ("commitlogcrc/", 1 << 17, 8000), ("consumequeue/t/1/", 1 << 17, 40)],
+)
+def test_of_two_that_belong_together_none_is_stored_where_one_has_no_place(
+    open_store: Open, disk: SimDisk, monkeypatch: pytest.MonkeyPatch, short_of: str, log_file: int, step: int
+) -> None:
+    """Each pair finds the disk full first, and room then."""
+    store = open_store(commit_log_file_size=log_file, queue_first_step=step, queue_file_size=8000)
+    refused, is_full = 0, False
+
+    def unless_full(call: Callable[..., None]) -> Callable[..., None]:
+        def checked(path: Path, *rest: Any, **options: Any) -> None:
+            if is_full and short_of in str(path):
+                raise DiskFull(errno.ENOSPC, "no space left on device", str(path))
+            call(path, *rest, **options)
+
+        return checked
+
+    def put_pair() -> None:
+        _, second = sends(store, range(2))
+        store.put("t", 0, b"", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=HOST, beside=second)
+
+    monkeypatch.setattr(disk, "create_preallocated", unless_full(disk.create_preallocated))
+    monkeypatch.setattr(disk, "grow", unless_full(disk.grow))
+    put_pair()
+    for pairs in range(1, 301):
+        is_full = True
+        try:
+            put_pair()
+        except StoreFull:
+            refused += 1
+            assert [store.max_offset("t", queue) for queue in range(2)] == [pairs, pairs]
+            is_full = False
+            put_pair()
+        assert [store.max_offset("t", queue) for queue in range(2)] == [pairs + 1, pairs + 1]
+    assert refused
+    disk.kill()
+    again = open_store(commit_log_file_size=log_file, queue_first_step=step, queue_file_size=8000)
+    assert [again.max_offset("t", queue) for queue in range(2)] == [301, 301]

@@ -1,0 +1,122 @@
+"""A transaction ends with its mark or not at all: what a full disk refuses is asked about again, and shows once."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from broker.broker_controller import BrokerController
+from broker.transaction.check_back import CheckBack
+from broker.transaction.half_messages import COMMIT, ROLLBACK
+from broker.validators import CHECK_MAX_TOPIC, OP_HALF_TOPIC
+from infra.disk import DiskFull
+from infra.remoting_server import Connection
+from infra.sim_disk import SimDisk
+from neve.message import offset_msg_id, parse_offset_msg_id
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask, running, send
+
+HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
+REFUSED = ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+def fill(disk: SimDisk) -> None:
+    """No room is left for marks, though there is for messages."""
+    create = type(disk).create_preallocated
+
+    def refuse(path: Path, size: int, *, sync: bool = True) -> None:
+        if OP_HALF_TOPIC in str(path):
+            raise DiskFull(errno.ENOSPC, "no space left on device", str(path))
+        create(disk, path, size, sync=sync)
+
+    disk.create_preallocated = refuse  # type: ignore[method-assign]
+
+
+@asynccontextmanager
+async def broker_on(disk: SimDisk, *settings: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
+    async with running(Path("/broker"), "flushDiskType=SYNC_FLUSH", *settings, disk=disk) as both:
+        yield both
+
+
+async def end(connection: Connection, stored: RemotingCommand, outcome: int) -> int:
+    answer = await ask(
+        connection,
+        Code.END_TRANSACTION,
+        producerGroup="p",
+        tranStateTableOffset=stored.ext["queueOffset"],
+        commitLogOffset=parse_offset_msg_id(stored.ext["msgId"])[2],
+        commitOrRollback=outcome,
+        msgId=stored.ext["transactionId"],
+    )
+    return answer.code
+
+
+def test_a_commit_whose_mark_has_no_room_delivers_nothing_yet_and_once_later() -> None:
+    async def tell() -> None:
+        disk = SimDisk()
+        async with broker_on(disk) as (broker, connection):
+            await send(connection, "orders", b"before")
+            stored = await send(connection, "orders", b"half", HALF)
+            fill(disk)
+            assert await end(connection, stored, COMMIT) == REFUSED
+            await send(connection, "orders", b"after")
+            assert broker.context.store.max_offset("orders", 0) == 2
+            assert len(broker.context.transactions) == 1
+            disk = disk.power_cut()
+        async with broker_on(disk) as (broker, connection):
+            assert [await end(connection, stored, COMMIT) for _ in range(2)] == [0, 0]
+            assert broker.context.store.max_offset("orders", 0) == 3
+            assert len(broker.context.transactions) == 0
+
+    asyncio.run(tell())
+
+
+def test_a_rollback_whose_mark_has_no_room_is_refused_and_waits_to_be_asked_again() -> None:
+    async def tell() -> None:
+        disk = SimDisk()
+        async with broker_on(disk) as (broker, connection):
+            stored = await send(connection, "orders", b"half", HALF)
+            fill(disk)
+            assert await end(connection, stored, ROLLBACK) == REFUSED
+            assert broker.context.transactions.outcome(0) is None
+            assert len(broker.context.transactions) == 1
+            disk = disk.power_cut()
+        async with broker_on(disk) as (broker, connection):
+            assert await end(connection, stored, ROLLBACK) == 0
+            disk = disk.power_cut()
+        async with broker_on(disk) as (broker, connection):
+            assert len(broker.context.transactions) == 0
+            assert broker.context.store.max_offset("orders", 0) == 0
+
+    asyncio.run(tell())
+
+
+def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> None:
+    async def tell() -> None:
+        disk = SimDisk()
+        async with broker_on(disk, "transactionCheckMax=3", "transactionTimeOut=0") as (broker, connection):
+            stored = await send(connection, "orders", b"half", HALF)
+            transactions = broker.context.transactions
+            (half,) = transactions.waiting()
+            fill(disk)
+            check_back, half.checks = CheckBack(broker.context), 3
+            where = offset_msg_id(broker.context.address, half.physical_offset)
+            answer = await ask(connection, Code.RESUME_CHECK_HALF_MESSAGE, msgId=where)
+            assert (answer.code, half.checks) == (REFUSED, 3)
+            for _ in range(2):
+                await check_back.run()
+                await broker.context.flusher.flush_now()
+                assert broker.context.store.max_offset(CHECK_MAX_TOPIC, 0) == 0
+            assert transactions.waiting() == [half]
+            del disk.create_preallocated  # type: ignore[method-assign]
+            await check_back.run()
+            await broker.context.flusher.flush_now()
+            assert broker.context.store.max_offset(CHECK_MAX_TOPIC, 0) == 1
+            assert await end(connection, stored, ROLLBACK) == 0
+
+    asyncio.run(tell())
