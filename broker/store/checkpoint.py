@@ -3,7 +3,7 @@
 lock          flock, held while a broker runs
 log_uuid      made with the CommitLog; ties it to its archive
 abort         exists while the store is open: found at start, the last stop was not clean
-recovering    `abort` under another name while a start changes what it found and hasn't brought that to the disk
+recovering    a start changes what it found and hasn't brought that to the disk yet; beside `abort`
 checkpoint    JSON: everything below `physical` is on the disk, in the log and in what is derived from it
 queue_state   JSON: minimum offsets that were asked for, and deleted topics
 """
@@ -94,26 +94,26 @@ class DataDirectory:
 
     def begin(self) -> bool:
         """Mark the store open; tells whether the last stop was clean."""
-        if any(self._disk.exists(self.root / name) for name in (_OPEN, _RECOVERING)):
-            return False
-        self._disk.write_atomic(self.root / _OPEN, b"open\n")
-        return True
+        clean = not any(self._disk.exists(self.root / name) for name in (_OPEN, _RECOVERING))
+        if not self._disk.exists(self.root / _OPEN):
+            self._disk.write_atomic(self.root / _OPEN, b"open\n")
+        return clean
 
     def begin_recovery(self) -> bool:
         """Before anything of an unclean store is changed; tells whether an earlier start died while it did that.
 
-        What that one changed may be in the page cache only, where nothing tells it from what is on the disk.
+        What that one changed may be in the page cache only, where nothing tells it from what is on the disk. The mark
+        of an open store stays beside this one: renamed, a power cut could take both names.
         """
         if self._disk.exists(self.root / _RECOVERING):
             return True
-        self._disk.rename(self.root / _OPEN, self.root / _RECOVERING)
-        self._disk.fsync_dir(self.root)
+        self._disk.write_atomic(self.root / _RECOVERING, b"recovering\n")
         return False
 
     def end_recovery(self) -> None:
         """What the start changed is on the disk."""
         if self._disk.exists(self.root / _RECOVERING):
-            self._disk.rename(self.root / _RECOVERING, self.root / _OPEN)
+            self._disk.remove(self.root / _RECOVERING)
             self._disk.fsync_dir(self.root)
 
     def end(self) -> None:

@@ -19,6 +19,7 @@ from broker.broker_controller import BrokerController
 from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.loop_hot_store import LoopHotStore
 from broker.restore import Restore, refuse_unfinished
+from broker.retry_names import RetryNames
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from broker.subscription_group_manager import SubscriptionGroupManager
@@ -103,15 +104,19 @@ class Process:
         self.store = MessageStore(_store_config(root, config), disk, clock)
         tables = root / "config"
         nothing = SimpleNamespace(load=lambda: None, pending=lambda: 0, __len__=lambda: 0, carry=lambda *_: False)
+        topics = TopicConfigManager(disk, tables / "topics.json", clock)
+        groups = SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock)
+        offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", nothing_to_sync)
         self.context: Any = SimpleNamespace(
             config=config,
             clock=clock,
             root=root,
             store=self.store,
             tiered=TieredStore(self.store, config),
-            topics=TopicConfigManager(disk, tables / "topics.json", clock),
-            groups=SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock),
-            offsets=ConsumerOffsetManager(disk, tables / "consumerOffset.json", nothing_to_sync),
+            topics=topics,
+            groups=groups,
+            offsets=offsets,
+            retry_names=RetryNames(topics.topics, groups.groups, offsets.stands, lambda: False),
             schedule=nothing,
             modes=nothing,
             timers=_Nothing(),

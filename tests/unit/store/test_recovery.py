@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from broker.store.checkpoint import DataDirectory
 from broker.store.errors import StoreCorrupt, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra import failpoint
@@ -326,3 +328,26 @@ def test_a_record_whose_topic_was_lost_with_its_page_is_no_record(
     crash(store, disk)
     report = MessageStore(store.config, disk, clock).load()
     assert (report.records, report.end) == (1, end)
+
+
+def test_no_power_cut_makes_a_store_look_cleanly_stopped_whose_start_failed(
+    open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk refuses to sync a directory, and each name survives a power cut for itself."""
+    store = open_store()
+    put(store)
+    flush(store)
+    crash(store, disk)
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EIO, "refused", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync_dir", refuse)
+        with pytest.raises(OSError, match="refused"):
+            open_store()
+    disk.kill()
+    for seed in range(20):
+        cut = disk.power_cut(seed)
+        directory = DataDirectory(Path("/store"), cut)
+        assert not directory.begin()
