@@ -29,10 +29,10 @@ test: setup ## every test, with the servers that they need
 
 identity: setup ## 100,000 messages of all shapes, about 2 GiB: hot bytes, cold bytes and Spark's view are equal
 	$(BIN)/python -m infra.minio --ensure
-	NEVE_IDENTITY_MESSAGES=100000 $(BIN)/pytest -s tests/integration/test_byte_identity.py
+	NEVE_IDENTITY_MESSAGES=100000 $(BIN)/pytest -s -o timeout=0 tests/integration/test_byte_identity.py
 
 kills: setup ## 50 times kill -9 under load: nothing acknowledged is lost, moved or doubled
-	NEVE_KILLS=50 $(BIN)/pytest -s tests/crash/test_kill.py
+	NEVE_KILLS=50 $(BIN)/pytest -s -o timeout=0 tests/crash/test_kill.py
 
 fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
@@ -42,7 +42,7 @@ simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, out
 
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
 	$(BIN)/python -m infra.minio --ensure
-	NEVE_SOAK=1 $(BIN)/pytest tests/interop/test_cold_clients.py tests/interop/test_scale.py
+	NEVE_SOAK=1 $(BIN)/pytest -o timeout=0 tests/interop/test_cold_clients.py tests/interop/test_scale.py
 
 check: setup ## lint, types, import order
 	$(BIN)/ruff format --check .
