@@ -227,7 +227,8 @@ class PopBook:
 
     def _capture(self) -> int:
         """Take the image that the file writes next; returns the offset of the revive log from which it is continued."""
-        log_start = self._store.max_offset(self._topic, _LOG_QUEUE)
+        # the image has what is applied, also what no sync has confirmed yet: told again it would undo what came after
+        log_start = self._store.next_offset(self._topic, _LOG_QUEUE)
         self._image = {
             "logOffset": log_start,
             "queues": [_row(queue) for queue in self.queues.values()],

@@ -13,7 +13,8 @@ from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
 from broker.pop.pop_book import PopBook, is_out, revive_log
 from broker.pop.pop_log import Acked, Changed, Popped
 from broker.retry_names import real_topic
-from broker.store.config import StoreConfig
+from broker.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
+from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk import RealDisk
@@ -25,15 +26,16 @@ from tests.synced import nothing_to_sync
 class Broker:
     """A store with ten messages and the book of one group; `restart` forgets all that is only in memory."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.clock, self.disk = root, ManualClock(), RealDisk()
+    def __init__(self, root: Path, flush: str = ASYNC_FLUSH) -> None:
+        self.root, self.clock, self.disk, self.flush = root, ManualClock(), RealDisk(), flush
         self.disk.make_dirs(root / "config")
         self.open()
         for _ in range(10):
             self.store.put("t", 0, b"body", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
 
     def open(self) -> None:
-        self.store = MessageStore(StoreConfig(self.root, commit_log_file_size=1 << 20), self.disk, self.clock)
+        config = StoreConfig(self.root, commit_log_file_size=1 << 20, flush_disk_type=self.flush)
+        self.store = MessageStore(config, self.disk, self.clock)
         self.store.load()
         self.offsets = ConsumerOffsetManager(self.disk, self.root / "config" / "consumerOffset.json", nothing_to_sync)
         path = self.root / "config" / "popState.json"
@@ -110,6 +112,26 @@ def test_a_group_that_was_set_elsewhere_goes_on_there(broker: Broker) -> None:
     assert (queue.next_offset, queue.flights) == (2, {})
     broker.restart()
     assert broker.group_offset() == 2
+
+
+@pytest.mark.parametrize("flush", [ASYNC_FLUSH, SYNC_FLUSH])
+def test_a_group_set_back_on_a_full_disk_is_so_after_a_restart_though_its_pops_were_not_synced_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreFull("no room")
+
+    broker = Broker(tmp_path, flush)
+    broker.pop(5)
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.store, "put", full)
+        broker.offsets.reset("g", "t", 0, 0)
+    asyncio.run(broker.book.settle())
+    broker.restart()
+    queue = broker.book.find("g", "t", 0)
+    assert queue is not None
+    assert (queue.next_offset, queue.flights) == (0, {})
+    broker.store.shutdown()
 
 
 def test_a_queue_that_is_gone_stays_gone(broker: Broker) -> None:
