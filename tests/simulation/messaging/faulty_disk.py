@@ -51,6 +51,7 @@ class FaultyDisk:
     def __init__(self, platter: SimDisk, faults: Faults, chance: random.Random) -> None:
         self.platter, self.faults, self._chance = platter, faults, chance
         self.before: Callable[[str, Path], None] = lambda call, path: None
+        self.drag: Callable[[str], float] = lambda call: 0.0  # how much longer a call takes than others
         self.dead = False
         self.lost_pages = False  # a sync failed: the kernel may have dropped what it covered
 
@@ -59,7 +60,7 @@ class FaultyDisk:
             raise Killed(f"{call} {path} after the death")
         here = greenlet.getcurrent()
         if isinstance(here, SimThread):
-            here.give_way(here._loop.latency())
+            here.give_way(here._loop.latency() + self.drag(call))
             if self.dead:
                 raise Killed(f"{call} {path} after the death")
         self.before(call, path)

@@ -179,12 +179,9 @@ def check_offsets(world: World, *, clean: bool) -> None:
 
 
 def check_lateness(world: World) -> None:
-    """Without a fault, and no clock that was set meanwhile, a delay is as long as it says.
-
-    Timers are delivered in order of their times: behind one that was delivered by a clock that was ahead they wait.
-    """
+    """Without a fault, and no clock that was set meanwhile, a delay is as long as it says."""
     now = world.clock.monotonic()
-    for sent in world.model.of(DELAY) if world.peaks else world.model.of(DELAY, TIMER):
+    for sent in world.model.of(DELAY, TIMER):
         if sent.promised and not sent.seen and not sent.recall_sent and sent.sent_at > world.calm_since:
             late = now - sent.sent_at - sent.wait_ms / 1000
             assert late < LATE_S, f"{sent.name} is {late:.1f} s late: {_said(sent)}"

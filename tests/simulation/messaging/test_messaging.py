@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -13,9 +15,12 @@ import pytest
 
 from broker.flusher import Flusher
 from broker.schedule_message import ScheduleMessage
+from broker.state_file import StateFile
+from broker.timer_message import TimerMessages
 from infra.sim_disk import SimDisk
 from infra.supervisor import Supervisor
 from tests.simulation import run
+from tests.simulation.messaging import clients
 from tests.simulation.messaging.faulty_disk import SYNCS, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLock, SimLoop, Stuck
 from tests.simulation.messaging.world import World
@@ -41,16 +46,53 @@ def test_a_seed_is_one_history() -> None:
 # ---- what is broken is found ------------------------------------------------------------------------------------
 
 
-def _first_violation(seeds: range) -> str:
+def _first_violation(seeds: range, world: type[World] = World, steps: int = 120) -> str:
     for seed in seeds:
         try:
-            World(seed).run()
+            world(seed).run(steps)
         except Violation as violation:
             return str(violation)
     return ""
 
 
-def test_a_position_that_is_saved_before_its_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+class SavesSlowly(World):
+    """Delayed messages, slow syncs and power cuts, nothing else."""
+
+    def _steps(self) -> dict[Callable[[], None], int]:
+        return {self._save_slowly: 3, self._long_rest: 1}
+
+
+def test_positions_that_are_captured_after_the_sync_they_rest_on_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sync_then_capture(self: StateFile) -> None:
+        wanted = self._changes
+        async with self._lock:
+            if self._saved >= wanted:
+                return
+            if self._sync_log is not None:
+                await self._sync_log()
+            captured, data = self._changes, self._encode(self._snapshot())
+            await asyncio.to_thread(self._write, captured, data)
+
+    seeds = range(20)
+    assert not _first_violation(seeds, SavesSlowly, steps=10)
+    monkeypatch.setattr(StateFile, "save", sync_then_capture)
+    assert "passed over" in _first_violation(seeds, SavesSlowly, steps=10)
+
+
+class ClockGoesBack(World):
+    """Timers, while the wall clock is set."""
+
+    def _steps(self) -> dict[Callable[[], None], int]:
+        return {functools.partial(clients.send_timer, self): 5, self._long_rest: 3, self._jump: 1}
+
+
+def test_a_clock_that_went_back_and_holds_timers_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _first_violation(range(20), ClockGoesBack, steps=20)
+    monkeypatch.setattr(TimerMessages, "_rewind", lambda self, now: None)
+    assert "late" in _first_violation(range(20), ClockGoesBack, steps=20)
+
+
+def test_a_message_that_its_level_passes_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A level's position moves on although its delivery failed, so it passes over a message."""
     deliver = ScheduleMessage._deliver
 
