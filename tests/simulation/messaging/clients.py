@@ -14,7 +14,7 @@ from neve.message import iter_records, parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
-from tests.simulation.messaging.model import DELAY, HALF, PLAIN, TIMER, Flight, Place, Popped, Sent
+from tests.simulation.messaging.model import DELAY, HALF, PLAIN, TIMER, Flight, Place, Popped, Return, Sent
 
 if TYPE_CHECKING:
     from tests.simulation.messaging.world import World
@@ -23,6 +23,7 @@ BROKER = "b"
 PRODUCERS, READERS, WORKERS = "producers", "readers", "workers"
 POPPED = "jobs"
 LONGEST_TIMER_MS = 12_000
+LEVELS = (1000, 2000, 5000)
 INVISIBLE = (500, 3000, 20_000)
 DRAIN_ROUNDS = 200
 
@@ -60,7 +61,7 @@ def send_plain(world: World) -> None:
 
 def send_delayed(world: World) -> None:
     level = world.random.randrange(1, 4)
-    _send(world, DELAY, {"DELAY": str(level)}, wait_ms=(1000, 2000, 5000)[level - 1], level=level)
+    _send(world, DELAY, {"DELAY": str(level)}, wait_ms=LEVELS[level - 1], level=level)
 
 
 def send_timer(world: World) -> None:
@@ -366,6 +367,31 @@ def drain(world: World) -> None:
             if not any(queue.flights for queue in world.server.context.pops.queues.values()):
                 return
             world._rest(2.0)
+
+
+# ---- messages that a consumer failed on ------------------------------------------------------------------------
+
+
+def send_back(world: World) -> None:
+    model, pick = world.model, world.random
+    there = [sent for sent in model.of(PLAIN) if sent.promised and sent.topic == "orders"]
+    there = [sent for sent in there if sent.name not in model.returns]
+    if not there:
+        return
+    sent, level = pick.choice(there), pick.choice((-1, 1, 2, 3))
+    wait = 0 if level < 0 else LEVELS[level - 1]
+    back = model.returns[sent.name] = Return(sent, level, wait, world.clock.now_ms(), world.clock.monotonic())
+    world.tell(f"{READERS} sends {sent.name} back, level {level}")
+
+    def answered(answer: RemotingCommand) -> None:
+        world.tell(f"  {sent.name} is sent back: {answer.code} {answer.remark}")
+        if answer.code == ResponseCode.SUCCESS:
+            back.promised, back.reached = True, _reached(world)  # answered before a sync, as in RocketMQ
+
+    world.client.ask(
+        Code.CONSUMER_SEND_MSG_BACK, answered, group=READERS, offset=sent.physical, delayLevel=level,
+        originTopic=sent.topic, originMsgId=sent.name, maxReconsumeTimes=16,
+    )  # fmt: skip
 
 
 # ---- offsets ---------------------------------------------------------------------------------------------------

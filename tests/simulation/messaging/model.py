@@ -61,6 +61,20 @@ class Sent:
 
 
 @dataclass(slots=True)
+class Return:
+    """A consumer sent a message back: to come again after a delay level, or below 0 as a dead letter."""
+
+    sent: Sent
+    level: int
+    wait_ms: int
+    sent_ms: int
+    sent_at: float
+    promised: bool = False
+    reached: int = -1
+    ends: int = 0
+
+
+@dataclass(slots=True)
 class Flight:
     """A popped message, as the client has it."""
 
@@ -110,6 +124,7 @@ class Offsets:
 class Model:
     def __init__(self) -> None:
         self.sent: dict[str, Sent] = {}
+        self.returns: dict[str, Return] = {}  # by the message's name: each is sent back once at most
         self.popped: dict[Place, Popped] = {}
         self.owed: set[Place] = set()  # the pop group was set back before it: it comes (again)
         self.setting_back: list[set[Place]] = []  # not answered yet
@@ -132,8 +147,8 @@ class Model:
     def process_ended(self) -> None:
         """The process is gone: an answer that had not come is none any more."""
         self.setting_back.clear()
-        for sent in self.sent.values():
-            sent.ends += 1
+        for one in (*self.sent.values(), *self.returns.values()):
+            one.ends += 1
 
     def power_ended(self, flushed: int) -> None:
         """Nothing that lies above is promised."""
@@ -144,6 +159,8 @@ class Model:
                 sent.outcome = ""
             if sent.recalled and sent.recall_reached > flushed:
                 sent.recalled = False
+        for back in self.returns.values():
+            back.promised &= back.reached <= flushed
         for popped in self.popped.values():
             popped.flight.sure &= popped.flight.reached <= flushed
             if popped.acked and popped.acked_reached > flushed:

@@ -9,7 +9,9 @@
 5. A popped message comes again when its invisible time is over, unless it was acknowledged; not earlier, and not after.
 6. A group stands where it committed last: exactly so after a clean stop, else where it was some seconds earlier. A pop
    group that was set back gets everything again.
-7. No task of the broker ends while it lives; a shortage of descriptors does not end it; after a failed sync nothing
+7. What a consumer sent back comes again through its retry topic, not before its delay, once more for each end of a
+   process at most; or it is a dead letter, once.
+8. No task of the broker ends while it lives; a shortage of descriptors does not end it; after a failed sync nothing
    is acknowledged.
 """
 
@@ -19,16 +21,17 @@ from typing import TYPE_CHECKING
 
 from broker.retry_names import RETRY_V1, real_topic
 from broker.store.appender import Shown
-from broker.validators import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
+from broker.validators import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from neve.message import MessageRecord, iter_records
-from tests.simulation.messaging.clients import POPPED, WORKERS
-from tests.simulation.messaging.model import DELAY, HALF, TIMER, Copy, Sent
+from tests.simulation.messaging.clients import POPPED, READERS, WORKERS
+from tests.simulation.messaging.model import DELAY, HALF, TIMER, Copy, Return, Sent
 
 if TYPE_CHECKING:
     from tests.simulation.messaging.world import World
 
 TARGETS = ("orders", "jobs")
 RETRY = real_topic(POPPED, WORKERS, RETRY_V1)
+AGAIN, DEAD = RETRY_PREFIX + READERS, DLQ_PREFIX + READERS
 HOLDS = {DELAY: SCHEDULE_TOPIC, TIMER: WHEEL_TIMER_TOPIC, HALF: HALF_TOPIC}
 #: Timers of a loop may be late, none is early; store times have milliseconds.
 ROUNDING_MS = 1
@@ -41,12 +44,15 @@ def appeared(world: World, shown: list[Shown]) -> None:
     """Messages that readers see from now on."""
     store = world.server.context.store
     for queue, offset, _ in shown:
-        if queue.topic not in {*TARGETS, RETRY}:
+        if queue.topic not in {*TARGETS, RETRY, AGAIN}:
             continue
         for buffer in store.get(queue.topic, queue.queue_id, offset, 1, 1 << 20).buffers:
             for record in iter_records(buffer):
                 sent = world.model.sent[record.body.partition(b":")[0].decode()]
-                if queue.topic == RETRY:
+                if queue.topic == AGAIN:
+                    back = world.model.returns[sent.name]
+                    _check_passed(world, sent.name, back.sent_at, back.sent_ms, back.wait_ms)
+                elif queue.topic == RETRY:
                     _check_return(world, sent, record.physical_offset)
                 else:
                     sent.seen += 1
@@ -55,14 +61,17 @@ def appeared(world: World, shown: list[Shown]) -> None:
 
 def _check_moment(world: World, sent: Sent) -> None:
     if sent.kind in {DELAY, TIMER} and sent.promised:
-        passed_ms = (world.clock.monotonic() - sent.sent_at) * 1000
-        due = sent.sent_ms + sent.wait_ms
-        if passed_ms + ROUNDING_MS < sent.wait_ms and world.highest_since(sent.sent_at) + ROUNDING_MS < due:
-            world.broken.append(f"{sent.name} is delivered {due - world.clock.now_ms()} ms before its time")
+        _check_passed(world, sent.name, sent.sent_at, sent.sent_ms, sent.wait_ms)
     if sent.kind == HALF and "commit" not in sent.asked_for:
         world.broken.append(f"{sent.name} is delivered, nobody committed it")
     if sent.kind == TIMER and sent.recalled:
         world.broken.append(f"{sent.name} is delivered, it was recalled")
+
+
+def _check_passed(world: World, name: str, sent_at: float, sent_ms: int, wait_ms: int) -> None:
+    passed_ms, due = (world.clock.monotonic() - sent_at) * 1000, sent_ms + wait_ms
+    if passed_ms + ROUNDING_MS < wait_ms and world.highest_since(sent_at) + ROUNDING_MS < due:
+        world.broken.append(f"{name} is delivered {due - world.clock.now_ms()} ms before its time")
 
 
 def _check_return(world: World, sent: Sent, physical: int) -> None:
@@ -90,7 +99,7 @@ def check(world: World, *, at_rest: bool = False) -> None:
     store = world.server.context.store
     copies: dict[str, list[Copy]] = {}
     for topic, queues in store.queues().items():
-        if topic in TARGETS or topic in HOLDS.values() or topic == RETRY:
+        if topic in TARGETS or topic in HOLDS.values() or topic in {RETRY, AGAIN, DEAD}:
             for queue in queues:
                 for record in _records(world, topic, queue):
                     name = record.body.partition(b":")[0].decode("latin-1")
@@ -103,6 +112,20 @@ def check(world: World, *, at_rest: bool = False) -> None:
         assert not owed or any(copy.topic == RETRY for copy in told), f"set back, and these never came again: {owed}"
     for sent in world.model.sent.values():
         _check_message(world, sent, copies.get(sent.name, []), at_rest=at_rest)
+    for name, back in world.model.returns.items():
+        _check_back(name, back, [copy.topic for copy in copies.get(name, [])], at_rest=at_rest)
+
+
+def _check_back(name: str, back: Return, topics: list[str], *, at_rest: bool) -> None:
+    again, dead = topics.count(AGAIN), topics.count(DEAD)
+    state = f"{name} was sent back, level {back.level}, promised: {back.promised}, {back.ends} ends since: {topics}"
+    if back.level < 0:
+        assert not again, state
+        assert dead == 1 if back.promised else dead <= 1, state
+    else:
+        assert not dead, state
+        assert again <= 1 + back.ends, state
+        assert again or not (at_rest and back.promised), state
 
 
 def _check_message(world: World, sent: Sent, copies: list[Copy], *, at_rest: bool) -> None:

@@ -9,16 +9,19 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from broker.flusher import Flusher
+from broker.processor.send_back import SendBackProcessor
 from broker.schedule_message import ScheduleMessage
 from broker.state_file import StateFile
 from broker.timer_message import TimerMessages
+from broker.validators import DLQ_PREFIX
 from infra.sim_disk import SimDisk
 from infra.supervisor import Supervisor
+from neve.message import MessageRecord
 from tests.simulation import run
 from tests.simulation.messaging import clients
 from tests.simulation.messaging.faulty_disk import SYNCS, Faults, FaultyDisk
@@ -86,6 +89,14 @@ class ClockGoesBack(World):
         return {functools.partial(clients.send_timer, self): 5, self._long_rest: 3, self._jump: 1}
 
 
+class SendsBack(World):
+    """Messages that a consumer failed on."""
+
+    def _steps(self) -> dict[Callable[[], None], int]:
+        send, back = functools.partial(clients.send_plain, self), functools.partial(clients.send_back, self)
+        return {send: 3, back: 3, self._long_rest: 1}
+
+
 def test_a_clock_that_went_back_and_holds_timers_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _first_violation(range(20), ClockGoesBack, steps=20)
     monkeypatch.setattr(TimerMessages, "_rewind", lambda self, now: None)
@@ -101,7 +112,8 @@ def test_a_message_that_its_level_passes_over_is_found(monkeypatch: pytest.Monke
             deliver(self, record)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ScheduleMessage, "_deliver", forget)
-    assert "passed over" in (found := _first_violation(range(10))) or "never delivered" in found
+    found = _first_violation(range(10))
+    assert any(what in found for what in ("passed over", "never delivered", " s late: "))
 
 
 def test_a_flusher_that_ends_unseen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +129,20 @@ def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     """Under SYNC_FLUSH a send is answered at once, so a power cut takes what was promised."""
     monkeypatch.setattr(Flusher, "wait", lambda self, send: send.connection.send_raw(send.render(0)))
     assert "no sync has covered it" in _first_violation(range(20))
+
+
+@pytest.mark.parametrize(("is_dead", "told"), [(True, "level -1, promised: True"), (False, "level 3, promised: True")])
+def test_a_message_that_was_sent_back_and_forgotten_is_found(
+    monkeypatch: pytest.MonkeyPatch, is_dead: bool, told: str
+) -> None:
+    put_again = SendBackProcessor._put_again
+
+    def forget(self: SendBackProcessor, record: MessageRecord, topic: str, *rest: Any) -> None:
+        if topic.startswith(DLQ_PREFIX) != is_dead:
+            put_again(self, record, topic, *rest)
+
+    monkeypatch.setattr(SendBackProcessor, "_put_again", forget)
+    assert f"was sent back, {told}" in _first_violation(range(5), SendsBack, steps=40)
 
 
 # ---- the loop, its threads and its disk ------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from tests.simulation.messaging.server import PORT, ROOT, Server, under_the_loop
 from tests.simulation.messaging.wire import Client
 from tests.simulation.world import TOLD_STEPS, Violation
 
-LEVELS = (1000, 2000, 5000)
 TOPICS = ("orders", "jobs")
 QUEUES = 2
 SEGMENT = 65536
@@ -128,7 +127,7 @@ class World:
             self.calm_since = self.clock.monotonic()
         if self.server.wants_to_end or self.server.context.store.failed is not None:
             self._stop()
-        self._rest(max(LEVELS) / 1000 + clients.LONGEST_TIMER_MS / 1000 + 2)
+        self._rest(max(clients.LEVELS) / 1000 + clients.LONGEST_TIMER_MS / 1000 + 2)
         clients.end_all_halves(self)
         self._rest(2)
         clients.drain(self)
@@ -154,6 +153,7 @@ class World:
             functools.partial(clients.commit_offset, self): 8,
             functools.partial(clients.pull, self): 5,
             functools.partial(clients.set_back, self): 1,
+            functools.partial(clients.send_back, self): 4,
             self._long_rest: 12, self._jump: 2, self._slow: 3, self._break: 3, self._mend: 4,
             self._die_soon: 5, self._power_off: 2, self._stop: 2, self._save_slowly: 1,
         }  # fmt: skip
