@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -115,8 +116,10 @@ def test_a_line_that_is_too_long_is_named_and_what_was_stored_has_its_receipt(na
 
 def test_one_interrupt_ends_a_produce_that_waits_for_its_terminal(namesrv: str) -> None:
     ours, theirs = pty.openpty()
+    # Below a shell's `&` an interrupt is ignored, and so it would be by all that is started from here.
+    heeds = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen(
-        [NEVE, "produce", "typed"],
+        [sys.executable, "-c", heeds, NEVE, "produce", "typed"],
         stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -250,8 +250,8 @@ def test_what_is_not_there_is_said(servers: tuple[Any, dict[str, str]], tmp_path
         neve_spark.read_topic(spark, "nope", store=urls["dir"])
     with pytest.raises(FileNotFoundError, match="no archive"):
         neve_spark.read_topic(spark, TOPIC, store=f"dir:{tmp_path}")
-    with pytest.raises(FileNotFoundError, match="broker c"):
-        neve_spark.read_topic(spark, TOPIC, store=urls["s3"], broker="c")
+    with pytest.raises(FileNotFoundError, match="broker d"):
+        neve_spark.read_topic(spark, TOPIC, store=urls["s3"], broker="d")
 
 
 def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
