@@ -317,11 +317,11 @@ class Event:
             if not future.done():
                 future.set_result(None)
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         if not self._is_set:
             here, loop = greenlet.getcurrent(), cast("SimLoop", asyncio.get_running_loop())
             assert isinstance(here, SimThread), "the loop waits"
-            passed = loop.after(timeout)
+            passed = loop.create_future() if timeout is None else loop.after(timeout)
             self._waiting.append(passed)
             here.wait_for(passed)
         return self._is_set

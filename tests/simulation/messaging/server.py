@@ -20,7 +20,7 @@ from broker.broker_controller import BrokerController
 from broker.store import appender, commit_log
 from broker.store.config import StoreConfig
 from infra.config import BrokerConfig
-from lifecycle import archiver, scheduler
+from lifecycle import archiver, scheduler, turns
 from tests.simulation.messaging.faulty_disk import FaultyDisk
 from tests.simulation.messaging.loop import Event, SimClock, SimLock, SimLoop, SimThread, Thread
 
@@ -89,6 +89,7 @@ def under_the_loop() -> Iterator[None]:
         patch.object(archiver, "threading", locks),
         patch.object(loop_hot_store, "asyncio", ask),
         patch.object(scheduler, "threading", SimpleNamespace(Event=Event, Thread=Thread)),
+        patch.object(turns, "threading", SimpleNamespace(Event=Event, Lock=SimLock)),
     ):
         yield
 
