@@ -7,28 +7,42 @@ SEEDS ?= 2000
 JOBS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test identity kills fuzz simulate soak check bench format clean
+.PHONY: help setup lock demo servers test identity kills fuzz simulate soak check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-$(BIN)/.installed: pyproject.toml
+LOCK := requirements.lock
+
+# The build tool first, so that the lock holds for it, too.
+$(BIN)/.installed: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c $(LOCK) hatchling editables
+	$(BIN)/pip install -q --disable-pip-version-check -c $(LOCK) --no-build-isolation -e '.[dev]'
 	touch $@
 
-setup: $(BIN)/.installed ## make the environment in .venv
+setup: $(BIN)/.installed ## make the environment in .venv, with the versions of requirements.lock
+
+lock: ## renew requirements.lock: the newest versions that fit, in an environment of their own; test before you commit it
+	$(PYTHON) -m venv --clear $(VENV)-lock
+	$(VENV)-lock/bin/pip install -q --disable-pip-version-check -e '.[dev]'
+	{ echo '# The versions that the tests ran with: `make setup` installs these, `make lock` renews them.'; \
+	  $(VENV)-lock/bin/pip freeze --all --exclude-editable --exclude pip; } > $(LOCK).new
+	mv $(LOCK).new $(LOCK)
+	rm -rf $(VENV)-lock
 
 demo: setup ## the whole way on real flights: publish, consume, offload, read cold, analyse (STORE=dir or minio)
+	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.servers.go_build minio)
 	$(BIN)/python examples/flights.py --store $(STORE)
 
-test: setup ## every test, with the servers that they need
-	$(BIN)/python -m infra.minio --ensure
-	$(BIN)/python -m infra.versitygw --ensure
+servers: setup ## find or build the S3 servers that tests start
+	$(BIN)/python -m tests.servers.go_build
+
+test: servers ## every test, with the servers that they need
 	$(BIN)/pytest
 
 identity: setup ## 100,000 messages of all shapes, about 2 GiB: hot bytes, cold bytes and Spark's view are equal
-	$(BIN)/python -m infra.minio --ensure
+	$(BIN)/python -m tests.servers.go_build minio
 	NEVE_IDENTITY_MESSAGES=100000 $(BIN)/pytest -s -o timeout=0 tests/integration/test_byte_identity.py
 
 kills: setup ## 50 times kill -9 under load: nothing acknowledged is lost, moved or doubled
@@ -41,7 +55,7 @@ simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, out
 	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs $(JOBS)
 
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
-	$(BIN)/python -m infra.minio --ensure
+	$(BIN)/python -m tests.servers.go_build minio
 	NEVE_SOAK=1 $(BIN)/pytest -o timeout=0 tests/interop/test_cold_clients.py tests/interop/test_scale.py
 
 check: setup ## lint, types, import order
@@ -61,4 +75,4 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python -m bench.pauses
 
 clean: ## remove what the commands made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,6 @@
 """The local disk as a dependency: everything that a crash or a full disk can spoil goes through here.
 
-`RealDisk` is thin. `SimDisk` (in `infra.sim_disk`) models what a power cut keeps.
+`RealDisk` is thin. `SimDisk` (`tests/doubles/sim_disk.py`) models what a power cut keeps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""MinIO for development and tests.
+"""MinIO for trying out and for tests: the `minio` on PATH, or the one that a checkout built.
 
-python -m infra.minio --ensure        print the path of the binary, building it when there is none
 python -m infra.minio --serve DIR     run it over DIR with a bucket `archive`; prints what a shell needs to use it
 """
 
@@ -11,8 +10,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-from infra import go_server
-from infra.go_server import Launch, Program, S3Server, create_bucket
+from infra import s3_server
+from infra.s3_server import Launch, Program, S3Server, create_bucket
 
 __all__ = ["Minio", "create_bucket", "running"]
 
@@ -33,17 +32,15 @@ def _environment(launch: Launch) -> dict[str, str]:
     }
 
 
-PROGRAM = Program(
-    "minio", "github.com/minio/minio@latest", _arguments, _environment, "/minio/health/ready", HTTPStatus.OK
-)
+PROGRAM = Program("minio", _arguments, _environment, "/minio/health/ready", HTTPStatus.OK)
 
 
 @contextmanager
 def running(directory: Path, port: int = 0, keys: tuple[str, str] | None = None) -> Iterator[S3Server]:
     """A private instance over `directory`; with its old port and keys, it is back."""
-    with go_server.running(PROGRAM, directory, port, keys) as server:
+    with s3_server.running(PROGRAM, directory, port, keys) as server:
         yield server
 
 
 if __name__ == "__main__":
-    go_server.main(PROGRAM, "infra.minio")
+    s3_server.main(PROGRAM, "infra.minio")

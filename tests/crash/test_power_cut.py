@@ -13,8 +13,8 @@ from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
-from infra.sim_disk import SimDisk
 from neve.message import iter_records
+from tests.doubles.sim_disk import SimDisk
 
 TOPICS = ("orders", "payments")
 QUEUES = 3

@@ -12,10 +12,10 @@ from broker.broker_controller import BrokerController
 from infra.clock import SystemClock
 from infra.config import BrokerConfig, load
 from infra.remoting_server import Connection, open_connection
-from infra.sim_disk import SimDisk
 from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask
+from tests.doubles.sim_disk import SimDisk
 
 COMMIT, ROLLBACK = 8, 12
 SETTINGS = (

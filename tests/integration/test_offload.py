@@ -14,16 +14,17 @@ import pytest
 
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from infra import failpoint, minio, versitygw
+from infra import failpoint, minio
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.failpoint import FailpointError
-from infra.go_server import S3Server, create_bucket
 from infra.object_store import open_store
+from infra.s3_server import S3Server, create_bucket
 from lifecycle.archiver import Lifecycle
 from lifecycle.hot_store import Segment
 from lifecycle.retention import Policy
 from neve.archive.catalog import Location
+from tests.servers import versitygw
 from tiered.journal import JournalWriter
 from tiered.offload_plan import EntryRun
 from tiered.worker_client import WorkerClient

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 
-from infra import minio, versitygw
-from infra.go_server import S3Server, create_bucket
+from infra import minio
 from infra.object_store import (
     AccessDenied,
     NotFound,
@@ -23,6 +22,8 @@ from infra.object_store import (
     probe,
 )
 from infra.s3_multipart import STALE_MS, MultipartUploads
+from infra.s3_server import S3Server, create_bucket
+from tests.servers import versitygw
 from tests.unit.object_store.test_stores import winners_of_a_race
 
 pytestmark = pytest.mark.servers

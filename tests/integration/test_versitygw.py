@@ -8,9 +8,9 @@ import pytest
 
 from bench.servers import NeveServer
 from bench.wire import Client
-from infra import versitygw
-from infra.go_server import create_bucket
+from infra.s3_server import create_bucket
 from tests.crash.test_kill import QUEUES, assert_tiles, post_offload, produce, stored
+from tests.servers import versitygw
 
 pytestmark = pytest.mark.servers
 

@@ -27,7 +27,7 @@ from broker.tiered_store import TieredStore
 from broker.topic_config_manager import TopicConfigManager
 from infra.clock import ManualClock
 from infra.config import BrokerConfig
-from infra.sim_disk import SimDisk
+from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.workers import AnyWorker
 from tests.synced import nothing_to_sync

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from infra import failpoint
 from infra.object_store import ObjectStoreError, PreconditionFailed, UnknownOutcome
-from infra.sim_disk import SimDisk
 from neve.archive.journal import CommittedName, IntentName, RowGroup
 from neve.message import decode_record
+from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
 from tiered import frames
 from tiered.offload import ContentConflict, EncodeFailed

@@ -19,10 +19,10 @@ from infra.clock import ManualClock
 from infra.config import BrokerConfig
 from infra.failpoint import FailpointError
 from infra.object_store import ObjectStoreError
-from infra.sim_disk import SimDisk
 from infra.startup import StartupError
 from lifecycle.safe_clock import ClocksDisagree
 from neve.errors import BrokerError
+from tests.doubles.sim_disk import SimDisk
 from tests.simulation import invariants, traffic
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.model import Bucket, Message, Model

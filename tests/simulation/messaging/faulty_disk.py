@@ -17,7 +17,7 @@ from pathlib import Path
 import greenlet
 
 from infra.disk import DiskFull, FileWriter, OutOfDescriptors, Room
-from infra.sim_disk import SimDisk
+from tests.doubles.sim_disk import SimDisk
 from tests.simulation.messaging.loop import Killed, SimThread
 
 #: What each call does to the file system: which errors it can have.

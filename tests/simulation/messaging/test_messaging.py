@@ -19,9 +19,9 @@ from broker.schedule_message import ScheduleMessage
 from broker.state_file import StateFile
 from broker.timer_message import TimerMessages
 from broker.validators import DLQ_PREFIX
-from infra.sim_disk import SimDisk
 from infra.supervisor import Supervisor
 from neve.message import MessageRecord
+from tests.doubles.sim_disk import SimDisk
 from tests.simulation import run
 from tests.simulation.messaging import clients
 from tests.simulation.messaging.faulty_disk import SYNCS, Faults, FaultyDisk

@@ -19,8 +19,8 @@ from typing import Any
 from broker.broker_controller import BrokerController
 from broker.store.errors import StoreError
 from infra.config import BrokerConfig
-from infra.sim_disk import SimDisk
 from infra.startup import StartupError
+from tests.doubles.sim_disk import SimDisk
 from tests.simulation.messaging import clients, promises
 from tests.simulation.messaging.faulty_disk import ALLOCATES, MAPS, OPENS, SYNCS, WRITES, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLoop

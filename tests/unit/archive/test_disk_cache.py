@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.disk import Disk
-from infra.sim_disk import SimDisk
+from tests.doubles.sim_disk import SimDisk
 from tiered.disk_cache import DiskCache
 
 DIRECTORY = Path("/data/coldcache")

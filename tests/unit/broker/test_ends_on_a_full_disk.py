@@ -14,12 +14,12 @@ from broker.transaction.half_messages import COMMIT, ROLLBACK
 from broker.validators import CHECK_MAX_TOPIC, OP_HALF_TOPIC
 from infra.disk import DiskFull
 from infra.remoting_server import Connection
-from infra.sim_disk import SimDisk
 from neve.message import offset_msg_id, parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from tests.broker_in_process import ask, running, send
+from tests.doubles.sim_disk import SimDisk
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
 REFUSED = ResponseCode.SERVICE_NOT_AVAILABLE

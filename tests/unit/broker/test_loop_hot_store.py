@@ -13,8 +13,8 @@ from broker.loop_hot_store import LoopHotStore
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.sim_disk import SimDisk
 from infra.supervisor import Faults
+from tests.doubles.sim_disk import SimDisk
 
 QUEUES = 100
 

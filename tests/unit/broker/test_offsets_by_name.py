@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from broker.consumer_offset_manager import ConsumerOffsetManager
-from infra.sim_disk import SimDisk
+from tests.doubles.sim_disk import SimDisk
 
 
 async def _synced() -> None:

@@ -19,9 +19,9 @@ from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import ManualClock
-from infra.sim_disk import SimDisk
 from infra.supervisor import Faults
 from neve.message import iter_records
+from tests.doubles.sim_disk import SimDisk
 
 ROOT = Path("/store")
 SECOND = 1000

@@ -12,8 +12,8 @@ from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
 from infra.clock import ManualClock
-from infra.sim_disk import SimDisk
 from infra.supervisor import Faults
+from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync
 
 DAY = 86_400_000

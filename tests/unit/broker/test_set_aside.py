@@ -26,13 +26,13 @@ from broker.transaction.half_messages import HalfMessages
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from infra.clock import ManualClock
 from infra.config import BrokerConfig
-from infra.sim_disk import SimDisk
 from infra.startup import EXIT_FAILED
 from infra.supervisor import FAILING_RUNS, HANGING_S, Faults
 from neve.message import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command
 from tests.broker_in_process import running, send
+from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync
 from tests.waiting import until
 

@@ -18,11 +18,11 @@ from broker.validators import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from infra.clock import ManualClock
 from infra.config import BrokerConfig
 from infra.disk import RealDisk
-from infra.sim_disk import SimDisk
 from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.message import TRANSACTION_COMMIT, decode_record, iter_records
 from neve.remoting.codes import ResponseCode
+from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync
 
 HOST = ("127.0.0.1", 1)

@@ -8,8 +8,8 @@ import pytest
 
 from infra.clock import ManualClock
 from infra.object_store import MemoryStore
-from infra.sim_disk import SimDisk
 from lifecycle.safe_clock import ABSENCE_MS, TOLERANCE_MS, ClockMark, ClocksDisagree, ClockState, SafeClock
+from tests.doubles.sim_disk import SimDisk
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

@@ -13,8 +13,8 @@ from broker.store.appender import Send
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.disk import DiskFull, FileWriter
-from infra.sim_disk import SimDisk
 from neve.message import iter_records
+from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 HOST = ("10.0.0.1", 7)

@@ -10,7 +10,7 @@ import pytest
 
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.sim_disk import SimDisk
+from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

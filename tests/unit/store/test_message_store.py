@@ -14,8 +14,8 @@ from broker.store.checkpoint import Checkpoint
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.sim_disk import SimDisk
 from neve.message import decode_record, iter_records
+from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

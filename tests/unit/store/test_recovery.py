@@ -16,8 +16,8 @@ from broker.store.errors import StoreCorrupt, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
-from infra.sim_disk import SimDisk
 from neve.message import decode_record
+from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

