@@ -29,7 +29,7 @@ from bench.raw_load import QUEUES, Producer, create
 from bench.servers import NeveServer
 from bench.wire import OPAQUE_FIRST, SendFrames
 from infra import minio
-from infra.object_store import open_store
+from infra.object_store.open import open_store
 from neve.archive.catalog import Catalog
 from neve.archive.follow import catalogs
 

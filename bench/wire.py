@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from neve.message import MessageRecord, iter_records
+from neve.record.codec import MessageRecord, iter_records
 
 SEND_V2 = 310
 PULL = 11

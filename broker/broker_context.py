@@ -5,25 +5,25 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.broker_stats import BrokerStats
-from broker.client_manager import ClientManager
-from broker.consumer_offset_manager import ConsumerOffsetManager
-from broker.flusher import Flusher
+from broker.clients.client_manager import ClientManager
+from broker.clients.rebalance_lock import RebalanceLock
+from broker.config import BrokerConfig
+from broker.intake.flusher import Flusher
 from broker.pop.assignment import RequestModes
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook
-from broker.pull_request_hold import PullRequestHold
-from broker.rebalance_lock import RebalanceLock
-from broker.retry_names import RetryNames
-from broker.schedule_message import ScheduleMessage
+from broker.reading.pull_request_hold import PullRequestHold
+from broker.reading.tiered_store import TieredStore
+from broker.stats.broker_stats import BrokerStats
 from broker.store.message_store import MessageStore
-from broker.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
-from broker.tiered_store import TieredStore
-from broker.timer_message import TimerMessages
-from broker.topic_config_manager import TopicConfig, TopicConfigManager
-from broker.transaction.half_messages import HalfMessages
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.retry_names import RetryNames
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
+from broker.waiting.half_messages import HalfMessages
+from broker.waiting.schedule_message import ScheduleMessage
+from broker.waiting.timer_message import TimerMessages
 from infra.clock import Clock
-from infra.config import BrokerConfig
 from infra.metrics import Metrics
 from infra.remoting_server import Connection
 from infra.supervisor import Faults

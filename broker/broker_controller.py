@@ -9,40 +9,42 @@ import functools
 import logging
 from collections.abc import Callable
 
-from broker import processor_table, rocketmqs_store, topic_config_manager
-from broker.admin_pages import register_pages
-from broker.archive_wiring import ArchiveWiring
+from access.guard import Guard
+from access.wiring import guarded
+from broker import rocketmqs_store
+from broker.archiving.archive_wiring import ArchiveWiring
+from broker.archiving.restore import Restore, refuse_unfinished
 from broker.broker_context import BrokerContext
-from broker.broker_outer_api import BrokerOuterApi
-from broker.broker_stats import BrokerStats
-from broker.client_manager import ClientManager, ConsumerGroup
-from broker.conditions import look_at_disk
-from broker.consumer_offset_manager import ConsumerOffsetManager
-from broker.flusher import Flusher
+from broker.clients.broker_outer_api import BrokerOuterApi
+from broker.clients.client_manager import ClientManager, ConsumerGroup
+from broker.clients.rebalance_lock import RebalanceLock
+from broker.config import BrokerConfig
+from broker.intake.flusher import Flusher
 from broker.pop.assignment import RequestModes
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.revive import PopRevive
-from broker.pull_request_hold import PullRequestHold
-from broker.rebalance_lock import RebalanceLock
-from broker.restore import Restore, refuse_unfinished
-from broker.retry_names import RetryNames
-from broker.schedule_message import ScheduleMessage, parse_levels
+from broker.reading.pull_request_hold import PullRequestHold
+from broker.reading.tiered_store import TieredStore
+from broker.requests import table as processor_table
+from broker.stats.admin_pages import register_pages
+from broker.stats.broker_stats import BrokerStats
+from broker.stats.conditions import look_at_disk
 from broker.store.appender import Shown
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreError, StoreFull, StoreLocked
 from broker.store.message_store import MessageStore
-from broker.subscription_group_manager import SubscriptionGroupManager
-from broker.tiered_store import TieredStore
-from broker.timer_message import TimerMessages, code_of_entry
-from broker.topic_config_manager import TopicConfigManager
-from broker.transaction.check_back import CheckBack
-from broker.transaction.half_messages import HalfMessages
+from broker.tables import topic_config_manager
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.retry_names import RetryNames
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+from broker.waiting.check_back import CheckBack
+from broker.waiting.half_messages import HalfMessages
+from broker.waiting.schedule_message import ScheduleMessage, parse_levels
+from broker.waiting.timer_message import TimerMessages, code_of_entry
 from infra.admin_http import AdminHttp
-from infra.auth.guard import Guard
-from infra.auth.wiring import guarded
 from infra.clock import Clock
-from infra.config import BrokerConfig
 from infra.descriptors import budget, mappings_limit
 from infra.disk import Disk
 from infra.metrics import Metrics

@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
-from infra.config import BrokerConfig, ConfigError, Loaded, SecurityConfig, read
+from access.config import SecurityConfig
+from broker.config import BrokerConfig
+from infra.config import ConfigError, Loaded, read
 from infra.server_command import announce, catch_signals, leave, run_and_exit, settings_option
 from infra.startup import EXIT_IN_USE, StartupError, check_port
 
@@ -78,14 +80,14 @@ def _begin(
         if dry_run:
             raise ConfigError("--dry-run goes with --restore-from")
         return _run(loaded, embedded, restoring=False)
-    from broker import restore
+    from broker.archiving import restore
 
     restore.with_store(loaded.config, restore_from)
     return _dry_run(loaded.config) if dry_run else _run(loaded, embedded, restoring=True)
 
 
 async def _dry_run(config: BrokerConfig) -> int:
-    from broker import restore
+    from broker.archiving import restore
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
@@ -97,8 +99,8 @@ async def _dry_run(config: BrokerConfig) -> int:
 
 
 async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, *, restoring: bool) -> int:
+    from broker.archiving.restore import Restore
     from broker.broker_controller import BrokerController
-    from broker.restore import Restore
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk

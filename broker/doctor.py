@@ -12,12 +12,14 @@ from pathlib import Path
 
 import click
 
+from access.server_checks import check_free_port, check_tls, check_users
 from broker import rocketmqs_store
+from broker.config import BrokerConfig
 from infra.clock import Clock, SystemClock
-from infra.config import BrokerConfig, ConfigError, read
+from infra.config import ConfigError, read
 from infra.disk import DiskLocked, RealDisk
-from infra.object_store import BadStoreUrl, open_store
-from infra.server_checks import check_free_port, check_tls, check_users
+from infra.object_store.open import open_store
+from infra.object_store.protocol import BadStoreUrl
 from neve.cli.doctor import FAIL, OK, WARN, Check, check_directory, check_store, nearest
 
 _NAME_SERVER_S = 3.0

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from infra import rocketmq_keys
 
@@ -42,128 +42,6 @@ def key(default: Any, *, low: int | None = None, high: int | None = None, choice
     metadata = {"low": low, "high": high, "choices": choices, "unit": unit, "live": live, "name": name}
     metadata |= {"alias": alias, "secret": secret}
     return field(default=default, metadata=metadata)
-
-
-@dataclass
-class SecurityConfig:
-    """TLS, users and policies: the same keys for brokers and name servers. Secrets are never shown (request 26)."""
-
-    #: The classes of RocketMQ whose keys a file of this server may have.
-    rocketmq_classes: ClassVar[tuple[str, ...]] = ("AuthConfig",)
-
-    tls_server_mode: str = key("permissive", choices=("disabled", "permissive", "enforcing"), alias="tls.server.mode")
-    tls_cert_path: str = key("", alias="tls.server.certPath")
-    tls_key_path: str = key("", alias="tls.server.keyPath")
-    tls_enable: bool = key(False, alias="tls.enable")  # of what this server asks another
-    tls_trust_cert_path: str = key("", alias="tls.client.trustCertPath")
-    authentication_enabled: bool = key(False)
-    authorization_enabled: bool = key(False)
-    auth_config_path: str = key("")
-    init_authentication_user: str = key("", secret=True)
-    inner_client_authentication_credentials: str = key("", secret=True)
-
-
-@dataclass
-class BrokerConfig(SecurityConfig):
-    """One broker. Sizes take k, m, g; times are milliseconds or take ms, s, m, h, d."""
-
-    rocketmq_classes: ClassVar[tuple[str, ...]] = rocketmq_keys.BROKER
-
-    broker_name: str = key("broker-a")
-    broker_cluster_name: str = key("DefaultCluster")
-    broker_id: int = key(0, low=0, high=0)
-    broker_role: str = key("ASYNC_MASTER", choices=("ASYNC_MASTER",))
-    broker_ip1: str = key("", name="brokerIP1")
-    listen_port: int = key(10911, low=0, high=65535)
-    bind_address: str = key("0.0.0.0")
-    namesrv_addr: str = key("")
-    broker_permission: int = key(6, low=0, high=7, live=True)
-    auto_create_topic_enable: bool = key(True, live=True)
-    auto_create_subscription_group: bool = key(True, live=True)
-    default_topic_queue_nums: int = key(8, low=1, high=1024)
-    trace_topic_enable: bool = key(False)
-    message_delay_level: str = key("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
-    long_polling_enable: bool = key(True, live=True)
-    register_name_server_period: int = key(30 * SECOND, low=10 * SECOND, high=60 * SECOND, unit="time")
-    flush_consumer_offset_interval: int = key(5 * SECOND, low=100, high=10 * MINUTE, unit="time")
-    enable_property_filter: bool = key(True, live=True)
-    enable_retry_topic_v2: bool = key(False, live=True)
-    max_pop_polling_size: int = key(100_000, low=1, high=10_000_000, live=True)
-    max_message_size: int = key(4 * MIB, low=1 * KIB, high=15 * MIB, unit="size", live=True)
-    transaction_check_interval: int = key(30 * SECOND, low=100, high=DAY, unit="time")
-    transaction_time_out: int = key(6 * SECOND, low=0, high=DAY, unit="time", live=True)
-    transaction_check_max: int = key(15, low=1, high=100_000, live=True)
-    reject_transaction_message: bool = key(False, live=True)
-    timer_wheel_enable: bool = key(True, live=True)
-    timer_max_pending: int = key(1_000_000, low=1, high=100_000_000, live=True)
-    max_queues_per_topic: int = key(4096, low=1, high=65535, live=True)
-    max_topics: int = key(100_000, low=1, high=10_000_000, live=True)
-    max_groups: int = key(100_000, low=1, high=10_000_000, live=True)
-    max_client_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size", live=True)
-    max_queue_locks: int = key(1_000_000, low=1, high=100_000_000, live=True)
-    timer_max_delay_sec: int = key(259_200, low=1, high=31_536_000, live=True)
-    recall_message_enable: bool = key(True, live=True)
-    store_reply_message_enable: bool = key(True, live=True)
-    max_connections: int = key(10_000, low=1, high=1_000_000)
-    max_unfinished_bytes: int = key(256 * MIB, low=16 * MIB, high=1024 * GIB, unit="size")
-    max_held_pulls: int = key(100_000, low=1, high=10_000_000)
-
-    store_path_root_dir: str = key("~/store")
-    mapped_file_size_commit_log: int = key(GIB, low=64 * KIB, high=GIB, unit="size")
-    hot_bytes: int = key(2 * GIB, low=0, high=1 << 50, unit="size", live=True)
-    flush_disk_type: str = key("ASYNC_FLUSH", choices=("ASYNC_FLUSH", "SYNC_FLUSH"))
-    flush_interval_commit_log: int = key(500, low=10, high=60 * SECOND, unit="time", live=True)
-    sync_flush_timeout: int = key(5 * SECOND, low=100, high=60 * SECOND, unit="time", live=True)
-    file_reserved_time: int = key(72, low=1, high=1_000_000, live=True)
-    delete_when: str = key("04")
-    disk_max_used_space_ratio: int = key(75, low=10, high=95, live=True)
-    disk_space_clean_forcibly_ratio: int = key(85, low=30, high=99, live=True)
-    clean_file_forcibly_enable: bool = key(True, live=True)
-    disk_space_warning_level_ratio: int = key(90, low=35, high=99, live=True)
-
-    store_url: str = key("")
-    archive_min_bytes: int = key(8 * MIB, low=1, high=GIB, unit="size", live=True)
-    archive_max_age: int = key(HOUR, low=SECOND, high=30 * DAY, unit="time", live=True)
-    archive_upload_bytes_per_second: int = key(0, low=0, high=1024 * GIB, unit="size", live=True)
-    archive_period: int = key(10 * SECOND, low=SECOND, high=DAY, unit="time")
-    tiered_storage_level: str = key("NOT_IN_DISK", choices=("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"), live=True)
-    state_period: int = key(10 * SECOND, low=100, high=DAY, unit="time")
-    journal_checkpoint_entries: int = key(256, low=2, high=1_000_000)
-    cold_cache_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size")
-    cold_cache_disk_bytes: int = key(GIB, low=0, high=1 << 50, unit="size")
-    # Below the 30 s that a stock push consumer waits for its pull: it hears why, and comes back.
-    cold_read_timeout: int = key(20 * SECOND, low=10, high=HOUR, unit="time", live=True)
-    cold_fetch_bytes: int = key(64 * MIB, low=MIB, high=16 * GIB, unit="size")
-    expire_grace: int = key(DAY, low=0, high=365 * DAY, unit="time")
-    default_ttl_hours: int = key(-1, low=-1, high=1_000_000_000)
-
-    admin_port: int = key(10913, low=-1, high=65535)
-    metrics_max_series: int = key(1_000, low=0, high=100_000, live=True)
-    log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-
-    @property
-    def root(self) -> Path:
-        return Path(self.store_path_root_dir).expanduser()
-
-    @property
-    def name_servers(self) -> list[str]:
-        return [part.strip() for part in re.split(r"[;,]", self.namesrv_addr) if part.strip()]
-
-    @property
-    def delete_hours(self) -> frozenset[int]:
-        """Hours of the day out of `deleteWhen`: `04`, or several with `;`. Raises ConfigError."""
-        hours = [part.strip() for part in self.delete_when.split(";") if part.strip()]
-        if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
-            raise ConfigError(f"deleteWhen: {self.delete_when!r} is no hour of the day (00 to 23; several with ;)")
-        return frozenset(map(int, hours))
-
-    @property
-    def sync_flush(self) -> bool:
-        return self.flush_disk_type == "SYNC_FLUSH"
-
-    @classmethod
-    def load(cls, path: Path | None = None, overrides: Iterable[str] = ()) -> Self:
-        return load(cls, path, overrides)
 
 
 C = TypeVar("C")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from infra.clock import Clock
-from infra.object_store import AccessDenied
+from infra.object_store.protocol import AccessDenied
 from lifecycle.backlog import Backlog
 from lifecycle.evictor import Evictor
 from lifecycle.expirer import Expirer
@@ -32,10 +32,10 @@ from lifecycle.retention import (
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from lifecycle.turns import Turns
 from neve.archive import keys
-from tiered.journal import JournalWriter
-from tiered.offload import OffloadRound, Progress, RoundReport, RowCounts, Uploader
-from tiered.offload_plan import TopicRange, TopicUnreadable
-from tiered.verify import VerifyReport, verify
+from tiered.journal.verify import VerifyReport, verify
+from tiered.journal.writer import JournalWriter
+from tiered.write.offload import OffloadRound, Progress, RoundReport, RowCounts, Uploader
+from tiered.write.offload_plan import TopicRange, TopicUnreadable
 
 _log = logging.getLogger(__name__)
 

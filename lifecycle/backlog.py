@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import Pending
 from neve.archive.catalog import Catalog
-from tiered.offload_plan import TopicRange
+from tiered.write.offload_plan import TopicRange
 
 
 @dataclass(slots=True)

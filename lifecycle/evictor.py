@@ -9,7 +9,7 @@ from infra import failpoint
 from infra.clock import Clock
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import Moment, Policy, may_evict, moment_of
-from tiered.offload import Progress
+from tiered.write.offload import Progress
 
 _log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from lifecycle.safe_clock import SafeClock
 from lifecycle.unexpire import is_there, plan_undo, show_local
 from neve.archive.expiry import plan_dropped, plan_expiry
 from neve.archive.journal import Deleted, Expire, Unexpire
-from tiered.journal import JournalWriter
-from tiered.named_topics import StalePlan
-from tiered.offload_plan import TopicUnreadable
-from tiered.set_aside import SetAside
+from tiered.journal.named_topics import StalePlan
+from tiered.journal.writer import JournalWriter
+from tiered.write.offload_plan import TopicUnreadable
+from tiered.write.set_aside import SetAside
 
 _log = logging.getLogger(__name__)
 

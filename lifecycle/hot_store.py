@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tiered.offload_plan import HotLog
+from tiered.write.offload_plan import HotLog
 
 
 class Segment(Protocol):

@@ -22,7 +22,7 @@ import msgspec
 
 from infra.clock import Clock
 from infra.disk import Disk
-from infra.object_store import ObjectStore
+from infra.object_store.protocol import ObjectStore
 
 _log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from infra.clock import Clock
-from infra.object_store import ObjectStoreError
+from infra.object_store.protocol import ObjectStoreError
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.journal import NewerFormat
-from tiered.journal import Fenced
+from tiered.journal.writer import Fenced
 
 _log = logging.getLogger(__name__)
 #: What a store, a clock or another owner does to a job: an operator needs no traceback for it.

@@ -16,7 +16,7 @@ from infra import failpoint
 from infra.clock import Clock
 from neve.archive.keys import state_key
 from neve.archive.state import SLOTS, BrokerState, encode_state, newest_slot, read_slots
-from tiered.journal import JournalWriter
+from tiered.journal.writer import JournalWriter
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from infra.object_store import NotFound, ObjectStore
+from infra.object_store.protocol import NotFound, ObjectStore
 from lifecycle.hot_store import HotStore
 from lifecycle.retention import Policy
 from neve.archive.catalog import Catalog

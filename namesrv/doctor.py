@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from access.server_checks import check_free_port, check_tls, check_users
 from infra.clock import Clock, SystemClock
 from infra.config import ConfigError, read
-from infra.server_checks import check_free_port, check_tls, check_users
 from namesrv.namesrv_config import NamesrvConfig
 from neve.cli.doctor import FAIL, OK, WARN, Check, check_directory
 

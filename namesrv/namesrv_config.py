@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from access.config import SecurityConfig
 from infra import rocketmq_keys
-from infra.config import GIB, MIB, SECOND, SecurityConfig, key
+from infra.config import GIB, MIB, SECOND, key
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from infra.auth.wiring import guarded
+from access.wiring import guarded
 from infra.clock import Clock
 from infra.descriptors import budget
 from infra.disk import Disk

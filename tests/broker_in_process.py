@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
 from infra.clock import Clock, SystemClock
-from infra.config import BrokerConfig, load
+from infra.config import load
 from infra.disk import Disk, RealDisk
 from infra.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code

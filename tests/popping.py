@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from broker.broker_controller import BrokerController
 from infra.remoting_server import Connection
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

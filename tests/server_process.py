@@ -15,7 +15,7 @@ from typing import Any
 from infra.remoting_server import open_connection
 from neve.archive.follow import entries
 from neve.cli.store import open_source
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 

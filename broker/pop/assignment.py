@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.state_file import StateFile
+from broker.tables.state_file import StateFile
 from infra.disk import Disk
 from neve.remoting.body import MessageQueue
 

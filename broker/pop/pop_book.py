@@ -25,16 +25,16 @@ from typing import Any
 
 import msgspec
 
-from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.pop.pop_log import Acked, Changed, Event, Freed, Popped, Reset, decode_event, encode_event
-from broker.state_file import StateFile, SyncLog
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.state_file import StateFile, SyncLog
 from broker.validators import REVIVE_LOG_PREFIX
 from infra.clock import Clock
 from infra.disk import Disk
 from neve.errors import BrokerError
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)

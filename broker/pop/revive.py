@@ -20,16 +20,8 @@ from broker.pop.pop_book import Flight, Key, PopQueue
 from broker.pop.pop_log import Acked
 from broker.store.errors import StoreError
 from neve.errors import BrokerError
-from neve.message import (
-    PROPERTY_KEYS,
-    PROPERTY_POP_CK,
-    PROPERTY_TAGS,
-    PROPERTY_UNIQUE_KEY,
-    MessageRecord,
-    fitting_properties,
-    iter_records,
-    tags_code,
-)
+from neve.record.codec import MessageRecord, fitting_properties, iter_records
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_POP_CK, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
 from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)

@@ -38,7 +38,8 @@ from broker.store.layout import (
 from infra import failpoint
 from infra.clock import Clock
 from infra.disk import Disk, OutOfDescriptors
-from neve.message import PROPERTIES_LENGTH_MAX, pack_host
+from neve.record.codec import pack_host
+from neve.record.layout import PROPERTIES_LENGTH_MAX
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ from struct import Struct
 
 from broker.store.errors import MessageIllegal
 from broker.store.layout import HEAD_OF_HOSTS
-from neve.message import BORN_HOST_V6, STORE_HOST_V6, pack_host
+from neve.record.codec import pack_host
+from neve.record.layout import BORN_HOST_V6, STORE_HOST_V6
 
 HOST_FLAGS = BORN_HOST_V6 | STORE_HOST_V6
 _KEPT = 10_000

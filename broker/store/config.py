@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from neve.message import PROPERTY_TAGS, MessageRecord, tags_code
+from neve.record.codec import MessageRecord
+from neve.record.properties import PROPERTY_TAGS, tags_code
 
 ASYNC_FLUSH = "ASYNC_FLUSH"
 SYNC_FLUSH = "SYNC_FLUSH"

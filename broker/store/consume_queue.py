@@ -16,7 +16,7 @@ from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, SHORT, file_name, is_file_name
 from infra.disk import Disk, DiskFull, OutOfDescriptors
-from neve.message import MAGIC_V1, MAGIC_V2
+from neve.record.layout import MAGIC_V1, MAGIC_V2
 
 _LONGEST_V1_TOPIC = 127
 

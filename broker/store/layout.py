@@ -1,4 +1,4 @@
-"""The bytes of the store's files. The record itself is RocketMQ's (see `neve.message`).
+"""The bytes of the store's files. The record itself is RocketMQ's (see `neve.record.layout`).
 
     commitlog/<base>      records back to back; each file ends with an END record or fewer than 8 bytes
       END record          i32 bytes to the end of the file, i32 MAGIC_BLANK
@@ -22,7 +22,7 @@ from struct import Struct
 # the same CRC-32 as zlib's, in a sixth of its time for a body of 1 KiB
 from zlib_ng.zlib_ng import crc32
 
-from neve.message import MAGIC_BLANK
+from neve.record.layout import MAGIC_BLANK
 
 FILE_NAME_DIGITS = 20
 STANDS_STILL_MS = 1_000

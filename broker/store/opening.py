@@ -10,7 +10,8 @@ from broker.store.consume_queue import ConsumeQueue
 from broker.store.errors import StoreCorrupt
 from broker.store.recovery import LogScan, Recovered, RecoveryReport, walk_topics, zero_above
 from infra.disk import Disk
-from neve.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, MessageRecord
+from neve.record.codec import MessageRecord
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY
 
 if TYPE_CHECKING:
     from broker.store.appender import Appender

@@ -21,7 +21,7 @@ from broker.store.layout import (
     SIZE_AND_MAGIC,
     SYS_FLAG_AT,
 )
-from neve.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
+from neve.record.layout import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
 
 FOUND = "FOUND"
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"

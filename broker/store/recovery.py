@@ -23,14 +23,8 @@ from broker.store.layout import (
     STANDS_STILL_MS,
     record_crc,
 )
-from neve.message import (
-    BORN_HOST_V6,
-    MAGIC_BLANK,
-    STORE_HOST_V6,
-    MalformedRecord,
-    MessageRecord,
-    decode_record,
-)
+from neve.record.codec import MalformedRecord, MessageRecord, decode_record
+from neve.record.layout import BORN_HOST_V6, MAGIC_BLANK, STORE_HOST_V6
 
 _CHUNK = 1 << 20
 _V6_EXTRA = 12

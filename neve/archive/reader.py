@@ -8,7 +8,7 @@ from neve.archive.follow import catalogs
 from neve.archive.groups import DecodedRows, decode_group
 from neve.archive.journal import CommittedName, Gap
 from neve.archive.schema import parse_footer
-from neve.message import MessageRecord, decode_record
+from neve.record.codec import MessageRecord, decode_record
 
 
 class ObjectSource(Protocol):

@@ -1,8 +1,8 @@
 """Rows back to records, byte for byte; vectorised, so that a cold read costs no Python per message.
 
-A record is the join of these parts (layout: neve.message); numbers come out of numpy as big-endian structures, the
-texts are Arrow arrays. What stands before and after the body is joined first; head, body and rest are then described as
-Arrow views, which one cast copies together, so a body is copied once. The cast's buffers are the answer:
+A record is the join of these parts (layout: neve.record.layout); numbers come out of numpy as big-endian structures,
+the texts are Arrow arrays. What stands before and after the body is joined first; head, body and rest are then
+described as Arrow views, which one cast copies together, so a body is copied once. The cast's buffers are the answer:
 
     _FRONT 48 | born host 8/20 | store time 8 | store host 8/20 | _REAR 16 | body
     | topic length 1/2, topic | properties length 2, properties
@@ -21,7 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neve.message import MAGIC_V1, MAGIC_V2, PROPERTY_TAGS, MalformedRecord, decode_record, tags_code
+from neve.record.codec import MalformedRecord, decode_record
+from neve.record.layout import MAGIC_V1, MAGIC_V2
+from neve.record.properties import PROPERTY_TAGS, tags_code
 
 _FRONT = np.dtype(
     [

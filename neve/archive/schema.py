@@ -29,13 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from neve.archive.journal import FORMAT_VERSION, CommittedName, NewerFormat, RowGroup
-from neve.message import (
-    COMPRESSED,
-    COMPRESSION_LZ4,
-    COMPRESSION_MASK,
-    COMPRESSION_ZLIB,
-    COMPRESSION_ZSTD,
-)
+from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_MASK, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 
 _TIME = pa.timestamp("ms", tz="UTC")
 

@@ -3,9 +3,11 @@ consumers with pull, group, rebalance, process_queue, delivery, fetcher, positio
 pop_consumer; then group_requests, admin; sync wraps them."""
 
 from neve.client.client import AsyncClient, connect
-from neve.client.connection import ConnectionFailed
-from neve.client.consumer import Consumer
-from neve.client.lite_pull import LitePullConsumer
+from neve.client.consumers.lite_pull import LitePullConsumer
+from neve.client.consumers.pop import PopConsumer
+from neve.client.consumers.push import Consumer
+from neve.client.group.pull import Subscription
+from neve.client.group.received import Received
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -18,12 +20,10 @@ from neve.client.model import (
     SendStatus,
     TopicConfig,
 )
+from neve.client.net.connection import ConnectionFailed
+from neve.client.net.route import TopicRoute
 from neve.client.options import ClientOptions
-from neve.client.pop_consumer import PopConsumer
-from neve.client.pull import Subscription
-from neve.client.received import Received
-from neve.client.route import TopicRoute
-from neve.client.transaction import LocalTransactionState, Transaction, TransactionProducer, TransactionResult
+from neve.client.send.transaction import LocalTransactionState, Transaction, TransactionProducer, TransactionResult
 
 __all__ = [
     "AsyncClient",

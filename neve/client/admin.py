@@ -15,10 +15,11 @@ from neve.client.model import (
     TopicConfig,
     message_from_record,
 )
-from neve.client.route import MASTER_ID, TopicRoute
-from neve.client.session import Session, parse_body, require_success
+from neve.client.net.route import MASTER_ID, TopicRoute
+from neve.client.net.session import Session, parse_body, require_success
 from neve.errors import BrokerError, ClientError, ProtocolError
-from neve.message import MalformedRecord, decode_record, iter_records, parse_offset_msg_id
+from neve.record.codec import MalformedRecord, decode_record, iter_records
+from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode, ResponseCode
 
 _SHOWN_TO_ALL = 10_000  # ms that an id search looks ahead of our clock

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from neve.client.admin import Admin
-from neve.client.consumers import Consumers, subscription
-from neve.client.in_work import Asker, current_asker
+from neve.client.consumers.factory import Consumers, subscription
+from neve.client.group.in_work import Asker, current_asker
+from neve.client.group.pop_requests import set_request_mode
+from neve.client.group.pull import TOOLS_GROUP, Puller, Subscription
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -20,16 +22,14 @@ from neve.client.model import (
     SendResult,
     TopicConfig,
 )
+from neve.client.net.route import TopicRoute
+from neve.client.net.session import Session
 from neve.client.options import ClientOptions
-from neve.client.pop import set_request_mode
-from neve.client.producer import Producer, Queue
-from neve.client.pull import TOOLS_GROUP, Puller, Subscription
-from neve.client.queue_selector import OrderKey
-from neve.client.request_reply import Requests
-from neve.client.route import TopicRoute
-from neve.client.session import Session
-from neve.client.trace_sender import TraceSender
-from neve.client.transaction import Check, Checks, TransactionProducer
+from neve.client.send.producer import Producer, Queue
+from neve.client.send.queue_selector import OrderKey
+from neve.client.send.request_reply import Requests
+from neve.client.send.transaction import Check, Checks, TransactionProducer
+from neve.client.trace.sender import TraceSender
 
 T = TypeVar("T")
 

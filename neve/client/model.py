@@ -8,20 +8,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from neve.message import (
-    COMPRESSED,
-    COMPRESSION_MASK,
-    PROPERTY_KEYS,
-    PROPERTY_RETRY_TOPIC,
-    PROPERTY_TAGS,
-    PROPERTY_UNIQUE_KEY,
-    inflate,
-    offset_msg_id,
-)
+from neve.record.bodies import inflate
+from neve.record.ids import offset_msg_id
+from neve.record.layout import COMPRESSED, COMPRESSION_MASK
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_RETRY_TOPIC, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
 from neve.remoting.body import MessageQueue
 
 if TYPE_CHECKING:
-    from neve.message import MessageRecord
+    from neve.record.codec import MessageRecord
 
 log = logging.getLogger(__name__)
 

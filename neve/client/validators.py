@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from neve.errors import ClientError
-from neve.message import PROPERTIES_LENGTH_MAX, properties_to_bytes
+from neve.record.layout import PROPERTIES_LENGTH_MAX
+from neve.record.properties import properties_to_bytes
 from neve.remoting.codes import ResponseCode
 
 TOPIC_LENGTH_MAX = 127

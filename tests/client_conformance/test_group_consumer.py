@@ -12,7 +12,7 @@ import pytest
 
 from neve import BrokerError, connect
 from neve.client import AsyncClient, Consumer, Received, Subscription
-from neve.client.queue_locks import QueueLocks
+from neve.client.group.queue_locks import QueueLocks
 from tests.waiting import until
 
 Run = Callable[..., None]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from neve.client import AsyncClient, Message
-from neve.client.queue_selector import select_by_hash
+from neve.client.send.queue_selector import select_by_hash
 from neve.errors import BrokerError, ClientError
 
 

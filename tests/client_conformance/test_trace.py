@@ -12,7 +12,7 @@ import pytest
 from bench.servers import mqadmin
 from neve import BrokerError, connect
 from neve.client import AsyncClient, LocalTransactionState
-from neve.client.trace_format import TRACE_TOPIC
+from neve.client.trace.format import TRACE_TOPIC
 from tests.waiting import until
 
 Run = Callable[..., None]

@@ -28,7 +28,7 @@ from pyarrow.dataset import dataset
 import neve.archive
 from bench.servers import NeveServer, wait_until
 from bench.wire import OPAQUE_FIRST, SEND_V2, SUCCESS, Client, request, send_ext
-from infra.object_store import open_store
+from infra.object_store.open import open_store
 from neve.archive.follow import catalogs
 
 KILLS = int(os.environ.get("NEVE_KILLS", "4"))

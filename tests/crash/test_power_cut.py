@@ -13,7 +13,7 @@ from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from tests.doubles.sim_disk import SimDisk
 
 TOPICS = ("orders", "payments")

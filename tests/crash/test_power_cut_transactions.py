@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
 from infra.clock import SystemClock
-from infra.config import BrokerConfig, load
+from infra.config import load
 from infra.remoting_server import Connection, open_connection
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask
 from tests.doubles.sim_disk import SimDisk

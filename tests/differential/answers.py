@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neve.errors import ProtocolError
-from neve.message import MalformedRecord, MessageRecord, iter_records
+from neve.record.codec import MalformedRecord, MessageRecord, iter_records
 from neve.remoting.body import MessageQueue, lenient_loads
 from neve.remoting.command import RemotingCommand
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from neve.message import parse_offset_msg_id
+from neve.record.ids import parse_offset_msg_id
 from neve.remoting.command import FLAG_ONEWAY, RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
 from tests.differential.answers import CLOSED, SILENT, Answer, Normaliser, at_path, names_of, read_answer

@@ -12,19 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from access.permissions import NEEDS
 from broker.pop.extra_info import ExtraInfo
-from infra.auth.permissions import NEEDS
 from neve.errors import NeveError, ProtocolError
-from neve.message import (
-    MalformedRecord,
-    bytes_to_properties,
-    decode_batch,
-    decode_record,
-    inflate,
-    iter_records,
-    parse_offset_msg_id,
-    tags_code,
-)
+from neve.record.bodies import decode_batch, inflate
+from neve.record.codec import MalformedRecord, decode_record, iter_records
+from neve.record.ids import parse_offset_msg_id
+from neve.record.properties import bytes_to_properties, tags_code
 from neve.remoting import body, headers
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder

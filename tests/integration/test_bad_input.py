@@ -19,12 +19,12 @@ import pytest
 from obstore.exceptions import GenericError, NotFoundError
 
 from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
 from infra.clock import SystemClock
-from infra.config import BrokerConfig
 from infra.disk import RealDisk, Room
 from infra.minio import Minio, create_bucket, running
-from infra.object_store import NotFound, StoreUnavailable
-from infra.s3_store import _profile_provider, _translate
+from infra.object_store.protocol import NotFound, StoreUnavailable
+from infra.object_store.s3 import _profile_provider, _translate
 from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

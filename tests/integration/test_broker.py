@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from infra.remoting_server import Connection, open_connection
-from neve.message import decode_record, iter_records, parse_offset_msg_id, tags_code
+from neve.record.codec import decode_record, iter_records
+from neve.record.ids import parse_offset_msg_id
+from neve.record.properties import tags_code
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 

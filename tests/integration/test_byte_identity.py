@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from infra import minio
-from neve.message import decode_record, encode_batch
+from neve.record.bodies import encode_batch
+from neve.record.codec import decode_record
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
 

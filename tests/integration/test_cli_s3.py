@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra import minio
-from infra.object_store import open_store
+from infra.object_store.open import open_store
 from neve.archive.journal import Epoch, encode_entry
 from neve.archive.keys import journal_key
 from neve.cli import main

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from broker.broker_controller import BrokerController
 from broker.pop.pop_log import Acked, Popped
-from broker.retry_names import RETRY_V1, real_topic
+from broker.tables.retry_names import RETRY_V1, real_topic
 from infra.remoting_server import Connection, open_connection
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from broker.broker_controller import BrokerController
 from infra.remoting_server import Connection
-from neve.message import iter_records, parse_offset_msg_id
+from neve.record.codec import iter_records
+from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running, send
 

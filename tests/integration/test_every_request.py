@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.processor.send_message import SPECIAL_PROPERTIES
+from broker.requests.send_message import SPECIAL_PROPERTIES
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, open_connection
@@ -37,7 +37,7 @@ from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 READERS = frozenset({"require_str", "require_int", "optional_int", "optional_bool"})
-HEADERS = ("neve.remoting.headers", "broker.processor.pop_message")
+HEADERS = ("neve.remoting.headers", "broker.requests.pop_message")
 #: Values that a sound request could have; any other field has 0.
 ORDINARY = {
     "topic": "T", "b": "T", "group": "g", "consumerGroup": "g", "a": "p", "producerGroup": "p", "srcGroup": "g",

@@ -19,7 +19,7 @@ import pytest
 from infra.minio import Minio, create_bucket, running
 from neve.archive.journal import FORMAT_VERSION, Abort, Epoch, Gap
 from neve.archive.keys import format_key
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.server_process import (
     GROUP,
@@ -38,7 +38,7 @@ from tests.server_process import (
     send,
 )
 from tests.waiting import wait_until
-from tiered.journal import StoreFormat
+from tiered.journal.writer import StoreFormat
 
 
 def log_files(directory: Path) -> list[Path]:

@@ -18,16 +18,16 @@ from infra import failpoint, minio
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.failpoint import FailpointError
-from infra.object_store import open_store
+from infra.object_store.open import open_store
 from infra.s3_server import S3Server, create_bucket
 from lifecycle.archiver import Lifecycle
 from lifecycle.hot_store import Segment
 from lifecycle.retention import Policy
 from neve.archive.catalog import Location
 from tests.servers import versitygw
-from tiered.journal import JournalWriter
-from tiered.offload_plan import EntryRun
-from tiered.worker_client import WorkerClient
+from tiered.journal.writer import JournalWriter
+from tiered.worker.client import WorkerClient
+from tiered.write.offload_plan import EntryRun
 
 pytestmark = pytest.mark.servers
 HOST = ("127.0.0.1", 10911)

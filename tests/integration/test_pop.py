@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.remoting_server import Connection, open_connection
-from neve.message import MessageRecord, iter_records
+from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

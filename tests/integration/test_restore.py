@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from broker.archiving.restore import Restore
 from broker.broker_controller import BrokerController
-from broker.restore import Restore
+from broker.config import BrokerConfig
 from infra import failpoint
 from infra.clock import SystemClock
-from infra.config import BrokerConfig
 from infra.disk import RealDisk
 from infra.failpoint import FailpointError
 from infra.minio import create_bucket, running
@@ -29,7 +29,7 @@ from neve.archive.follow import read_catalog
 from neve.archive.journal import Epoch
 from neve.archive.state import BrokerState, read_state
 from neve.cli.store import open_source
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.server_process import (
     GROUP,

@@ -22,7 +22,8 @@ from infra import failpoint, minio
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.failpoint import FailpointError
-from infra.object_store import ObjectStore, open_store
+from infra.object_store.open import open_store
+from infra.object_store.protocol import ObjectStore
 from neve import spark as neve_spark
 from neve.archive.journal import (
     AnyEntry,
@@ -40,7 +41,7 @@ from neve.archive.schema import SCHEMA
 from neve.spark.jars import pyspark_jars
 from tests.integration.test_offload import StoreAdapter, put, start
 from tests.server_process import NEVE
-from tiered.worker_client import WorkerClient
+from tiered.worker.client import WorkerClient
 
 pytestmark = [
     pytest.mark.servers,

@@ -18,7 +18,8 @@ from infra import failpoint, minio
 from infra.clock import ManualClock, SystemClock
 from infra.disk import RealDisk
 from infra.failpoint import FailpointError
-from infra.object_store import NotFound, ObjectStore, open_store
+from infra.object_store.open import open_store
+from infra.object_store.protocol import NotFound, ObjectStore
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import HOUR_MS, Policy
 from lifecycle.safe_clock import TOLERANCE_MS, ClocksDisagree
@@ -26,8 +27,8 @@ from neve.archive.follow import catalogs
 from neve.archive.journal import Deleted, Expire, decode_entry
 from neve.archive.keys import journal_key
 from tests.integration.test_offload import HOST, StoreAdapter
-from tiered.journal import JournalWriter
-from tiered.worker_client import WorkerClient
+from tiered.journal.writer import JournalWriter
+from tiered.worker.client import WorkerClient
 
 pytestmark = pytest.mark.servers
 HALF_HOUR = HOUR_MS // 2

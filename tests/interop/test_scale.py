@@ -27,7 +27,7 @@ from bench import jvm
 from bench.servers import NEVE, Processes, free_ports, mqadmin, wait_until
 from bench.wire import ROUTE, SUCCESS, Client
 from infra import minio
-from infra.object_store import open_store
+from infra.object_store.open import open_store
 from neve import archive
 from neve import spark as neve_spark
 from neve.remoting.body import TopicRouteData, loads_as

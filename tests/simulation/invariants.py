@@ -19,7 +19,7 @@ from neve.archive.catalog import Catalog, Location
 from neve.archive.checkpoint import CatalogState, decode_checkpoint
 from neve.archive.journal import Checkpoint
 from neve.archive.keys import checkpoint_key
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from tests.simulation.model import Message
 from tests.simulation.process import BROKER, queues_of
 

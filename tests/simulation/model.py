@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from infra.object_store import MemoryStore
+from infra.object_store.memory import MemoryStore
 from neve.archive import keys
 from neve.archive.journal import (
     Abort,

@@ -13,20 +13,21 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from broker import archive_wiring, state_file
-from broker.archive_wiring import ArchiveWiring
+from broker.archiving import archive_wiring
+from broker.archiving.archive_wiring import ArchiveWiring
+from broker.archiving.loop_hot_store import LoopHotStore
+from broker.archiving.restore import Restore, refuse_unfinished
 from broker.broker_controller import BrokerController
-from broker.consumer_offset_manager import ConsumerOffsetManager
-from broker.loop_hot_store import LoopHotStore
-from broker.restore import Restore, refuse_unfinished
-from broker.retry_names import RetryNames
+from broker.config import BrokerConfig
+from broker.reading.tiered_store import TieredStore
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from broker.subscription_group_manager import SubscriptionGroupManager
-from broker.tiered_store import TieredStore
-from broker.topic_config_manager import TopicConfigManager
+from broker.tables import state_file
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.retry_names import RetryNames
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import ManualClock
-from infra.config import BrokerConfig
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.workers import AnyWorker

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.store.errors import StoreError
-from broker.topic_config_manager import TopicConfig
+from broker.tables.topic_config_manager import TopicConfig
 from infra.failpoint import FailpointError
-from neve.message import decode_record
+from neve.record.codec import decode_record
 from tests.simulation.model import Message
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ import msgspec
 import pyarrow as pa
 
 from infra import failpoint
-from infra.object_store import ObjectStoreError, PreconditionFailed, UnknownOutcome
+from infra.object_store.protocol import ObjectStoreError, PreconditionFailed, UnknownOutcome
 from neve.archive.journal import CommittedName, IntentName, RowGroup
-from neve.message import decode_record
+from neve.record.codec import decode_record
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
-from tiered import frames
-from tiered.offload import ContentConflict, EncodeFailed
-from tiered.offload_plan import EntryRun
-from tiered.worker import Worker
-from tiered.worker_client import DecodedGroup, WorkerClient, WorkerFailed
+from tiered.worker import frames
+from tiered.worker.client import DecodedGroup, WorkerClient, WorkerFailed
+from tiered.worker.process import Worker
+from tiered.write.offload import ContentConflict, EncodeFailed
+from tiered.write.offload_plan import EntryRun
 
 Row = tuple[int, int, bytes]  # queue, offset, record
 GROUP_BYTES = 2000

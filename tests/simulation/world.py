@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
+from broker.config import BrokerConfig
 from broker.store.errors import StoreError
 from infra import failpoint
 from infra.clock import ManualClock
-from infra.config import BrokerConfig
 from infra.failpoint import FailpointError
-from infra.object_store import ObjectStoreError
+from infra.object_store.protocol import ObjectStoreError
 from infra.startup import StartupError
 from lifecycle.safe_clock import ClocksDisagree
 from neve.errors import BrokerError
@@ -28,8 +28,8 @@ from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.model import Bucket, Message, Model
 from tests.simulation.process import BROKER, Killed, Process, in_line, queues_of, set_crowded
 from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker, Row
-from tiered import segment_writer
-from tiered.journal import Fenced
+from tiered.journal.writer import Fenced
+from tiered.write import segment_writer
 
 TOPICS = ("orders", "payments", "%RETRY%group", "käse|1")
 MINUTE, HOUR = 60_000, 3_600_000

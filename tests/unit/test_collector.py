@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.client_manager import ClientChannel
-from broker.pull_request_hold import HeldPull
+from broker.clients.client_manager import ClientChannel
+from broker.reading.pull_request_hold import HeldPull
 from broker.store.consume_queue import ConsumeQueue
 from infra import collector
 from infra.remoting_server import Connection, open_connection

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.config import BrokerConfig, live_keys, load, parse_properties, to_properties
+from broker.config import BrokerConfig
+from infra.config import live_keys, load, parse_properties, to_properties
 from namesrv.namesrv_config import NamesrvConfig
 
 CONF = Path(__file__).parents[2] / "conf"

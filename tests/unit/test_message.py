@@ -10,7 +10,18 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve import message as m
+from neve.record.bodies import decode_batch, encode_batch, inflate
+from neve.record.codec import MalformedRecord, decode_record, encode_record, iter_records, reencode_record
+from neve.record.ids import UniqueIdGenerator, offset_msg_id, parse_offset_msg_id
+from neve.record.layout import (
+    BORN_HOST_V6,
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+    STORE_HOST_V6,
+)
+from neve.record.properties import bytes_to_properties, properties_to_bytes, tags_code
 
 HOSTS = [("10.1.2.3", 10911), ("2001:db8::1", 443), ("::ffff:1.2.3.4", 1)]
 
@@ -30,7 +41,7 @@ def encode(**changes: object) -> bytes:
         "store_timestamp": 2,
         "store_host": HOSTS[0],
     }
-    return m.encode_record(**(fields | changes))  # type: ignore[arg-type]
+    return encode_record(**(fields | changes))  # type: ignore[arg-type]
 
 
 @given(
@@ -50,7 +61,7 @@ def test_what_is_encoded_is_decoded(body, topic, properties, born, store, born_t
         store_host=store,
         born_timestamp=born_timestamp,
     )
-    record = m.decode_record(raw)
+    record = decode_record(raw)
     assert (record.size, record.body, record.topic) == (len(raw), body, topic)
     assert (record.properties_raw, record.born_timestamp) == (properties, born_timestamp)
     assert record.body_crc == zlib.crc32(body) & 0x7FFFFFFF
@@ -66,28 +77,28 @@ def test_positions_are_those_of_the_layout() -> None:
 def test_every_truncation_and_every_lying_length_is_refused() -> None:
     raw = encode()
     for cut in range(len(raw)):
-        with pytest.raises(m.MalformedRecord):
-            m.decode_record(raw[:cut])
+        with pytest.raises(MalformedRecord):
+            decode_record(raw[:cut])
     for position in (84, 93, 100):
         for value in (0x7F, 0xFF):
             lying = bytearray(raw)
             lying[position] = value
-            with pytest.raises(m.MalformedRecord):
-                m.decode_record(lying)
+            with pytest.raises(MalformedRecord):
+                decode_record(lying)
 
 
-@pytest.mark.parametrize("hosts", [m.BORN_HOST_V6, m.STORE_HOST_V6, m.BORN_HOST_V6 | m.STORE_HOST_V6])
+@pytest.mark.parametrize("hosts", [BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6])
 def test_flipped_host_bits_of_a_short_record_are_refused(hosts: int) -> None:
     """The fixed fields then reach outside the record, whatever its length says."""
     for length in range(24):
         raw = bytearray(encode(body=b"", topic=b"t", properties=b"\xff" * length))
         raw[36:40] = hosts.to_bytes(4, "big")
-        with pytest.raises(m.MalformedRecord):
-            m.decode_record(raw)
+        with pytest.raises(MalformedRecord):
+            decode_record(raw)
 
 
 def test_records_follow_one_another() -> None:
-    assert [r.body for r in m.iter_records(encode(body=b"a") + encode(body=b"") + encode(body=b"c"))] == [
+    assert [r.body for r in iter_records(encode(body=b"a") + encode(body=b"") + encode(body=b"c"))] == [
         b"a",
         b"",
         b"c",
@@ -98,60 +109,60 @@ def test_records_follow_one_another() -> None:
     ("tags", "code"), [(None, 0), ("", 0), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("é😀", 1996812)]
 )
 def test_tags_code_is_javas(tags: str | None, code: int) -> None:
-    assert m.tags_code(tags) == code
+    assert tags_code(tags) == code
 
 
 def test_properties_are_read_as_rocketmq_reads_them() -> None:
-    assert m.bytes_to_properties(b"a\x01b\x02c\x01\x02\x01d\x02e\x02f\x01g") == {"a": "b", "f": "g"}
-    assert m.properties_to_bytes({"a": "b", "c": "", "d": "é"}) == "a\x01b\x02d\x01é\x02".encode()
+    assert bytes_to_properties(b"a\x01b\x02c\x01\x02\x01d\x02e\x02f\x01g") == {"a": "b", "f": "g"}
+    assert properties_to_bytes({"a": "b", "c": "", "d": "é"}) == "a\x01b\x02d\x01é\x02".encode()
 
 
 def test_a_bomb_is_not_inflated() -> None:
     bomb = zlib.compress(b"\0" * (1 << 20))
-    assert m.inflate(bomb, m.COMPRESSED) == b"\0" * (1 << 20)
+    assert inflate(bomb, COMPRESSED) == b"\0" * (1 << 20)
     with pytest.raises(ValueError, match="longer than"):
-        m.inflate(bomb, m.COMPRESSED, limit=1000)
+        inflate(bomb, COMPRESSED, limit=1000)
 
 
-@pytest.mark.parametrize("codec", [m.COMPRESSION_ZLIB, m.COMPRESSION_LZ4, m.COMPRESSION_ZSTD])
+@pytest.mark.parametrize("codec", [COMPRESSION_ZLIB, COMPRESSION_LZ4, COMPRESSION_ZSTD])
 def test_a_damaged_body_is_a_value_error_and_a_whole_one_comes_back(codec: int) -> None:
     whole = b"neve " * 1000
     compress = {
-        m.COMPRESSION_ZLIB: zlib.compress,
-        m.COMPRESSION_LZ4: lz4.frame.compress,
-        m.COMPRESSION_ZSTD: zstandard.compress,
+        COMPRESSION_ZLIB: zlib.compress,
+        COMPRESSION_LZ4: lz4.frame.compress,
+        COMPRESSION_ZSTD: zstandard.compress,
     }
-    assert m.inflate(compress[codec](whole), m.COMPRESSED | codec) == whole
+    assert inflate(compress[codec](whole), COMPRESSED | codec) == whole
     with pytest.raises(ValueError, match="not what its sysFlag says"):
-        m.inflate(b"neither of them", m.COMPRESSED | codec)
+        inflate(b"neither of them", COMPRESSED | codec)
 
 
 def test_a_batch_comes_back_and_a_broken_one_is_refused() -> None:
-    blob = m.encode_batch([(b"a", 1, b"k\x01v\x02"), (b"", 0, b"")])
-    assert m.decode_batch(blob) == [(1, b"a", b"k\x01v\x02"), (0, b"", b"")]
+    blob = encode_batch([(b"a", 1, b"k\x01v\x02"), (b"", 0, b"")])
+    assert decode_batch(blob) == [(1, b"a", b"k\x01v\x02"), (0, b"", b"")]
     for cut in range(1, len(blob)):
-        if cut != len(m.encode_batch([(b"a", 1, b"k\x01v\x02")])):
-            with pytest.raises(m.MalformedRecord):
-                m.decode_batch(blob[:cut])
+        if cut != len(encode_batch([(b"a", 1, b"k\x01v\x02")])):
+            with pytest.raises(MalformedRecord):
+                decode_batch(blob[:cut])
 
 
 def test_an_offset_id_tells_where_the_record_lies() -> None:
-    assert m.offset_msg_id(("127.0.0.1", 10911), 1024) == "7F00000100002A9F0000000000000400"
-    assert m.parse_offset_msg_id("7F00000100002A9F0000000000000400") == ("127.0.0.1", 10911, 1024)
+    assert offset_msg_id(("127.0.0.1", 10911), 1024) == "7F00000100002A9F0000000000000400"
+    assert parse_offset_msg_id("7F00000100002A9F0000000000000400") == ("127.0.0.1", 10911, 1024)
 
 
 def test_unique_ids_have_rocketmqs_length_and_do_not_repeat() -> None:
-    ids = m.UniqueIdGenerator("10.0.0.1", 77, 12345, 0)
+    ids = UniqueIdGenerator("10.0.0.1", 77, 12345, 0)
     made = {ids.next(1) for _ in range(1000)}
     assert len(made) == 1000
     assert {len(one) for one in made} == {32}
 
 
 def test_a_copy_whose_properties_became_too_long_keeps_its_own() -> None:
-    own = m.properties_to_bytes({"k": "v" * 32_700})
-    record = m.decode_record(encode(properties=own))
+    own = properties_to_bytes({"k": "v" * 32_700})
+    record = decode_record(encode(properties=own))
     grown = {**record.properties, "more": "x" * 70}
-    copy = m.decode_record(m.reencode_record(record, topic="u", properties=grown))
+    copy = decode_record(reencode_record(record, topic="u", properties=grown))
     assert (copy.topic, copy.properties_raw, copy.queue_id) == ("u", own, 3)
-    shorter = m.decode_record(m.reencode_record(record, topic="u", properties={"a": "b"}, queue_id=9))
+    shorter = decode_record(reencode_record(record, topic="u", properties={"a": "b"}, queue_id=9))
     assert (shorter.properties, shorter.queue_id) == ({"a": "b"}, 9)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
 from infra import log as logs
 from infra import rocketmq_keys
 from infra.clock import SystemClock
-from infra.config import BrokerConfig, ConfigError, live_keys, parse_properties, read, to_properties, update_live
+from infra.config import ConfigError, live_keys, parse_properties, read, to_properties, update_live
 from infra.disk import RealDisk
 from namesrv.namesrv_config import NamesrvConfig
 from neve.cli import main

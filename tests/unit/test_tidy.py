@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("broker", "infra", "lifecycle", "namesrv", "neve", "tiered")
+PACKAGES = ("access", "broker", "infra", "lifecycle", "namesrv", "neve", "tiered")
 # Run by name: `python -m`, or named in pyproject.toml.
-STARTED = {"tiered.worker", "infra.minio", "neve.cli.main", "broker.command", "namesrv.command"}
-# Imported by users.
-OFFERED = {"neve.client.sync"}
+STARTED = {"tiered.worker.process", "infra.minio", "neve.cli.main", "broker.command", "namesrv.command"}
+# Imported by users; the double of an object store, by tests.
+OFFERED = {"neve.client.sync", "infra.object_store.memory"}
 # Imported when a verb is called (`neve.cli.main`).
 NAMED_IN_TEXT = re.compile(r"\"((?:neve|broker|namesrv)(?:\.\w+)+)")
 MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neve.message import encode_batch
+from neve.record.bodies import encode_batch
 from tests.differential.scenarios.requests import SEND, SEND_BATCH, create_topic, max_offset, properties, pull, send
 from tests.differential.steps import Scenario, Step
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.retry_names import RETRY_V1, real_topic
-from broker.timer_message import DELIVER_MS
-from broker.transaction.half_messages import COMMIT, ROLLBACK
-from neve.message import iter_records, parse_offset_msg_id
+from broker.tables.retry_names import RETRY_V1, real_topic
+from broker.waiting.half_messages import COMMIT, ROLLBACK
+from broker.waiting.timer_message import DELIVER_MS
+from neve.record.codec import iter_records
+from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

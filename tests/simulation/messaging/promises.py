@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.retry_names import RETRY_V1, real_topic
 from broker.store.appender import Shown
+from broker.tables.retry_names import RETRY_V1, real_topic
 from broker.validators import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
-from neve.message import MessageRecord, iter_records
+from neve.record.codec import MessageRecord, iter_records
 from tests.simulation.messaging.clients import POPPED, READERS, WORKERS
 from tests.simulation.messaging.model import DELAY, HALF, TIMER, Copy, Return, Sent
 

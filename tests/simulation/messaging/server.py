@@ -15,11 +15,13 @@ from unittest.mock import patch
 
 import greenlet
 
-from broker import broker_controller, loop_hot_store, state_file
+from broker import broker_controller
+from broker.archiving import loop_hot_store
 from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
 from broker.store import appender, commit_log
 from broker.store.config import StoreConfig
-from infra.config import BrokerConfig
+from broker.tables import state_file
 from lifecycle import archiver, scheduler, turns
 from tests.simulation.messaging.faulty_disk import FaultyDisk
 from tests.simulation.messaging.loop import Event, SimClock, SimLock, SimLoop, SimThread, Thread

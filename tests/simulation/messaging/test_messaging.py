@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from broker.flusher import Flusher
-from broker.processor.send_back import SendBackProcessor
-from broker.schedule_message import ScheduleMessage
-from broker.state_file import StateFile
-from broker.timer_message import TimerMessages
+from broker.intake.flusher import Flusher
+from broker.requests.send_back import SendBackProcessor
+from broker.tables.state_file import StateFile
 from broker.validators import DLQ_PREFIX
+from broker.waiting.schedule_message import ScheduleMessage
+from broker.waiting.timer_message import TimerMessages
 from infra.supervisor import Supervisor
-from neve.message import MessageRecord
+from neve.record.codec import MessageRecord
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import run
 from tests.simulation.messaging import clients

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
 from broker.store.errors import StoreError
-from infra.config import BrokerConfig
 from infra.startup import StartupError
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.messaging import clients, promises

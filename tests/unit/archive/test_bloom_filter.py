@@ -19,12 +19,12 @@ from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Intent, IntentName
 from neve.archive.keys import data_key
 from neve.archive.schema import FILTERED, FILTERS_MARK, SCHEMA, DamagedObject, writer_options
-from neve.message import decode_record, encode_record
-from tiered import bloom_filter
-from tiered.bloom_filter import filter_reads
-from tiered.cold_query import has_key
-from tiered.cold_reader import ColdReader
-from tiered.worker_client import WorkerClient
+from neve.record.codec import decode_record, encode_record
+from tiered.read.cold_query import has_key
+from tiered.read.cold_reader import ColdReader
+from tiered.worker.client import WorkerClient
+from tiered.write import bloom_filter
+from tiered.write.bloom_filter import filter_reads
 
 TOPIC = "orders"
 T0 = 1_700_000_000_000

@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 import pytest
 
-from infra.object_store import MemoryStore
+from infra.object_store.memory import MemoryStore
 from neve.archive.catalog import Catalog, OutOfOrder
 from neve.archive.checkpoint import KIND, decode_checkpoint, encode_checkpoint
 from neve.archive.follow import journal_end, read_catalog

@@ -9,10 +9,11 @@ import pytest
 from infra.clock import ManualClock
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, RowGroup, Topic
-from neve.message import encode_record, properties_to_bytes
-from tiered import cold_query
-from tiered.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found, Wanted
-from tiered.worker_client import DecodedGroup
+from neve.record.codec import encode_record
+from neve.record.properties import properties_to_bytes
+from tiered.read import cold_query
+from tiered.read.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found, Wanted
+from tiered.worker.client import DecodedGroup
 
 ROWS = 4
 GROUPS = 3

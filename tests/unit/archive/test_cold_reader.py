@@ -10,11 +10,11 @@ import pytest
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
 from tests.waiting import wait_until
-from tiered import cold_reader
-from tiered.cold_cache import GroupCache
-from tiered.cold_reader import ColdReader, ColdUnavailable, Located
-from tiered.fetch_queue import LINE_MAX
-from tiered.worker_client import DecodedGroup, WorkerFailed
+from tiered.read import cold_reader
+from tiered.read.cold_cache import GroupCache
+from tiered.read.cold_reader import ColdReader, ColdUnavailable, Located
+from tiered.read.fetch_queue import LINE_MAX
+from tiered.worker.client import DecodedGroup, WorkerFailed
 
 ROWS = 10
 SIZE = 1000

@@ -7,7 +7,7 @@ import pytest
 
 from infra.disk import Disk
 from tests.doubles.sim_disk import SimDisk
-from tiered.disk_cache import DiskCache
+from tiered.worker.disk_cache import DiskCache
 
 DIRECTORY = Path("/data/coldcache")
 BLOCK = b"x" * 10_000

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from neve.archive.journal import CommittedName
 from neve.archive.rebuild import Records, rebuild, tag_codes
 from neve.archive.schema import GROUP_BYTES, DamagedObject, ObjectFacts
-from neve.message import MAGIC_V2, encode_record, tags_code
-from tiered import segment_writer
-from tiered.columns import table_of
-from tiered.rows import Entries, exact_rows, with_wire
-from tiered.segment_writer import MissingBytes, describe_file, encode, in_order, plan_groups
+from neve.record.codec import encode_record
+from neve.record.layout import MAGIC_V2
+from neve.record.properties import tags_code
+from tiered.write import segment_writer
+from tiered.write.columns import table_of
+from tiered.write.rows import Entries, exact_rows, with_wire
+from tiered.write.segment_writer import MissingBytes, describe_file, encode, in_order, plan_groups
 
 TOPIC = "orders"
 T0 = 1_700_000_000_000
@@ -148,7 +150,7 @@ def test_common_and_odd_records_side_by_side(common: list[dict[str, Any]], odd: 
 
 
 def test_the_common_shape_is_not_parsed_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiered.columns.exact_rows", lambda *_: pytest.fail("a common record went the slow way"))
+    monkeypatch.setattr("tiered.write.columns.exact_rows", lambda *_: pytest.fail("a common record went the slow way"))
     assert_exact([
         record(0), record(1, properties=b""), record(2, properties=b"a\x01b"), record(3, born_host=("fe80::1", 9)),
         record(4, store_host=("::2", 9), body=b""), record(5, properties="k\x01\xe4\x02".encode()),

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.waiting import wait_until
-from tiered.fetch_queue import LINE_MAX, Fetch, FetchQueue, QueueFull
+from tiered.read.fetch_queue import LINE_MAX, Fetch, FetchQueue, QueueFull
 
 
 class Work:

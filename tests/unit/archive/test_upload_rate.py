@@ -6,7 +6,7 @@ import math
 import threading
 
 from infra.clock import ManualClock
-from tiered.upload_rate import UploadRate
+from tiered.write.upload_rate import UploadRate
 
 
 class Timed:

@@ -18,16 +18,18 @@ import numpy as np
 import pytest
 
 import neve.archive
-from infra.object_store import NotFound, StoreUnavailable, open_store
+from infra.object_store.open import open_store
+from infra.object_store.protocol import NotFound, StoreUnavailable
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Gap, Intent, IntentName, encode_entry
 from neve.archive.keys import data_key, journal_key
-from neve.message import encode_record, tags_code
+from neve.record.codec import encode_record
+from neve.record.properties import tags_code
 from tests.waiting import wait_until
-from tiered.cold_query import Found
-from tiered.cold_reader import ColdReader, ColdUnavailable
-from tiered.offload import ContentConflict, EncodeFailed
-from tiered.worker_client import WorkerClient, WorkerFailed
+from tiered.read.cold_query import Found
+from tiered.read.cold_reader import ColdReader, ColdUnavailable
+from tiered.worker.client import WorkerClient, WorkerFailed
+from tiered.write.offload import ContentConflict, EncodeFailed
 
 T = TypeVar("T")
 TOPIC = "orders"

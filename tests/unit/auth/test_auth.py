@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.auth.guard import open_store
-from infra.auth.model import AuthError, Entry, Policy, check_policy, is_allowed
-from infra.auth.permissions import NEEDS, of_owners, topic_need
-from infra.auth.wiring import guarded
-from infra.config import BrokerConfig, ConfigError, load, to_properties, update_live
+from access.guard import open_store
+from access.model import AuthError, Entry, Policy, check_policy, is_allowed
+from access.permissions import NEEDS, of_owners, topic_need
+from access.wiring import guarded
+from broker.config import BrokerConfig
+from infra.config import ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, RemotingServer, open_connection
 from infra.request_router import RequestRouter

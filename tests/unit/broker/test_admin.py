@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.broker_stats import BrokerStats, Traffic
+from broker.stats.broker_stats import BrokerStats, Traffic
 from infra.clock import ManualClock
 from infra.remoting_server import Connection, open_connection
-from neve.message import iter_records, offset_msg_id
+from neve.record.codec import iter_records
+from neve.record.ids import offset_msg_id
 from neve.remoting.body import MessageQueue, lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.transaction import half_messages
-from broker.transaction.half_messages import COMMIT, ROLLBACK
+from broker.waiting import half_messages
+from broker.waiting.half_messages import COMMIT, ROLLBACK
 from infra.remoting_server import Connection
-from neve.message import iter_records, parse_offset_msg_id
+from neve.record.codec import iter_records
+from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from tests.broker_in_process import ask, running, send

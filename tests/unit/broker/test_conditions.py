@@ -13,7 +13,7 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from infra.disk import Room
-from infra.object_store import StoreUnavailable
+from infra.object_store.protocol import StoreUnavailable
 from tests.broker_in_process import offload, running, send
 from tests.waiting import until
 

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from broker.transaction.check_back import CheckBack
-from broker.transaction.half_messages import COMMIT, ROLLBACK
 from broker.validators import CHECK_MAX_TOPIC, OP_HALF_TOPIC
+from broker.waiting.check_back import CheckBack
+from broker.waiting.half_messages import COMMIT, ROLLBACK
 from infra.disk import DiskFull
 from infra.remoting_server import Connection
-from neve.message import offset_msg_id, parse_offset_msg_id
+from neve.record.ids import offset_msg_id, parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

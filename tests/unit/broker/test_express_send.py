@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from bench.wire import request, send_ext
 from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
 from infra.clock import ManualClock
-from infra.config import BrokerConfig
 from infra.disk import RealDisk
 from infra.remoting_limits import RemotingLimits
 from infra.remoting_server import Connection
-from neve.message import MessageRecord, decode_record
+from neve.record.codec import MessageRecord, decode_record
 from neve.remoting.command import RemotingCommand, decode_command
 
 TOPIC = "orders"

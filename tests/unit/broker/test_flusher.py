@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.flusher import Flusher, WaitingSend
+from broker.intake.flusher import Flusher, WaitingSend
 from infra.clock import ManualClock, SystemClock
 from infra.supervisor import Faults
 
@@ -189,7 +189,7 @@ def test_a_sync_that_could_not_be_begun_is_tried_again_after_a_pause(monkeypatch
         )
         running = asyncio.create_task(flusher.run())
         with monkeypatch.context() as patch:
-            patch.setattr("broker.flusher.asyncio.sleep", pause)
+            patch.setattr("broker.intake.flusher.asyncio.sleep", pause)
             async with asyncio.timeout(20):
                 await flusher.flush_now()
         assert len(pauses) == 2

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
-from infra.config import BrokerConfig, ConfigError
+from broker.config import BrokerConfig
+from infra.config import ConfigError
 from infra.disk import Room
 from tests.broker_in_process import running, send
 

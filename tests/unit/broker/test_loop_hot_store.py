@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from broker.flusher import Flusher
-from broker.loop_hot_store import LoopHotStore
+from broker.archiving.loop_hot_store import LoopHotStore
+from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from broker.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from tests.doubles.sim_disk import SimDisk
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.old_reads import pieces_of
+from broker.config import BrokerConfig
+from broker.reading.old_reads import pieces_of
+from broker.reading.tiered_store import FOUND, ReadResult, TieredStore
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from broker.tiered_store import FOUND, ReadResult, TieredStore
 from infra.clock import SystemClock
-from infra.config import BrokerConfig
 from infra.disk import RealDisk
 from tests.waiting import until
 

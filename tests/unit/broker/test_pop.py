@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.consumer_offset_manager import ConsumerOffsetManager
 from broker.pop import assignment
 from broker.pop.extra_info import ExtraInfo
 from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
 from broker.pop.pop_book import PopBook, is_out, revive_log
 from broker.pop.pop_log import Acked, Changed, Popped
-from broker.retry_names import real_topic
 from broker.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.retry_names import real_topic
 from infra.clock import ManualClock
 from infra.disk import RealDisk
 from neve.errors import BrokerError

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.processor import pop_message
-from broker.processor.pop_message import _spread
-from broker.tiered_store import ReadResult
+from broker.reading.tiered_store import ReadResult
+from broker.requests import pop_message
+from broker.requests.pop_message import _spread
 from infra.clock import ManualClock
 from infra.remoting_server import open_connection
 from neve.errors import BrokerError, NeveError

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from access.config import SecurityConfig
 from broker.broker_controller import BrokerController
-from infra.config import BrokerConfig, ConfigError, SecurityConfig, load, wire_name
+from broker.config import BrokerConfig
+from infra.config import ConfigError, load, wire_name
 from namesrv.namesrv_config import NamesrvConfig
 from tests.broker_in_process import running
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.restore import refuse_occupied
-from infra.config import BrokerConfig
+from broker.archiving.restore import refuse_occupied
+from broker.config import BrokerConfig
 from infra.disk import RealDisk
 from infra.startup import EXIT_ARCHIVE, StartupError
 

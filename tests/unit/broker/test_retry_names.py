@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from broker.retry_names import Owner, RetryNames
+from broker.tables.retry_names import Owner, RetryNames
 from infra.clock import ManualClock
 from infra.remoting_server import Connection
 from neve.remoting.codes import RequestCode as Code

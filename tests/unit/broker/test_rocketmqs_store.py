@@ -10,7 +10,7 @@ import pytest
 
 from broker import rocketmqs_store
 from broker.doctor import checks
-from broker.state_file import StateFile
+from broker.tables.state_file import StateFile
 from infra.disk import RealDisk
 from infra.startup import StartupError
 from tests.broker_in_process import running, send

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from broker.consumer_offset_manager import ConsumerOffsetManager
-from broker.flusher import Flusher
+from broker.intake.flusher import Flusher
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.pop_log import Popped
-from broker.schedule_message import ScheduleMessage
 from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.message_store import MessageStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.validators import SCHEDULE_TOPIC
+from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import ManualClock
 from infra.supervisor import Faults
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from tests.doubles.sim_disk import SimDisk
 
 ROOT = Path("/store")

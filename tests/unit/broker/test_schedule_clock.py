@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.schedule_message import ScheduleMessage
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
+from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import ManualClock
 from infra.supervisor import Faults
 from tests.doubles.sim_disk import SimDisk

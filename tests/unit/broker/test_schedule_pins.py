@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from broker.schedule_message import ScheduleMessage
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
+from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.supervisor import Faults

@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
 from broker.pop.pop_book import Flight, PopQueue
 from broker.pop.revive import PopRevive
-from broker.pull_request_hold import HeldPull, PullRequestHold
-from broker.schedule_message import ScheduleMessage
+from broker.reading.pull_request_hold import HeldPull, PullRequestHold
 from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.message_store import MessageStore
-from broker.timer_message import TimerMessages
-from broker.transaction.check_back import CheckBack
-from broker.transaction.half_messages import HalfMessages
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
+from broker.waiting.check_back import CheckBack
+from broker.waiting.half_messages import HalfMessages
+from broker.waiting.schedule_message import ScheduleMessage
+from broker.waiting.timer_message import TimerMessages
 from infra.clock import ManualClock
-from infra.config import BrokerConfig
 from infra.startup import EXIT_FAILED
 from infra.supervisor import FAILING_RUNS, HANGING_S, Faults
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command
 from tests.broker_in_process import running, send

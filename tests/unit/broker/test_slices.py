@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.loop_hot_store import LoopHotStore
+from broker.archiving.loop_hot_store import LoopHotStore
 from broker.store.message_store import MessageStore
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running

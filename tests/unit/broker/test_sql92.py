@@ -2,10 +2,12 @@
 
 import pytest
 
-from broker.filter.record_filter import select
-from broker.filter.sql92 import SqlError, compile_sql
-from broker.tiered_store import FOUND, NO_MATCHED, ReadResult
-from neve.message import BORN_HOST_V6, encode_record, properties_to_bytes
+from broker.reading.record_filter import select
+from broker.reading.sql92 import SqlError, compile_sql
+from broker.reading.tiered_store import FOUND, NO_MATCHED, ReadResult
+from neve.record.codec import encode_record
+from neve.record.layout import BORN_HOST_V6
+from neve.record.properties import properties_to_bytes
 
 PROPERTIES = {"n": "5", "price": "2.50", "city": "Oslo", "ok": "true", "bad": "five", "TAGS": "even", "q": "it's"}
 

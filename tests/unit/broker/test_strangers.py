@@ -10,7 +10,7 @@ import pytest
 
 from infra.remoting_server import Connection, open_connection
 from neve.errors import BrokerError
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

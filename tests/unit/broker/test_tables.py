@@ -8,13 +8,14 @@ from typing import Any, cast
 import pytest
 
 from broker import validators
-from broker.consumer_offset_manager import ConsumerOffsetManager
-from broker.pull_request_hold import SLICE, HeldPull, PullRequestHold
-from broker.rebalance_lock import RebalanceLock
-from broker.schedule_message import parse_levels
-from broker.topic_config_manager import TopicConfigManager, system_topics
+from broker.clients.rebalance_lock import RebalanceLock
+from broker.config import BrokerConfig
+from broker.reading.pull_request_hold import SLICE, HeldPull, PullRequestHold
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.topic_config_manager import TopicConfigManager, system_topics
+from broker.waiting.schedule_message import parse_levels
 from infra.clock import ManualClock
-from infra.config import BrokerConfig, ConfigError, load, to_properties, update_live
+from infra.config import ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
 from infra.supervisor import Faults
 from tests.synced import nothing_to_sync

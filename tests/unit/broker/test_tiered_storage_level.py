@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from broker.config import BrokerConfig
+from broker.reading.tiered_store import FOUND, TieredStore
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from broker.tiered_store import FOUND, TieredStore
 from infra.clock import SystemClock
-from infra.config import BrokerConfig, ConfigError, load
+from infra.config import ConfigError, load
 from infra.disk import RealDisk
-from tiered.cold_reader import ColdResult, ColdUnavailable
+from tiered.read.cold_reader import ColdResult, ColdUnavailable
 
 ARCHIVED, ROLLED_AT, COUNT = 30, 20, 40
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.tiered_store import OVERFLOW_ONE, TOO_SMALL, TieredStore
-from infra.config import BrokerConfig
+from broker.config import BrokerConfig
+from broker.reading.tiered_store import OVERFLOW_ONE, TOO_SMALL, TieredStore
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Gap, RowGroup
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from tests.waiting import until
-from tiered.cold_reader import ColdReader
-from tiered.worker_client import DecodedGroup, WorkerFailed
+from tiered.read.cold_reader import ColdReader
+from tiered.worker.client import DecodedGroup, WorkerFailed
 
 ROWS, SIZE, GROUPS = 10, 100, 8
 ARCHIVED = ROWS * GROUPS

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.state_file import StateFile
-from broker.topic_config_manager import TopicConfigManager, system_topics
+from broker.config import BrokerConfig
+from broker.tables.state_file import StateFile
+from broker.tables.topic_config_manager import TopicConfigManager, system_topics
 from infra.clock import ManualClock, SystemClock
-from infra.config import BrokerConfig, load
+from infra.config import load
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.broker_controller import BrokerController
-from broker.topic_config_manager import TopicConfig
-from broker.topic_metrics import consumer_lags
+from broker.stats.topic_metrics import consumer_lags
+from broker.tables.topic_config_manager import TopicConfig
 from infra.remoting_server import Connection
 from neve.archive.journal import Gap
 from neve.remoting.body import lenient_loads

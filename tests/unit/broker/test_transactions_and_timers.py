@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from broker.record_copy import CARRY_AGAIN_MS
-from broker.schedule_message import ScheduleMessage
+from broker.config import BrokerConfig
+from broker.intake.record_copy import CARRY_AGAIN_MS
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore, PutResult
-from broker.timer_message import TimerMessages, code_of_entry
-from broker.transaction.half_messages import COMMIT, ROLLBACK, HalfMessages
 from broker.validators import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
+from broker.waiting.half_messages import COMMIT, ROLLBACK, HalfMessages
+from broker.waiting.schedule_message import ScheduleMessage
+from broker.waiting.timer_message import TimerMessages, code_of_entry
 from infra.clock import ManualClock
-from infra.config import BrokerConfig
 from infra.disk import RealDisk
 from infra.supervisor import Faults
 from neve.errors import BrokerError
-from neve.message import TRANSACTION_COMMIT, decode_record, iter_records
+from neve.record.codec import decode_record, iter_records
+from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.codes import ResponseCode
 from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync

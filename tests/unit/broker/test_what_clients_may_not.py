@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.transaction.check_back import CheckBack
+from broker.waiting.check_back import CheckBack
 from infra.clock import ManualClock
 from infra.remoting_server import Connection, open_connection
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

@@ -7,7 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from neve.message import encode_record, properties_to_bytes
+from neve.record.codec import encode_record
+from neve.record.properties import properties_to_bytes
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.command import RemotingCommand
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from neve.client import MessageQueue
-from neve.client.allocation import (
+from neve.client.group.allocation import (
     Allocation,
     average,
     by_config,

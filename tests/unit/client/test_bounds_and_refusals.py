@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from neve.cli import main
-from neve.client import connect, model, pull
-from neve.client.connection import ConnectionFailed
+from neve.client import connect, model
+from neve.client.group import pull
 from neve.client.model import Message
-from neve.client.route import QUEUES_MAX, parse_route
+from neve.client.net.connection import ConnectionFailed
+from neve.client.net.route import QUEUES_MAX, parse_route
 from neve.errors import BrokerError, ClientError, ProtocolError
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.group_broker import Answer, GroupBroker, record, run

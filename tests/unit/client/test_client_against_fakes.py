@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from neve.client import AsyncClient, connect, sync
-from neve.client.connection import ConnectionFailed
+from neve.client.net.connection import ConnectionFailed
 from neve.errors import BrokerError, ClientError, UnknownOutcome
-from neve.message import bytes_to_properties, decode_batch
+from neve.record.bodies import decode_batch
+from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
@@ -206,7 +207,7 @@ def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: An
 def test_a_silent_name_server_does_not_hold_up_a_send_whose_route_is_known(
     fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neve.client.session._PATIENCE_S", 0.02)
+    monkeypatch.setattr("neve.client.net.session._PATIENCE_S", 0.02)
 
     async def work() -> None:
         async with fake_cluster(refuse(14), store) as cluster, connect(cluster.namesrv.address) as client:

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.client.allocation import ALLOCATIONS
-from neve.client.latency import FaultTable
+from neve.client.group.allocation import ALLOCATIONS
+from neve.client.group.process_queue import ProcessQueue
+from neve.client.group.pull import Subscription
+from neve.client.group.received import Received
 from neve.client.model import Message, MessageQueue, message_from_record, parse_address
-from neve.client.process_queue import ProcessQueue
-from neve.client.pull import Subscription
-from neve.client.received import Received
-from neve.client.route import parse_route, route_from_default
+from neve.client.net.route import parse_route, route_from_default
+from neve.client.send.latency import FaultTable
 from neve.errors import ProtocolError
-from neve.message import decode_record, encode_record, properties_to_bytes
+from neve.record.codec import decode_record, encode_record
+from neve.record.properties import properties_to_bytes
 
 QUEUE = MessageQueue("t", "a", 0)
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.client.consume_stats import ConsumeStatsTable
-from neve.client.delivery import DeliveryBuffer, Lane
+from neve.client.group.consume_stats import ConsumeStatsTable
+from neve.client.group.delivery import DeliveryBuffer, Lane
+from neve.client.group.offset_store import LocalFileOffsetStore
+from neve.client.group.pop_requests import Receipt
+from neve.client.group.process_queue import ProcessQueue
+from neve.client.group.received import Received
+from neve.client.group.refusals import Refusals
 from neve.client.model import Message, MessageQueue
-from neve.client.offset_store import LocalFileOffsetStore
-from neve.client.pop import Receipt
-from neve.client.process_queue import ProcessQueue
-from neve.client.received import Received
-from neve.client.refusals import Refusals
 from neve.errors import BrokerError, ClientError, ProtocolError
 
 QUEUE = MessageQueue("t", "b0", 0)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from neve.client import connect, settlement
+from neve.client import connect
+from neve.client.group import settlement
 from neve.client.model import MessageQueue
-from neve.message import bytes_to_properties
+from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.group_broker import GroupBroker, record, run

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from neve.client import ClientOptions, Message, MessageQueue
-from neve.client.compression import compress
-from neve.client.draft import Drafts, message_to_send, timing
-from neve.client.queue_selector import java_hash, select_by_hash
+from neve.client.send.compression import compress
+from neve.client.send.draft import Drafts, message_to_send, timing
+from neve.client.send.queue_selector import java_hash, select_by_hash
 from neve.client.validators import check_group, check_topic
 from neve.errors import ClientError
-from neve.message import bytes_to_properties, inflate
+from neve.record.bodies import inflate
+from neve.record.properties import bytes_to_properties
 
 # Made by RocketMQ 5.3.3's own classes.
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "java_vectors.json").read_text())

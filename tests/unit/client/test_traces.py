@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from neve.client import connect, trace_sender
-from neve.client.draft import Drafts
+from neve.client import connect
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
 from neve.client.options import ClientOptions
-from neve.client.trace_format import TRACE_TOPIC, Ended, Trace
-from neve.client.traces import BATCH, BUFFER_MAX, ConsumeTraces, Traces
-from neve.message import bytes_to_properties
+from neve.client.send.draft import Drafts
+from neve.client.trace import sender as trace_sender
+from neve.client.trace.format import TRACE_TOPIC, Ended, Trace
+from neve.client.trace.recorder import BATCH, BUFFER_MAX, ConsumeTraces, Traces
+from neve.record.properties import bytes_to_properties
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.conftest import Answer, send_ok
 from tests.unit.client.group_broker import run

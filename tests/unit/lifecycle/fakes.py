@@ -12,14 +12,15 @@ import numpy as np
 
 from infra.clock import ManualClock
 from infra.disk import RealDisk
-from infra.object_store import MemoryStore, PreconditionFailed
+from infra.object_store.memory import MemoryStore
+from infra.object_store.protocol import PreconditionFailed
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.journal import CommittedName, IntentName, RowGroup
-from tiered.journal import JournalWriter
-from tiered.offload import ContentConflict, RowCounts
-from tiered.offload_plan import EntryRun
+from tiered.journal.writer import JournalWriter
+from tiered.write.offload import ContentConflict, RowCounts
+from tiered.write.offload_plan import EntryRun
 
 RECORD = 100
 SEGMENT = 1000

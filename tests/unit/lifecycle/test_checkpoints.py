@@ -9,12 +9,12 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store import StoreUnavailable, UnknownOutcome
+from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
 from neve.archive.follow import read_catalog
 from neve.archive.journal import Checkpoint, Deleted, decode_entry
 from neve.archive.keys import journal_key
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal import ArchiveRefused, Fenced, JournalWriter
+from tiered.journal.writer import ArchiveRefused, Fenced, JournalWriter
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from infra.disk import RealDisk
-from infra.object_store import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
+from infra.object_store.protocol import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
 from neve.archive import keys
 from neve.archive.journal import Abort, Deleted, NewerFormat, decode_entry
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal import ArchiveRefused, Fenced, JournalWriter, NotAttached
+from tiered.journal.writer import ArchiveRefused, Fenced, JournalWriter, NotAttached
 
 
 def test_attach_takes_an_epoch_each_time(rig: Rig) -> None:

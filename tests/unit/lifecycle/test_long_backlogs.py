@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from infra.object_store import StoreUnavailable
+from infra.object_store.protocol import StoreUnavailable
 from lifecycle.retention import Policy
 from lifecycle.turns import Turns
 from neve.archive.journal import Commit
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
 from tests.waiting import wait_until
-from tiered.offload_plan import EntryRun
+from tiered.write.offload_plan import EntryRun
 
 SEGMENTS = 12
 

@@ -10,10 +10,10 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
-from tiered.offload_plan import TopicUnreadable
+from tiered.write.offload_plan import TopicUnreadable
 
 STEPS = [
     "journal.before_put",

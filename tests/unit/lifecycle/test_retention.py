@@ -14,7 +14,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store import NotFound, StoreUnavailable
+from infra.object_store.protocol import NotFound, StoreUnavailable
 from lifecycle.archiver import Lifecycle
 from lifecycle.retention import FOR_EVER_HOURS, Policy, upload_rate
 from lifecycle.safe_clock import ClocksDisagree

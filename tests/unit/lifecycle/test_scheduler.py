@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from infra.clock import ManualClock, SystemClock
-from infra.object_store import StoreUnavailable
+from infra.object_store.protocol import StoreUnavailable
 from lifecycle.scheduler import JobScheduler
 from tests.waiting import wait_until
 

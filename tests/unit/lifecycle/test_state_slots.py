@@ -9,7 +9,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store import StoreUnavailable, UnknownOutcome
+from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
 from lifecycle import state_keeper
 from lifecycle.state_keeper import StateKeeper
 from neve.archive import state as slots
@@ -18,7 +18,7 @@ from neve.archive.keys import state_key
 from neve.archive.sealed import seal
 from neve.archive.state import BrokerState, StateTooLarge, encode_state, read_slots, read_state
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal import Fenced
+from tiered.journal.writer import Fenced
 
 
 def at(offset: int) -> BrokerState:

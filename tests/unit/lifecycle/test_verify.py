@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from infra.object_store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, Gap
 from tests.unit.lifecycle.fakes import Rig
-from tiered.verify import verify
+from tiered.journal.verify import verify
 
 
 def test_a_sound_archive(rig: Rig) -> None:

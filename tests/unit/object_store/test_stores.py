@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.directory_store import DirectoryStore
-from infra.object_store import (
+from infra.object_store.directory import DirectoryStore
+from infra.object_store.memory import MemoryStore
+from infra.object_store.open import open_store
+from infra.object_store.probe import probe
+from infra.object_store.protocol import (
     BadStoreUrl,
-    MemoryStore,
     NotFound,
     ObjectStore,
     PreconditionFailed,
@@ -20,8 +22,6 @@ from infra.object_store import (
     PutOutcome,
     StoreUnavailable,
     UnknownOutcome,
-    open_store,
-    probe,
 )
 
 

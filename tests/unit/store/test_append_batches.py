@@ -13,7 +13,7 @@ from broker.store.appender import Send
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.disk import DiskFull, FileWriter
-from neve.message import iter_records
+from neve.record.codec import iter_records
 from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]

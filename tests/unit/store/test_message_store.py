@@ -14,7 +14,7 @@ from broker.store.checkpoint import Checkpoint
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from neve.message import decode_record, iter_records
+from neve.record.codec import decode_record, iter_records
 from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]

@@ -16,7 +16,7 @@ from broker.store.errors import StoreCorrupt, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
-from neve.message import decode_record
+from neve.record.codec import decode_record
 from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]

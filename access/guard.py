@@ -1,0 +1,174 @@
+"""The check in front of a server's handlers: who signed, and may they. A server without authentication has none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from access.config import SecurityConfig
+from access.model import ENABLED, MAX_NAME, SUPER, User, check_name, check_user, is_allowed
+from access.permissions import NEEDS, Need, RetryOwners, of_owners, topic_need
+from access.store import AuthStore, Tables
+from infra.disk import Disk
+from infra.remoting_server import Answer, Connection, Handler
+from infra.startup import StartupError
+from neve.errors import BrokerError, NeveError
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import ACCESS_KEY, verify
+
+log = logging.getLogger(__name__)
+
+# Only a super user may touch these, whatever policies say: they could grant themselves anything.
+_SUPER_ONLY = range(3001, 3011)
+
+
+class _Credentials(msgspec.Struct, rename="camel"):
+    """Either spelling: RocketMQ's initAuthenticationUser has the first, its client credentials the second."""
+
+    username: str = ""
+    password: str = ""
+    access_key: str = ""
+    secret_key: str = ""
+
+
+def read_credentials(text: str, key: str) -> tuple[str, str]:
+    """(user, secret) out of a configuration value. StartupError tells the key, never the value."""
+    try:
+        found = msgspec.json.decode(text, type=_Credentials)
+        name, secret = found.username or found.access_key, found.password or found.secret_key
+        check_name(name)
+        check_user(User(secret))
+    except (ValueError, msgspec.MsgspecError):
+        raise StartupError(f'{key}: expected {{"username":"…","password":"…"}}') from None
+    return name, secret
+
+
+def inner_credentials(config: SecurityConfig) -> tuple[str, str] | None:
+    """What this server signs with when it asks another one."""
+    text = config.inner_client_authentication_credentials
+    return read_credentials(text, "innerClientAuthenticationCredentials") if text else None
+
+
+class Guard:
+    """A handler that lets through what is signed and allowed."""
+
+    def __init__(
+        self, handler: Handler, store: AuthStore, *, authorize: bool, cluster: str, retry_owners: RetryOwners
+    ) -> None:
+        self._handler, self._store = handler, store
+        self._authorize, self._cluster, self._retry_owners = authorize, cluster, retry_owners
+
+    @property
+    def reads(self) -> frozenset[int]:
+        """Of the handler behind it."""
+        return cast("frozenset[int]", getattr(self._handler, "reads", frozenset()))
+
+    def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
+        refusal = self._refusal(connection, command)
+        if refusal is None:
+            return self._handler(connection, command)
+        log.warning("request %d of %s:%d refused: %s", command.code, *connection.remote, refusal)
+        return RemotingCommand.response(command, ResponseCode.NO_PERMISSION, refusal)
+
+    def _refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
+        try:
+            tables = self._store.tables
+        except (StartupError, OSError) as error:
+            log.error("users and policies: %s", error)
+            return "users and policies cannot be read"
+        name = command.ext.get(ACCESS_KEY, "")
+        user = tables.users.get(name)
+        is_right = user is not None and verify(user.password, command.ext, command.body)
+        # RocketMQ's words. They tell who is a user: so do its brokers, and secrets are what is kept.
+        if not name:
+            return "username cannot be null: the request is not signed."
+        if user is None:
+            told = name if name.isprintable() else ascii(name)
+            return f"User:{told[:MAX_NAME]} is not found."
+        if user.user_status != ENABLED:
+            return f"User:{name} is disabled."
+        if not is_right:
+            return "check signature failed."
+        if user.user_type == SUPER:
+            return None
+        if command.code in _SUPER_ONLY:
+            return f"user {name!r} is not a super user"
+        return self._denied(tables, name, connection, command) if self._authorize else None
+
+    def _denied(self, tables: Tables, name: str, connection: Connection, command: RemotingCommand) -> str | None:
+        needs = NEEDS.get(command.code)
+        if needs is None:
+            return f"request {command.code} has no permission that could allow it"
+        try:
+            refusals = (self._refused(tables, name, connection, need) for need in needs(command, self._cluster))
+            return next((refusal for refusal in refusals if refusal is not None), None)
+        except NeveError:
+            return "the request's body does not parse"
+
+    def require(self, connection: Connection, command: RemotingCommand) -> None:
+        """For a handler that held a request back: may its signer still do that? Raises BrokerError."""
+        refusal = self._refusal(connection, command)
+        if refusal is not None:
+            raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
+
+    def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
+        """For a handler that learns only from a record whose topic the request touches. Raises BrokerError."""
+        refusal = self._topic_refused(connection, command.ext.get(ACCESS_KEY, ""), topic, action)
+        if refusal is not None:
+            raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
+
+    def may_use_topic(self, connection: Connection, name: str, topic: str, action: str) -> bool:
+        """Whom the server is about to tell of a topic's message, by the name that signed for its connection."""
+        return self._topic_refused(connection, name, topic, action) is None
+
+    def _topic_refused(self, connection: Connection, name: str, topic: str, action: str) -> str | None:
+        if not self._authorize:
+            return None
+        tables = self._store.tables
+        user = tables.users.get(name)
+        if user is not None and user.user_type == SUPER:
+            return None
+        return self._refused(tables, name, connection, topic_need(topic, frozenset({action})))
+
+    def _refused(self, tables: Tables, name: str, connection: Connection, need: Need) -> str | None:
+        refusals = (_refused(tables, name, connection, one) for one in of_owners(need, self._retry_owners))
+        return next((refusal for refusal in refusals if refusal is not None), None)
+
+
+def _refused(tables: Tables, name: str, connection: Connection, need: Need) -> str | None:
+    policies = tables.policies.get(f"User:{name}", ())
+    if is_allowed(policies, need.kind, need.name, need.actions, connection.remote[0]):
+        return None
+    actions = "/".join(sorted(need.actions))
+    return f"User:{name} has no permission to access {need.kind}:{need.name} ({actions})"
+
+
+def open_store(config: SecurityConfig, path: Path, disk: Disk) -> AuthStore | None:
+    """The users and policies of a server, or None when it asks for no signatures.
+
+    Raises StartupError for what would leave a server open, or closed to everybody.
+    """
+    if config.authorization_enabled and not config.authentication_enabled:
+        raise StartupError("authorizationEnabled needs authenticationEnabled: names would be believed unproven")
+    if not config.authentication_enabled:
+        return None
+    store = AuthStore(Path(config.auth_config_path).expanduser() if config.auth_config_path else path, disk)
+    store.open()
+
+    def add_configured(tables: Tables) -> None:
+        if config.init_authentication_user:
+            name, secret = read_credentials(config.init_authentication_user, "initAuthenticationUser")
+            tables.users.setdefault(name, User(secret, SUPER))
+        inner = inner_credentials(config)
+        if inner is not None:
+            tables.users[inner[0]] = User(inner[1], SUPER)
+
+    store.change_now(add_configured)
+    if not store.tables.users:
+        raise StartupError('authenticationEnabled without any user: set initAuthenticationUser={"username":…}')
+    return store

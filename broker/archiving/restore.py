@@ -1,0 +1,271 @@
+"""A broker from its bucket alone: `--restore-from URL` on an empty data directory.
+
+    <root>/restore.json   {version, store, broker, plan}: a restore is under way; its last step removes it
+
+marker → EPOCH under the new log's identity (from here on the old broker is fenced) → what the old one left open is
+closed → plan, into the marker → log, queues, tables → GAPs → marker removed. Each step may be done again, so a restore
+that was cut short goes on with the same command. No message is downloaded: what is archived is read cold at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from broker import validators
+from broker.broker_context import BrokerContext
+from broker.config import BrokerConfig
+from broker.store.errors import StoreError
+from broker.store.opening import clear_store
+from broker.tables import topic_config_manager
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig
+from broker.tables.topic_config_manager import TopicConfig
+from infra import failpoint
+from infra.clock import Clock
+from infra.config import ConfigError
+from infra.disk import Disk, DiskLocked
+from infra.object_store.open import open_store
+from infra.object_store.protocol import BadStoreUrl, ObjectStoreError
+from infra.startup import EXIT_ARCHIVE, EXIT_DISK, EXIT_IN_USE, StartupError
+from neve.archive.follow import catalogs
+from neve.archive.journal import MalformedEntry, NewerFormat
+from tiered.journal.restore_plan import RestorePlan, gaps_of, plan_restore, read_basis
+from tiered.journal.writer import JournalWriter
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1
+_NAME = "restore.json"
+
+
+class Marker(msgspec.Struct):
+    store: str
+    broker: str
+    plan: RestorePlan | None = None
+    version: int = _VERSION
+
+
+class _Topics(msgspec.Struct):
+    """`config/topics.json`, as far as a restore looks."""
+
+    topics: dict[str, Any] = msgspec.field(default_factory=dict, name="topicConfigTable")
+
+
+class Restore:
+    def __init__(self, config: BrokerConfig, disk: Disk) -> None:
+        self._config, self._disk = config, disk
+        self._path = config.root / _NAME
+        self._marker = Marker(config.store_url, config.broker_name)
+
+    # ---- the steps, in order -------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Before anything in the directory is opened. Raises StartupError where it is not empty."""
+        if self._disk.exists(self._path):
+            self._marker = read_marker(self._config, self._disk)
+            self._begin_again()
+        else:
+            refuse_occupied(self._config, self._disk)
+
+    def _begin_again(self) -> None:
+        """Nothing was accepted while the marker stood, so the half-made store goes and is made again."""
+        root = self._config.root
+        try:
+            release = self._disk.lock(root / "lock")
+        except DiskLocked as error:
+            raise StartupError(f"data directory {root} is in use by another broker", EXIT_IN_USE) from error
+        try:
+            clear_store(root, self._disk)
+        finally:
+            release()
+        log.warning("going on with the restore that began in %s", root)
+
+    def claim(self) -> None:
+        """Right before the archive is taken over: from here on this directory holds a restore or a broker."""
+        self._write()
+        failpoint.hit("restore.after_claim")
+
+    @property
+    def takes_over(self) -> bool:
+        """Once a plan was made the archive is this directory's; should another have it by now, it stays there."""
+        return self._marker.plan is None
+
+    def plan(self, journal: JournalWriter) -> RestorePlan:
+        """After the EPOCH: what the archive says now, the fenced broker can't change any more."""
+        failpoint.hit("restore.after_epoch")
+        if self._marker.plan is None:
+            config = self._config
+            basis = read_basis(journal.store, journal.broker, journal.prefix)
+            self._marker.plan = plan_restore(
+                journal.catalog,
+                basis,
+                config.broker_name,
+                segment=config.mapped_file_size_commit_log,
+                archived=_archived(config),
+            )
+            self._write()
+        failpoint.hit("restore.after_plan")
+        return self._marker.plan
+
+    def apply(self, context: BrokerContext, plan: RestorePlan) -> None:
+        """Log, queues and tables, on the loop, before anything is served."""
+        store = context.store
+        store.last_time = max(store.last_time, plan.newest_ms)
+        try:
+            if store.max_physical_offset < plan.log_start:
+                store.restart_log_at(plan.log_start)
+            failpoint.hit("restore.after_log")
+            store.restore_queues(plan.queues, plan.ended)
+            failpoint.hit("restore.after_queues")
+            for topic in plan.topics:
+                context.topics.update(msgspec.convert(topic, TopicConfig))
+            for group in plan.groups:
+                context.groups.update(msgspec.convert(group, SubscriptionGroupConfig))
+            context.groups.forbid(plan.forbidden)
+            context.offsets.restore(plan.offsets)
+            for file in (context.topics.file, context.groups.file, context.offsets.file):
+                file.save_now()
+        except (StoreError, OSError) as error:
+            raise StartupError(
+                f"{context.root}: the restore stopped: {error}; it may go on later", EXIT_DISK
+            ) from error
+        failpoint.hit("restore.after_tables")
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self._marker.plan.report if self._marker.plan is not None else {}
+
+    def record_gaps(self, journal: JournalWriter, plan: RestorePlan) -> None:
+        archived = _archived(self._config)
+        queues = {topic: ends for topic, ends in plan.queues.items() if archived(topic)}
+        for gap in gaps_of(journal.catalog, queues):
+            journal.append(gap)
+        failpoint.hit("restore.after_gaps")
+
+    def end(self) -> None:
+        assert self._marker.plan is not None
+        self._disk.remove(self._path)
+        self._disk.fsync_dir(self._config.root)
+        log.warning("restored from %s: %s", self._config.store_url, self.report)
+
+    def _write(self) -> None:
+        self._disk.write_atomic(self._path, msgspec.json.encode(self._marker))
+
+
+def with_store(config: BrokerConfig, url: str) -> None:
+    """A broker goes on in the archive that it restores from: there is one URL."""
+    if config.store_url not in {"", url}:
+        raise ConfigError(
+            f"storeUrl is {config.store_url}, not {url}: a broker goes on in the archive it restores from"
+        )
+    config.store_url = url
+
+
+def refuse_unfinished(config: BrokerConfig, disk: Disk) -> None:
+    """A start without `--restore-from` must not take half a restore for a broker."""
+    if disk.exists(config.root / _NAME):
+        url = read_marker(config, disk).store
+        raise StartupError(
+            f"{config.root}: a restore has not ended here; start again with --restore-from '{url}'", EXIT_ARCHIVE
+        )
+
+
+def read_marker(config: BrokerConfig, disk: Disk) -> Marker:
+    path = config.root / _NAME
+    try:
+        marker = msgspec.json.decode(disk.read(path), type=Marker)
+    except msgspec.DecodeError as error:
+        raise StartupError(f"{path} can't be read: {error}", EXIT_ARCHIVE) from error
+    if marker.version > _VERSION:
+        raise StartupError(f"{path} was written by a newer neve (format {marker.version})", EXIT_ARCHIVE)
+    if config.store_url and (marker.store, marker.broker) != (config.store_url, config.broker_name):
+        raise StartupError(
+            f"{config.root}: a restore of broker {marker.broker} from {marker.store} has not ended here; "
+            "go on with that, or take another directory",
+            EXIT_ARCHIVE,
+        )
+    return marker
+
+
+def refuse_occupied(config: BrokerConfig, disk: Disk) -> None:
+    """What a refused start leaves behind is empty enough: no message, no group, no topic of a user's."""
+    root, found = config.root, ""
+    for name in ("commitlog", "consumequeue"):
+        entries = disk.list_dir(root / name) if disk.exists(root / name) else []
+        found = found or (f"{name}/{entries[0]}" if entries else "")
+    for name in ("archive/identity.msgpack", "config/consumerOffset.json", "config/delayOffset.json"):
+        found = found or (name if disk.exists(root / name) else "")
+    topics = [] if found else _users_topics(config, disk)
+    if found or topics:
+        raise StartupError(
+            f"{root} is not empty ({found or f'topic {topics[0]}'}): --restore-from fills an empty data directory; "
+            "start without it to go on with this one",
+            EXIT_ARCHIVE,
+        )
+
+
+def _users_topics(config: BrokerConfig, disk: Disk) -> list[str]:
+    path = config.root / "config" / "topics.json"
+    if not disk.exists(path):
+        return []
+    try:
+        table = msgspec.json.decode(disk.read(path), type=_Topics).topics
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StartupError(f"{path} can't be read: {error}", EXIT_ARCHIVE) from error
+    return [name for name in table if _archived(config)(name)]
+
+
+def _archived(config: BrokerConfig) -> Callable[[str], bool]:
+    made = topic_config_manager.system_topics(
+        config.broker_name, config.broker_cluster_name, auto_create=True, queues=1, trace=True
+    )
+    own = {topic.topic_name for topic in made}
+    return lambda topic: topic not in own and not validators.is_system_topic(topic)
+
+
+# ---- looking only ----------------------------------------------------------------------------------------------------
+
+
+def dry_run(config: BrokerConfig, disk: Disk, clock: Clock) -> dict[str, Any]:
+    """What a restore would bring and what is lost. Reads the bucket, writes nothing anywhere."""
+    refuse_occupied(config, disk)
+    try:
+        store = open_store(config.store_url)
+        catalog = catalogs(store, config.broker_name)[config.broker_name]
+        basis = read_basis(store, config.broker_name)
+    except FileNotFoundError as error:
+        raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
+    except (BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry) as error:
+        raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error
+    plan = plan_restore(
+        catalog,
+        basis,
+        config.broker_name,
+        segment=config.mapped_file_size_commit_log,
+        archived=_archived(config),
+    )
+    return {
+        "dry_run": True,
+        "broker": config.broker_name,
+        "store": config.store_url,
+        **plan.report,
+        "state": _readable(plan.report["state"], clock),
+        "open_names": sum(map(len, catalog.open_intents().values())),
+        "log_start": plan.log_start,
+    }
+
+
+def _readable(state: Mapping[str, Any] | None, clock: Clock) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    written = int(state["time_ms"])
+    age = max(clock.now_ms() - written, 0) // 1000
+    return {
+        "written": datetime.fromtimestamp(written / 1000, UTC).isoformat(timespec="seconds"),
+        "age_seconds": age,
+        "clean_stop": state["clean_stop"],
+    }

@@ -1,0 +1,1 @@
+"""Who is connected: members of groups, queue locks, the name servers."""

@@ -1,0 +1,124 @@
+"""Registration with every name server: at start, every 30 s and when topics change; taken back at the end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+from access.guard import inner_credentials
+from broker.config import BrokerConfig
+from broker.tables.state_file import encode_table
+from infra.remoting_server import Connection, open_connection
+from infra.tls import client_context
+from neve.errors import NeveError
+from neve.remoting.body import QueueData, TopicRouteData, loads_as
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = 6.0
+# A client waits 3 s for what this is asked for.
+_ROUTE_TIMEOUT = 2.0
+
+
+class BrokerOuterApi:
+    """One connection to each name server, made again when it is gone; one that fails doesn't hold the others."""
+
+    def __init__(self, config: BrokerConfig, address: Callable[[], tuple[str, int]]) -> None:
+        self._config, self._address = config, address
+        self._connections: dict[str, Connection] = {}
+        self._credentials = inner_credentials(config)
+        self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
+        self.registered: set[str] = set()
+        self.failures = 0
+
+    async def register(self, topics: dict[str, Any]) -> int:
+        """The whole topic table to all name servers; how many took it."""
+        body, checksum = await asyncio.to_thread(_registration, topics)
+        host, port = self._address()
+        ext = {
+            **self._identity(),
+            "haServerAddr": f"{host}:{port + 1}",
+            "compressed": "false",
+            "bodyCrc32": str(checksum),
+        }
+        request = (RequestCode.REGISTER_BROKER, ext, body)
+        results = await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
+        return sum(results)
+
+    async def unregister(self) -> None:
+        request = (RequestCode.UNREGISTER_BROKER, self._identity(), b"")
+        await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
+        for connection in self._connections.values():
+            connection.close()
+
+    async def route(self, topic: str) -> list[QueueData] | None:
+        """The topic's queues on all brokers, from the first name server that answers; None if none does."""
+        for server in self._config.name_servers:
+            try:
+                connection = await self._connect(server)
+                ext = self._signed({"topic": topic}, b"")
+                request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=ext)
+                answer = await connection.invoke(request, _ROUTE_TIMEOUT)
+                if answer.code == ResponseCode.SUCCESS:
+                    return loads_as(answer.body, TopicRouteData).queue_datas
+            except (OSError, TimeoutError, NeveError, ValueError) as error:
+                self._failed(server, str(error) or type(error).__name__)
+        return None
+
+    def _signed(self, ext: dict[str, str], body: bytes) -> dict[str, str]:
+        return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
+
+    def _identity(self) -> dict[str, str]:
+        host, port = self._address()
+        return {
+            "brokerName": self._config.broker_name,
+            "brokerAddr": f"{host}:{port}",
+            "clusterName": self._config.broker_cluster_name,
+            "brokerId": str(self._config.broker_id),
+        }
+
+    async def _ask(self, server: str, code: RequestCode, ext: dict[str, str], body: bytes) -> bool:
+        try:
+            connection = await self._connect(server)
+            request = RemotingCommand(code, ext=self._signed(ext, body), body=body)
+            answer = await connection.invoke(request, _TIMEOUT)
+        except (OSError, TimeoutError, NeveError) as error:
+            self._failed(server, str(error) or type(error).__name__)
+            return False
+        if answer.code != ResponseCode.SUCCESS:
+            self._failed(server, answer.remark or f"code {answer.code}")
+            return False
+        if server not in self.registered:
+            log.info("known to name server %s", server)
+        self.registered.add(server)
+        return True
+
+    def _failed(self, server: str, reason: str) -> None:
+        self.failures += 1
+        self.registered.discard(server)
+        stale = self._connections.pop(server, None)
+        if stale is not None:
+            stale.close()
+        log.warning("name server %s: %s", server, reason)
+
+    async def _connect(self, server: str) -> Connection:
+        known = self._connections.get(server)
+        if known is not None and not known.is_closed:
+            return known
+        host, separator, port = server.rpartition(":")
+        if not separator or not port.isdigit():
+            raise NeveError(None, f"{server!r} is not host:port")
+        async with asyncio.timeout(_TIMEOUT):
+            connection = await open_connection(host, int(port), tls=self._tls)
+        self._connections[server] = connection
+        return connection
+
+
+def _registration(topics: dict[str, Any]) -> tuple[bytes, int]:
+    """The body of REGISTER_BROKER and its checksum."""
+    body = b'{"filterServerList":[],"topicConfigSerializeWrapper":%b}' % encode_table(topics)
+    return body, crc32(body) & 0x7FFFFFFF

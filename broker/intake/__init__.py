@@ -1,0 +1,1 @@
+"""What a put means: checks, the express lane, receipts, group commit."""

@@ -1,0 +1,178 @@
+"""The express lane: sends that are a check and an append, which nearly all are, straight from the received buffer.
+
+It takes the frames of one read as long as they are plain, appends them with one write, and answers with one. A frame
+that is unusual in any way, or that can't be stored, is put back untouched: `SendMessageProcessor` does the same, and
+everything else, one by one. No header map, no command and no answer is made as an object here.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from struct import Struct
+
+import msgspec
+
+from broker.broker_context import BrokerContext
+from broker.intake.flusher import WaitingSend
+from broker.intake.receipts import Asked, ReceiptTemplate
+from broker.requests.send_message import SPECIAL_PROPERTIES, SendMessageProcessor, cached_tags_code
+from broker.stats.broker_stats import Traffic
+from broker.store.appender import Place, Send
+from broker.store.errors import StoreError
+from broker.validators import PERM_WRITE, RETRY_PREFIX, may_be_sent_to
+from infra.remoting_server import Connection
+from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
+from neve.remoting.command import FLAG_ONEWAY
+from neve.remoting.frame import MARK_SIZE, FrameDecoder
+from neve.remoting.headers import SendV2Frame
+
+# How every client that we know of begins the JSON header of a SEND_MESSAGE_V2.
+_START = b'{"code":310,'
+# More than the properties of a record can be, in most spellings; a longer one is no plain send.
+_HEADER_MAX = 64 * 1024
+# The mark word of a JSON frame is the header's length and nothing else.
+_header_length = Struct(">I").unpack_from
+_decode = msgspec.json.Decoder(SendV2Frame, strict=False).decode
+
+
+@dataclass(slots=True)
+class Lane:
+    """What a topic asks of its plain sends."""
+
+    topic: str
+    queue_nums: int
+    sys_flag: int
+    traffic: Traffic
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The plain sends of one read, column by column; `starts` are their frames."""
+
+    now: int
+    sends: list[Send] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    traffics: list[Traffic] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+
+class ExpressSend:
+    """See the module; `serve` is the `express` of a request router."""
+
+    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
+        self._context, self._sender = context, sender
+        self._template = ReceiptTemplate(context.address)
+
+    def serve(self, connection: Connection, frames: FrameDecoder) -> None:
+        """Take plain sends from `frames` until there is none, or another frame comes first."""
+        context = self._context
+        if not context.accepting or context.refuse_writes or not context.config.broker_permission & PERM_WRITE:
+            return
+        buffer = frames.buffer
+        batch: _Batch | None = None
+        lane: Lane | None = None
+        while (bounds := frames.next_bounds()) is not None:
+            start, end = bounds
+            header_at = start + MARK_SIZE
+            body_at = header_at + _header_length(buffer, start)[0]
+            send = self._read(buffer, header_at, body_at) if body_at <= end else None
+            if send is not None and (lane is None or lane.topic != send.header.topic):
+                lane = self._lane(send.header.topic)
+            if send is None or lane is None:
+                frames.put_back(buffer, start)
+                break
+            if batch is None:
+                batch = _Batch(context.clock.now_ms())
+            if not self._take(batch, lane, send, buffer[body_at:end]):
+                frames.put_back(buffer, start)
+                break
+            batch.starts.append(start)
+        if batch is not None and batch.sends:
+            stored = self._append(batch, connection)
+            if stored < len(batch.starts):
+                frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
+
+    @staticmethod
+    def _read(buffer: bytes, header_at: int, body_at: int) -> SendV2Frame | None:
+        if not buffer.startswith(_START, header_at) or body_at - header_at > _HEADER_MAX:
+            return None
+        try:
+            return _decode(buffer[header_at:body_at])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+
+    def _lane(self, topic: str) -> Lane | None:
+        context = self._context
+        config = context.topics.topics.get(topic)
+        if config is None or not may_be_sent_to(topic) or topic.startswith(RETRY_PREFIX):
+            return None
+        if context.topics.unsaved and not context.topics.is_saved(topic):
+            return None
+        sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
+        return Lane(topic, config.queue_nums, sys_flag, context.stats.of_topic(topic))
+
+    def _take(self, batch: _Batch, lane: Lane, send: SendV2Frame, body: bytes) -> bool:
+        """Whether the send is plain; then it is in the batch."""
+        header, text = send.header, send.header.properties or ""
+        try:
+            properties = dict([pair.split("\x01", 1) for pair in text.split("\x02") if pair])
+        except ValueError:  # a pair without its separator
+            return False
+        queue_id = header.queue_id
+        if (
+            not 0 <= queue_id < lane.queue_nums
+            or header.batch
+            or send.flag & ~FLAG_ONEWAY
+            or len(body) > self._context.config.max_message_size
+            or not SPECIAL_PROPERTIES.isdisjoint(properties)
+        ):
+            return False
+        unique, tags, keys = properties.get("UNIQ_KEY"), properties.get("TAGS"), properties.get("KEYS")
+        if not unique:
+            unique = self._sender.unique_ids.next(batch.now)
+            text = self._sender.with_unique_id(text, unique)
+        elif not unique.isalnum() or not unique.isascii():  # to be escaped in the answer
+            return False
+        raw = self._sender.stored_properties(text)
+        if len(raw) > PROPERTIES_LENGTH_MAX:
+            return False
+        store = self._context.store
+        try:
+            queue = store.table.get((lane.topic, queue_id)) or store.new_queue(lane.topic, queue_id)
+        except StoreError:
+            return False
+        batch.sends.append((
+            queue, body, raw, cached_tags_code(tags) if tags else 0, f"{unique} {keys}" if keys else unique,
+            header.flag, header.sys_flag | lane.sys_flag, header.born_timestamp, header.reconsume_times or 0, 0,
+        ))  # fmt: skip
+        batch.asked.append((queue_id, unique, send.opaque, send.flag == 0, properties.get("WAIT") != "false"))
+        batch.traffics.append(lane.traffic)
+        return True
+
+    def _append(self, batch: _Batch, connection: Connection) -> int:
+        """Store what can be stored and answer it; the first that can't, and all behind it, are left."""
+        try:
+            places = self._context.store.append(batch.sends, connection.remote, batch.now)
+        except StoreError:
+            return 0
+        total = 0
+        for traffic, (_, size, _) in zip(batch.traffics, places, strict=False):
+            traffic.add(1, size)
+            total += size
+        self._sender.count(len(places), total)
+        self._answer(connection, list(zip(batch.asked, places, strict=False)))
+        return len(places)
+
+    def _answer(self, connection: Connection, receipts: list[tuple[Asked, Place]]) -> None:
+        context = self._context
+        if context.config.sync_flush:
+            waiting = [receipt for receipt in receipts if receipt[0][4]]
+            receipts = [receipt for receipt in receipts if not receipt[0][4]]
+            if waiting:
+                physical_offset, size, _ = waiting[-1][1]
+                deadline = context.clock.monotonic() + context.config.sync_flush_timeout / 1000
+                render = functools.partial(self._template.render, waiting)
+                context.flusher.wait(WaitingSend(physical_offset + size, connection, deadline, render))
+        if receipts:
+            connection.send_raw(self._template.render(receipts, 0))

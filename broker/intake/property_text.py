@@ -1,0 +1,43 @@
+"""Property strings of sends: name 0x01 value 0x02, again and again."""
+
+from neve.errors import BrokerError
+from neve.record.layout import PROPERTIES_LENGTH_MAX
+from neve.remoting.codes import ResponseCode
+from neve.remoting.headers import SendMessageHeader
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """The pairs of a header's property string, as RocketMQ's reader takes them."""
+    if not text:
+        return {}
+    pairs = (pair.partition("\x01") for pair in text.split("\x02"))
+    return {name: value for name, separator, value in pairs if name and value}
+
+
+def join_properties(properties: dict[str, str]) -> str:
+    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+
+
+def ended(text: str) -> str:
+    """With the last separator, so that pairs can follow."""
+    return text if not text or text[-1] == "\x02" else text + "\x02"
+
+
+def ended_bytes(raw: bytes) -> bytes:
+    return raw if not raw or raw[-1] == 2 else raw + b"\x02"
+
+
+def target_pairs(topic: str, queue_id: int) -> bytes:
+    """Where a message that waits under another topic belongs."""
+    return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
+
+
+def properties_of(header: SendMessageHeader) -> str:
+    """Before they are taken apart: a header may be as long as its frame. BrokerError when they can't be a record's."""
+    text = header.properties or ""
+    if len(text) > PROPERTIES_LENGTH_MAX:
+        raise BrokerError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal, its properties have {len(text)} characters, the limit is {PROPERTIES_LENGTH_MAX}",
+        )
+    return text

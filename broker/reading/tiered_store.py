@@ -1,0 +1,308 @@
+"""Reads over both tiers: hot from the local log, cold from the archive while the request is parked.
+
+offset:  cold min ............ hot min ................ max
+         └── ColdReader ──────┘└── MessageStore ───────┘
+
+Which tier answers what both have is `tieredStorageLevel`, as in RocketMQ:
+DISABLE      the local log alone; what only the archive has is not there
+NOT_IN_DISK  the archive answers what the local log no longer has
+NOT_IN_MEM   and what has left the segment that is being written
+FORCE        the archive answers all that it has; the local log what is not archived yet, or can't be read there now
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from broker.config import BrokerConfig
+from broker.reading.old_reads import OldReads, Piece, pieces_of
+from broker.store.message_store import MessageStore
+from infra.metrics import Histogram
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from tiered.read.cold_query import Found
+from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FOUND = "FOUND"
+NO_MATCHED = "NO_MATCHED_MESSAGE"
+TOO_SMALL = "OFFSET_TOO_SMALL"
+OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
+FOUND_NULL = "OFFSET_FOUND_NULL"
+
+_LATER = "the archive can't be read now, try again later"
+# Questions that need several row groups run in threads of their own; beyond these in line, the next is refused.
+_QUERY_THREADS = 4
+_QUERIES_MAX = 64
+_NOT_ASKED = Found([], "the archive, which can't be read now")
+_LATENCY_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"
+
+
+class ReadResult(msgspec.Struct):
+    """What a pull gets, of either tier."""
+
+    status: str
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    buffers: list[Any] = []
+    count: int = 0
+    # Not empty: the buffers are views of pages that may be on the disk; `load` reads these instead.
+    pending: list[Piece] = []
+
+
+class ColdTier(Protocol):
+    """What `tiered.read.cold_reader.ColdReader` offers. What answers with bytes or times blocks: in a thread."""
+
+    def locate(
+        self, group: str, topic: str, queue_id: int, offset: int, client: Hashable = None
+    ) -> Located | ColdResult: ...
+
+    def take(
+        self, located: Located, decoded: Any, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
+    ) -> ColdResult: ...
+
+    def has_moved(self, located: Located) -> bool: ...
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None: ...
+
+    def count_existing(self, topic: str, queue_id: int, first: int, end: int) -> int: ...
+
+    def has(self, topic: str, queue_id: int, offset: int) -> bool: ...
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int: ...
+
+    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found: ...
+
+    def record_at(self, physical_offset: int) -> Found: ...
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int | None: ...
+
+
+class TieredStore:
+    def __init__(self, store: MessageStore, config: BrokerConfig) -> None:
+        self.hot = store
+        self.old = OldReads(store.disk)
+        self._config = config
+        self.cold: ColdTier | None = None
+        self._pool = ThreadPoolExecutor(_QUERY_THREADS, "cold-query")
+        self._queries = 0
+        self.cold_reads = 0
+        self.cold_failures = 0
+        self.cold_parked = 0
+        self.cold_latency = Histogram(_LATENCY_BOUNDS)
+
+    def is_hot(self, topic: str, queue_id: int, offset: int) -> bool:
+        """True when the local log answers: at once, on the loop."""
+        cold, level = self._archive(), self._config.tiered_storage_level
+        if cold is None:
+            return True
+        if offset < self.hot.min_offset(topic, queue_id):
+            return False
+        if level == NOT_IN_DISK or (level == NOT_IN_MEM and self._in_newest_segment(topic, queue_id, offset)):
+            return True
+        return not cold.has(topic, queue_id, offset)
+
+    def _archive(self) -> ColdTier | None:
+        return None if self._config.tiered_storage_level == DISABLE else self.cold
+
+    def _in_newest_segment(self, topic: str, queue_id: int, offset: int) -> bool:
+        """RocketMQ asks the kernel which pages are loaded; what is being written is, without asking."""
+        entry = self.hot.entry(topic, queue_id, offset)
+        return entry is None or entry[0] >= self.hot.newest_segment_base
+
+    def get_hot(  # noqa: PLR0917
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
+    ) -> ReadResult:
+        """At once. Where the result has `pending`, it has to be given to `load` before anybody looks into it."""
+        hot = self.hot
+        old_below = hot.max_physical_offset - self._config.hot_bytes
+        got = hot.get(topic, queue_id, offset, max_count, max_bytes, codes, old_below=old_below)
+        result = ReadResult(
+            got.status,
+            got.next_offset,
+            self._min(got.min_offset, topic, queue_id),
+            got.max_offset,
+            got.buffers,
+            got.count,
+        )
+        if got.runs:
+            pieces = pieces_of(hot.log, got.runs)
+            if not self.old.in_memory(pieces):
+                result.pending = pieces
+        return result
+
+    async def load(self, result: ReadResult) -> ReadResult:
+        """Read what is pending, parked like a long poll. Raises BrokerError SYSTEM_BUSY."""
+        if result.pending:
+            loaded = await self.old.load(result.pending)
+            if loaded is not None:
+                result.buffers = loaded
+            result.pending = []
+        return result
+
+    async def get_cold(  # noqa: PLR0917
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+        *,
+        group: str,
+        client: Hashable = None,
+    ) -> ReadResult:
+        """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive is silent.
+
+        `group` is who reads, `client` which one of it where each goes its own way.
+        """
+        self.cold_reads += 1
+        self.cold_parked += 1
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(self._config.cold_read_timeout / 1000):
+                got = await self._read_cold(group, client, topic, queue_id, offset, max_count, max_bytes, codes)
+        except (ColdUnavailable, TimeoutError) as error:
+            self.cold_failures += 1
+            log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
+            if offset >= self.hot.min_offset(topic, queue_id):
+                return await self.load(self.get_hot(topic, queue_id, offset, max_count, max_bytes, codes))
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
+        finally:
+            self.cold_parked -= 1
+            self.cold_latency.observe(loop.time() - began)
+        low, high = self.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
+        status, following = got.status, got.next_offset
+        if status not in (FOUND, NO_MATCHED):
+            # A gap, or below the first message that is kept: the consumer goes on at the next one that is there.
+            following = following if following > offset else max(self.hot.min_offset(topic, queue_id), low)
+            status = TOO_SMALL if following > offset else OVERFLOW_ONE
+        return ReadResult(status, following, low, high, list(got.buffers), got.count)
+
+    async def _read_cold(  # noqa: PLR0917
+        self,
+        group: str,
+        client: Hashable,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+    ) -> ColdResult:
+        """No thread waits; whoever is cancelled here, by the clock or by its connection's end, leaves the line."""
+        cold = self.cold
+        assert cold is not None
+        while isinstance(located := cold.locate(group, topic, queue_id, offset, client), Located):
+            decoding = located.decoded
+            try:
+                decoded = decoding.result() if decoding.done() else await asyncio.wrap_future(decoding)
+            except ColdUnavailable:
+                if not cold.has_moved(located):
+                    raise
+            else:
+                return cold.take(located, decoded, max_count, max_bytes, codes)
+        return located
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        return self._min(self.hot.min_offset(topic, queue_id), topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        return self.hot.max_offset(topic, queue_id)
+
+    def count_messages(self, topic: str, queue_id: int, first: int, end: int) -> int:
+        """How many messages there are in [first, end): none below the minimum, and none in a gap of the archive."""
+        first = max(first, self.min_offset(topic, queue_id))
+        if self.cold is None:
+            return max(0, end - first)
+        return self.cold.count_existing(topic, queue_id, first, end)
+
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
+        """Over both tiers. The oldest hot message decides which one is asked: times run back only with the clock."""
+        hot_min, high = self.hot.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
+        cold = self._archive()
+        if cold is not None and self.min_offset(topic, queue_id) < hot_min:
+            oldest_hot = self.hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
+            if oldest_hot < 0 or timestamp < oldest_hot or (timestamp == oldest_hot and not upper):
+                try:
+                    found = await self._in_thread(cold.offset_by_time, topic, queue_id, timestamp, upper)
+                except ColdUnavailable as error:
+                    self.cold_failures += 1
+                    raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
+                if found is not None and 0 <= found < hot_min:
+                    return found
+                if hot_min == high:
+                    return high - 1 if upper else high
+        return self.hot.offset_by_time(topic, queue_id, timestamp, upper)
+
+    async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """-1: no such message, or its time can't be read now."""
+        cold = self._archive()
+        if cold is None or self.is_hot(topic, queue_id, offset):
+            return self.hot.store_time(topic, queue_id, offset)
+        found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
+        return -1 if found is None else found
+
+    async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
+        """Records with a key out of both tiers, newest first, and what of the archive was not searched."""
+        found = self.hot.query(topic, key, max_num, begin, end)
+        cold = self._archive()
+        if cold is None or len(found) >= max_num:
+            return Found(found)
+        older = await self._ask_cold("query", cold.query, topic, key, max_num, begin, end) or _NOT_ASKED
+        known = set(found)
+        return Found((found + [raw for raw in older.records if raw not in known])[:max_num], older.unsearched)
+
+    async def record_at(self, physical_offset: int) -> bytes | None:
+        """None: there is none. Raises BrokerError SYSTEM_BUSY where that is not sure."""
+        found = self.hot.record_at(physical_offset)
+        cold = self._archive()
+        if found is not None or cold is None or not 0 <= physical_offset < self.hot.min_physical_offset:
+            return found
+        archived = await self._ask_cold("record", cold.record_at, physical_offset) or _NOT_ASKED
+        if not archived.records and archived.unsearched:
+            raise BrokerError(
+                ResponseCode.SYSTEM_BUSY,
+                f"no message found at {physical_offset}, but not all was searched: {archived.unsearched}",
+            )
+        return archived.records[0] if archived.records else None
+
+    async def _ask_cold(self, what: str, ask: Callable[..., T], *arguments: Any) -> T | None:
+        self.cold_reads += 1
+        try:
+            return await self._in_thread(ask, *arguments)
+        except ColdUnavailable as error:
+            self.cold_failures += 1
+            log.warning("cold %s %s: %r", what, arguments, error)
+            return None
+
+    async def _in_thread(self, ask: Callable[..., T], *arguments: Any) -> T:
+        if self._queries >= _QUERIES_MAX:
+            raise ColdUnavailable(f"{self._queries} questions to the archive wait already")
+        self._queries += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, ask, *arguments)
+        finally:
+            self._queries -= 1
+
+    def close(self) -> None:
+        self.old.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _min(self, hot_min: int, topic: str, queue_id: int) -> int:
+        cold = self._archive()
+        if cold is None:
+            return hot_min
+        cold_min = cold.min_offset(topic, queue_id)
+        return hot_min if cold_min is None or cold_min < 0 else min(cold_min, hot_min)

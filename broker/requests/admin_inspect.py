@@ -1,0 +1,119 @@
+"""Administration: statistics (315, 317), queue entries (321), producers (328), replication (907, 1007)."""
+
+from typing import Any
+
+from broker.broker_context import BrokerContext
+from broker.requests.admin_stats import queue_stats
+from broker.requests.wide_answer import in_slices, wide_answer
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.body import MessageQueue, dumps
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_bool, require_int, require_str
+
+_ENTRIES_MAX = 2000
+
+
+class AdminInspectProcessor:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    def stats_data(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """315."""
+        name, key = require_str(request.ext, "statsName"), require_str(request.ext, "statsKey")
+        found = self._context.stats.view(name, key)
+        if found is None:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(found))
+
+    async def all_consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """317: every group in every topic where it stands, and how far it is behind in all."""
+        context = self._context
+        only_ordered = optional_bool(request.ext, "isOrder")
+        listed, behind, in_flight = [], 0, 0
+        for group in list(context.groups.groups):
+            live = context.clients.consumers.get(group)
+            parts = []
+            for topic in context.offsets.topics_of(group):
+                config = context.topics.select(topic)
+                if config is None or (only_ordered and not config.order):
+                    continue
+                if live is not None and topic not in live.subscriptions:
+                    continue
+                table = await self._topic_table(group, topic, config.write_queue_nums)
+                behind += sum(queue["brokerOffset"] - queue["consumerOffset"] for queue in table.values())
+                in_flight += sum(queue["pullOffset"] - queue["consumerOffset"] for queue in table.values())
+                rate = context.stats.get_rate(topic, group)
+                parts.append({"consumeTps": rate, "offsetTable": table})
+            listed.append({group: parts})
+        body = {
+            "brokerAddr": "{}:{}".format(*context.address),
+            "consumeStatsList": listed,
+            "totalDiff": behind,
+            "totalInflightDiff": in_flight,
+        }
+        return await wide_answer(request, body)
+
+    async def _topic_table(self, group: str, topic: str, queues: int) -> dict[MessageQueue, dict[str, int]]:
+        context = self._context
+        table = {}
+        async for queue in in_slices(range(queues)):
+            place = MessageQueue(topic, context.config.broker_name, queue)
+            table[place] = queue_stats(context, group, topic, queue)
+        return table
+
+    def queue_entries(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """321: the local queue's entries as they are; what is only in the archive has none."""
+        ext, context = request.ext, self._context
+        topic, queue = require_str(ext, "topic"), require_int(ext, "queueId")
+        index, count = require_int(ext, "index"), require_int(ext, "count")
+        config = context.topics.select(topic)
+        if config is None or not 0 <= queue < config.queue_nums:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{queue}@{topic} is not exist!")
+        low, high = context.store.min_offset(topic, queue), context.store.max_offset(topic, queue)
+        entries = []
+        for offset in range(max(index, low), min(index + min(count, _ENTRIES_MAX), high)):
+            entry = context.store.entry(topic, queue, offset)
+            if entry is None:
+                continue
+            physical_offset, size, tag_code = entry
+            entries.append({"eval": False, "physicOffset": physical_offset, "physicSize": size, "tagsCode": tag_code})
+        body: dict[str, Any] = {"maxQueueIndex": high, "minQueueIndex": low, "queueData": entries}
+        info = context.clients.consumers.get(ext.get("consumerGroup") or "")
+        if info is not None and topic in info.subscriptions:
+            body["subscriptionData"] = info.subscriptions[topic].to_wire()
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
+
+    def all_producers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """328."""
+        data = {
+            group: [
+                {
+                    "clientId": channel.client_id,
+                    "language": channel.language,
+                    "lastUpdateTimestamp": channel.last_update_ms,
+                    "remoteIP": "/{}:{}".format(*channel.connection.remote),  # Java's text of a socket address
+                    "version": channel.version,
+                }
+                for channel in channels.values()
+            ]
+            for group, channels in self._context.clients.producers.items()
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"data": data}))
+
+    def ha_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """907: a master alone."""
+        body = {
+            "haClientRuntimeInfo": {},
+            "haConnectionInfo": [],
+            "inSyncSlaveNums": 0,
+            "master": True,
+            "masterCommitLogMaxOffset": self._context.store.max_physical_offset,
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
+
+    @staticmethod
+    def epoch_cache(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1007."""
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, "this request only for controllerMode")

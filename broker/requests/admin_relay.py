@@ -1,0 +1,96 @@
+"""Questions of an administrator that only a connected consumer can answer: 223, 307, 309."""
+
+import logging
+from typing import Any
+
+from broker.broker_context import BrokerContext
+from broker.clients.client_manager import ClientChannel
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.record.ids import parse_offset_msg_id
+from neve.remoting.body import dumps_object_keys, lenient_loads
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import require_str
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = 10.0
+# Older clients answer nothing of this.
+_VERSION_MIN = 62
+
+
+class AdminRelayProcessor:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    async def running_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """307."""
+        return await self._relay(request, dict(request.ext), bytes(request.body))
+
+    async def consume_directly(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """309: the consumer gets the record itself, as the id of its place in the log says."""
+        ext = dict(request.ext)
+        ext["brokerName"] = self._context.config.broker_name
+        body = bytes(request.body)
+        if ext.get("msgId"):
+            body = await self._record(ext["msgId"])
+        topic = self._context.topics.select(ext.get("topic", ""))
+        if topic is not None:
+            ext["topicSysFlag"] = str(topic.topic_sys_flag)
+        group = self._context.groups.groups.get(ext.get("consumerGroup", ""))
+        if group is not None:
+            ext["groupSysFlag"] = str(group.group_sys_flag)
+        return await self._relay(request, ext, body)
+
+    async def _record(self, msg_id: str) -> bytes:
+        try:
+            offset = parse_offset_msg_id(msg_id)[2]
+        except ValueError as error:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is no offset message id") from error
+        record = await self._context.tiered.record_at(offset)
+        if record is None:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        return bytes(record)
+
+    async def _relay(self, request: RemotingCommand, ext: dict[str, str], body: bytes) -> RemotingCommand:
+        group, client = require_str(ext, "consumerGroup"), require_str(ext, "clientId")
+        info = self._context.clients.consumers.get(group)
+        channel = info.find_client(client) if info is not None else None
+        if channel is None:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client}> not online")
+        answer = await self._ask(channel, group, RemotingCommand(request.code, ext=ext, body=body))
+        return RemotingCommand.response(request, answer.code, answer.remark, answer.ext or None, bytes(answer.body))
+
+    @staticmethod
+    async def _ask(channel: ClientChannel, group: str, command: RemotingCommand) -> RemotingCommand:
+        who = f"The Consumer <{group}> <{channel.client_id}>"
+        if channel.version < _VERSION_MIN:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{who} Version <{channel.version}> too low to finish")
+        try:
+            return await channel.connection.invoke(command, _TIMEOUT)
+        except TimeoutError as error:
+            raise BrokerError(ResponseCode.CONSUME_MSG_TIMEOUT, f"{who} did not answer in {_TIMEOUT:.0f} s") from error
+        except ConnectionError as error:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{who} not online") from error
+
+    async def consumer_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """223: every member of the group, or one, tells where it stands in the topic."""
+        ext = request.ext
+        topic, group, wanted = require_str(ext, "topic"), require_str(ext, "group"), ext.get("clientAddr")
+        info = self._context.clients.consumers.get(group)
+        channels = [] if info is None else list(info.channels.values())
+        if not channels:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{group}]")
+        table: dict[str, Any] = {}
+        for channel in channels:
+            host, port = channel.connection.remote
+            if wanted and wanted not in (channel.client_id, f"{host}:{port}"):
+                continue
+            command = RemotingCommand(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext={"topic": topic, "group": group})
+            answer = await self._ask(channel, group, command)
+            if answer.code == ResponseCode.SUCCESS and len(answer.body):
+                table[channel.client_id] = lenient_loads(answer.body).get("messageQueueTable") or {}
+            else:
+                log.info("%s of %s did not tell its offsets: %s", channel.client_id, group, answer.remark)
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"consumerTable": table}))

@@ -1,0 +1,130 @@
+"""END_TRANSACTION (37): a half message becomes an ordinary one, or never does. RESUME_CHECK_HALF_MESSAGE (323)."""
+
+from broker.broker_context import BrokerContext
+from broker.requests.send_message import REFUSALS, Outgoing, SendMessageProcessor, refusal
+from broker.store.appender import Send
+from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
+from broker.waiting.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, immunity
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.record.codec import MessageRecord, decode_record, parse_host
+from neve.record.ids import parse_offset_msg_id
+from neve.record.layout import TRANSACTION_COMMIT
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_bool, require_int, require_str
+
+
+class EndTransactionProcessor:
+    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
+        self._context, self._sender = context, sender
+
+    async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Everything up to the answer happens in one turn of the loop; the answer waits for the disk if sends do."""
+        outcome = require_int(request.ext, "commitOrRollback")
+        if outcome not in (COMMIT, ROLLBACK, UNKNOWN):
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"commitOrRollback={outcome}: allowed are 0, 8 and 12")
+        if outcome != UNKNOWN:
+            self._end(connection, request, outcome)
+            if self._context.config.sync_flush and not request.is_oneway:
+                await self._context.flusher.flush_now()
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    def _end(self, connection: Connection, request: RemotingCommand, outcome: int) -> None:
+        transactions = self._context.transactions
+        record = self._prepared(request)
+        self._context.require_topic(connection, request, record.properties.get("REAL_TOPIC", ""), "Pub")
+        half = transactions.find(record.queue_offset)
+        if half is None or half.physical_offset != record.physical_offset:
+            if transactions.outcome(record.queue_offset) == outcome:
+                return
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
+        self._check_time(request, record)
+        try:
+            if outcome == COMMIT:
+                self._commit(record, transactions.end_mark(half))
+                transactions.ended(half, COMMIT)
+            else:
+                transactions.roll_back(half)
+        except REFUSALS as error:
+            raise refusal(error) from error
+
+    def _prepared(self, request: RemotingCommand) -> MessageRecord:
+        ext = request.ext
+        offset, position = require_int(ext, "tranStateTableOffset"), require_int(ext, "commitLogOffset")
+        half = self._context.transactions.carried_from(position)
+        if half is not None:
+            offset, position = half.queue_offset, half.physical_offset
+        raw = self._context.store.record_at(position)
+        record = decode_record(raw) if raw is not None else None
+        if record is None or record.topic != HALF_TOPIC:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        if record.properties.get("PGROUP") != require_str(ext, "producerGroup"):
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if record.queue_offset != offset:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        return record
+
+    async def resume_check(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """323: its producer is asked about it again, from the first time on; also of what was given up."""
+        offset = _physical_offset(require_str(request.ext, "msgId"))
+        raw = await self._context.tiered.record_at(offset)
+        record = decode_record(raw) if raw is not None else None
+        if record is None or record.topic not in (HALF_TOPIC, CHECK_MAX_TOPIC):
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"there is no half message at {offset}")
+        self._sender.check_writable()
+        transactions = self._context.transactions
+        try:
+            if record.topic == CHECK_MAX_TOPIC:
+                transactions.put_again(record)
+            elif (half := transactions.carried_from(offset) or transactions.find(record.queue_offset)) is not None:
+                transactions.start_over(half)
+            else:
+                raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
+        except REFUSALS as error:
+            raise refusal(error) from error
+        if self._context.config.sync_flush:
+            await self._context.flusher.flush_now()
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    def _check_time(self, request: RemotingCommand, record: MessageRecord) -> None:
+        """Who asked for a quiet time and ends the transaction after it must wait to be asked."""
+        quiet = immunity(record.properties)
+        if quiet is None or optional_bool(request.ext, "fromTransactionCheck"):
+            return
+        if self._context.clock.now_ms() - record.born_timestamp > quiet:
+            raise BrokerError(
+                ResponseCode.ILLEGAL_OPERATION, "the time to end the transaction is over, wait for a check"
+            )
+
+    def _commit(self, record: MessageRecord, mark: Send) -> None:
+        """With its mark, or not at all: a crash must not leave it to be committed once more."""
+        properties = record.properties
+        topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
+        self._context.find_topic(topic)
+        if not queue.isdigit():
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the prepared message names no queue: {queue!r}")
+        message = Outgoing(
+            topic,
+            int(queue),
+            record.body,
+            record.properties_raw,
+            record.flag,
+            record.sys_flag & ~TRANSACTION_BITS | TRANSACTION_COMMIT,
+            record.born_timestamp,
+            parse_host(record.born_host),
+            record.reconsume_times,
+            properties.get("TAGS"),
+            properties.get("KEYS"),
+            properties.get("UNIQ_KEY"),
+            record.physical_offset,
+            mark,
+        )
+        self._sender.put(message, properties.get("DELAY"), properties)
+
+
+def _physical_offset(msg_id: str) -> int:
+    try:
+        return parse_offset_msg_id(msg_id)[2]
+    except ValueError as error:
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is no offset message id") from error

@@ -1,0 +1,53 @@
+"""Looking messages up: by key (12) and by the id that holds their place in the log (33)."""
+
+from broker.broker_context import BrokerContext
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.record.codec import decode_record
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_bool, require_int, require_str
+from tiered.read.cold_query import has_key
+
+_MAX_HITS = 64
+_UNIQUE_HITS = 32
+
+
+class QueryMessageProcessor:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        ext = request.ext
+        unique = optional_bool(ext, "_UNIQUE_KEY_QUERY")
+        count = _UNIQUE_HITS if unique else min(max(require_int(ext, "maxNum"), 1), _MAX_HITS)
+        found = await self._context.tiered.query(
+            require_str(ext, "topic"),
+            require_str(ext, "key"),
+            count,
+            require_int(ext, "beginTimestamp"),
+            require_int(ext, "endTimestamp"),
+        )
+        # The index knows hashes only, and tells the newest first.
+        hits = [
+            record for record in reversed(found.records) if has_key(decode_record(record), ext["topic"], ext["key"])
+        ]
+        left = f"not searched: {found.unsearched}" if found.unsearched else None
+        if not hits and left:
+            raise BrokerError(
+                ResponseCode.SYSTEM_BUSY, f"nothing found, but {left}; try a narrower time range, or later"
+            )
+        if not hits:
+            raise BrokerError(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+        answer = {
+            "indexLastUpdateTimestamp": str(self._context.clock.now_ms()),
+            "indexLastUpdatePhyoffset": str(self._context.store.max_physical_offset),
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, left, ext=answer, parts=list(hits))
+
+    async def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        offset = require_int(request.ext, "offset")
+        record = await self._context.tiered.record_at(offset)
+        if record is None:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=bytes(record))

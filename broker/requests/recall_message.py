@@ -1,0 +1,73 @@
+"""RECALL_MESSAGE (370): take back a timer message that isn't delivered yet.
+
+handle:  base64url of "v1 <topic> <broker> <time of delivery + 1> <unique key>"
+"""
+
+import base64
+import binascii
+
+from broker.broker_context import BrokerContext
+from broker.intake.receipts import REGION
+from broker.requests.send_message import Outgoing, SendMessageProcessor
+from broker.waiting.timer_message import DELIVER_MS, RECALL_KEY, recall_key
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.record.properties import properties_to_bytes
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import require_str
+
+_VERSION = "v1"
+_BODY = b"0"
+
+
+class RecallMessageProcessor:
+    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
+        self._context, self._sender = context, sender
+
+    async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Whatever comes of it, the region beside it makes a stock client tell its trace of it."""
+        try:
+            code, remark, ext = ResponseCode.SUCCESS, None, {"msgId": await self._recall(connection, request)}
+        except BrokerError as error:
+            code, remark, ext = ResponseCode(error.code or ResponseCode.SYSTEM_ERROR), error.remark, {}
+        return RemotingCommand.response(request, code, remark, {"MSG_REGION": REGION, "TRACE_ON": "true", **ext})
+
+    async def _recall(self, connection: Connection, request: RemotingCommand) -> str:
+        """The id of the message that was recalled."""
+        context, topic = self._context, require_str(request.ext, "topic")
+        if not context.config.recall_message_enable:
+            raise BrokerError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
+        self._sender.check_writable()
+        context.find_topic(topic)
+        when, unique = self._read(topic, request.ext.get("recallHandle", ""))
+        properties = {DELIVER_MS: str(when), RECALL_KEY: recall_key(topic, unique)}
+        now = context.clock.now_ms()
+        message = Outgoing(
+            topic, 0, _BODY, properties_to_bytes(properties), 0, 0, now, connection.remote, 0, None, None, None
+        )
+        self._sender.put(message, None, properties)
+        if context.config.sync_flush:
+            await context.flusher.flush_now()
+        return unique
+
+    def _read(self, topic: str, handle: str) -> tuple[int, str]:
+        """Time of delivery and unique key; a handle that isn't for a waiting message of this broker is refused."""
+        try:
+            text = base64.urlsafe_b64decode(handle + "=" * (-len(handle) % 4)).decode("ascii")
+            version, its_topic, broker, time, unique = text.split(" ")
+            when = int(time) - 1
+        except (binascii.Error, ValueError) as error:
+            raise _illegal("recall handle is invalid") from error
+        if version != _VERSION or not unique:
+            raise _illegal("recall handle is invalid")
+        if its_topic != topic or broker != self._context.config.broker_name:
+            raise _illegal("recall failed, topic or broker does not match the handle")
+        left = when - self._context.clock.now_ms()
+        if not 0 < left <= self._context.config.timer_max_delay_sec * 1000:
+            raise _illegal("recall failed, timestamp invalid")
+        return when, unique
+
+
+def _illegal(remark: str) -> BrokerError:
+    return BrokerError(ResponseCode.ILLEGAL_OPERATION, remark)

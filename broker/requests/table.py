@@ -1,0 +1,162 @@
+"""Which request code goes where."""
+
+import os
+from collections.abc import Awaitable, Callable
+
+from broker.broker_context import BrokerContext
+from broker.intake.express_lane import ExpressSend
+from broker.requests.admin import AdminProcessor
+from broker.requests.admin_inspect import AdminInspectProcessor
+from broker.requests.admin_offsets import AdminOffsetsProcessor
+from broker.requests.admin_relay import AdminRelayProcessor
+from broker.requests.admin_stats import AdminStatsProcessor, Totals
+from broker.requests.client_manage import ClientManageProcessor
+from broker.requests.consumer_manage import ConsumerManageProcessor
+from broker.requests.end_transaction import EndTransactionProcessor
+from broker.requests.pop_ack import PopAckProcessor
+from broker.requests.pop_message import PopMessageProcessor
+from broker.requests.pull_message import PullMessageProcessor
+from broker.requests.query_assignment import QueryAssignmentProcessor
+from broker.requests.query_message import QueryMessageProcessor
+from broker.requests.recall_message import RecallMessageProcessor
+from broker.requests.reply_message import ReplyMessageProcessor
+from broker.requests.send_back import SendBackProcessor
+from broker.requests.send_message import SendMessageProcessor
+from infra.remoting_server import Handler
+from infra.request_router import RequestRouter
+from neve.record.ids import UniqueIdGenerator
+from neve.remoting.codes import RequestCode as Code
+
+# What takes its time and changes nothing: it ends when its asker hangs up.
+_READS = frozenset({
+    Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.PEEK_MESSAGE, Code.QUERY_MESSAGE, Code.VIEW_MESSAGE_BY_ID,
+    Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.GET_EARLIEST_MSG_STORETIME, Code.QUERY_ASSIGNMENT, Code.GET_CONSUME_STATS,
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY,
+    Code.QUERY_CONSUME_TIME_SPAN, Code.QUERY_CONSUME_QUEUE,
+})  # fmt: skip
+
+
+class Processors:
+    def __init__(self, context: BrokerContext, drop_topic: Callable[[str], Awaitable[None]]) -> None:
+        now, salt = context.clock.now_ms(), int.from_bytes(os.urandom(4)) & 0x7FFFFFFF
+        self.sender = SendMessageProcessor(context, UniqueIdGenerator(context.address[0], os.getpid(), salt, now))
+        self._send_back = SendBackProcessor(context, self.sender)
+        self._express = ExpressSend(context, self.sender)
+        self.puller = PullMessageProcessor(context)
+        self.clients = ClientManageProcessor(context)
+        self.totals = Totals(context, self.sender)
+        self._consumers = ConsumerManageProcessor(context)
+        self.popper = PopMessageProcessor(context)
+        self._pop_acks = PopAckProcessor(context)
+        self._assignment = QueryAssignmentProcessor(context)
+        self._query = QueryMessageProcessor(context)
+        self._transactions = EndTransactionProcessor(context, self.sender)
+        self._recall = RecallMessageProcessor(context, self.sender)
+        self._replies = ReplyMessageProcessor(context, self.sender)
+        self._admin = AdminProcessor(context, drop_topic)
+        self._stats = AdminStatsProcessor(context, self.totals)
+        self._offsets = AdminOffsetsProcessor(context)
+        self._relay = AdminRelayProcessor(context)
+        self._inspect = AdminInspectProcessor(context)
+
+    def register_on(self, router: RequestRouter) -> None:
+        router.express = self._express.serve
+        for table in (self._messaging(), self._popping(), self._administration(), self._inspection()):
+            for code, handler in table.items():
+                router.register(code, handler, reads=code in _READS)
+
+    def _messaging(self) -> dict[Code, Handler]:
+        consumers, clients = self._consumers, self.clients
+        return {
+            Code.SEND_MESSAGE: self.sender.send,
+            Code.SEND_MESSAGE_V2: self.sender.send,
+            Code.SEND_BATCH_MESSAGE: self.sender.send,
+            Code.CONSUMER_SEND_MSG_BACK: self._send_back.send_back,
+            Code.END_TRANSACTION: self._transactions.end,
+            Code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume_check,
+            Code.RECALL_MESSAGE: self._recall.recall,
+            Code.SEND_REPLY_MESSAGE: self._replies.reply,
+            Code.SEND_REPLY_MESSAGE_V2: self._replies.reply,
+            Code.PULL_MESSAGE: self.puller.pull,
+            Code.LITE_PULL_MESSAGE: self.puller.pull,
+            Code.QUERY_MESSAGE: self._query.query,
+            Code.VIEW_MESSAGE_BY_ID: self._query.view,
+            Code.QUERY_CONSUMER_OFFSET: consumers.query_offset,
+            Code.UPDATE_CONSUMER_OFFSET: consumers.update_offset,
+            Code.GET_MAX_OFFSET: consumers.max_offset,
+            Code.GET_MIN_OFFSET: consumers.min_offset,
+            Code.SEARCH_OFFSET_BY_TIMESTAMP: consumers.search_offset,
+            Code.GET_EARLIEST_MSG_STORETIME: consumers.earliest_store_time,
+            Code.GET_CONSUMER_LIST_BY_GROUP: consumers.consumer_list,
+            Code.LOCK_BATCH_MQ: consumers.lock_batch,
+            Code.UNLOCK_BATCH_MQ: consumers.unlock_batch,
+            Code.HEART_BEAT: clients.heartbeat,
+            Code.UNREGISTER_CLIENT: clients.unregister,
+            Code.CHECK_CLIENT_CONFIG: clients.check_client,
+        }
+
+    def _popping(self) -> dict[Code, Handler]:
+        popper, acks, assignment = self.popper, self._pop_acks, self._assignment
+        return {
+            Code.QUERY_ASSIGNMENT: assignment.query,
+            Code.SET_MESSAGE_REQUEST_MODE: assignment.set_mode,
+            Code.GET_ALL_MESSAGE_REQUEST_MODE: assignment.all_modes,
+            Code.POP_MESSAGE: popper.pop,
+            Code.PEEK_MESSAGE: popper.peek,
+            Code.NOTIFICATION: popper.notification,
+            Code.POLLING_INFO: popper.polling_info,
+            Code.ACK_MESSAGE: acks.ack,
+            Code.BATCH_ACK_MESSAGE: acks.batch_ack,
+            Code.CHANGE_MESSAGE_INVISIBLETIME: acks.change_invisible,
+            Code.POP_ROLLBACK: self._admin.nothing_to_do,  # what is out was always in the log
+        }
+
+    def _administration(self) -> dict[Code, Handler]:
+        admin, stats = self._admin, self._stats
+        return {
+            Code.UPDATE_AND_CREATE_TOPIC: admin.update_topic,
+            Code.UPDATE_AND_CREATE_TOPIC_LIST: admin.update_topic_list,
+            Code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
+            Code.GET_ALL_TOPIC_CONFIG: admin.all_topics,
+            Code.GET_TOPIC_CONFIG: admin.topic_config,
+            Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: admin.system_topics,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.update_group,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: admin.update_group_list,
+            Code.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
+            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
+            Code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group_config,
+            Code.GET_BROKER_CONFIG: admin.broker_config,
+            Code.UPDATE_BROKER_CONFIG: admin.update_config,
+            Code.CLEAN_EXPIRED_CONSUMEQUEUE: admin.nothing_to_do,
+            Code.CLEAN_UNUSED_TOPIC: admin.nothing_to_do,
+            Code.DELETE_EXPIRED_COMMITLOG: admin.nothing_to_do,
+            Code.GET_TOPIC_STATS_INFO: stats.topic_stats,
+            Code.GET_CONSUME_STATS: stats.consume_stats,
+            Code.GET_CONSUMER_CONNECTION_LIST: stats.consumer_connections,
+            Code.GET_PRODUCER_CONNECTION_LIST: stats.producer_connections,
+            Code.QUERY_TOPIC_CONSUME_BY_WHO: stats.groups_of_topic,
+            Code.QUERY_TOPICS_BY_CONSUMER: stats.topics_of_group,
+            Code.QUERY_SUBSCRIPTION_BY_CONSUMER: stats.subscription,
+            Code.GET_BROKER_RUNTIME_INFO: stats.runtime_info,
+        }
+
+    def _inspection(self) -> dict[Code, Handler]:
+        offsets, relay, inspect = self._offsets, self._relay, self._inspect
+        return {
+            Code.INVOKE_BROKER_TO_RESET_OFFSET: offsets.reset_offset,
+            Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets,
+            Code.GET_ALL_DELAY_OFFSET: offsets.delay_offsets,
+            Code.CLONE_GROUP_OFFSET: offsets.clone_offset,
+            Code.QUERY_CORRECTION_OFFSET: offsets.correction_offset,
+            Code.QUERY_CONSUME_TIME_SPAN: offsets.time_span,
+            Code.UPDATE_AND_GET_GROUP_FORBIDDEN: offsets.group_forbidden,
+            Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: relay.consumer_status,
+            Code.GET_CONSUMER_RUNNING_INFO: relay.running_info,
+            Code.CONSUME_MESSAGE_DIRECTLY: relay.consume_directly,
+            Code.VIEW_BROKER_STATS_DATA: inspect.stats_data,
+            Code.GET_BROKER_CONSUME_STATS: inspect.all_consume_stats,
+            Code.QUERY_CONSUME_QUEUE: inspect.queue_entries,
+            Code.GET_ALL_PRODUCER_INFO: inspect.all_producers,
+            Code.GET_BROKER_HA_STATUS: inspect.ha_status,
+            Code.GET_BROKER_EPOCH_CACHE: inspect.epoch_cache,
+        }

@@ -1,0 +1,1 @@
+"""What is counted and shown: rates, metrics, conditions, the pages of the admin port."""

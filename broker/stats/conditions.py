@@ -1,0 +1,79 @@
+"""What a broker that serves can't do now: since when, why, and what that means to those who use it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from broker.archiving.archive_wiring import ArchiveWiring
+from broker.broker_context import BrokerContext
+from infra.object_store.protocol import ObjectStoreError
+
+log = logging.getLogger(__name__)
+
+# A job that asks the store for little and takes longer than this waits for an answer that does not come.
+_HANGING_S = 120.0
+_SHORT_JOBS = ("state", "checkpoint", "ttl")
+
+
+class Condition(NamedTuple):
+    name: str
+    since_ms: int
+    why: str
+    means: str
+
+
+def look_at_disk(context: BrokerContext, used_ratio: Callable[[], float]) -> None:
+    """Refuses sends while the disk is above its mark."""
+    mark, ratio = context.config.disk_space_warning_level_ratio / 100, used_ratio()
+    if ratio <= mark:
+        if context.refuse_writes is not None:
+            log.info("the disk has room again, %.0f %% used: sends are taken", ratio * 100)
+        context.refuse_writes = None
+        return
+    if context.refuse_writes is None:
+        context.refused_from = context.clock.monotonic()
+        log.error("the disk is full, %.0f %% used, mark %.0f %%: sends are refused", ratio * 100, mark * 100)
+    context.refuse_writes = f"the broker's disk is full, {ratio:.0%} used, mark {mark:.0%}"
+
+
+def conditions(context: BrokerContext, archive: ArchiveWiring) -> list[Condition]:
+    """None: all is well."""
+    found = []
+    if context.refuse_writes is not None:
+        since = _ago(context, context.clock.monotonic() - context.refused_from)
+        means = "sends are refused with code 14; reads, acks and archiving go on"
+        found.append(Condition("disk full", since, context.refuse_writes, means))
+    if archive.journal is not None and archive.journal.fenced:
+        means = "nothing is archived, deleted or evicted here; hot messages are served"
+        found.append(Condition("archive fenced", 0, "another process has taken it over", means))
+    elif (away := store_away(context, archive)) is not None:
+        means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"
+        found.append(Condition("archive unreachable", *away, means))
+    clock = archive.safe_clock
+    if clock is not None and not (state := clock.state()).trusted:
+        means = f"what expires is {state.behind_ms // 1000} s late, until `neve archive confirm-clock`"
+        found.append(Condition("clock not trusted", state.since_ms, state.why, means))
+    return found
+
+
+def store_away(context: BrokerContext, archive: ArchiveWiring) -> tuple[int, str] | None:
+    """Since when the archive's store has not answered, by the jobs that ask it all the time, and what they heard."""
+    if archive.journal is None:
+        return None
+    failing = [one for one in archive.jobs.failing().values() if issubclass(one.kind, ObjectStoreError)]
+    if failing:
+        first = min(failing, key=lambda one: one.since_ms)
+        return first.since_ms, first.error
+    running = archive.jobs.running()
+    silent = max((running.get(name, 0.0) for name in _SHORT_JOBS), default=0.0)
+    if silent > _HANGING_S:
+        return _ago(context, silent), "the store does not answer"
+    if not archive.journal.online:
+        return context.boot_ms, "the store has not answered since the start"
+    return None
+
+
+def _ago(context: BrokerContext, seconds: float) -> int:
+    return context.clock.now_ms() - int(seconds * 1000)

@@ -1,0 +1,1 @@
+"""What is kept of topics, groups and positions, and how it is saved."""

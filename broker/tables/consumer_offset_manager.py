@@ -1,0 +1,175 @@
+"""What each group has consumed: topic@group → queue → next offset to consume. Written every few seconds, whole."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.tables.state_file import StateFile, SyncLog
+from infra.disk import Disk
+
+SEPARATOR = "@"
+
+
+class ConsumerOffsetManager:
+    """Commits are not monotonic: a client may set a group back.
+
+    Where a group pops, the pop book is the truth and tells this table (`follow`); who sets such a group elsewhere tells
+    the book first (`on_set`), or the book would put the old position back.
+    """
+
+    def __init__(self, disk: Disk, path: Path, sync_log: SyncLog) -> None:
+        self._offsets: dict[str, dict[int, int]] = {}
+        # The names in `_offsets` from either side: who asks for one group or topic doesn't look at all of them.
+        self._topics: dict[str, dict[str, None]] = {}
+        self._groups: dict[str, dict[str, None]] = {}
+        # Where the last pull of a group ended; only for statistics, not kept on disk.
+        self._pulls: dict[str, dict[int, int]] = {}
+        # Where an administrator sent a group; until its next pull hears it, the group's own commits are stale.
+        self._resets: dict[str, dict[int, int]] = {}
+        self.on_set: Callable[[str, str, int, int], object] = _nobody_pops
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
+
+    def load(self) -> None:
+        self._take(self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {}))
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        return {"offsetTable": dict(self._offsets)}
+
+    def table(self) -> dict[str, dict[int, int]]:
+        """topic@group → queue → next offset to consume."""
+        return {name: dict(queues) for name, queues in self._offsets.items()}
+
+    def restore(self, table: Mapping[str, Mapping[int, int]]) -> None:
+        """Take a whole table, as `table` gave it."""
+        self._take(table)
+        self.file.touch()
+
+    def _take(self, table: Mapping[str, Mapping[int, int]]) -> None:
+        for name, queues in table.items():
+            topic, _, group = name.partition(SEPARATOR)
+            self._queues(group, topic).update(queues)
+
+    def _queues(self, group: str, topic: str) -> dict[int, int]:
+        """Where the group stands in the topic, to be written to."""
+        name = topic + SEPARATOR + group
+        queues = self._offsets.get(name)
+        if queues is None:
+            queues = self._offsets[name] = {}
+            self._topics.setdefault(group, {})[topic] = None
+            self._groups.setdefault(topic, {})[group] = None
+        return queues
+
+    def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
+        name = topic + SEPARATOR + group
+        if self._resets and queue in self._resets.get(name, ()):
+            return
+        queues = self._queues(group, topic)
+        if queues.get(queue) != offset:
+            self.on_set(group, topic, queue, offset)
+            queues[queue] = offset
+        self.file.touch()
+
+    def follow(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Where the pop book says that the group stands."""
+        self._queues(group, topic)[queue] = offset
+        self.file.touch()
+
+    def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Set a group to an offset, and its running consumers with their next pull or pop.
+
+        Also to where it stands: what it was given above that comes again.
+        """
+        self.on_set(group, topic, queue, offset)
+        self.follow(group, topic, queue, offset)
+        self._resets.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+
+    def take_reset(self, group: str, topic: str, queue: int) -> int | None:
+        """Where this pull is to go on instead, told once; a pop goes on there by itself."""
+        if not self._resets:
+            return None
+        name = topic + SEPARATOR + group
+        queues = self._resets.get(name, {})
+        target = queues.pop(queue, None)
+        if not queues:
+            self._resets.pop(name, None)
+        return target
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """The target group stands in the topic where the source stands."""
+        queues = self._offsets.get(topic + SEPARATOR + source)
+        if queues is not None:
+            for queue, offset in queues.items():
+                self.on_set(target, topic, queue, offset)
+            standing = self._queues(target, topic)
+            standing.clear()
+            standing.update(queues)
+            self.file.touch()
+
+    def queues_of(self, group: str, topic: str) -> dict[int, int]:
+        return dict(self._offsets.get(topic + SEPARATOR + group, {}))
+
+    def stands(self, group: str, topic: str) -> bool:
+        """It has an offset in some queue of the topic."""
+        return topic + SEPARATOR + group in self._offsets
+
+    def query(self, group: str, topic: str, queue: int) -> int:
+        """-1: the group has none."""
+        queues = self._offsets.get(topic + SEPARATOR + group)
+        return -1 if queues is None else queues.get(queue, -1)
+
+    def commit_pull(self, group: str, topic: str, queue: int, offset: int) -> None:
+        self._pulls.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+
+    def query_pull(self, group: str, topic: str, queue: int) -> int:
+        return self._pulls.get(topic + SEPARATOR + group, {}).get(queue, -1)
+
+    def topics_of(self, group: str) -> list[str]:
+        return list(self._topics.get(group, ()))
+
+    def groups_of(self, topic: str) -> list[str]:
+        return list(self._groups.get(topic, ()))
+
+    def delete_topic(self, topic: str) -> None:
+        for group in self.groups_of(topic):
+            self._drop(group, topic)
+        self._forget(lambda name: name.startswith(topic + SEPARATOR))
+
+    def delete_group(self, group: str) -> None:
+        for topic in self.topics_of(group):
+            self._drop(group, topic)
+        self._forget(lambda name: name.endswith(SEPARATOR + group))
+
+    def clip(self, maximum: Callable[[str, int], int]) -> list[str]:
+        """After an unclean stop no group may stand above its queue's end: it would miss what is sent next."""
+        clipped = []
+        for name, queues in self._offsets.items():
+            topic = name.partition(SEPARATOR)[0]
+            for queue, offset in queues.items():
+                bound = maximum(topic, queue)
+                if offset > bound:
+                    queues[queue] = bound
+                    clipped.append(f"{name} queue {queue}: {offset} → {bound}")
+        if clipped:
+            self.file.touch()
+        return clipped
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Topic and group wherever a group stands."""
+        return [(topic, group) for topic, groups in self._groups.items() for group in groups]
+
+    def _drop(self, group: str, topic: str) -> None:
+        del self._offsets[topic + SEPARATOR + group]
+        for index, key, value in ((self._topics, group, topic), (self._groups, topic, group)):
+            del index[key][value]
+            if not index[key]:
+                del index[key]
+        self.file.touch()
+
+    def _forget(self, matches: Callable[[str], bool]) -> None:
+        for table in (self._pulls, self._resets):
+            for name in [name for name in table if matches(name)]:
+                del table[name]
+
+
+def _nobody_pops(group: str, topic: str, queue: int, offset: int) -> None:
+    """Until a pop book listens."""

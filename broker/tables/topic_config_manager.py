@@ -1,0 +1,187 @@
+"""The broker's topics: the table, its file, automatic creation by a send."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from broker import validators
+from broker.tables.state_file import DataVersion, StateFile
+from broker.validators import DEFAULT_TOPIC, PERM_INHERIT, PERM_READ, PERM_WRITE
+from infra.clock import Clock
+from infra.disk import Disk
+from neve.remoting import body
+
+
+class TopicConfig(body.TopicConfig, rename="camel", kw_only=True):
+    """One topic, with what the broker asks of it."""
+
+    @property
+    def queue_nums(self) -> int:
+        return max(self.read_queue_nums, self.write_queue_nums)
+
+    def to_wire(self) -> dict[str, Any]:
+        value = msgspec.to_builtins(self)
+        assert isinstance(value, dict)
+        return value
+
+
+class TopicConfigManager:
+    """Reads are plain dictionary look-ups; each change advances the version and marks the file for writing.
+
+    A topic that is new is on disk before anything that rests on it is acknowledged: `is_saved`, `save`.
+    """
+
+    def __init__(self, disk: Disk, path: Path, clock: Clock, limit: Callable[[], int] = lambda: sys.maxsize) -> None:
+        """`limit` is for what clients name; what the broker itself needs, and a restore, is always taken."""
+        self._clock, self._limit = clock, limit
+        self.topics: dict[str, TopicConfig] = {}
+        self.data_version = DataVersion(clock.now_ms())
+        self.system: set[str] = set()
+        # New since the file was written, as far as somebody asked: topic → its change.
+        self.unsaved: dict[str, int] = {}
+        self.file = StateFile(disk, path, self._snapshot)
+        self.on_change: Callable[[str], None] = lambda topic: None
+
+    def load(self) -> None:
+        value = self.file.load(topicConfigTable=dict[str, TopicConfig], dataVersion=dict[str, int])
+        self.topics |= value.get("topicConfigTable", {})
+        self.data_version.read(value.get("dataVersion", {}))
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        return {
+            "topicConfigTable": dict(self.topics),
+            "dataVersion": self.data_version.to_wire(),
+        }
+
+    @property
+    def room(self) -> int:
+        """So many topics more may clients name."""
+        return self._limit() - len(self.topics)
+
+    def is_saved(self, topic: str) -> bool:
+        """Whether a restart would know it."""
+        change = self.unsaved.get(topic)
+        if change is not None and self.file.is_saved(change):
+            del self.unsaved[topic]
+            change = None
+        return change is None
+
+    def select(self, topic: str) -> TopicConfig | None:
+        return self.topics.get(topic)
+
+    def ensure_system(self, configs: Iterable[TopicConfig]) -> None:
+        """What a stock broker has at start; a user's own change of one stays."""
+        for config in configs:
+            self.system.add(config.topic_name)
+            if config.topic_name not in self.topics:
+                self.topics[config.topic_name] = config
+                self._changed(config.topic_name)
+
+    def is_system(self, topic: str) -> bool:
+        return topic in self.system or validators.is_system_topic(topic)
+
+    def update(self, config: TopicConfig) -> bool:
+        """True if anything changed."""
+        known = self.topics.get(config.topic_name)
+        if known == config:
+            return False
+        self.topics[config.topic_name] = config
+        self._changed(config.topic_name)
+        if known is None:
+            self.unsaved[config.topic_name] = self.file.changes
+        return True
+
+    def delete(self, topic: str) -> bool:
+        if self.topics.pop(topic, None) is None:
+            return False
+        self.unsaved.pop(topic, None)
+        self._changed(topic)
+        return True
+
+    def create_in_send(self, topic: str, default_topic: str, queue_nums: int, *, enabled: bool) -> TopicConfig | None:
+        """Automatic creation: the new topic inherits from the default one, if that may be inherited from."""
+        default = self.topics.get(default_topic)
+        if default is None or not default.perm & PERM_INHERIT or (default_topic == DEFAULT_TOPIC and not enabled):
+            return None
+        queues = max(min(queue_nums, default.write_queue_nums), 0)
+        config = TopicConfig(
+            topic_name=topic,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=default.perm & ~PERM_INHERIT,
+            topic_filter_type=default.topic_filter_type,
+            topic_sys_flag=default.topic_sys_flag,
+        )
+        self.update(config)
+        return config
+
+    def create_plain(self, topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
+        """A retry or dead-letter topic, made when it is first needed."""
+        found = self.topics.get(topic)
+        if found is not None:
+            return found
+        config = TopicConfig(
+            topic_name=topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums, topic_sys_flag=sys_flag
+        )
+        self.update(config)
+        return config
+
+    def create_now(self, topic: str, queue_nums: int) -> TopicConfig:
+        """On disk when it returns. It holds the loop: for what a broker does once in its life."""
+        config = self.create_plain(topic, queue_nums)
+        if not self.is_saved(topic):
+            self.file.save_now()
+        return config
+
+    async def create_saved(self, topic: str, queue_nums: int) -> TopicConfig:
+        """The same, on disk when it returns."""
+        config = self.create_plain(topic, queue_nums)
+        if not self.is_saved(topic):
+            await self.file.save()
+        return config
+
+    def to_wire(self) -> dict[str, Any]:
+        """To be encoded beside the loop: with thousands of topics that takes its time."""
+        return {
+            "dataVersion": self.data_version.to_wire(),
+            "mappingDataVersion": DataVersion(0).to_wire(),
+            "topicConfigTable": dict(self.topics),
+            "topicQueueMappingDetailMap": {},
+            "topicQueueMappingInfoMap": {},
+        }
+
+    def _changed(self, topic: str) -> None:
+        self.data_version.advance(self._clock.now_ms())
+        self.file.touch()
+        self.on_change(topic)
+
+
+def system_topics(broker: str, cluster: str, *, auto_create: bool, queues: int, trace: bool) -> list[TopicConfig]:
+    """The topics of a stock broker at its start."""
+
+    def plain(name: str, nums: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+        return TopicConfig(topic_name=name, read_queue_nums=nums, write_queue_nums=nums, perm=perm, attributes={})
+
+    inherit = PERM_READ | PERM_WRITE | PERM_INHERIT
+    topics = [
+        plain(validators.SELF_TEST_TOPIC, 1),
+        plain(validators.BENCHMARK_TOPIC, 1024),
+        plain(cluster, 16, inherit),
+        plain(broker, 1, inherit),
+        plain(validators.OFFSET_MOVED_TOPIC, 1),
+        plain(validators.SCHEDULE_TOPIC, 18),
+        plain(f"{cluster}_REPLY_TOPIC", 1),
+        plain(f"rmq_sys_REVIVE_LOG_{cluster}", 8),
+        plain(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT),
+        plain(validators.HALF_TOPIC, 1),
+        plain(validators.OP_HALF_TOPIC, 1),
+        plain(validators.WHEEL_TIMER_TOPIC, 1),
+    ]
+    if auto_create:
+        topics.append(plain(DEFAULT_TOPIC, queues, inherit))
+    if trace:
+        topics.append(plain(validators.TRACE_TOPIC, 1))
+    return topics

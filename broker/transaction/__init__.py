@@ -1,1 +1,0 @@
-"""Transactional messages: half messages, their ends and the check-backs."""

@@ -1,0 +1,1 @@
+"""Messages that wait: delay levels, timers, half messages and their check-back."""

@@ -1,0 +1,128 @@
+"""The round that asks producers how their transactions ended, and gives up what nobody answers for."""
+
+import asyncio
+import logging
+
+from broker.broker_context import BrokerContext
+from broker.intake.record_copy import put_copy
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.layout import STANDS_STILL_MS
+from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
+from broker.waiting.half_messages import ROLLBACK, TRANSACTION_BITS, Half
+from neve.record.codec import MessageRecord, decode_record, reencode_record
+from neve.record.ids import offset_msg_id
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+# Half messages looked at before other requests get their turn.
+_SLICE = 64
+_HOUR_MS = 3_600_000
+
+
+class CheckBack:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    async def run(self) -> None:
+        """One round over all that wait; each is asked about at most once."""
+        context = self._context
+        if not context.accepting:
+            return
+        context.transactions.write_marks()
+        asked: list[Half] = []
+        for number, half in enumerate(context.transactions.waiting(), 1):
+            # It may have ended while others had their turn.
+            if context.transactions.find(half.queue_offset) is half and self._is_due(half) and self._try(half):
+                asked.append(half)
+            if number % _SLICE == 0:
+                context.transactions.asked(asked)
+                asked = []
+                await asyncio.sleep(0)
+        context.transactions.asked(asked)
+
+    def _is_due(self, half: Half) -> bool:
+        wish = half.immunity_ms
+        quiet = self._context.config.transaction_time_out if wish is None else wish
+        age = self._age_ms(half)
+        # A half message of the future was stored while the clock was ahead: asked early rather than late.
+        return age >= quiet or age < -STANDS_STILL_MS or self._is_too_old(half)
+
+    def _age_ms(self, half: Half) -> int:
+        return self._context.clock.now_ms() - half.store_ms
+
+    def _is_too_old(self, half: Half) -> bool:
+        """As RocketMQ's needSkip, whatever quiet time its producer wished for: it would keep its segment for ever."""
+        age = self._context.trusted_ms() - half.store_ms
+        return age > self._context.config.file_reserved_time * _HOUR_MS
+
+    def _try(self, half: Half) -> bool:
+        """One that fails counts as asked: it is given up in the end, and those behind it have their turn."""
+        try:
+            return self._check(half)
+        except Exception as error:  # noqa: BLE001 - one half message, of which anything may be odd
+            self._context.faults.add("a half message", error, f"at {half.physical_offset}")
+            return True
+
+    def _check(self, half: Half) -> bool:
+        """True if it counts as asked: as in RocketMQ also when no producer of the group is there."""
+        store = self._context.store
+        raw = store.record_at(half.physical_offset)
+        if raw is None:
+            if half.physical_offset < store.min_physical_offset:
+                log.error("the half message at %d is no longer in the log: left out", half.physical_offset)
+                self._context.transactions.end(half, ROLLBACK)
+            return False
+        record = decode_record(raw)
+        if half.checks >= self._context.config.transaction_check_max or self._is_too_old(half):
+            self._give_up(half, record)
+            return False
+        properties = record.properties
+        # Anybody may call itself a producer of the group; the message is for who may send such.
+        channel = self._context.clients.next_producer(
+            properties.get("PGROUP", ""),
+            lambda producer: self._context.may_use_topic(
+                producer.connection, producer.user, properties.get("REAL_TOPIC", ""), "Pub"
+            ),
+        )
+        if channel is None:
+            log.warning("no producer of the group %s to ask about a transaction", properties.get("PGROUP"))
+        else:
+            channel.connection.send_oneway(self._question(half, record, properties))
+        return True
+
+    def _question(self, half: Half, record: MessageRecord, properties: dict[str, str]) -> RemotingCommand:
+        context, unique = self._context, properties.get("UNIQ_KEY", "")
+        properties["TRANSACTION_CHECK_TIMES"] = str(half.checks + 1)
+        body = reencode_record(
+            record,
+            topic=properties.get("REAL_TOPIC", ""),
+            properties=properties,
+            queue_id=int(properties.get("REAL_QID", "0")),
+        )
+        ext = {
+            "topic": HALF_TOPIC,
+            "tranStateTableOffset": str(half.queue_offset),
+            "commitLogOffset": str(half.physical_offset),
+            "msgId": unique,
+            "transactionId": unique,
+            "offsetMsgId": offset_msg_id(context.address, half.physical_offset),
+            "bname": context.config.broker_name,
+        }
+        return RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
+
+    def _give_up(self, half: Half, record: MessageRecord) -> None:
+        """Kept where an operator finds it."""
+        context, properties = self._context, record.properties
+        context.topics.create_now(CHECK_MAX_TOPIC, 1)
+        try:
+            sys_flag = record.sys_flag & ~TRANSACTION_BITS
+            mark = context.transactions.end_mark(half)
+            put_copy(context.store, record, CHECK_MAX_TOPIC, 0, found_by=properties, sys_flag=sys_flag, beside=mark)
+        except (StoreFull, StoreNotWritable, MessageIllegal) as error:
+            log.warning("transaction %s can't be given up now: %s", properties.get("UNIQ_KEY"), error)
+            return
+        log.warning("transaction %s: given up after %d checks", properties.get("UNIQ_KEY"), half.checks)
+        context.transactions.ended(half, ROLLBACK)
+        context.register_soon()

@@ -1,0 +1,280 @@
+"""Which half messages still wait for their end. The state is the log's: nothing else is written.
+
+RMQ_SYS_TRANS_HALF_TOPIC, queue 0      the half messages, with the target in REAL_TOPIC and REAL_QID
+RMQ_SYS_TRANS_OP_HALF_TOPIC, queue 0   marks; body: queue offsets of half messages, each followed by ","
+    TAGS=d  ended (committed, rolled back or given up)      TAGS=c  asked about once more
+    TAGS=r  the count of questions begins anew
+    HALF_FROM, OP_FROM: a start need read no half and no mark below these offsets
+
+A half message that waits in a log file that is to go is carried: appended again, with its first log position + 1 as the
+prepared offset. Its producer knows it from there, and from where it was each time that it was asked about. A crash
+before the mark of the old one leaves both: the newer counts.
+
+A committed message and its mark are appended together or not at all, the mark last. Where a crash tore them, the
+message is the log's last record, with the half's position in it: that is seen at start, so a commit shows once.
+"""
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from broker.intake.record_copy import CARRY_AGAIN_MS, put_copy
+from broker.store.appender import Send
+from broker.store.errors import StoreFull, StoreNotWritable
+from broker.store.message_store import MessageStore, PutResult
+from broker.validators import HALF_TOPIC, OP_HALF_TOPIC
+from infra.clock import Clock
+from neve.record.codec import MessageRecord, decode_record, iter_records
+from neve.record.layout import TRANSACTION_COMMIT
+from neve.record.properties import tags_code
+
+log = logging.getLogger(__name__)
+
+COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
+TRANSACTION_BITS = 0xC
+
+_SECONDS = re.compile(r"[0-9]{1,15}")
+_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+_ENDED, _ASKED, _ANEW = "d", "c", "r"
+_READ_COUNT, _READ_BYTES = 512, 4 << 20
+_OFFSETS_IN_MARK = 1000
+_OUTCOMES_KEPT = 10_000
+_CARRIED_AT_ONCE = 64
+_NOBODY = ("127.0.0.1", 0)
+
+
+@dataclass(slots=True)
+class Half:
+    queue_offset: int
+    physical_offset: int
+    store_ms: int
+    # How long nobody is asked, as the producer wishes; None: the broker's transactionTimeOut.
+    immunity_ms: int | None
+    # No mark of this half message is below this offset of the op queue.
+    op_from: int
+    checks: int = 0
+    # The log positions that it had before it was carried, the first one first.
+    earlier: list[int] = field(default_factory=list)
+    carried_ms: int = -1
+
+
+class HalfMessages:
+    def __init__(self, store: MessageStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._pending: OrderedDict[int, Half] = OrderedDict()
+        # Those that were carried, by the log positions that they had before.
+        self._carried: dict[int, Half] = {}
+        self._outcomes: OrderedDict[int, int] = OrderedDict()
+        self._unmarked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def find(self, queue_offset: int) -> Half | None:
+        return self._pending.get(queue_offset)
+
+    def carried_from(self, physical_offset: int) -> Half | None:
+        """What was at a log position before it was carried, and still waits."""
+        return self._carried.get(physical_offset)
+
+    def outcome(self, queue_offset: int) -> int | None:
+        """How a transaction ended a short while ago."""
+        return self._outcomes.get(queue_offset)
+
+    def waiting(self) -> list[Half]:
+        return list(self._pending.values())
+
+    def pinned_from(self) -> int | None:
+        """The lowest log position that a waiting half message needs."""
+        first = next(iter(self._pending.values()), None)
+        return None if first is None else first.physical_offset
+
+    # ---- changes -----------------------------------------------------------------------------------------------
+
+    def added(self, stored: PutResult, properties: dict[str, str]) -> None:
+        op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
+        self._pending[stored.queue_offset] = Half(
+            stored.queue_offset, stored.physical_offset, stored.store_timestamp, immunity(properties), op_from
+        )
+
+    def end_mark(self, half: Half) -> Send:
+        """What says that it has ended: to be stored with what becomes of it, before `ended`. Raises StoreError."""
+        return self._mark_of(_ENDED, [half.queue_offset], half)
+
+    def roll_back(self, half: Half) -> None:
+        """Raises StoreError: then it waits as before."""
+        self._append(self.end_mark(half))
+        self.ended(half, ROLLBACK)
+
+    def end(self, half: Half, outcome: int) -> None:
+        """It has ended, whether that can be written now or not."""
+        self.ended(half, outcome)
+        self._unmarked.append(half.queue_offset)
+        self.write_marks()
+
+    def ended(self, half: Half, outcome: int) -> None:
+        """Nobody is asked about it again, nor can it be ended another way; its mark is in the log."""
+        del self._pending[half.queue_offset]
+        for position in half.earlier:
+            self._carried.pop(position, None)
+        self._outcomes[half.queue_offset] = outcome
+        if len(self._outcomes) > _OUTCOMES_KEPT:
+            self._outcomes.popitem(last=False)
+
+    def asked(self, halves: list[Half]) -> None:
+        for half in halves:
+            half.checks += 1
+        for start in range(0, len(halves), _OFFSETS_IN_MARK):
+            self._mark(_ASKED, [half.queue_offset for half in halves[start : start + _OFFSETS_IN_MARK]])
+
+    def start_over(self, half: Half) -> None:
+        """As if nobody had been asked about it yet. Raises StoreError, then nothing has changed."""
+        self._append(self._mark_of(_ANEW, [half.queue_offset]))
+        half.checks = 0
+
+    def put_again(self, record: MessageRecord) -> None:
+        """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
+        self.added(put_copy(self._store, record, HALF_TOPIC, 0), record.properties)
+
+    def carry(self, below: int) -> bool:
+        """Append again a batch of what waits below a log position; False: nothing more can go now.
+
+        What is young ends by itself. Raises StoreFull or StoreNotWritable; what was carried by then stays carried.
+        """
+        left: list[int] = []
+        try:
+            while len(left) < _CARRIED_AT_ONCE and (half := self._first_to_carry(below)) is not None:
+                offset = half.queue_offset
+                self._carry(half)
+                left.append(offset)
+        finally:
+            self._unmarked += left
+            self.write_marks()
+        return bool(left)
+
+    def _first_to_carry(self, below: int) -> Half | None:
+        half = next(iter(self._pending.values()), None)
+        if half is None or half.physical_offset >= below:
+            return None
+        stays = 0 <= self._clock.now_ms() - max(half.store_ms, half.carried_ms) < CARRY_AGAIN_MS
+        return None if stays else half
+
+    def _carry(self, half: Half) -> None:
+        store = self._store
+        raw = store.record_at(half.physical_offset)
+        assert raw is not None, "its segment is pinned"
+        first = half.earlier[0] if half.earlier else half.physical_offset
+        op_from = store.max_offset(OP_HALF_TOPIC, 0)
+        stored = put_copy(store, decode_record(raw), HALF_TOPIC, 0, prepared_transaction_offset=first + 1)
+        del self._pending[half.queue_offset]
+        half.earlier.append(half.physical_offset)
+        self._carried[half.physical_offset] = half
+        half.queue_offset, half.physical_offset = stored.queue_offset, stored.physical_offset
+        half.op_from, half.carried_ms = op_from, stored.store_timestamp
+        self._pending[half.queue_offset] = half
+        if half.checks:
+            self._mark(_ASKED, [half.queue_offset] * half.checks)
+
+    def write_marks(self) -> None:
+        """Also those that found the disk full earlier."""
+        while self._unmarked and self._mark(_ENDED, self._unmarked[:_OFFSETS_IN_MARK]):
+            del self._unmarked[:_OFFSETS_IN_MARK]
+
+    def _mark(self, tag: str, offsets: list[int]) -> bool:
+        try:
+            self._append(self._mark_of(tag, offsets))
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("a transaction's mark can't be written now: %s", error)
+            return False
+        return True
+
+    def _append(self, mark: Send) -> None:
+        self._store.append([mark], _NOBODY, self._clock.now_ms())
+
+    def _mark_of(self, tag: str, offsets: list[int], ends: Half | None = None) -> Send:
+        """`ends` waits no longer once the mark is in the log."""
+        store, first = self._store, next((half for half in self._pending.values() if half is not ends), None)
+        half_from = first.queue_offset if first is not None else store.max_offset(HALF_TOPIC, 0)
+        op_from = first.op_from if first is not None else store.max_offset(OP_HALF_TOPIC, 0)
+        properties = f"TAGS\x01{tag}\x02HALF_FROM\x01{half_from}\x02OP_FROM\x01{op_from}\x02".encode()
+        queue = store.table.get((OP_HALF_TOPIC, 0)) or store.new_queue(OP_HALF_TOPIC, 0)
+        body = "".join(f"{offset}," for offset in offsets).encode()
+        return queue, body, properties, tags_code(tag), "", 0, 0, self._clock.now_ms(), 0, 0
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Read the waiting half messages out of the log."""
+        store = self._store
+        half_from, op_from = self._floors()
+        ended: set[int] = set()
+        checks: dict[int, int] = {}
+        for mark in self._records(OP_HALF_TOPIC, op_from):
+            offsets = [int(part) for part in mark.body.decode("ascii").split(",") if part]
+            tag = mark.properties.get("TAGS")
+            if tag == _ENDED:
+                ended.update(offsets)
+            for offset in offsets:
+                checks[offset] = checks.get(offset, 0) + 1 if tag == _ASKED else 0
+        for record in self._records(HALF_TOPIC, half_from):
+            offset = record.queue_offset
+            first = record.prepared_transaction_offset - 1
+            earlier = [first] if first >= 0 else []
+            self._leave(first)
+            if offset not in ended:
+                wish = immunity(record.properties)
+                half = self._pending[offset] = Half(
+                    offset,
+                    record.physical_offset,
+                    record.store_timestamp,
+                    wish,
+                    op_from,
+                    checks.get(offset, 0),
+                    earlier,
+                )
+                self._carried.update(dict.fromkeys(earlier, half))
+        last = max((tail.physical_offset for tail in store.tails.values()), default=-1)
+        raw = store.record_at(last) if last >= 0 else None
+        if raw is not None:
+            self._end_if_committed(decode_record(raw))
+
+    def _leave(self, first: int) -> None:
+        """What was carried counts where it came to, though a crash left no mark of that."""
+        before = self._carried.pop(first, None) or next(
+            (half for half in reversed(self._pending.values()) if half.physical_offset == first), None
+        )
+        if before is not None:
+            del self._pending[before.queue_offset]
+
+    def _end_if_committed(self, record: MessageRecord) -> None:
+        if record.sys_flag & TRANSACTION_BITS != TRANSACTION_COMMIT:
+            return
+        for half in self.waiting():
+            if half.physical_offset == record.prepared_transaction_offset:
+                self.end(half, COMMIT)
+
+    def _floors(self) -> tuple[int, int]:
+        end = self._store.max_offset(OP_HALF_TOPIC, 0)
+        for mark in self._records(OP_HALF_TOPIC, end - 1) if end else ():
+            properties = mark.properties
+            return int(properties.get("HALF_FROM", 0)), int(properties.get("OP_FROM", 0))
+        return 0, 0
+
+    def _records(self, topic: str, offset: int) -> Iterator[MessageRecord]:
+        store = self._store
+        offset, end = max(offset, store.min_offset(topic, 0)), store.max_offset(topic, 0)
+        while offset < end:
+            got = store.get(topic, 0, offset, _READ_COUNT, _READ_BYTES)
+            for buffer in got.buffers:
+                yield from iter_records(buffer)
+            if got.next_offset <= offset:
+                return
+            offset = got.next_offset
+
+
+def immunity(properties: dict[str, str]) -> int | None:
+    """Milliseconds in which a producer doesn't want to be asked; what is no number of seconds is no wish."""
+    text = properties.get(_IMMUNITY, "")
+    return int(text) * 1000 if _SECONDS.fullmatch(text) else None

@@ -1,0 +1,198 @@
+"""Delay levels: a message waits in SCHEDULE_TOPIC_XXXX, one queue for each level, and is appended again when due.
+
+A level's queue is in order of delivery, so only its head is looked at. A position is on the disk only after the copies
+that it passed: a crash delivers a message twice rather than not at all. What waits for long in a log file that is to go
+becomes a timer for the same time (`carry`).
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.intake.record_copy import CARRY_AGAIN_MS, put_copy
+from broker.store.errors import StoreFull, StoreNotWritable
+from broker.store.message_store import MessageStore
+from broker.tables.state_file import StateFile, SyncLog
+from broker.validators import SCHEDULE_TOPIC
+from broker.waiting.timer_message import TimerMessages
+from infra.clock import Clock
+from infra.config import ConfigError
+from infra.disk import Disk
+from infra.supervisor import Faults
+from neve.record.codec import MessageRecord, iter_records
+from neve.record.properties import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
+
+log = logging.getLogger(__name__)
+
+_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BATCH = 32
+_BATCH_BYTES = 1 << 20
+
+
+def parse_levels(text: str) -> list[int]:
+    """`1s 5s … 2h` → milliseconds of level 1, 2, …"""
+    levels = []
+    for part in text.split():
+        match = re.fullmatch(r"(\d+)([smhd])", part)
+        if match is None:
+            raise ConfigError(f"messageDelayLevel: {part!r} is not a number with s, m, h or d")
+        levels.append(int(match[1]) * _UNITS[match[2]])
+    if not levels:
+        raise ConfigError("messageDelayLevel: at least one level is needed")
+    return levels
+
+
+class ScheduleMessage:
+    def __init__(  # noqa: PLR0917
+        self,
+        store: MessageStore,
+        clock: Clock,
+        levels: list[int],
+        disk: Disk,
+        path: Path,
+        sync_log: SyncLog,
+        faults: Faults,
+    ) -> None:
+        self._store, self._clock, self._levels, self._faults = store, clock, levels, faults
+        self._offsets: dict[int, int] = {}
+        self._log_takes_nothing = False
+        # level -> messages below this queue offset that seem to be from the future go by this monotonic time
+        self._ahead: dict[int, tuple[int, float]] = {}
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
+        self.on_delivered: Callable[[], None] = lambda: None
+
+    def load(self) -> None:
+        for level, offset in self.file.load(offsetTable=dict[int, int]).get("offsetTable", {}).items():
+            # After a power cut the log may end before a position that was written.
+            self._offsets[level] = min(offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        return {"offsetTable": {str(level): offset for level, offset in self._offsets.items()}}
+
+    @property
+    def max_level(self) -> int:
+        return len(self._levels)
+
+    def deliver_time(self, level: int, store_ms: int) -> int:
+        return store_ms + self._levels[level - 1]
+
+    def position(self, level: int) -> tuple[int, int]:
+        return self._offsets.get(level, 0), self._store.max_offset(SCHEDULE_TOPIC, level - 1)
+
+    def pending(self) -> int:
+        """Messages that wait for their level's time."""
+        floors = ((self._store.min_offset(SCHEDULE_TOPIC, level - 1), level) for level in range(1, self.max_level + 1))
+        return sum(
+            max(end - max(offset, floor), 0) for floor, level in floors for offset, end in [self.position(level)]
+        )
+
+    def deliver_due(self) -> int:
+        """Append what is due, at most one batch of each level; the number of messages delivered."""
+        before = sum(self._offsets.values())
+        try:
+            for level in range(1, len(self._levels) + 1):
+                self._try_level(level)
+        except (StoreFull, StoreNotWritable) as error:
+            if not self._log_takes_nothing:
+                log.warning("delayed messages can't be delivered now: %s", error)
+            self._log_takes_nothing = True
+        else:
+            self._log_takes_nothing = False
+        delivered = sum(self._offsets.values()) - before
+        if delivered:
+            self.file.touch()
+            self.on_delivered()
+        return delivered
+
+    def _try_level(self, level: int) -> None:
+        try:
+            self._deliver_level(level)
+        except (StoreFull, StoreNotWritable):
+            raise
+        except Exception as error:  # noqa: BLE001 - one level that can't be read; the others have their turn
+            self._faults.add("a delay level", error, level)
+
+    def _deliver_level(self, level: int) -> None:
+        queue = level - 1
+        end = self._store.max_offset(SCHEDULE_TOPIC, queue)
+        offset = max(self._offsets.get(level, 0), self._store.min_offset(SCHEDULE_TOPIC, queue))
+        if offset >= end:
+            return
+        got = self._store.get(SCHEDULE_TOPIC, queue, offset, _BATCH, _BATCH_BYTES)
+        now = self._clock.now_ms()
+        for record in (record for buffer in got.buffers for record in iter_records(buffer)):
+            if not self._is_due(level, record, now):
+                break
+            try:
+                self._deliver(record)
+            except (StoreFull, StoreNotWritable):
+                raise
+            except Exception as error:  # noqa: BLE001 - one message that no topic can take; those behind it are due too
+                self._faults.add("a delayed message", error, f"at {record.physical_offset}")
+            self._offsets[level] = record.queue_offset + 1
+
+    def _is_due(self, level: int, record: MessageRecord, now: int) -> bool:
+        when, delay = self.deliver_time(level, record.store_timestamp), self._levels[level - 1]
+        if when <= now + delay:
+            return when <= now
+        # Stored while the clock was ahead, nobody knows when: it waits its delay from when that is first seen, with all
+        # that are stored by then, and not until the clock has come there.
+        below, until = self._ahead.get(level, (0, 0.0))
+        if record.queue_offset >= below:
+            below, until = self._store.max_offset(SCHEDULE_TOPIC, level - 1), self._clock.monotonic() + delay / 1000
+            self._ahead[level] = below, until
+        return self._clock.monotonic() >= until
+
+    def _deliver(self, record: MessageRecord) -> None:
+        properties = record.properties
+        topic = properties.get(PROPERTY_REAL_TOPIC)
+        queue = properties.get(PROPERTY_REAL_QUEUE_ID, "0")
+        if not topic or not queue.isdigit():
+            log.error("scheduled message at %s names no topic: left out", record.physical_offset)
+            return
+        put_copy(self._store, record, topic, int(queue), found_by=properties)
+
+    def carry(self, below: int, timers: TimerMessages) -> bool:
+        """Hand what waits below a log position over to the timers, a batch at most; False: nothing more can go now.
+
+        What is due soon stays: it goes by itself. Raises StoreFull or StoreNotWritable.
+        """
+        carried = 0
+        try:
+            for level in range(1, len(self._levels) + 1):
+                for record in self._waiting_first(level):
+                    when = self.deliver_time(level, record.store_timestamp)
+                    soon = when - self._clock.now_ms() <= CARRY_AGAIN_MS
+                    if record.physical_offset >= below or soon or not timers.take_over(record, when):
+                        break
+                    self._offsets[level] = record.queue_offset + 1
+                    carried += 1
+        finally:
+            if carried:
+                self.file.touch()
+        return carried > 0
+
+    def _waiting_first(self, level: int) -> list[MessageRecord]:
+        """A batch of those of a level that wait longest."""
+        offset, end = self.position(level)
+        offset = max(offset, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
+        if offset >= end:
+            return []
+        got = self._store.get(SCHEDULE_TOPIC, level - 1, offset, _BATCH, _BATCH_BYTES)
+        return [record for buffer in got.buffers for record in iter_records(buffer)]
+
+    def oldest_pending_physical(self) -> int | None:
+        """The lowest log position that a waiting message needs: its segment must not be evicted."""
+        lowest: int | None = None
+        for level in range(1, len(self._levels) + 1):
+            offset, end = self.position(level)
+            # After a restart the position may be an older one, of messages that are delivered and gone.
+            offset = max(offset, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
+            if offset < end:
+                got = self._store.get(SCHEDULE_TOPIC, level - 1, offset, 1, _BATCH_BYTES)
+                for record in (record for buffer in got.buffers for record in iter_records(buffer)):
+                    position = record.physical_offset
+                    lowest = position if lowest is None else min(lowest, position)
+        return lowest

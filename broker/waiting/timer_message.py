@@ -1,0 +1,386 @@
+"""Messages for a moment: stored in rmq_sys_wheel_timer, appended again when that moment comes, never before.
+
+queue 0   messages and recalls; an entry's tags code is the time of delivery, negative for a recall, so that a start
+          reads entries only
+queue 1   marks, one after each batch of deliveries; body: `time,offset,position` - everything due up to (time, queue
+          offset) is delivered, nothing that waits lies below the log position
+
+Deliveries are in order of (time, queue offset) and a new message is always due after the last delivery, so one mark
+says all. A crash between a batch and its mark delivers that batch twice rather than not at all.
+
+A message that waits longer than its log file may stay is carried: appended again for the same time, and the next mark
+passes its old place. A crash before that mark delivers it twice rather than not at all. What is due within half an hour
+stays where it is, and so does what was carried in the last half hour: a crowded disk evicts every few seconds, and each
+time would append all that waits.
+"""
+
+import heapq
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from broker.config import BrokerConfig
+from broker.intake.record_copy import CARRY_AGAIN_MS, put_copy
+from broker.store.config import code_of_tags
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.layout import STANDS_STILL_MS
+from broker.store.message_store import MessageStore, PutResult
+from broker.validators import WHEEL_TIMER_TOPIC
+from infra.clock import Clock
+from infra.supervisor import Faults
+from neve.errors import BrokerError
+from neve.record.codec import MessageRecord, decode_record
+from neve.record.layout import PROPERTIES_LENGTH_MAX
+from neve.remoting.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+DELAY_SECONDS, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
+OUT_MS, DEQUEUE_MS, RECALL_KEY = "TIMER_OUT_MS", "TIMER_DEQUEUE_MS", "TIMER_DEL_UNIQKEY"
+TIMER_PROPERTIES = (DELAY_SECONDS, DELAY_MS, DELIVER_MS)
+
+_MESSAGES, _MARKS = 0, 1
+_BATCH = 64
+_BATCHES_AT_ONCE = 8
+# Entries of messages that no longer wait, besides as many as there are that do.
+_STALE_ENTRIES = 1024
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_NOBODY = ("127.0.0.1", 0)
+
+
+def code_of_entry(record: MessageRecord) -> int:
+    """What a queue's entry says of a message: of a timer its time, of any other its tags."""
+    if record.topic == WHEEL_TIMER_TOPIC and record.queue_id == _MESSAGES:
+        properties = record.properties
+        if _NUMBER.fullmatch(when := properties.get(OUT_MS, "")):
+            return -int(when) if RECALL_KEY in properties else int(when)
+    return code_of_tags(record)
+
+
+class TimerMessages:
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        config: BrokerConfig,
+        topic_exists: Callable[[str], bool],
+        faults: Faults,
+    ) -> None:
+        self._store, self._clock, self._config, self._topic_exists = store, clock, config, topic_exists
+        self._faults = faults
+        self._log_takes_nothing = False
+        # Entries are (time of delivery, queue offset, log position).
+        self._heap: list[tuple[int, int, int]] = []
+        self._stored_order: deque[tuple[int, int, int]] = deque()
+        self._waiting: set[int] = set()
+        # Of those that wait, when they were carried the last time since the start.
+        self._carried_at: dict[int, int] = {}
+        self._recalls: dict[str, int] = {}
+        self._delivered = (0, -1)
+        self._rewind_below: int | None = None  # a log position: under way, see `_rewind`
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    # ---- a message comes ---------------------------------------------------------------------------------------
+
+    def time_of(self, properties: Mapping[str, str]) -> int | None:
+        """When to deliver; None: at once. Raises BrokerError for a time that can't be had."""
+        name = next((name for name in TIMER_PROPERTIES if name in properties), None)
+        if name is None:
+            return None
+        if not self._config.timer_wheel_enable:
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+            )
+        text, now = properties[name], self._clock.now_ms()
+        if _NUMBER.fullmatch(text) is None:
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal: {name}={text} is no number")
+        value = int(text)
+        when = {DELAY_SECONDS: now + value * 1000, DELAY_MS: now + value, DELIVER_MS: value}[name]
+        limit = self._config.timer_max_delay_sec
+        if when > now + limit * 1000:
+            raise BrokerError(
+                ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal: {name}={text} is more than {limit} s away"
+            )
+        if when <= now:
+            if RECALL_KEY in properties:
+                raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "timer message illegal: a recall of the past")
+            return None
+        most = self._config.timer_max_pending
+        if len(self) >= most:
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR,
+                f"timer message is under flow control, max num limit is {most}: timerMaxPending of them wait already",
+            )
+        self._rewind(now)
+        # Only while what waits is carried after the wall clock went back does this change anything.
+        return max(when, self._delivered[0] + 1)
+
+    def added(self, when: int, stored: PutResult, recall_key: str | None) -> None:
+        self._add((when, stored.queue_offset, stored.physical_offset))
+        if recall_key:
+            self._recalls[recall_key] = stored.queue_offset
+
+    def _add(self, entry: tuple[int, int, int]) -> None:
+        heapq.heappush(self._heap, entry)
+        self._stored_order.append(entry)
+        self._waiting.add(entry[1])
+        most = 2 * len(self._waiting) + _STALE_ENTRIES
+        if len(self._heap) > most or len(self._stored_order) > most:
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """What was carried leaves an entry in the heap, and what was delivered behind a long wait one in the order."""
+        waiting = self._waiting
+        self._heap = [entry for entry in self._heap if entry[1] in waiting]
+        heapq.heapify(self._heap)
+        self._stored_order = deque(entry for entry in self._stored_order if entry[1] in waiting)
+
+    def _done(self, offset: int) -> None:
+        self._waiting.discard(offset)
+        self._carried_at.pop(offset, None)
+
+    # ---- its time comes ----------------------------------------------------------------------------------------
+
+    def deliver_due(self) -> int:
+        """Deliver what is due, a few batches at most; the number of entries done."""
+        self._rewind(self._clock.now_ms())
+        done = 0
+        for _ in range(_BATCHES_AT_ONCE):
+            batch = self._deliver_batch()
+            done += batch
+            if batch < _BATCH:
+                break
+        return done
+
+    def _rewind(self, now: int) -> None:
+        """The clock was ahead at the last delivery, and is right again: what comes now must not be due after that one.
+
+        A mark says that all up to its time is delivered. So what waits moves above a log position, behind which nothing
+        was delivered yet, and a mark with that position begins anew at the present time.
+        """
+        if self._rewind_below is None:
+            if self._delivered[0] - now <= STANDS_STILL_MS:
+                return
+            ahead = (self._delivered[0] - now) / 1000
+            log.warning("the clock is %.1f s behind the last timer message: what waits is carried, to go on", ahead)
+            self._rewind_below = self._store.confirmed_offset
+        try:
+            for _ in range(_BATCHES_AT_ONCE):
+                if not self._carry_batch(self._lies_below_rewind):
+                    self._rewind_below, self._delivered = None, (now, -1)
+                    self._mark()
+                    return
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("timer messages can't be carried now: %s", error)
+
+    def _lies_below_rewind(self, entry: tuple[int, int, int]) -> bool:
+        return self._rewind_below is not None and entry[2] < self._rewind_below
+
+    def _deliver_batch(self) -> int:
+        now, done, heap = self._clock.now_ms(), 0, self._heap  # nothing is added to it on the way
+        try:
+            while done < _BATCH and heap and heap[0][0] <= now and heap[0][2] < self._store.confirmed_offset:
+                when, offset, position = heap[0]
+                if offset not in self._waiting:  # it was carried: its copy comes at the same time
+                    heapq.heappop(heap)
+                    continue
+                try:
+                    self._deliver(position, offset)
+                except (StoreFull, StoreNotWritable):
+                    raise
+                except Exception as error:  # noqa: BLE001 - one timer; those behind it are due too
+                    self._faults.add("a timer message", error, f"at {position}")
+                heapq.heappop(heap)
+                self._done(offset)
+                self._delivered = (when, offset)
+                done += 1
+            if done:
+                self._mark()
+        except (StoreFull, StoreNotWritable) as error:
+            if not self._log_takes_nothing:
+                log.warning("timer messages can't be delivered now: %s", error)
+            self._log_takes_nothing = True
+        else:
+            self._log_takes_nothing = False
+        return done
+
+    def _deliver(self, position: int, offset: int) -> None:
+        raw = self._store.record_at(position)
+        if raw is None:
+            log.error("the timer message at %d is no longer in the log: left out", position)
+            return
+        record = decode_record(raw)
+        properties = record.properties
+        recall = properties.get(RECALL_KEY)
+        if recall is not None:
+            if self._recalls.get(recall) == offset:
+                del self._recalls[recall]
+            return
+        if self._is_recalled(properties):
+            return
+        topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
+        if not queue.isdigit() or not self._topic_exists(topic):
+            log.warning("timer message at %d: its topic %r is gone", position, topic)
+            return
+        self._put(record, topic, int(queue), properties)
+
+    def _is_recalled(self, properties: Mapping[str, str]) -> bool:
+        topic, unique = properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", "")
+        return recall_key(topic, unique) in self._recalls
+
+    def _put(self, record: MessageRecord, topic: str, queue: int, properties: dict[str, str]) -> None:
+        raw = record.properties_raw
+        stamp = f"{DEQUEUE_MS}\x01{self._clock.now_ms()}\x02".encode()
+        taken_over = _out_at_the_end(properties.get(OUT_MS, ""))
+        if raw.endswith(taken_over):  # it comes as its delay level would have delivered it
+            raw = raw.removesuffix(taken_over)
+        elif len(raw) + len(stamp) <= PROPERTIES_LENGTH_MAX:
+            raw += stamp
+        try:
+            put_copy(
+                self._store,
+                record,
+                topic,
+                queue,
+                properties_raw=raw,
+                found_by=properties,
+                prepared_transaction_offset=record.prepared_transaction_offset,
+            )
+        except MessageIllegal as error:
+            log.error("the timer message at %d is too large by now: %s", record.physical_offset, error)
+
+    # ---- its place in the log is wanted --------------------------------------------------------------------------
+
+    def carry(self, below: int) -> bool:
+        """Append again, for the same time, a batch of what waits below a log position; False: nothing more goes now.
+
+        What is due soon, or was carried a short while ago, stays. Raises StoreFull or StoreNotWritable; what was
+        carried by then stays carried.
+        """
+        return self._carry_batch(lambda entry: self._goes(entry, below))
+
+    def _carry_batch(self, goes: Callable[[tuple[int, int, int]], bool]) -> bool:
+        carried = 0
+        try:
+            while carried < _BATCH and (entry := self._first_stored()) is not None and goes(entry):
+                self._carry(entry)
+                carried += 1
+        finally:
+            if carried:
+                self._mark()
+        return carried > 0
+
+    def take_over(self, record: MessageRecord, when: int) -> bool:
+        """Wait for a message that waits elsewhere in the log; False: it has to stay there. Raises StoreError."""
+        when = max(when, self._delivered[0] + 1)
+        raw = record.properties_raw + _out_at_the_end(str(when))
+        if len(self) >= self._config.timer_max_pending or len(raw) > PROPERTIES_LENGTH_MAX:
+            return False
+        stored = put_copy(self._store, record, WHEEL_TIMER_TOPIC, _MESSAGES, code=when, properties_raw=raw)
+        self._add((when, stored.queue_offset, stored.physical_offset))
+        self._carried_at[stored.queue_offset] = self._clock.now_ms()
+        return True
+
+    def _goes(self, entry: tuple[int, int, int], below: int) -> bool:
+        when, offset, position = entry
+        now, carried_at = self._clock.now_ms(), self._carried_at.get(offset)
+        fresh = carried_at is not None and 0 <= now - carried_at < CARRY_AGAIN_MS
+        return position < below and when - now > CARRY_AGAIN_MS and not fresh
+
+    def _carry(self, entry: tuple[int, int, int]) -> None:
+        when, offset, position = entry
+        raw = self._store.record_at(position)
+        if raw is None:
+            log.error("the timer message at %d is no longer in the log: left out", position)
+            self._done(offset)
+            return
+        record = decode_record(raw)
+        recall = record.properties.get(RECALL_KEY)
+        if recall is None and self._is_recalled(record.properties):
+            # carried it would come behind its recall, which is due at the same time and stands for nobody else
+            self._done(offset)
+            return
+        stored = put_copy(
+            self._store,
+            record,
+            WHEEL_TIMER_TOPIC,
+            _MESSAGES,
+            code=when if recall is None else -when,
+            prepared_transaction_offset=record.prepared_transaction_offset,
+        )
+        self._done(offset)
+        self._add((when, stored.queue_offset, stored.physical_offset))
+        self._carried_at[stored.queue_offset] = self._clock.now_ms()
+        if recall is not None and self._recalls.get(recall) == offset:
+            self._recalls[recall] = stored.queue_offset
+
+    def _first_stored(self) -> tuple[int, int, int] | None:
+        """What waits longest in the log."""
+        order = self._stored_order
+        while order and order[0][1] not in self._waiting:
+            order.popleft()
+        return order[0] if order else None
+
+    def _mark(self) -> None:
+        pinned = self.pinned_from()
+        position = self._store.max_physical_offset if pinned is None else pinned
+        self._store.put(
+            WHEEL_TIMER_TOPIC,
+            _MARKS,
+            f"{self._delivered[0]},{self._delivered[1]},{position}".encode(),
+            b"",
+            flag=0,
+            sys_flag=0,
+            born_timestamp=self._clock.now_ms(),
+            born_host=_NOBODY,
+        )
+
+    def pinned_from(self) -> int | None:
+        """The lowest log position that a waiting message needs."""
+        first = self._first_stored()
+        return None if first is None else first[2]
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Find what waits: the entries that the last mark doesn't cover."""
+        store = self._store
+        start = self._read_mark()
+        runs = store.entries(WHEEL_TIMER_TOPIC, max(start, store.min_physical_offset), store.max_physical_offset)
+        run = runs.get(_MESSAGES)
+        if run is None:
+            return
+        columns = zip(run.physical.tolist(), run.tags.tolist(), strict=True)
+        for offset, (position, code) in enumerate(columns, run.first_offset):
+            if (abs(code), offset) > self._delivered:
+                self._add((abs(code), offset, position))
+                if code < 0:
+                    self._load_recall(position, offset)
+
+    def _load_recall(self, position: int, offset: int) -> None:
+        raw = self._store.record_at(position)
+        if raw is not None:
+            self._recalls[decode_record(raw).properties.get(RECALL_KEY, "")] = offset
+
+    def _read_mark(self) -> int:
+        end = self._store.max_offset(WHEEL_TIMER_TOPIC, _MARKS)
+        if not end:
+            return 0
+        for buffer in self._store.get(WHEEL_TIMER_TOPIC, _MARKS, end - 1, 1, 1 << 20).buffers:
+            time, offset, position = decode_record(buffer).body.decode("ascii").split(",")
+            self._delivered = (int(time), int(offset))
+            return int(position)
+        return 0
+
+
+def _out_at_the_end(when: str) -> bytes:
+    """By its last property a message is known that was taken over: of any other the last one is its target."""
+    return f"{OUT_MS}\x01{when}\x02".encode()
+
+
+def recall_key(topic: str, unique: str) -> str:
+    """What a recall names: an id alone might be another topic's."""
+    return f"{topic}+{unique}"

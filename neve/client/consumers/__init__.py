@@ -1,0 +1,1 @@
+"""The consumers that applications hold."""

@@ -1,0 +1,1 @@
+"""What members of a group do: share queues, fetch, keep positions, settle."""

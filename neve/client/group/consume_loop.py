@@ -1,0 +1,62 @@
+"""A consumer driven by a handler: every message goes to it, and what becomes of the handler settles the message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from neve.client.group.in_work import handling_for
+from neve.client.group.received import Received
+from neve.errors import ClientError, NeveError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Received], Awaitable[None]]
+
+
+class Source(Protocol):
+    """A consumer that has been joined."""
+
+    def next(self) -> Awaitable[Received | None]:
+        """The next message, unsettled; None when the consumer is closed."""
+
+    async def settle(self, message: Received, delay_level: int | None) -> None:
+        """As of `Received`."""
+
+    async def failed(self, message: Received, error: BaseException, delay_level: int) -> None:
+        """The handler raised."""
+
+
+async def consume(source: Source, handler: Handler, workers: int, delay_level: int) -> None:
+    """Runs up to `workers` handlers beside each other until the consumer is closed.
+
+    A handler that returns acks; one that raises nacks with `delay_level`, and the error is logged. A broker that cannot
+    be told so delivers the message again; that ends nothing. When this is cancelled the messages in work are left
+    unsettled, so they come again.
+    """
+    if workers < 1:
+        raise ClientError(f"{workers} workers")
+    async with asyncio.TaskGroup() as group:
+        for _ in range(workers):
+            group.create_task(_work(source, handler, delay_level))
+
+
+async def _work(source: Source, handler: Handler, delay_level: int) -> None:
+    while (message := await source.next()) is not None:
+        with handling_for(source):
+            run = asyncio.ensure_future(handler(message))
+        try:
+            await asyncio.wait({run})
+        finally:
+            run.cancel()
+        error = asyncio.CancelledError("cancelled by itself") if run.cancelled() else run.exception()
+        try:
+            if error is None:
+                await source.settle(message, None)
+            else:
+                log.warning("the handler of %s failed", message.msg_id, exc_info=error)
+                await source.failed(message, error, delay_level)
+        except NeveError as problem:
+            log.warning("%s comes again, its broker could not be told what became of it: %s", message.msg_id, problem)

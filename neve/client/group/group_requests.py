@@ -1,0 +1,213 @@
+"""What brokers ask of a group's member: rebalance now, move offsets, tell how you do, handle this message.
+
+| code | answer |
+|---|---|
+| 40 NOTIFY_CONSUMER_IDS_CHANGED | a round of rebalance |
+| 220 RESET_CONSUMER_CLIENT_OFFSET | the offsets are taken over |
+| 221 GET_CONSUMER_STATUS_FROM_CLIENT | GetConsumerStatusBody: the positions in a topic |
+| 307 GET_CONSUMER_RUNNING_INFO | ConsumerRunningInfo |
+| 309 CONSUME_MESSAGE_DIRECTLY | ConsumeMessageDirectlyResult, once the application has settled the message |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from neve.client.group.member import GroupMember
+from neve.client.group.process_queue import ProcessQueue
+from neve.client.model import Message, MessageQueue, message_from_record
+from neve.client.net.connection import Connection
+from neve.client.net.session import Session
+from neve.errors import NeveError
+from neve.record.codec import iter_records
+from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, dumps_object_keys, lenient_loads
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+DIRECT_WAIT_S = 10.0  # a broker waits as long for the verdict on a message
+_CLIENT_VERSION = "V5_3_3"
+
+
+class DirectRun:
+    """A message that an administrator had delivered, outside all offsets; its verdict goes back to the broker."""
+
+    def __init__(self) -> None:
+        self._verdict: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
+
+    def settle(self, result: str, remark: str | None = None) -> None:
+        if not self._verdict.done():
+            self._verdict.set_result((result, remark))
+
+    async def verdict(self) -> tuple[str, str | None]:
+        """CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION, and a remark.
+
+        Raises:
+            TimeoutError: the application did not settle it in time.
+        """
+        async with asyncio.timeout(DIRECT_WAIT_S):
+            return await self._verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RunningState:
+    """What 307 tells beside the group's subscriptions."""
+
+    started_ms: int
+    in_order: bool
+    queues: Mapping[MessageQueue, ProcessQueue]
+    pop_queues: Mapping[MessageQueue, Mapping[str, Any]]
+    status: Mapping[str, Mapping[str, float]]
+
+
+class Asked(Protocol):
+    """A consumer as an administrator sees it."""
+
+    def wake(self) -> None:
+        """Rebalance now."""
+
+    async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on with these."""
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        """The next offset to be consumed of each queue."""
+
+    def running_state(self) -> RunningState:
+        """For 307."""
+
+    async def consume_directly(self, message: Message) -> tuple[str, str | None] | None:
+        """The application's verdict; None when this kind of consumer has no way to deliver it."""
+
+
+class GroupRequests:
+    """The request handler of one member."""
+
+    def __init__(self, session: Session, member: GroupMember, consumer: Asked) -> None:
+        self._session = session
+        self._member = member
+        self._consumer = consumer
+
+    def __call__(self, connection: Connection, request: RemotingCommand) -> bool:
+        match request.code:
+            case RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+                self._consumer.wake()
+                connection.answer(request, ResponseCode.SUCCESS)
+            case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+                self._spawn(connection, request, self._reset(request))
+            case RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
+                table = self._consumer.positions((request.ext or {}).get("topic", ""))
+                body = dumps_object_keys({"messageQueueTable": table, "consumerTable": {}})
+                connection.answer(request, ResponseCode.SUCCESS, body=body)
+            case RequestCode.GET_CONSUMER_RUNNING_INFO:
+                with_stacks = (request.ext or {}).get("jstackEnable") == "true"
+                connection.answer(request, ResponseCode.SUCCESS, body=self._running_info(with_stacks))
+            case RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                self._spawn(connection, request, self._consume(request))
+            case _:
+                return False
+        return True
+
+    def _spawn(self, connection: Connection, request: RemotingCommand, work: Coroutine[Any, Any, bytes]) -> None:
+        async def answer() -> None:
+            try:
+                body = await work
+            except (NeveError, ValueError) as error:
+                connection.answer(request, ResponseCode.SYSTEM_ERROR, str(error))
+            except TimeoutError:
+                remark = "the application did not settle the message in time"
+                connection.answer(request, ResponseCode.CONSUME_MSG_TIMEOUT, remark)
+            else:
+                connection.answer(request, ResponseCode.SUCCESS, body=body)
+
+        self._session.spawn(answer(), f"answer {request.code} {self._member.group}")
+
+    async def _reset(self, request: RemotingCommand) -> bytes:
+        await self._consumer.reset(_offsets(lenient_loads(request.body, NodeBudget(ANSWER_NODES))))
+        return b""
+
+    async def _consume(self, request: RemotingCommand) -> bytes:
+        began = asyncio.get_running_loop().time()
+        record = next(iter(iter_records(request.body)), None)
+        if record is None:
+            raise ValueError("there is no message in the request")
+        message = message_from_record(record, (request.ext or {}).get("brokerName", ""))
+        verdict = await self._consumer.consume_directly(message)
+        if verdict is None:
+            raise ValueError("this consumer is asked for messages by its application, none can be given to it")
+        result, remark = verdict
+        spent = int(1000 * (asyncio.get_running_loop().time() - began))
+        answer = {
+            "order": self._consumer.running_state().in_order,
+            "autoCommit": True,
+            "consumeResult": result,
+            "remark": remark or "",
+            "spentTimeMills": spent,
+        }
+        return dumps(answer)
+
+    def _running_info(self, with_stacks: bool) -> bytes:
+        state, now_ms = self._consumer.running_state(), self._session.options.now_ms()
+        info: dict[str, Any] = {
+            "properties": {
+                "PROP_NAMESERVER_ADDR": self._session.namesrv_addresses,
+                "PROP_CONSUME_TYPE": self._member.profile.consume_type,
+                "PROP_CLIENT_VERSION": _CLIENT_VERSION,
+                "PROP_CONSUMEORDERLY": str(state.in_order).lower(),
+                "PROP_THREADPOOL_CORE_SIZE": "1",
+                "PROP_CONSUMER_START_TIMESTAMP": str(state.started_ms),
+            },
+            "subscriptionSet": self._member.subscriptions(),
+            "mqTable": {queue: _process_queue_info(books, now_ms) for queue, books in state.queues.items()},
+            "mqPopTable": state.pop_queues,
+            "statusTable": state.status,
+            "userConsumerInfo": {},
+        }
+        if with_stacks:
+            info["jstack"] = _stacks()
+        return dumps_object_keys(info)
+
+
+def _offsets(data: Any) -> dict[MessageQueue, int]:
+    """The offsets of a ResetOffsetBody, as a map of queues or as the list that C++ clients get."""
+    table = data.get("offsetTable") if isinstance(data, dict) else None
+    if isinstance(table, dict):
+        return {queue: int(offset) for queue, offset in table.items() if isinstance(queue, MessageQueue)}
+    if isinstance(table, list):
+        return {
+            MessageQueue(str(item["topic"]), str(item["brokerName"]), int(item["queueId"])): int(item["offset"])
+            for item in table
+        }
+    return {}
+
+
+def _process_queue_info(books: ProcessQueue, now_ms: int) -> dict[str, Any]:
+    """ProcessQueueInfo of the Java client."""
+    first, last = books.open_offsets
+    return {
+        "commitOffset": books.committable,
+        "cachedMsgMinOffset": first,
+        "cachedMsgMaxOffset": last,
+        "cachedMsgCount": books.unacked,
+        "cachedMsgSizeInMiB": books.lane.waiting_bytes >> 20,
+        "transactionMsgMinOffset": 0,
+        "transactionMsgMaxOffset": 0,
+        "transactionMsgCount": 0,
+        "locked": books.locked_until is not None,
+        "tryUnlockTimes": 0,
+        "lastLockTimestamp": books.last_lock_ms or now_ms,
+        "droped": books.is_dropped,
+        "lastPullTimestamp": books.last_pull_ms or now_ms,
+        "lastConsumeTimestamp": books.last_consume_ms or now_ms,
+    }
+
+
+def _stacks() -> str:
+    """Where each thread of this process is."""
+    parts = []
+    for thread, frame in sys._current_frames().items():
+        parts.append(f"TID: {thread}\n" + "".join(traceback.format_stack(frame)))
+    return "\n".join(parts)

@@ -1,0 +1,179 @@
+"""Membership in a consumer group: what heartbeats say of it, who else is in it, which queues are ours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neve.client.group.allocation import Allocation, chosen
+from neve.client.group.pull import Subscription
+from neve.client.model import MessageQueue
+from neve.client.net.session import RequestHandler, Session, parse_body
+from neve.errors import BrokerError, ClientError, NeveError
+from neve.record.properties import tags_code
+from neve.remoting.body import dumps
+from neve.remoting.codes import RequestCode
+
+log = logging.getLogger(__name__)
+
+FROM_WHERE = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FROM_LAST_OFFSET"}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProfile:
+    """How a member presents itself. `start` is where a group without offsets begins: first, last, or ms since 1970."""
+
+    group: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    start: str | int = "last"
+
+    def __post_init__(self) -> None:
+        if not self.group:
+            raise ClientError("a consumer needs a group")
+        if isinstance(self.start, str) and self.start not in FROM_WHERE:
+            raise ClientError(f"start is 'first', 'last' or ms since 1970, not {self.start!r}")
+
+
+class GroupMember:
+    """One client's place in a group."""
+
+    def __init__(self, session: Session, profile: GroupProfile, topics: Mapping[str, Subscription]) -> None:
+        self._session = session
+        self.profile = profile
+        self.group = profile.group
+        self.topics = dict(topics)
+        self._version = session.options.now_ms()
+        self._is_in = False
+
+    async def join(self, handler: RequestHandler) -> None:
+        """Announces the member to the brokers; `handler` answers what they ask of the group from then on.
+
+        Raises:
+            ClientError: this client is already in the group.
+            BrokerError: a broker refuses a filter expression.
+        """
+        if self.group in self._session.consumers:
+            raise ClientError(f"this client is already in group {self.group}")
+        self._session.consumers[self.group] = self.describe
+        self._session.request_handlers[self.group] = handler
+        self._is_in = True
+        try:
+            await self.refresh_routes()
+            await self._check_filters()
+        except BaseException:
+            self._forget()
+            raise
+        await self._session.heartbeat()
+
+    async def leave(self) -> None:
+        """Tells the brokers, so that the others take over at once."""
+        if self._is_in:
+            self._forget()
+            await self._session.unregister({"consumerGroup": self.group})
+
+    def change_topics(self, topics: Mapping[str, Subscription]) -> None:
+        """From the next heartbeat on."""
+        self.topics = dict(topics)
+        self._version = max(self._session.options.now_ms(), self._version + 1)
+
+    async def refresh_routes(self) -> None:
+        for topic in self.topics:
+            try:
+                await self._session.route(topic, fresh=True)
+            except BrokerError as error:  # the retry topic is made by the first heartbeat; others may come later
+                log.info("%s: %s", topic, error)
+
+    async def members(self, topic: str) -> list[str]:
+        """The group's members as any of the topic's brokers knows them."""
+        route = await self._session.route(topic)
+        problem: NeveError = ClientError(f"{topic} has no broker")
+        for name in sorted(route.brokers):
+            address = route.address(name)
+            if address is None:
+                continue
+            try:
+                ext = {"consumerGroup": self.group}
+                answer = await self._session.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+            except NeveError as error:
+                problem = error
+                continue
+            members = [str(member) for member in parse_body(answer).get("consumerIdList") or ()]
+            if self._session.client_id not in members:  # it forgot us, or has not heard of us yet
+                await self._session.heartbeat()
+                members.append(self._session.client_id)
+            return members
+        if isinstance(problem, BrokerError):  # no member online: so it does not know us
+            await self._session.heartbeat()
+        raise problem
+
+    # ---- what is said of us
+
+    def describe(self) -> dict[str, Any]:
+        """ConsumerData of a heartbeat."""
+        return {
+            "consumeFromWhere": FROM_WHERE.get(str(self.profile.start), "CONSUME_FROM_TIMESTAMP"),
+            "consumeType": self.profile.consume_type,
+            "groupName": self.group,
+            "messageModel": self.profile.message_model,
+            "subscriptionDataSet": self.subscriptions(),
+            "unitMode": False,
+        }
+
+    def subscriptions(self) -> list[dict[str, Any]]:
+        """SubscriptionData of each topic."""
+        return [self._subscription(topic, what) for topic, what in self.topics.items()]
+
+    def _subscription(self, topic: str, what: Subscription) -> dict[str, Any]:
+        tags = sorted(what.tags)
+        return {
+            "classFilterMode": False,
+            "codeSet": [tags_code(tag) for tag in tags],
+            "expressionType": what.kind,
+            "subString": what.expression,
+            "subVersion": self._version,
+            "tagsSet": tags,
+            "topic": topic,
+        }
+
+    async def _check_filters(self) -> None:
+        """CHECK_CLIENT_CONFIG at every broker of a topic with an SQL92 filter: bad ones are known before we join."""
+        for topic, what in self.topics.items():
+            if what.kind == "TAG":
+                continue
+            data = self._subscription(topic, what)
+            body = dumps({"clientId": self._session.client_id, "group": self.group, "subscriptionData": data})
+            route = await self._session.route(topic)
+            for name in route.brokers:
+                if address := route.address(name):
+                    await self._session.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, body=body)
+
+    def _forget(self) -> None:
+        self._is_in = False
+        self._session.consumers.pop(self.group, None)
+        self._session.request_handlers.pop(self.group, None)
+
+
+class ClusterShare:
+    """Clustering: the members divide the queues; each computes its part from the same two sorted lists."""
+
+    def __init__(self, session: Session, member: GroupMember, allocation: str | Allocation) -> None:
+        self._session = session
+        self._member = member
+        self._allocate = chosen(allocation)
+
+    async def __call__(self, topic: str) -> set[MessageQueue]:
+        route = await self._session.route(topic)
+        return set(self._allocate(self._session.client_id, await self._member.members(topic), route.read_queues))
+
+
+class BroadcastShare:
+    """Broadcasting: every member reads every queue."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def __call__(self, topic: str) -> set[MessageQueue]:
+        return set((await self._session.route(topic)).read_queues)

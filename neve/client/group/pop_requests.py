@@ -1,0 +1,284 @@
+"""The requests of pop consumption: take messages for a while, give them back or be done with them.
+
+A popped message is invisible to the rest of its group until `pop time + invisible time`. Its receipt, the property
+POP_CK, is eight fields with one blank between:
+
+    start offset  pop time (ms)  invisible time (ms)  revive queue  retry  broker name  queue id  offset
+
+`start offset` is the first offset of the same pop in that queue. `retry` is 0 for the topic itself, 1 and 2 for the
+group's pop retry topic under its two names; acknowledgements go to the topic that the message really came from.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from neve.client.group.pull import Subscription
+from neve.client.model import Message, MessageQueue, stored_message
+from neve.client.net.session import Session, ext_int, parse_body
+from neve.errors import BrokerError, ClientError, ProtocolError
+from neve.record.codec import iter_records
+from neve.record.properties import PROPERTY_POP_CK
+from neve.remoting.body import dumps
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+ANY_QUEUE = -1  # pop from whichever of the broker's queues has something
+POP_BATCH_MAX = 32
+_ANSWER_MARGIN = 10.0  # after the broker's own wait a pop is given this much longer
+_NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
+_RETRY_TOPICS = {"1": "%RETRY%{group}_{topic}", "2": "%RETRY%{group}+{topic}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """POP_CK. Times in ms."""
+
+    start_offset: int
+    pop_time: int
+    invisible_time: int
+    revive_queue: int
+    retry: str
+    broker_name: str
+    queue_id: int
+    offset: int
+
+    @classmethod
+    def parse(cls, text: str) -> Receipt:
+        """
+        Raises:
+            ProtocolError: it is no receipt.
+        """
+        try:
+            start, popped, invisible, revive, retry, broker_name, queue_id, offset = text.split(" ")
+            return cls(
+                int(start), int(popped), int(invisible), int(revive), retry, broker_name, int(queue_id), int(offset)
+            )
+        except ValueError as error:
+            raise ProtocolError(f"{text!r} is no receipt of a pop") from error
+
+    @property
+    def text(self) -> str:
+        """The receipt as brokers want it."""
+        times = f"{self.start_offset} {self.pop_time} {self.invisible_time} {self.revive_queue}"
+        return f"{times} {self.retry} {self.broker_name} {self.queue_id} {self.offset}"
+
+    @property
+    def visible_at(self) -> int:
+        """When others may get the message again, on the broker's clock."""
+        return self.pop_time + self.invisible_time
+
+    def real_topic(self, topic: str, group: str) -> str:
+        """Where the message is stored; `topic` is the one that was popped."""
+        return _RETRY_TOPICS.get(self.retry, "{topic}").format(group=group, topic=topic)
+
+
+class Popped(NamedTuple):
+    """A message and the means to settle it."""
+
+    message: Message
+    receipt: Receipt
+
+
+class Assignment(NamedTuple):
+    """A queue that a broker gave to this member; queue id -1 is any queue of that broker. Mode: PULL or POP."""
+
+    queue: MessageQueue
+    mode: str
+
+
+class _OnePop(NamedTuple):
+    """The fields of a BatchAck under their wire names."""
+
+    t: str  # topic
+    r: str  # retry
+    so: int  # start offset
+    q: int  # queue id
+    rq: int  # revive queue
+    pt: int  # pop time, ms
+    it: int  # invisible time, ms
+
+
+class Popper:
+    """The pop requests of one group."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self._group = group
+        # Pops wait at brokers. One that nobody waits for any more would still be handed messages, and they would be
+        # lost to the group for the invisible time; but brokers forget those of a closed connection.
+        self._pool = session.another_pool()
+
+    async def close(self) -> None:
+        """Ends the pops that wait at brokers."""
+        await self._pool.close()
+
+    async def assignments(self, topic: str, allocation: str = "AVG") -> list[Assignment] | None:
+        """This member's queues, as a broker divides them; None when it does not know yet.
+
+        Raises:
+            NeveError: the broker refused or could not be asked.
+        """
+        route = await self._session.route(topic)
+        address = next((a for name in sorted(route.brokers) if (a := route.address(name))), None)
+        if address is None:
+            raise ClientError(f"{topic} has no broker")
+        body = {
+            "topic": topic,
+            "consumerGroup": self._group,
+            "clientId": self._session.client_id,
+            "strategyName": allocation,
+            "messageModel": "CLUSTERING",
+        }
+        answer = parse_body(await self._session.ask(address, RequestCode.QUERY_ASSIGNMENT, {}, body=dumps(body)))
+        given = answer.get("messageQueueAssignments")
+        return None if given is None else [_assignment(item) for item in given]
+
+    async def pop(
+        self,
+        queue: MessageQueue,
+        *,
+        subscription: Subscription,
+        max_count: int = POP_BATCH_MAX,
+        invisible: float = 60.0,
+        wait: float = 15.0,
+        from_first: bool = False,
+        in_order: bool = False,
+        attempt_id: str = "",
+    ) -> list[Popped]:
+        """Up to `max_count` messages as they are stored; `wait` seconds for the first when there is none.
+
+        The broker selects by the hash of a tag: there may be messages among them that the subscription does not match.
+
+        Args:
+            from_first: where a group that never popped here begins: at the first message, else at the last.
+            in_order: no more of a queue until all that was popped from it is settled.
+        """
+        ext = {
+            "consumerGroup": self._group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "maxMsgNums": str(max_count),
+            "invisibleTime": str(int(invisible * 1000)),
+            "pollTime": str(int(wait * 1000)),
+            "bornTime": "0",  # the broker takes its own clock: by ours it could be late already, or wait too long
+            "initMode": "0" if from_first else "1",
+            "expType": subscription.kind,
+            "exp": subscription.expression,
+            "order": str(in_order).lower(),
+            "bname": queue.broker_name,
+        }
+        if attempt_id:
+            ext["attemptId"] = attempt_id
+        address = await self._session.master(queue)
+        answer = await self._pool.invoke(address, RequestCode.POP_MESSAGE, ext, timeout=wait + _ANSWER_MARGIN)
+        if answer.code in _NOTHING:
+            return []
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark or "")
+        return _popped(answer, queue)
+
+    async def ack(self, queue: MessageQueue, receipt: Receipt) -> None:
+        """Done with the message; `queue` is the one that was popped."""
+        ext = self._ext(queue, receipt)
+        await self._session.ask(await self._session.master(queue), RequestCode.ACK_MESSAGE, ext)
+
+    async def ack_batch(self, queue: MessageQueue, receipts: Iterable[tuple[str, Receipt]]) -> None:
+        """As `ack`, for messages of several topics of the broker of `queue`, in one request."""
+        acks: dict[_OnePop, int] = defaultdict(
+            int
+        )  # what a pop's messages of a queue have in common -> bits of offsets
+        for topic, r in receipts:
+            key = _OnePop(topic, r.retry, r.start_offset, r.queue_id, r.revive_queue, r.pop_time, r.invisible_time)
+            acks[key] |= 1 << (r.offset - r.start_offset)
+        body = {"brokerName": queue.broker_name, "acks": [self._batch_ack(key, bits) for key, bits in acks.items()]}
+        address = await self._session.master(queue)
+        await self._session.ask(address, RequestCode.BATCH_ACK_MESSAGE, {}, body=dumps(body))
+
+    async def change_invisible(self, queue: MessageQueue, receipt: Receipt, seconds: float) -> Receipt:
+        """The message becomes visible `seconds` from now; the receipt that is valid from then on."""
+        ext = {**self._ext(queue, receipt), "invisibleTime": str(int(seconds * 1000))}
+        address = await self._session.master(queue)
+        answer = await self._session.ask(address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
+        return replace(
+            receipt,
+            start_offset=receipt.offset,
+            pop_time=ext_int(answer, "popTime"),
+            invisible_time=ext_int(answer, "invisibleTime"),
+            revive_queue=ext_int(answer, "reviveQid"),
+        )
+
+    def _ext(self, queue: MessageQueue, receipt: Receipt) -> dict[str, str]:
+        return {
+            "consumerGroup": self._group,
+            "topic": receipt.real_topic(queue.topic, self._group),
+            "queueId": str(receipt.queue_id),
+            "extraInfo": receipt.text,
+            "offset": str(receipt.offset),
+            "bname": queue.broker_name,
+        }
+
+    def _batch_ack(self, key: _OnePop, bits: int) -> dict[str, Any]:
+        bit_set = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+        return {"c": self._group, **key._asdict(), "b": base64.b64encode(bit_set).decode()}
+
+
+def _assignment(item: Any) -> Assignment:
+    try:
+        queue = item["messageQueue"]
+        target = MessageQueue(str(queue["topic"]), str(queue["brokerName"]), int(queue["queueId"]))
+        return Assignment(target, str(item.get("mode") or "PULL"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"an assignment cannot be read: {item}") from error
+
+
+def _popped(answer: RemotingCommand, queue: MessageQueue) -> list[Popped]:
+    """The messages of an answer. Those of the retry topic bring their receipts, the others get theirs made here."""
+    popped, invisible = ext_int(answer, "popTime"), ext_int(answer, "invisibleTime")
+    revive = ext_int(answer, "reviveQid")
+    ext = answer.ext or {}
+    starts = _table(ext.get("startOffsetInfo"))
+    counts = _table(ext.get("orderCountInfo"))
+    result: list[Popped] = []
+    try:
+        for record in iter_records(answer.body):
+            message = stored_message(record, queue.broker_name)
+            text = message.properties.get(PROPERTY_POP_CK)
+            if text is not None:
+                result.append(Popped(message, Receipt.parse(text)))
+                continue
+            start = starts.setdefault(("0", str(record.queue_id)), record.queue_offset)
+            receipt = Receipt(
+                start, popped, invisible, revive, "0", queue.broker_name, record.queue_id, record.queue_offset
+            )
+            times = counts.get(("0", f"qo{record.queue_id}%{record.queue_offset}"))
+            times = counts.get(("0", str(record.queue_id)), 0) if times is None else times
+            result.append(Popped(replace(message, reconsume_times=times) if times else message, receipt))
+    except ValueError as error:
+        raise ProtocolError(f"{queue}: {error}") from error
+    return result
+
+
+def _table(text: str | None) -> dict[tuple[str, str], int]:
+    """`r key number;…` by (r, key)."""
+    try:
+        return {
+            (r, key): int(number) for r, key, number in (part.split(" ") for part in (text or "").split(";") if part)
+        }
+    except ValueError as error:
+        raise ProtocolError(f"{text!r} has no offsets by queue") from error
+
+
+async def set_request_mode(session: Session, group: str, topic: str, mode: str, share_queues: int) -> None:
+    """How the topic's queues are given to the group's members: see `AsyncClient.set_request_mode`."""
+    if mode not in ("PULL", "POP"):
+        raise ClientError(f"a request mode is PULL or POP, not {mode!r}")
+    body = {"topic": topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": share_queues}
+    route = await session.route(topic)
+    for name in route.brokers:
+        if address := route.master(name):
+            await session.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, body=dumps(body))

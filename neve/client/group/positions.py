@@ -1,0 +1,121 @@
+"""How far a consumer is in each of its queues: where it begins, where it is moved to, what it stores."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from neve.client.group.fetcher import Fetcher
+from neve.client.group.offset_store import OffsetStore
+from neve.client.group.process_queue import ProcessQueue
+from neve.client.group.pull import Puller
+from neve.client.model import RETRY_PREFIX, MessageQueue
+from neve.client.net.session import Session
+from neve.errors import ClientError, NeveError
+
+log = logging.getLogger(__name__)
+
+
+class Positions:
+    """Over the queues of a fetcher. `store` may be exchanged before the first queue is taken over."""
+
+    def __init__(
+        self, session: Session, fetcher: Fetcher, store: OffsetStore, start: str | int, *, in_order: bool = False
+    ) -> None:
+        self._session = session
+        self._fetcher = fetcher
+        self._puller = Puller(session)
+        self._start = start
+        self._in_order = in_order
+        self.store = store
+
+    def books(self, queue: MessageQueue) -> ProcessQueue:
+        """
+        Raises:
+            ClientError: the queue is not assigned.
+        """
+        books = self._fetcher.assigned.get(queue)
+        if books is None:
+            raise ClientError(f"{queue} is not assigned to this consumer")
+        return books
+
+    async def take(self, queue: MessageQueue, *, locked_until: float | None = None) -> None:
+        """Begins with a queue at the stored offset, else where `start` says; that is then stored at the next commit."""
+        stored = await self.store.read(queue)
+        if stored is not None:
+            self.begin(queue, stored, locked_until=locked_until)
+        else:
+            self.begin(queue, await self._unstored(queue), locked_until=locked_until, is_stored=False)
+
+    async def _unstored(self, queue: MessageQueue) -> int:
+        """Retries are never skipped."""
+        if queue.topic.startswith(RETRY_PREFIX) or self._start == "first":
+            return await self._puller.min_offset(queue)
+        if self._start == "last":
+            return await self._puller.max_offset(queue)
+        return await self._puller.offset_by_time(queue, int(self._start))
+
+    def begin(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        locked_until: float | None = None,
+        is_paused: bool = False,
+        is_stored: bool = True,
+    ) -> None:
+        """Fetches the queue from `offset` on."""
+        books = ProcessQueue(queue, offset, in_order=self._in_order)
+        books.locked_until = locked_until
+        books.last_lock_ms = self._session.options.now_ms() if locked_until is not None else 0
+        books.committed = offset if is_stored else -1
+        books.is_paused = is_paused
+        books.lane.is_open = not is_paused
+        self._fetcher.take_over(books)
+
+    def move(self, queue: MessageQueue, offset: int, *, is_stored: bool) -> None:
+        """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
+        self.books(queue)
+        old = self._fetcher.drop(queue)
+        self.begin(queue, offset, locked_until=old.locked_until, is_paused=old.is_paused, is_stored=is_stored)
+
+    async def leave(self, queue: MessageQueue) -> None:
+        """Ends with the queue and stores how far it came."""
+        books = self._fetcher.drop(queue)
+        if books.committable != books.committed:
+            await self.store.write({queue: books.committable})
+
+    async def commit(self, *, oneway: bool = False) -> None:
+        """Stores what changed since the last time."""
+        books = list(self._fetcher.assigned.values())
+        offsets = {one: one.committable for one in books if one.committable != one.committed}
+        await self.store.write({one.queue: offset for one, offset in offsets.items()}, oneway=oneway)
+        for one, offset in offsets.items():
+            one.committed = offset
+
+    async def commit_forever(self, group: str) -> None:
+        while True:
+            await asyncio.sleep(self._session.options.commit_interval)
+            try:
+                await self.commit(oneway=True)
+            except NeveError as error:
+                log.warning("commit of %s, tried again later: %s", group, error)
+
+    # ---- pausing
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        for books in [self.books(queue) for queue in queues]:
+            books.is_paused = True
+            self._fetcher.buffer.close(books.lane)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        for books in [self.books(queue) for queue in queues]:
+            books.is_paused = False
+            self.reopen(books)
+        self._fetcher.wake()
+
+    def reopen(self, books: ProcessQueue) -> None:
+        """Hands out the queue's messages again, unless something else forbids it."""
+        if not (books.is_paused or books.is_leaving):
+            self._fetcher.buffer.open(books.lane)

@@ -1,0 +1,267 @@
+"""Reading queues by offset: one pull, the bounds of a queue, a group's stored offsets, a reader over a topic."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+
+from neve.client.model import Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
+from neve.client.net.session import Session, ext_int, require_success
+from neve.errors import BrokerError, ClientError, ProtocolError
+from neve.record.codec import iter_records
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it
+_COMMIT, _SUSPEND, _SUBSCRIPTION, _LITE = 1, 2, 4, 16
+_STATUS = {
+    ResponseCode.SUCCESS: PullStatus.FOUND,
+    ResponseCode.PULL_NOT_FOUND: PullStatus.NO_NEW_MESSAGE,
+    ResponseCode.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCHED_MESSAGE,
+    ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
+}
+MAX_BYTES = 262_144
+_INFLATED_MAX = 64 << 20  # of one pull; what is beyond it is left for the next
+_ANSWER_MARGIN = 15.0  # after the broker's own wait a pull is given this much longer
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which messages of a topic: `*`, tags joined by `||`, or an SQL92 expression over the properties."""
+
+    expression: str = "*"
+    kind: str = "TAG"
+
+    @classmethod
+    def sql(cls, expression: str) -> Subscription:
+        """An SQL92 expression over the properties, such as `colour = 'red' AND size > 5`."""
+        return cls(expression, "SQL92")
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The tags asked for; empty for all, and for SQL92."""
+        if self.kind != "TAG" or self.expression.strip() in ("", "*"):
+            return frozenset()
+        return frozenset(tag for part in self.expression.split("||") if (tag := part.strip()))
+
+    def matches(self, message: Message) -> bool:
+        """The broker compares hashes; the strings decide."""
+        tags = self.tags
+        return not tags or message.tags in tags
+
+
+class Puller:
+    """The reading half of a client, without a group's machinery."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues to read from, sorted."""
+        return list((await self._session.route(topic)).read_queues)
+
+    async def resolve(self, topic: str, queue: int | MessageQueue) -> MessageQueue:
+        """The queue meant by a number; on the first broker by name that has it."""
+        if isinstance(queue, MessageQueue):
+            return queue
+        for candidate in await self.queues(topic):
+            if candidate.queue_id == queue:
+                return candidate
+        raise ClientError(f"{topic} has no queue {queue}")
+
+    async def address(self, queue: MessageQueue) -> str:
+        route = await self._session.route(queue.topic)
+        address = route.address(queue.broker_name)
+        if address is None:
+            route = await self._session.route(queue.topic, fresh=True)
+            address = route.address(queue.broker_name)
+        if address is None:
+            raise ClientError(f"no broker {queue.broker_name} is known")
+        return address
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int = 32,
+        *,
+        group: str = TOOLS_GROUP,
+        subscription: Subscription | None = None,
+        wait: float = 0.0,
+        commit_offset: int | None = None,
+        max_bytes: int = MAX_BYTES,
+        timeout: float | None = None,
+        code: RequestCode = RequestCode.PULL_MESSAGE,
+    ) -> PullResult:
+        """The messages as their producers gave them: so many as `inflate` to 64 MiB, one at least."""
+        return _inflated(
+            await self.pull_stored(
+                queue,
+                offset,
+                max_count,
+                group=group,
+                subscription=subscription,
+                wait=wait,
+                commit_offset=commit_offset,
+                max_bytes=max_bytes,
+                timeout=timeout,
+                code=code,
+            )
+        )
+
+    async def pull_stored(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int = 32,
+        *,
+        group: str = TOOLS_GROUP,
+        subscription: Subscription | None = None,
+        wait: float = 0.0,
+        commit_offset: int | None = None,
+        max_bytes: int = MAX_BYTES,
+        timeout: float | None = None,
+        code: RequestCode = RequestCode.PULL_MESSAGE,
+    ) -> PullResult:
+        """The messages as they are stored."""
+        wanted = subscription or Subscription()
+        flags = _SUBSCRIPTION | (_SUSPEND if wait > 0 else 0) | (_COMMIT if commit_offset is not None else 0)
+        if code == RequestCode.LITE_PULL_MESSAGE:
+            flags |= _LITE
+        ext = {
+            "consumerGroup": group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "queueOffset": str(offset),
+            "maxMsgNums": str(max_count),
+            "sysFlag": str(flags),
+            "commitOffset": str(commit_offset or 0),
+            "suspendTimeoutMillis": str(int(wait * 1000)),
+            "subscription": wanted.expression,
+            "subVersion": "0",
+            "expressionType": wanted.kind,
+            "maxMsgBytes": str(max_bytes),
+            "bname": queue.broker_name,
+        }
+        address = await self.address(queue)
+        answer = await self._session.pool.invoke(address, code, ext, timeout=self.limit(wait, timeout))
+        return _pull_result(answer, queue, wanted)
+
+    def limit(self, wait: float, timeout: float | None) -> float:
+        """How long a pull may take."""
+        return timeout or (wait + _ANSWER_MARGIN if wait > 0 else 2 * self._session.options.timeout)
+
+    # ---- bounds
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return max(0, await self._offset(RequestCode.GET_MIN_OFFSET, queue, {}))
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        return await self._offset(RequestCode.GET_MAX_OFFSET, queue, {"committed": "true"})
+
+    async def offset_by_time(self, queue: MessageQueue, time_ms: int) -> int:
+        """The first offset that was stored at `time_ms` or later."""
+        ext = {"timestamp": str(time_ms), "boundaryType": "LOWER"}
+        return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, ext)
+
+    async def _offset(self, code: RequestCode, queue: MessageQueue, more: Mapping[str, str]) -> int:
+        ext = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name, **more}
+        return ext_int(await self._session.ask(await self.address(queue), code, ext), "offset")
+
+    # ---- a group's offsets
+
+    async def committed(self, group: str, queue: MessageQueue) -> int | None:
+        """The group's stored offset; None when the broker has none."""
+        ext = {
+            "consumerGroup": group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "bname": queue.broker_name,
+        }
+        answer = await self._session.pool.invoke(
+            await self.address(queue),
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            ext,
+            timeout=self._session.options.attempt_timeout,
+        )
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return ext_int(require_success(answer), "offset")
+
+    async def commit(self, group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> None:
+        """Stores the next offset that the group should read."""
+        ext = {
+            "consumerGroup": group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "commitOffset": str(offset),
+            "bname": queue.broker_name,
+        }
+        address, code = await self.address(queue), RequestCode.UPDATE_CONSUMER_OFFSET
+        if oneway:
+            await self._session.pool.send_oneway(address, code, ext, timeout=self._session.options.attempt_timeout)
+        else:
+            await self._session.ask(address, code, ext)
+
+    # ---- a topic from here to its present end
+
+    async def read(
+        self,
+        topic: str,
+        *,
+        start: str | int = "first",
+        queue: int | MessageQueue | None = None,
+        subscription: Subscription | None = None,
+        group: str = TOOLS_GROUP,
+    ) -> AsyncIterator[Message]:
+        """The messages of each queue in turn, up to its end at the time of the call.
+
+        Args:
+            start: `first`, or ms since 1970: from the messages stored then.
+        """
+        wanted = subscription or Subscription()
+        queues = await self.queues(topic) if queue is None else [await self.resolve(topic, queue)]
+        for one in queues:
+            end = await self.max_offset(one)
+            offset = await (self.min_offset(one) if start == "first" else self.offset_by_time(one, int(start)))
+            while offset < end:
+                result = await self.pull(one, offset, 32, group=group, subscription=wanted)
+                for message in result.messages:
+                    if message.queue_offset < end:
+                        yield message
+                if result.next_offset <= offset:
+                    break
+                offset = result.next_offset
+
+
+def _pull_result(answer: RemotingCommand, queue: MessageQueue, wanted: Subscription) -> PullResult:
+    status = _STATUS.get(answer.code)  # type: ignore[call-overload]
+    if status is None:
+        raise BrokerError(answer.code, answer.remark or "")
+    messages: tuple[Message, ...] = ()
+    if status is PullStatus.FOUND:
+        try:
+            found = (stored_message(record, queue.broker_name) for record in iter_records(answer.body))
+            messages = tuple(message for message in found if wanted.matches(message))
+        except ValueError as error:
+            raise ProtocolError(f"{queue}: {error}") from error
+    return PullResult(
+        status,
+        messages,
+        ext_int(answer, "nextBeginOffset"),
+        ext_int(answer, "minOffset"),
+        ext_int(answer, "maxOffset"),
+    )
+
+
+def _inflated(result: PullResult) -> PullResult:
+    """Cut before the message that would be too much."""
+    messages: list[Message] = []
+    size = 0
+    for stored in result.messages:
+        message = inflated(stored)
+        if messages and size + len(message.body) > _INFLATED_MAX:
+            return replace(result, messages=tuple(messages), next_offset=stored.queue_offset)
+        size += len(message.body)
+        messages.append(message)
+    return replace(result, messages=tuple(messages))

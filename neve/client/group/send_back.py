@@ -1,0 +1,126 @@
+"""A message that its consumer could not handle goes back: to the broker's delayed retry, in the end to %DLQ%group."""
+
+from __future__ import annotations
+
+import logging
+
+from neve.client.model import RETRY_PREFIX, Message
+from neve.client.net.session import Session
+from neve.errors import BrokerError, ClientError, NeveError
+from neve.record.layout import COMPRESSED, COMPRESSION_MASK
+from neve.record.properties import (
+    PROPERTY_DELAY,
+    PROPERTY_MAX_RECONSUME_TIMES,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RECONSUME_TIME,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TRANSACTION_PREPARED,
+    properties_to_bytes,
+)
+from neve.remoting.codes import RequestCode, ResponseCode
+
+log = logging.getLogger(__name__)
+
+_STORED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
+
+
+class SendBack:
+    """The ways back for the messages of one group."""
+
+    def __init__(self, session: Session, group: str, max_redeliveries: int) -> None:
+        self._session = session
+        self._group = group
+        self._max_redeliveries = max_redeliveries
+
+    async def retry(self, message: Message, delay_level: int) -> None:
+        """The broker that has the message delivers it again later; if it cannot, a copy is sent to %RETRY%group.
+
+        Raises:
+            NeveError: neither way worked; the message is only here.
+        """
+        try:
+            await self.ask_broker(message, delay_level)
+        except NeveError as error:
+            log.warning("sending %s back failed, a copy goes to the retry topic: %s", message.msg_id, error)
+            times = message.reconsume_times if delay_level >= 0 else self._max_redeliveries
+            await self.send_copy(message, times + 1)
+
+    async def ask_broker(self, message: Message, delay_level: int) -> None:
+        """CONSUMER_SEND_MSG_BACK to the broker that has the message.
+
+        Args:
+            delay_level: 0 lets the broker choose by the count of redeliveries; -1 means the dead letter queue.
+        """
+        assert message.queue is not None
+        ext = {
+            "offset": str(message.physical_offset),
+            "group": self._group,
+            "delayLevel": str(delay_level),
+            "originMsgId": message.offset_msg_id,
+            "originTopic": message.properties.get(PROPERTY_RETRY_TOPIC, message.topic),
+            "maxReconsumeTimes": str(self._max_redeliveries),
+            "bname": message.queue.broker_name,
+        }
+        try:
+            address = await self._session.master(message.queue)
+        except ClientError:
+            address = message.store_host
+        await self._session.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+
+    async def send_copy(self, message: Message, reconsume_times: int) -> None:
+        """An ordinary message to %RETRY%group on any broker that takes it.
+
+        The broker moves one that came too often, or whose group holds locks (it consumes in order), to %DLQ%group.
+        """
+        topic = f"{RETRY_PREFIX}{self._group}"
+        problem: NeveError = ClientError(f"no broker takes {topic}")
+        route = await self._session.route(topic)
+        for queue in {queue.broker_name: queue for queue in route.write_queues}.values():
+            try:
+                header = self._header(message, reconsume_times, topic, queue.queue_id, queue.broker_name)
+                answer = await self._session.pool.invoke(
+                    await self._session.master(queue),
+                    RequestCode.SEND_MESSAGE_V2,
+                    header,
+                    body=message.body,
+                    timeout=self._session.options.attempt_timeout,
+                )
+            except NeveError as error:
+                problem = error
+                continue
+            if answer.code in _STORED:
+                return
+            problem = BrokerError(answer.code, answer.remark or "")
+        raise problem
+
+    def _header(
+        self, message: Message, reconsume_times: int, topic: str, queue_id: int, broker_name: str
+    ) -> dict[str, str]:
+        """SEND_MESSAGE_V2's short keys."""
+        properties = dict(message.properties)
+        for name in (PROPERTY_TRANSACTION_PREPARED, PROPERTY_RECONSUME_TIME, PROPERTY_MAX_RECONSUME_TIMES):
+            properties.pop(name, None)
+        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
+        properties[PROPERTY_RETRY_TOPIC] = message.topic
+        properties[PROPERTY_DELAY] = str(3 + message.reconsume_times)
+        return {
+            "a": "CLIENT_INNER_PRODUCER",
+            "b": topic,
+            "c": "TBW102",
+            "d": "4",
+            "e": str(queue_id),
+            "f": str(message.sys_flag & (COMPRESSED | COMPRESSION_MASK)),
+            "g": str(self._session.options.now_ms()),
+            "h": str(message.flag),
+            "i": properties_to_bytes(properties).decode(),
+            "j": str(reconsume_times),
+            "k": "false",
+            "l": str(self._max_redeliveries),
+            "m": "false",
+            "n": broker_name,
+        }

@@ -1,0 +1,388 @@
+"""What all parts of a client share: connections, the name servers, routes, the client's identity, the heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+from neve.client.model import BrokerInfo, MessageQueue
+from neve.client.net.connection import Connection, ConnectionFailed, ConnectionPool
+from neve.client.net.route import DEFAULT_TOPIC, TopicRoute, parse_brokers, parse_route, route_from_default
+from neve.client.options import ClientOptions
+from neve.client.trace.recorder import Traces
+from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
+from neve.record.ids import UniqueIdGenerator
+from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, lenient_loads
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+ConsumerData = dict[str, Any]
+RequestHandler = Callable[[Connection, RemotingCommand], bool]
+_SEPARATORS = re.compile(r"[;,\s]+")
+_FORGOTTEN = float("-inf")  # instead of the time at which a route was asked for: it did not work
+_PATIENCE_S = 1.0  # so long a route that is at hand waits for a newer one
+
+
+def parse_body(answer: RemotingCommand) -> Any:
+    """The JSON in an answer's body.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    return lenient_loads(answer.body, NodeBudget(ANSWER_NODES)) if answer.body else {}
+
+
+def require_success(answer: RemotingCommand) -> RemotingCommand:
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark or "")
+    return answer
+
+
+def ext_int(answer: RemotingCommand, name: str) -> int:
+    try:
+        return int((answer.ext or {})[name])
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(f"an answer has no number {name!r}: {answer.ext}") from error
+
+
+class Session:
+    """Opened once per client. Members of groups register their heartbeat data and their request handlers here."""
+
+    def __init__(self, namesrv: str, options: ClientOptions) -> None:
+        self.options = options
+        self.traces = Traces(self.next_unique_key, options.now_ms) if options.trace else None
+        self._namesrvs = [address for address in _SEPARATORS.split(namesrv) if address]
+        if not self._namesrvs:
+            raise ClientError("no name server given")
+        self.pool = self._new_pool(self._connected)
+        self.client_id = ""
+        self._ids: UniqueIdGenerator | None = None
+        self._routes: dict[str, tuple[float, TopicRoute]] = {}
+        self._asking: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._known_addresses: dict[str, bool] = {}  # of brokers; whether it is a master
+        self.consumers: dict[str, Callable[[], ConsumerData]] = {}
+        # By group; a handler answers what it knows, and says whether it did.
+        self.request_handlers: dict[str, RequestHandler] = {}
+        # By request code, for what names no consumer group: check-backs and replies.
+        self.code_handlers: dict[int, RequestHandler] = {}
+        self._producer_groups: set[str] = set()
+        # Address -> the producer groups that it has acknowledged over its present connection.
+        self._introduced: dict[str, frozenset[str]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Reaches a name server.
+
+        Raises:
+            ConnectionFailed: none can be reached.
+        """
+        ip = "127.0.0.1"
+        problems: list[str] = []
+        for address in list(self._namesrvs):
+            try:
+                ip = (await self.pool.get(address)).local_ip
+                break
+            except ConnectionFailed as error:
+                log.info("%s", error)
+                problems.append(str(error))
+                self._namesrvs.append(self._namesrvs.pop(0))
+        else:
+            raise ConnectionFailed(f"no name server can be used: {'; '.join(problems)}")
+        self.client_id = f"{ip}@{self.options.instance_name}"
+        salt = int.from_bytes(os.urandom(4), "big")
+        self._ids = UniqueIdGenerator(ip, os.getpid(), salt, self.options.now_ms())
+        self.spawn(self._heartbeat_forever(), "heartbeat")
+
+    def another_pool(self) -> ConnectionPool:
+        """Connections that one part of the client has for itself, to close when it wants."""
+        return self._new_pool(lambda _: None)
+
+    def _new_pool(self, on_connect: Callable[[str], None]) -> ConnectionPool:
+        options = self.options
+        credentials, tls = options.credentials, options.tls
+        return ConnectionPool(options.connect_timeout, self._serve, on_connect, credentials=credentials, tls=tls)
+
+    async def close(self) -> None:
+        self._is_closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for group in list(self._producer_groups):
+            await self.leave_producer_group(group)
+        await self.pool.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs `work` beside the callers until it ends or the client closes; a failure is logged."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s ended: %s", task.get_name(), error, exc_info=error)
+
+    def next_unique_key(self) -> str:
+        if self._ids is None:
+            raise ClientError("the client is not started: use `async with connect(...)`")
+        return self._ids.next(self.options.now_ms())
+
+    @property
+    def namesrv_addresses(self) -> str:
+        return ";".join(self._namesrvs)
+
+    # ---- requests
+
+    async def within(self, timeout: float | None, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives, if it does so within `timeout` seconds, by default those of a whole call.
+
+        Raises:
+            UnknownOutcome: it was not done by then; what it asked for may be done all the same.
+        """
+        limit = timeout or self.options.timeout
+        try:
+            async with asyncio.timeout(limit):
+                return await work
+        except TimeoutError:
+            raise UnknownOutcome(f"not done within {limit:g} s") from None
+
+    async def ask(
+        self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float | None = None
+    ) -> RemotingCommand:
+        """The answer of a broker, if it is a success.
+
+        Raises:
+            BrokerError: the broker refused.
+            NeveError: it could not be asked, or did not answer.
+        """
+        limit = timeout or self.options.attempt_timeout
+        return require_success(await self.pool.invoke(address, code, ext, body=body, timeout=limit))
+
+    async def ask_namesrv(self, code: int, ext: Mapping[str, str]) -> RemotingCommand:
+        """The answer of the first name server that gives one, whatever its code.
+
+        Raises:
+            BrokerError: REQUEST_CODE_NOT_SUPPORTED, for what every name server knows: it is none.
+        """
+        problem: NeveError | None = None
+        for _ in range(len(self._namesrvs)):
+            address = self._namesrvs[0]
+            try:
+                answer = await self.pool.invoke(address, code, ext, timeout=self.options.attempt_timeout)
+                if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    why = f"{address} is no name server; is it the address of a broker?"
+                    raise BrokerError(answer.code, f"{why} It answered: {answer.remark}")
+                return answer
+            except (ConnectionFailed, UnknownOutcome) as error:
+                problem = error
+                if self._namesrvs[0] == address:
+                    self._namesrvs.append(self._namesrvs.pop(0))
+        assert problem is not None
+        raise problem
+
+    # ---- routes
+
+    async def route(self, topic: str, *, fresh: bool = False) -> TopicRoute:
+        """The topic's route. One that was good stays until a newer one is there (as in RocketMQ's MQClientInstance): a
+        name server that was restarted knows no topic until the brokers register again, up to 30 s later.
+
+        One older than `route_interval` is renewed beside the caller. With `fresh`, and after `forget_route`, the name
+        servers are waited for, though not for long while an older route is at hand.
+
+        Raises:
+            BrokerError: TOPIC_NOT_EXIST, and no route was ever known.
+        """
+        known = self._routes.get(topic)
+        if known is None:
+            return await asyncio.shield(self._asked(topic))
+        asked_at, route = known
+        if not fresh and asyncio.get_running_loop().time() - asked_at < self.options.route_interval:
+            return route
+        asked = self._asked(topic)
+        if not fresh and asked_at != _FORGOTTEN:
+            return route
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await asyncio.shield(asked)
+        except (NeveError, TimeoutError) as error:
+            log.info("the route of %s stays as it was: %r", topic, error)
+            self._keep_route(topic)
+            return route
+
+    async def route_now(self, topic: str) -> TopicRoute:
+        """What the name servers say at this moment.
+
+        Raises:
+            BrokerError: TOPIC_NOT_EXIST.
+        """
+        return await asyncio.shield(self._asked(topic))
+
+    async def publish_route(self, topic: str) -> TopicRoute:
+        """As `route`; of a topic that does not exist the one that it would be created with."""
+        try:
+            return await self.route(topic)
+        except BrokerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            try:
+                return route_from_default(topic, await self.route(DEFAULT_TOPIC))
+            except BrokerError:
+                raise error from None
+
+    async def master(self, queue: MessageQueue) -> str:
+        """The address of the queue's master.
+
+        Raises:
+            ClientError: no master of that broker is known.
+        """
+        for fresh in (False, True):
+            address = (await self.route(queue.topic, fresh=fresh)).master(queue.broker_name)
+            if address is not None:
+                return address
+        raise ClientError(f"no master of {queue.broker_name} is known")
+
+    def forget_route(self, topic: str) -> None:
+        """The next use waits for the name servers; while they are away the old route is better than none."""
+        known = self._routes.get(topic)
+        if known is not None:
+            self._routes[topic] = (_FORGOTTEN, known[1])
+
+    def drop_route(self, topic: str) -> None:
+        """The topic is no more."""
+        self._routes.pop(topic, None)
+
+    def _keep_route(self, topic: str) -> None:
+        """The name servers were asked in vain: again after `route_interval`, or when the route fails."""
+        known = self._routes.get(topic)
+        if known is not None:
+            self._routes[topic] = (asyncio.get_running_loop().time(), known[1])
+
+    def _asked(self, topic: str) -> asyncio.Task[TopicRoute]:
+        """The question to the name servers that is under way; all who want the route wait for the same."""
+        asked = self._asking.get(topic)
+        if asked is None:
+            asked = self._asking[topic] = asyncio.create_task(self._fetch_route(topic), name=f"route of {topic}")
+            asked.add_done_callback(lambda done: self._answered(topic, done))
+        return asked
+
+    def _answered(self, topic: str, asked: asyncio.Task[TopicRoute]) -> None:
+        self._asking.pop(topic, None)
+        if not asked.cancelled() and asked.exception() is not None:
+            self._keep_route(topic)
+
+    async def _fetch_route(self, topic: str) -> TopicRoute:
+        answer = require_success(await self.ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}))
+        route = parse_route(topic, parse_body(answer))
+        self._routes[topic] = (asyncio.get_running_loop().time(), route)
+        self._learn(route.brokers)
+        return route
+
+    async def brokers(self) -> dict[str, BrokerInfo]:
+        """All brokers by name."""
+        answer = require_success(await self.ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO, {}))
+        found = parse_brokers((parse_body(answer).get("brokerAddrTable") or {}).values())
+        self._learn(found)
+        return found
+
+    def _learn(self, brokers: Mapping[str, BrokerInfo]) -> None:
+        for broker in brokers.values():
+            for number, address in broker.addresses.items():
+                self._known_addresses[address] = number == 0
+
+    # ---- heartbeat
+
+    def produces(self, group: str) -> None:
+        """From now on heartbeats carry this producer group."""
+        if group not in self._producer_groups:
+            self._producer_groups.add(group)
+            self.spawn(self.heartbeat(), "first heartbeat")
+
+    async def introduce(self, group: str, addresses: Iterable[str]) -> None:
+        """Returns when these brokers know this client as a producer of `group`: they may have to ask it something.
+
+        Best effort, as every heartbeat: a broker that is away learns it when it is back.
+        """
+        self._producer_groups.add(group)
+        strangers = [address for address in addresses if group not in self._introduced.get(address, ())]
+        await asyncio.gather(*(self._heartbeat_to(address) for address in strangers))
+
+    async def leave_producer_group(self, group: str) -> None:
+        """Brokers send nothing more for this group; none has to find out by silence."""
+        self._producer_groups.discard(group)
+        await self.unregister({"producerGroup": group})
+
+    async def heartbeat(self) -> None:
+        """Tells all known brokers which groups this client is in; one that fails is tried again next time."""
+        self._forget_brokers_without_a_topic()
+        await asyncio.gather(*(self._heartbeat_to(address) for address in list(self._known_addresses)))
+
+    def _forget_brokers_without_a_topic(self) -> None:
+        """As RocketMQ's clients do: an address that no route names any more belongs to nobody, or to somebody else."""
+        routes = [route for _, route in self._routes.values()]
+        named = {at for route in routes for broker in route.brokers.values() for at in broker.addresses.values()}
+        for address in self._known_addresses.keys() - named:
+            del self._known_addresses[address]
+            self._introduced.pop(address, None)
+
+    async def unregister(self, groups: Mapping[str, str]) -> None:
+        """Leaves a group at once instead of by silence. Best effort: a broker that is away drops us by itself."""
+        ext = {"clientID": self.client_id, **groups}
+
+        async def leave(address: str) -> None:
+            try:
+                await self.ask(address, RequestCode.UNREGISTER_CLIENT, ext, timeout=1.0)
+            except NeveError as error:
+                log.info("leaving %s at %s: %s", groups, address, error)
+
+        await asyncio.gather(*(leave(address) for address in list(self._known_addresses)))
+
+    async def _heartbeat_to(self, address: str) -> None:
+        groups = frozenset(self._producer_groups)
+        producers = [{"groupName": group} for group in sorted(groups)]
+        consumers = [describe() for describe in self.consumers.values()]
+        if not consumers and not (producers and self._known_addresses.get(address)):
+            return
+        data = {
+            "clientID": self.client_id,
+            "consumerDataSet": consumers,
+            "heartbeatFingerprint": 0,
+            "producerDataSet": producers,
+            "withoutSub": False,
+        }
+        try:
+            await self.ask(address, RequestCode.HEART_BEAT, {}, body=dumps(data))
+        except NeveError as error:
+            log.info("heartbeat to %s: %s", address, error)
+        else:
+            self._introduced[address] = groups
+
+    async def _heartbeat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.heartbeat_interval)
+            await self.heartbeat()
+
+    def _connected(self, address: str) -> None:
+        """A broker drops what came over a connection with the connection, so it is told again over the new one."""
+        self._introduced.pop(address, None)
+        if address in self._known_addresses and not self._is_closing:
+            self.spawn(self._heartbeat_to(address), f"heartbeat to {address}")
+
+    # ---- requests of brokers
+
+    def _serve(self, connection: Connection, request: RemotingCommand) -> None:
+        group = (request.ext or {}).get("consumerGroup") or (request.ext or {}).get("group") or ""
+        handler = self.code_handlers.get(request.code) or self.request_handlers.get(group)
+        if handler is None or not handler(connection, request):
+            remark = f"request type {request.code} not supported"
+            connection.answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -1,0 +1,1 @@
+"""Producers: what is sent, where to, and what comes back."""

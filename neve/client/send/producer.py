@@ -1,0 +1,280 @@
+"""Sending: choose a queue, ask its master, on failure another broker. Conditions are those of DefaultMQProducerImpl."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from neve.client.model import Message, MessageQueue, SendResult, SendStatus
+from neve.client.net.connection import ConnectionFailed
+from neve.client.net.route import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, TopicRoute
+from neve.client.net.session import Session, ext_int
+from neve.client.send.draft import Draft, Drafts, message_to_send, timing
+from neve.client.send.latency import FaultTable
+from neve.client.send.queue_selector import OrderKey, QueueSelector, select_by_hash
+from neve.client.validators import check_topic
+from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+#: Refusals after which another broker may take the message. `send_async` gives up at any refusal, as Java's does.
+RETRYABLE = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
+Queue = int | MessageQueue | QueueSelector
+_STATUS = {
+    0: SendStatus.SEND_OK,
+    10: SendStatus.FLUSH_DISK_TIMEOUT,
+    11: SendStatus.SLAVE_NOT_AVAILABLE,
+    12: SendStatus.FLUSH_SLAVE_TIMEOUT,
+}
+
+
+class Producer:
+    """The sending half of a client."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._faults = FaultTable(lambda: int(asyncio.get_running_loop().time() * 1000))
+        self._turn: dict[str, int] = {}
+        self.drafts = Drafts(session.options, session.next_unique_key)
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
+        delay_level: int = 0,
+        delay: float | None = None,
+        deliver_at_ms: int | None = None,
+        flag: int = 0,
+        timeout: float | None = None,
+        retry_on: Collection[int] = RETRYABLE,
+    ) -> SendResult:
+        message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
+        draft = self.drafts.single(message, timing(delay_level, delay, deliver_at_ms))
+        return await self.deliver(draft, target_queue(queue, order_key), timeout, retry_on=retry_on)
+
+    async def send_batch(
+        self,
+        topic: str,
+        messages: Iterable[bytes | str | Message],
+        *,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        return await self.deliver(self.drafts.batch(topic, messages), target_queue(queue, order_key), timeout)
+
+    async def send_oneway(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
+        flag: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        group = self._session.options.producer_group
+        self._session.produces(group)
+        draft = self.drafts.single(message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag))
+        route = await self._session.publish_route(topic)
+        target = self._choose(draft, route, target_queue(queue, order_key), ())
+        await self._session.pool.send_oneway(
+            _master(route, target),
+            RequestCode.SEND_MESSAGE_V2,
+            self._header(draft, target, group),
+            body=draft.body,
+            timeout=timeout or self._session.options.timeout,
+        )
+
+    async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
+        """See `AsyncClient.recall`."""
+        check_topic(topic)
+        broker_name = _broker_of(handle)
+        route = await self._session.publish_route(topic)
+        ext = {
+            "producerGroup": self._session.options.producer_group,
+            "topic": topic,
+            "recallHandle": handle,
+            "bname": broker_name,
+        }
+        address = _master(route, MessageQueue(topic, broker_name, 0))
+        answer = await self._session.ask(address, RequestCode.RECALL_MESSAGE, ext, timeout=timeout)
+        return (answer.ext or {}).get("msgId", "")
+
+    # ---- delivery
+
+    async def deliver(
+        self,
+        draft: Draft,
+        queue: Queue | None,
+        timeout: float | None,
+        *,
+        group: str | None = None,
+        retry_on: Collection[int] = RETRYABLE,
+    ) -> SendResult:
+        """Up to 1 + `send_retries` attempts within `timeout`.
+
+        Raises:
+            BrokerError: refused, and no other broker took it.
+            UnknownOutcome: no attempt succeeded and at least one may have been carried out.
+        """
+        options = self._session.options
+        group = group or options.producer_group
+        self._session.produces(group)
+        now = asyncio.get_running_loop().time
+        deadline = now() + (timeout or options.timeout)
+        tried: list[str] = []
+        reserved: SendResult | None = None
+        unknown: UnknownOutcome | None = None
+        problem: NeveError | None = None
+        for attempt in range(1 + options.send_retries):
+            remaining = deadline - now()
+            if remaining <= 0:
+                break
+            try:
+                async with asyncio.timeout(remaining):
+                    route = await self._session.publish_route(draft.topic)
+                target = self._choose(draft, route, queue, tried)
+            except TimeoutError:
+                break
+            tried.append(target.broker_name)
+            try:
+                result = await self._attempt(draft, target, route, deadline, group)
+            except BrokerError as error:
+                if error.code not in retry_on:
+                    raise
+                problem = error
+            except UnknownOutcome as error:
+                problem = unknown = error
+            except ConnectionFailed as error:
+                problem = error
+            else:
+                if result.status is SendStatus.SEND_OK or not options.retry_when_not_stored_ok:
+                    return result
+                reserved = result  # stored, but with a reservation: another broker may do better
+                continue
+            self._session.forget_route(draft.topic)
+            if attempt < options.send_retries and len(set(tried)) < len(tried):  # the same broker again: not at once
+                await asyncio.sleep(min(0.05 * 2**attempt, max(deadline - now(), 0)))
+        if reserved is not None:
+            return reserved
+        raise unknown or problem or UnknownOutcome(f"no route to {draft.topic} in time")
+
+    async def _attempt(
+        self, draft: Draft, target: MessageQueue, route: TopicRoute, deadline: float, group: str
+    ) -> SendResult:
+        """One request; what came of it is remembered about the broker."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        code = RequestCode.SEND_BATCH_MESSAGE if draft.is_batch else RequestCode.SEND_MESSAGE_V2
+        code = RequestCode.SEND_REPLY_MESSAGE_V2 if draft.is_reply else code
+        limit = max(min(self._session.options.attempt_timeout, deadline - began), 0.001)
+        header = self._header(draft, target, group)
+        try:
+            address = _master(route, target)
+            answer = await self._session.pool.invoke(address, code, header, body=draft.body, timeout=limit)
+            result = _result(answer, draft, target)
+        except BrokerError:
+            self._faults.refused(target.broker_name)
+            raise
+        except (UnknownOutcome, ConnectionFailed):
+            self._faults.failed(target.broker_name)
+            raise
+        cost_ms = (now() - began) * 1000
+        self._faults.answered(target.broker_name, cost_ms)
+        if (traces := self._session.traces) is not None:
+            traces.sent(draft, group, address, answer.ext or {}, result, cost=int(cost_ms))
+        return result
+
+    def _header(self, draft: Draft, target: MessageQueue, group: str) -> dict[str, str]:
+        """SEND_MESSAGE_V2's short keys."""
+        return {
+            "a": group,
+            "b": draft.topic,
+            "c": DEFAULT_TOPIC,
+            "d": str(DEFAULT_TOPIC_QUEUES),
+            "e": str(target.queue_id),
+            "f": str(draft.sys_flag),
+            "g": str(self._session.options.now_ms()),
+            "h": str(draft.flag),
+            "i": draft.properties,
+            "j": "0",
+            "k": "false",
+            "m": "true" if draft.is_batch else "false",
+            "n": target.broker_name,
+        }
+
+    def _choose(self, draft: Draft, route: TopicRoute, queue: Queue | None, tried: Sequence[str]) -> MessageQueue:
+        """The asked-for queue; else the next in turn whose broker is available, else reachable, and was not tried."""
+        if isinstance(queue, MessageQueue):
+            return queue
+        topic = draft.topic
+        candidates = [q for q in route.write_queues if not isinstance(queue, int) or q.queue_id == queue]
+        if not candidates:
+            which = "queue" if queue is None else f"queue {queue}"
+            raise ClientError(f"{topic} has no {which} to write to", ResponseCode.TOPIC_NOT_EXIST)
+        if queue is not None and not isinstance(queue, int):
+            return queue(candidates, draft.message)
+        turn = self._turn.get(topic, -1) + 1
+        self._turn[topic] = turn
+        count = len(candidates)
+        in_turn = candidates if count == 1 else [candidates[(turn + i) % count] for i in range(count)]
+        fresh = [candidate for candidate in in_turn if candidate.broker_name not in tried]
+        for is_well in (self._faults.is_available, self._faults.is_reachable):
+            for candidate in fresh:
+                if is_well(candidate.broker_name):
+                    return candidate
+        return fresh[0] if fresh else in_turn[0]
+
+
+def target_queue(queue: Queue | None, order_key: OrderKey | None) -> Queue | None:
+    if order_key is None:
+        return queue
+    if queue is not None:
+        raise ClientError("queue and order_key exclude each other")
+    return select_by_hash(order_key)
+
+
+def _broker_of(handle: str) -> str:
+    """The broker in a recall handle: base64 of `v1 topic broker deliver-ms key`."""
+    try:
+        parts = base64.urlsafe_b64decode(handle).decode().split(" ")
+    except (binascii.Error, ValueError) as error:
+        raise ClientError("the recall handle is invalid") from error
+    if len(parts) < 5 or parts[0] != "v1":
+        raise ClientError("the recall handle is invalid")
+    return parts[2]
+
+
+def _master(route: TopicRoute, target: MessageQueue) -> str:
+    address = route.master(target.broker_name)
+    if address is None:
+        raise ConnectionFailed(f"no master of {target.broker_name} is known")
+    return address
+
+
+def _result(answer: RemotingCommand, draft: Draft, target: MessageQueue) -> SendResult:
+    status = _STATUS.get(answer.code)
+    if status is None:
+        raise BrokerError(answer.code, answer.remark or "")
+    ext = answer.ext or {}
+    return SendResult(
+        status,
+        draft.msg_id,
+        ext.get("msgId", ""),
+        target._replace(queue_id=ext_int(answer, "queueId")),
+        ext_int(answer, "queueOffset"),
+        ext.get("transactionId"),
+        ext.get("recallHandle"),
+    )

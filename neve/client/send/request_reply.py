@@ -1,0 +1,159 @@
+"""Request and reply over topics: a message that says where its answer is to go, and an answer pushed back by a broker.
+
+    request    SEND_MESSAGE_V2 with CORRELATION_ID, REPLY_TO_CLIENT (the asker's client id) and TTL (ms)
+    reply      SEND_REPLY_MESSAGE_V2 to the cluster's reply topic, with the same three properties and MSG_TYPE=reply
+    the broker finds the asker among its producers: PUSH_REPLY_MESSAGE_TO_CLIENT
+
+A broker must know the asker before the answer comes, so a request first makes the client known to the topic's brokers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterable, Mapping
+
+from neve.client.model import Message, MessageQueue, SendResult
+from neve.client.net.connection import Connection
+from neve.client.net.session import Session
+from neve.client.send.draft import message_to_send
+from neve.client.send.producer import Producer, Queue, target_queue
+from neve.client.send.queue_selector import OrderKey
+from neve.errors import ClientError, UnknownOutcome
+from neve.record.bodies import inflate
+from neve.record.properties import (
+    PROPERTY_CLUSTER,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQUE_KEY,
+    bytes_to_properties,
+)
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+PROPERTY_CORRELATION_ID = "CORRELATION_ID"
+PROPERTY_REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+PROPERTY_TTL = "TTL"
+PROPERTY_MESSAGE_TYPE = "MSG_TYPE"
+REPLY = "reply"
+REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
+
+
+class Requests:
+    """The requests of a client that wait for their replies, and its replies to others."""
+
+    def __init__(self, session: Session, producer: Producer) -> None:
+        self._session, self._producer = session, producer
+        self._waiting: dict[str, asyncio.Future[Message]] = {}
+        session.code_handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._serve
+
+    async def request(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
+        flag: int = 0,
+        timeout: float,
+    ) -> Message:
+        """See `AsyncClient.request`."""
+        correlation = str(uuid.uuid4())
+        own = {
+            PROPERTY_CORRELATION_ID: correlation,
+            PROPERTY_REPLY_TO_CLIENT: self._session.client_id,
+            PROPERTY_TTL: str(round(timeout * 1000)),
+        }
+        message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
+        draft = self._producer.drafts.single(message, own)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        reply: asyncio.Future[Message] = loop.create_future()
+        self._waiting[correlation] = reply
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._introduce(topic)
+                await self._producer.deliver(draft, target_queue(queue, order_key), deadline - loop.time())
+                return await reply
+        except TimeoutError:
+            raise UnknownOutcome(f"no reply to {draft.msg_id} of {topic} within {timeout:g} s") from None
+        finally:
+            self._waiting.pop(correlation, None)
+
+    async def _introduce(self, topic: str) -> None:
+        route = await self._session.publish_route(topic)
+        masters = [broker.addresses[0] for broker in route.brokers.values() if 0 in broker.addresses]
+        await self._session.introduce(self._session.options.producer_group, masters)
+
+    async def reply(
+        self,
+        request: Message,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """See `AsyncClient.reply`."""
+        asked = request.properties
+        missing = {PROPERTY_CLUSTER, PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT} - asked.keys()
+        if missing:
+            raise ClientError(f"{request.msg_id} is no request: it has no {', '.join(sorted(missing))}")
+        topic = f"{asked[PROPERTY_CLUSTER]}_{REPLY_TOPIC_POSTFIX}"
+        own = {PROPERTY_MESSAGE_TYPE: REPLY}
+        own |= {
+            name: asked[name]
+            for name in (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT, PROPERTY_TTL)
+            if name in asked
+        }
+        draft = self._producer.drafts.single(
+            message_to_send(topic, body, tags=tags, keys=keys, properties=properties), own
+        )
+        return await self._producer.deliver(draft, None, timeout)
+
+    def _serve(self, connection: Connection, request: RemotingCommand) -> bool:
+        try:
+            message = _pushed(request)
+        except (KeyError, ValueError, ModuleNotFoundError) as error:
+            log.warning("%s pushed a reply that cannot be read: %r", connection.address, error)
+            connection.answer(request, ResponseCode.SYSTEM_ERROR, "process reply message fail")
+            return True
+        waiting = self._waiting.get(message.properties.get(PROPERTY_CORRELATION_ID, ""))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+        else:
+            log.info("the reply %s from %s is for nobody who still waits", message.msg_id, message.born_host)
+        connection.answer(request, ResponseCode.SUCCESS)
+        return True
+
+
+def _pushed(request: RemotingCommand) -> Message:
+    """The reply in a PUSH_REPLY_MESSAGE_TO_CLIENT, whose header has the long names of a send's.
+
+    Raises:
+        KeyError, ValueError, ModuleNotFoundError: it cannot be read.
+    """
+    ext = request.ext or {}
+    properties = bytes_to_properties(ext.get("properties", "").encode())
+    return Message(
+        topic=ext["topic"],
+        body=inflate(bytes(request.body), int(ext.get("sysFlag", "0"))),
+        tags=properties.get(PROPERTY_TAGS),
+        keys=tuple(properties.get(PROPERTY_KEYS, "").split()),
+        properties=properties,
+        flag=int(ext.get("flag", "0")),
+        queue=MessageQueue(ext["topic"], ext.get("bname", ""), int(ext["queueId"])),
+        msg_id=properties.get(PROPERTY_UNIQUE_KEY, ""),
+        born_timestamp=int(ext.get("bornTimestamp", "0")),
+        born_host=ext.get("bornHost", ""),
+        store_timestamp=int(ext.get("storeTimestamp", "0")),
+        store_host=ext.get("storeHost", ""),
+        reconsume_times=int(ext.get("reconsumeTimes", "0")),
+    )

@@ -1,0 +1,1 @@
+"""The message record: layout, codec, properties, ids, bodies. Read them in this order."""

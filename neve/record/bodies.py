@@ -1,0 +1,89 @@
+"""Bodies: inflated as their sysFlag says, and batches. Source: RocketMQ's CompressionType, MessageDecoder."""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from neve.record.codec import MalformedRecord, need, take
+from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_MASK, COMPRESSION_ZSTD, I16
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+INFLATED_LENGTH_MAX: Final = 64 << 20
+
+_BATCH_HEAD = Struct(">iiiii")
+
+
+def inflate(body: bytes, sys_flag: int, limit: int = INFLATED_LENGTH_MAX) -> bytes:
+    """The body as the producer had it.
+
+    Raises:
+        ValueError: the body is damaged, or longer than `limit` bytes when inflated.
+        ModuleNotFoundError: the body needs `lz4` or `zstandard`, and that is not installed.
+    """
+    if not sys_flag & COMPRESSED:
+        return body
+    codec = sys_flag & COMPRESSION_MASK
+    inflater = {COMPRESSION_LZ4: _inflate_lz4, COMPRESSION_ZSTD: _inflate_zstd}.get(codec, _inflate_zlib)
+    inflated = inflater(body, limit + 1)
+    if len(inflated) > limit:
+        raise ValueError(f"the body is longer than {limit} bytes when inflated")
+    return inflated
+
+
+def _inflate_zlib(body: bytes, length_max: int) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(body, length_max)
+    except zlib.error as error:
+        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+
+
+def _inflate_lz4(body: bytes, length_max: int) -> bytes:
+    import lz4.frame  # noqa: PLC0415 - an optional library
+
+    try:
+        return bytes(lz4.frame.LZ4FrameDecompressor().decompress(body, max_length=length_max))
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+
+
+def _inflate_zstd(body: bytes, length_max: int) -> bytes:
+    import zstandard  # noqa: PLC0415 - an optional library
+
+    try:
+        # `decompress(max_output_size=…)` obeys the size that the frame declares; a stream obeys us.
+        return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body).read(length_max)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+
+
+def encode_batch(messages: Iterable[tuple[bytes, int, bytes]]) -> bytes:
+    """The body of SEND_BATCH_MESSAGE from (body, flag, properties): size, magic 0, crc 0, flag, body, properties."""
+    parts: list[bytes] = []
+    for body, flag, properties in messages:
+        size = _BATCH_HEAD.size + len(body) + 2 + len(properties)
+        parts += (_BATCH_HEAD.pack(size, 0, 0, flag, len(body)), body, I16.pack(len(properties)), properties)
+    return b"".join(parts)
+
+
+def decode_batch(blob: bytes | memoryview) -> list[tuple[int, bytes, bytes]]:
+    """(flag, body, properties) of each message in a batch.
+
+    Raises:
+        MalformedRecord: a length does not fit.
+    """
+    view, position = memoryview(blob), 0
+    messages: list[tuple[int, bytes, bytes]] = []
+    while position < len(view):
+        size, _magic, _crc, flag, body_length = _BATCH_HEAD.unpack_from(need(view, position, _BATCH_HEAD.size))
+        body, at = take(view, position + _BATCH_HEAD.size, body_length)
+        (properties_length,) = I16.unpack_from(need(view, at, 2))
+        properties, at = take(view, at + 2, properties_length)
+        if at != position + size:
+            raise MalformedRecord(f"a batched message says {size} bytes and has {at - position}")
+        messages.append((flag, body, properties))
+        position = at
+    return messages

@@ -1,0 +1,42 @@
+"""Ids: where a record lies, and what a producer calls it. Source: RocketMQ's MessageDecoder, MessageClientIDSetter."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from neve.record.codec import Host, pack_host
+from neve.record.layout import I32, I64
+
+
+def offset_msg_id(host: Host, physical_offset: int) -> str:
+    """RocketMQ's offsetMsgId: where the record lies, in upper-case hex (32 characters for IPv4, 56 for IPv6)."""
+    return (pack_host(host) + I64.pack(physical_offset)).hex().upper()
+
+
+def parse_offset_msg_id(msg_id: str) -> tuple[str, int, int]:
+    """(ip, port, physical offset) of an offsetMsgId.
+
+    Raises:
+        ValueError: it is none.
+    """
+    raw = bytes.fromhex(msg_id)
+    if len(raw) not in (16, 28):
+        raise ValueError(f"{msg_id!r} is no offsetMsgId")
+    address, rest = raw[: len(raw) - 12], raw[len(raw) - 12 :]
+    return str(ipaddress.ip_address(address)), I32.unpack_from(rest)[0], I64.unpack_from(rest, 4)[0]
+
+
+class UniqueIdGenerator:
+    """Makes UNIQ_KEYs in upper-case hex: ip, pid i16, this generator's salt i32, ms since it began i32, counter i16."""
+
+    def __init__(self, host_ip: str, pid: int, salt: int, now_ms: int) -> None:
+        address = pack_host((host_ip, 0))[:-4]
+        self._prefix = (
+            (address + (pid & 0xFFFF).to_bytes(2, "big") + (salt & 0xFFFFFFFF).to_bytes(4, "big")).hex().upper()
+        )
+        self._begin_ms = now_ms
+        self._counter = 0
+
+    def next(self, now_ms: int) -> str:
+        self._counter = (self._counter + 1) & 0xFFFF
+        return f"{self._prefix}{(now_ms - self._begin_ms) & 0xFFFFFFFF:08X}{self._counter:04X}"

@@ -1,0 +1,55 @@
+"""Properties: their names, `(name 0x01 value 0x02)*`, and the code of a tag.
+
+Source: RocketMQ's MessageConst, MessageDecoder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROPERTY_KEYS: Final = "KEYS"
+PROPERTY_TAGS: Final = "TAGS"
+PROPERTY_UNIQUE_KEY: Final = "UNIQ_KEY"
+PROPERTY_WAIT: Final = "WAIT"
+PROPERTY_DELAY: Final = "DELAY"
+PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
+PROPERTY_REAL_QUEUE_ID: Final = "REAL_QID"
+PROPERTY_PRODUCER_GROUP: Final = "PGROUP"
+PROPERTY_TRANSACTION_PREPARED: Final = "TRAN_MSG"
+PROPERTY_RECONSUME_TIME: Final = "RECONSUME_TIME"
+PROPERTY_MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+PROPERTY_ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+PROPERTY_CLUSTER: Final = "CLUSTER"
+PROPERTY_POP_CK: Final = "POP_CK"
+PROPERTY_MSG_REGION: Final = "MSG_REGION"
+PROPERTY_TRACE_SWITCH: Final = "TRACE_ON"
+
+
+def properties_to_bytes(properties: Mapping[str, str]) -> bytes:
+    """`name 0x01 value 0x02` for each pair; one with an empty value is left out: RocketMQ's reader skips it."""
+    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items() if name and value).encode()
+
+
+def bytes_to_properties(raw: bytes) -> dict[str, str]:
+    """The pairs that RocketMQ's reader sees (MessageDecoder.string2messageProperties)."""
+    pairs = (pair.partition("\x01") for pair in raw.decode("utf-8", "replace").split("\x02"))
+    return {name: value for name, separator, value in pairs if name and separator and value}
+
+
+def tags_code(tags: str | None) -> int:
+    """Java's `String.hashCode` of the tags: over UTF-16 units, wrapped to a signed 32-bit integer; 0 for none."""
+    if not tags:
+        return 0
+    code = 0
+    if tags.isascii():
+        for unit in tags.encode():
+            code = (31 * code + unit) & 0xFFFFFFFF
+    else:
+        units = tags.encode("utf-16-be", "surrogatepass")
+        for high, low in zip(units[::2], units[1::2], strict=True):
+            code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
+    return code - 0x100000000 if code & 0x80000000 else code

@@ -1,0 +1,1 @@
+"""From offsets to records out of objects: located, fetched, decoded, kept."""

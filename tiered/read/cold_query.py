@@ -1,0 +1,242 @@
+"""Looking messages up in the archive: by key, and by their place in the log.
+
+The archive has no index, but each row group has bloom filters of its keys, and bounds of its places: what they do not
+rule out is fetched, newest first and a few ahead, and searched as bytes, so many of them and so long. What is found as
+bytes is decoded and compared, so a body that holds the key is no hit. What was not searched is said.
+"""
+
+import contextlib
+import re
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError, Future
+from datetime import UTC, datetime
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+
+from infra.clock import Clock
+from neve.archive.catalog import Catalog
+from neve.archive.journal import CommittedName, RowGroup
+from neve.record.codec import MalformedRecord, MessageRecord, decode_record
+from tiered.worker.client import DecodedGroup
+
+# One question: a stock client waits 15 s for its answer.
+GROUPS_MAX = 64
+OBJECTS_MAX = 1024  # that are asked what they may hold
+SECONDS_MAX = 10.0
+_AHEAD = 4
+_OBJECTS_AHEAD = 6
+_LONG = Struct(">q")
+
+
+class ColdUnavailable(Exception):
+    """The archive can't answer now: the client is told to come back, its offset stays."""
+
+
+class Found(NamedTuple):
+    records: list[bytes]
+    unsearched: str = ""  # what may hold more; empty: nothing
+
+
+class _Place(NamedTuple):
+    name: CommittedName
+    number: int
+
+    @property
+    def group(self) -> RowGroup:
+        return self.name.row_groups[self.number]
+
+
+# The row group, on its way or there; raises ColdUnavailable when too many wait.
+Ask = Callable[[CommittedName, int], "Future[DecodedGroup]"]
+# A word, or a place in the log.
+Wanted = bytes | int
+# Which of an object's row groups may hold it, on its way or there; whoever gives up cancels it.
+MayHold = Callable[[CommittedName, list[int], Wanted], "Future[frozenset[int]]"]
+
+
+class ColdQuery:
+    def __init__(self, catalog: Catalog, ask: Ask, clock: Clock, may_hold: MayHold | None = None) -> None:
+        """Without `may_hold` every row group of the time is read."""
+        self._catalog, self._ask, self._clock, self._may_hold = catalog, ask, clock, may_hold
+
+    def by_key(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
+        """The newest records with this word in KEYS or this unique key, stored in [begin, end], newest first."""
+        if not key:
+            return Found([])  # no index has an empty word
+        places = [
+            _Place(name, index)
+            for name in self._catalog.objects(topic)
+            for index, group in enumerate(name.row_groups)
+            if group.newest_ms >= begin and group.oldest_ms <= end
+        ]
+        places.sort(key=lambda place: place.group.newest_ms, reverse=True)
+        word = key.encode("utf-8", "surrogatepass")
+        pattern = re.compile(re.escape(word))
+        found: list[tuple[int, int, bytes]] = []
+        search = self._search(places, word)
+        with contextlib.closing(search.groups()) as groups:
+            for group in groups:
+                found += [
+                    (record.store_timestamp, record.physical_offset, raw)
+                    for raw, record in self._matches(group, pattern)
+                    if has_key(record, topic, key) and begin <= record.store_timestamp <= end
+                ]
+                found.sort(reverse=True)
+                # Groups overlap in time: only what is older than all that is found can be left out.
+                if len(found) >= max_num and found[max_num - 1][0] >= search.newest_left:
+                    return Found([raw for _, _, raw in found[:max_num]])
+        return Found([raw for _, _, raw in found[:max_num]], search.unsearched)
+
+    def at(self, physical_offset: int) -> Found:
+        """The record that was stored at this place of the log."""
+        places = [
+            _Place(name, index)
+            for name in self._catalog.objects()
+            if name.start <= physical_offset < name.end
+            for index in range(len(name.row_groups))
+        ]
+        pattern = re.compile(re.escape(_LONG.pack(physical_offset)))
+        search = self._search(places, physical_offset)
+        with contextlib.closing(search.groups()) as groups:
+            for group in groups:
+                for raw, record in self._matches(group, pattern):
+                    if record.physical_offset == physical_offset:
+                        return Found([raw])
+        return Found([], search.unsearched)
+
+    def _search(self, places: list[_Place], wanted: Wanted) -> "_Search":
+        looks = _Looks(places, wanted, self._may_hold) if self._may_hold is not None else None
+        return _Search(places, self._ask, self._clock, looks)
+
+    def _matches(self, group: DecodedGroup, pattern: "re.Pattern[bytes]") -> list[tuple[bytes, MessageRecord]]:
+        found = []
+        places = np.fromiter((match.start() for match in pattern.finditer(group.wire)), np.int64)
+        for row in np.unique(np.searchsorted(group.positions, places, "right") - 1).tolist():
+            raw = bytes(group.wire[int(group.positions[row]) : int(group.positions[row + 1])])
+            try:
+                record = decode_record(raw)
+            except MalformedRecord:
+                continue
+            if self._is_visible(record):
+                found.append((raw, record))
+        return found
+
+    def _is_visible(self, record: MessageRecord) -> bool:
+        low = self._catalog.min_offset(record.topic, record.queue_id)
+        return low is not None and record.queue_offset >= low
+
+
+class _Looks:
+    """At what the objects may hold, in the order of their first places, the next ones on their way."""
+
+    def __init__(self, places: Sequence[_Place], wanted: Wanted, may_hold: MayHold) -> None:
+        objects: dict[str, tuple[CommittedName, list[int]]] = {}
+        for place in places:
+            objects.setdefault(place.name.key, (place.name, []))[1].append(place.number)
+        self._next = deque(list(objects.values())[:OBJECTS_MAX])
+        self._begun: dict[str, Future[frozenset[int]]] = {}
+        self._wanted, self._may_hold = wanted, may_hold
+
+    def of(self, place: _Place) -> "Future[frozenset[int]] | None":
+        """None: one object too many."""
+        coming = sum(not look.done() for look in self._begun.values())
+        while self._next and (place.name.key not in self._begun or coming < _OBJECTS_AHEAD):
+            name, numbers = self._next.popleft()
+            self._begun[name.key] = self._may_hold(name, numbers, self._wanted)
+            coming += 1
+        return self._begun.get(place.name.key)
+
+    def rules_out(self, place: _Place) -> bool:
+        """As far as is known."""
+        look = self._begun.get(place.name.key)
+        return look is not None and look.done() and not look.cancelled() and place.number not in look.result()
+
+    def close(self) -> None:
+        for look in self._begun.values():
+            look.cancel()
+
+
+class _Search:
+    """Row groups in their order, the next ones on their way; keeps account of what is left out, and why."""
+
+    def __init__(self, places: Sequence[_Place], ask: Ask, clock: Clock, looks: _Looks | None = None) -> None:
+        self._rest = deque(places)
+        self._looks = looks
+        self._asked = 0
+        self._failed: list[_Place] = []
+        self._coming: deque[tuple[_Place, Future[DecodedGroup]]] = deque()
+        self._ask, self._clock = ask, clock
+        self._deadline = clock.monotonic() + SECONDS_MAX
+
+    @property
+    def newest_left(self) -> int:
+        """The newest time that an unsearched group may hold."""
+        return max((place.group.newest_ms for place in self._left()), default=-1)
+
+    @property
+    def unsearched(self) -> str:
+        left = self._left()
+        if not left:
+            return ""
+        oldest, newest = min(place.group.oldest_ms for place in left), max(place.group.newest_ms for place in left)
+        return f"{len(left)} row groups stored from {_text(oldest)} to {_text(newest)}"
+
+    def groups(self) -> Generator[DecodedGroup, None, None]:
+        try:
+            while self._begin_more():
+                place, future = self._coming[0]
+                try:
+                    group = future.result(self._seconds_left())
+                except ColdUnavailable:
+                    self._failed.append(place)
+                    self._coming.popleft()
+                    continue
+                self._coming.popleft()
+                yield group
+        except TimeoutError:
+            return
+        finally:
+            for _, future in self._coming:
+                future.cancel()
+            if self._looks is not None:
+                self._looks.close()
+
+    def _seconds_left(self) -> float:
+        return max(self._deadline - self._clock.monotonic(), 0)
+
+    def _begin_more(self) -> bool:
+        """False: there is nothing left to wait for. Raises TimeoutError."""
+        while self._rest and len(self._coming) < _AHEAD and self._asked < GROUPS_MAX:
+            if self._looks is not None:
+                look = self._looks.of(self._rest[0])
+                if look is None or (self._coming and not look.done()):
+                    break
+                with contextlib.suppress(CancelledError):  # it may hold anything
+                    if self._rest[0].number not in look.result(self._seconds_left()):
+                        self._rest.popleft()
+                        continue
+            place = self._rest.popleft()
+            self._asked += 1
+            try:
+                self._coming.append((place, self._ask(place.name, place.number)))
+            except ColdUnavailable:
+                self._failed.append(place)
+        return bool(self._coming)
+
+    def _left(self) -> list[_Place]:
+        rest = (place for place in self._rest if self._looks is None or not self._looks.rules_out(place))
+        return [*self._failed, *(place for place, _ in self._coming), *rest]
+
+
+def _text(time_ms: int) -> str:
+    """A damaged record has no time; a group of such begins at the epoch."""
+    return datetime.fromtimestamp(max(time_ms, 0) / 1000, UTC).isoformat(timespec="seconds")
+
+
+def has_key(record: MessageRecord, topic: str, key: str) -> bool:
+    """RocketMQ's index: the words of KEYS and the unique key."""
+    properties = record.properties
+    return record.topic == topic and (properties.get("UNIQ_KEY") == key or key in properties.get("KEYS", "").split(" "))

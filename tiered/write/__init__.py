@@ -1,0 +1,1 @@
+"""From sealed segments to objects: plan, encode, upload, commit."""

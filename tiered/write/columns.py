@@ -1,0 +1,312 @@
+"""Stored records to rows, column by column: what nearly all records look like costs no Python per record.
+
+A record takes this path when its head agrees with its queue entry, its parts fill it exactly, its CRC holds, its times
+fit, and its properties are UTF-8 text of distinct names (name 0x01 value 0x02, the last 0x02 may lack). Every other
+record goes through tiered.write.rows, one by one, and the two kinds are put together in their order. Which path a
+record took cannot be seen in the result. Exactness rests on comparisons, not on either path: of what each row rebuilds
+with the record, here (`with_wire`) or, for rows of the common shape, when the written file is read back.
+
+Parts are cut out by Arrow: an array whose elements are, in turn, gap and part of one buffer; `take` of the parts copies
+them together.
+"""
+
+import ipaddress
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from zlib_ng.zlib_ng import crc32
+
+from neve.archive.rebuild import Records
+from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
+from neve.record.layout import MAGIC_V1, MAGIC_V2, PROPERTIES_LENGTH_MAX, RECORD_SIZE_MIN
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
+from tiered.write.rows import Entries, exact_rows, with_wire
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_SYS_FLAG_AT = 36
+
+
+def table_of(entries: Entries, sealed: Records, topic: str, *, compare_all: bool = True) -> pa.Table:
+    """Rows that rebuild to exactly these records; without `compare_all` the common ones only should."""
+    parts: list[pa.Table] = []
+    order: list[Int64s] = []
+    for framed in _common_rows(entries, sealed, topic):
+        properties = _Properties.of(sealed, framed)
+        plain = properties.plain()
+        common, properties = framed.only(plain), properties.only(plain)
+        if len(common.rows):
+            parts.append(_table(common, properties, sealed))
+            order.append(common.rows)
+    rest = np.setdiff1d(np.arange(len(entries.size)), np.concatenate(order) if order else [])
+    if len(rest):
+        records = [sealed.record(row) for row in rest.tolist()]
+        rows = exact_rows(entries.at(rest).each(), records, topic)
+        parts.append(rows if compare_all else with_wire(rows, Records.of(records), topic))
+        order.append(rest)
+    table = parts[0]
+    if len(parts) > 1:
+        table = pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order))))
+    return with_wire(table, sealed, topic) if compare_all else table
+
+
+# ---- heads
+
+
+@lru_cache(4)
+def _head(born_width: int, store_width: int) -> np.dtype[np.void]:
+    """neve.record.layout's layout up to the body."""
+    return np.dtype(
+        [
+            ("size", ">i4"),
+            ("magic", ">i4"),
+            ("body_crc", ">i4"),
+            ("queue_id", ">i4"),
+            ("flag", ">i4"),
+            ("queue_offset", ">i8"),
+            ("commit_log_offset", ">i8"),
+            ("sys_flag", ">i4"),
+            ("born_timestamp", ">i8"),
+            ("born_host", f"V{born_width}"),
+            ("store_timestamp", ">i8"),
+            ("store_host", f"V{store_width}"),
+            ("reconsume_times", ">i4"),
+            ("prepared_transaction_offset", ">i8"),
+            ("body_length", ">i4"),
+        ]
+    )
+
+
+class _Common(NamedTuple):
+    """Rows of the common shape, with where their parts lie in the sealed bytes."""
+
+    rows: Int64s
+    heads: npt.NDArray[np.void]
+    body_at: Int64s
+    topic_at: Int64s
+    properties_at: Int64s
+    end: Int64s
+
+    def only(self, mask: Bools) -> "_Common":
+        if mask.all():
+            return self
+        rows, heads = self.rows[mask], self.heads[mask]
+        return _Common(rows, heads, self.body_at[mask], self.topic_at[mask], self.properties_at[mask], self.end[mask])
+
+
+def _common_rows(entries: Entries, sealed: Records, topic: str) -> list[_Common]:
+    """At most one group for each combination of host widths."""
+    begins, ends = sealed.positions[:-1], sealed.positions[1:]
+    rows = np.flatnonzero(ends - begins >= RECORD_SIZE_MIN)
+    hosts = _gather(sealed, begins[rows] + _SYS_FLAG_AT, np.dtype(">i4")) >> 4 & 3
+    found = []
+    for kind in np.unique(hosts).tolist():
+        head = _head(20 if kind & 1 else 8, 20 if kind & 2 else 8)
+        chosen = rows[hosts == kind]
+        chosen = chosen[ends[chosen] - begins[chosen] >= head.itemsize]
+        heads = _gather(sealed, begins[chosen], head)
+        agrees = _agrees(heads, entries.at(chosen), ends[chosen] - begins[chosen])
+        common = _framed(sealed, chosen[agrees], heads[agrees], topic)
+        if len(common.rows):
+            found.append(common)
+    return found
+
+
+def _agrees(heads: npt.NDArray[np.void], entries: Entries, sizes: Int64s) -> Bools:
+    """Whether each record is the one that its queue entry means, with times that the columns can hold."""
+    agrees: Bools = (heads["size"] == entries.size) & (sizes == entries.size)
+    agrees &= (heads["queue_id"] == entries.queue_id) & (heads["queue_offset"] == entries.queue_offset)
+    agrees &= heads["commit_log_offset"] == entries.physical
+    for name in ("born_timestamp", "store_timestamp"):
+        agrees &= (heads[name] >= 0) & (heads[name] < TIME_END_MS)
+    return agrees
+
+
+def _framed(sealed: Records, rows: Int64s, heads: npt.NDArray[np.void], topic: str) -> _Common:
+    """Those of the rows whose parts fill the record, of this topic, with a body that its CRC fits."""
+    topic_bytes = topic.encode("utf-8", "surrogateescape")
+    is_v1 = len(topic_bytes) <= 127
+    topic_part = len(topic_bytes).to_bytes(1 if is_v1 else 2, "big") + topic_bytes
+    body_at = sealed.positions[rows] + heads.dtype.itemsize
+    topic_at = body_at + heads["body_length"]
+    common = _Common(rows, heads, body_at, topic_at, topic_at + len(topic_part) + 2, sealed.positions[rows + 1])
+    lengths = common.end - common.properties_at
+    common = common.only(
+        (heads["magic"] == (MAGIC_V1 if is_v1 else MAGIC_V2))
+        & (heads["body_length"] >= 0)
+        & (lengths >= 0)
+        & (lengths <= PROPERTIES_LENGTH_MAX)
+    )
+    between = _gather(sealed, common.topic_at, np.dtype([("topic", "u1", len(topic_part)), ("properties", ">u2")]))
+    common = common.only(
+        (between["topic"] == np.frombuffer(topic_part, np.uint8)).all(axis=1)
+        & (between["properties"] == common.end - common.properties_at)
+    )
+    wire, bodies = sealed.wire, zip(common.body_at.tolist(), common.topic_at.tolist(), strict=True)
+    crc = np.array([crc32(wire[begin:end]) for begin, end in bodies], np.int64)
+    return common.only((crc & 0x7FFFFFFF) == common.heads["body_crc"])
+
+
+def _gather(sealed: Records, at: Int64s, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """One value of this type from each position, whatever its alignment."""
+    if not len(at):
+        return np.empty(0, kind)
+    return np.ndarray((len(sealed.wire) - kind.itemsize + 1,), kind, sealed.wire, strides=(1,))[at]
+
+
+# ---- properties
+
+
+class _Properties:
+    """The rows' property strings one after another, each non-empty one ended by 0x02."""
+
+    def __init__(self, strings: pa.Array, tail: Bools) -> None:
+        self._strings = strings
+        self.tail = tail
+        _, offsets, data = strings.buffers()
+        self.ends = np.frombuffer(offsets, np.int32)[strings.offset : strings.offset + len(strings) + 1]
+        self.data = np.frombuffer(data or b"", np.uint8)[: self.ends[-1]]
+        self._separators = np.flatnonzero((self.data == 1) | (self.data == 2))
+
+    @classmethod
+    def of(cls, sealed: Records, common: _Common) -> Self:
+        strings = _cut(pa.py_buffer(sealed.wire), common.properties_at, common.end)
+        filled = common.end > common.properties_at
+        tail = filled & (np.frombuffer(sealed.wire, np.uint8)[common.end - 1] == 2)
+        if (filled & ~tail).any():
+            end = pc.if_else(pa.array(filled & ~tail), pa.scalar(b"\x02"), pa.scalar(b""))
+            strings = pc.binary_join_element_wise(strings, end, pa.scalar(b""))
+        return cls(strings, tail)
+
+    def only(self, mask: Bools) -> Self:
+        if mask.all():
+            return self
+        return type(self)(self._strings.filter(pa.array(mask)), self.tail[mask])
+
+    def plain(self) -> Bools:
+        """The rows that are UTF-8 and in which 0x01 and 0x02 take turns, so that the map holds every byte."""
+        plain = np.ones(len(self.tail), np.bool_)
+        rows = np.searchsorted(self.ends, self._separators, "right") - 1
+        within = np.arange(len(rows)) - np.searchsorted(rows, rows)
+        plain[rows[self.data[self._separators] != 1 + (within & 1)]] = False
+        for row in np.unique(np.searchsorted(self.ends, np.flatnonzero(self.data >= 0x80), "right") - 1).tolist():
+            plain[row] &= _is_utf8(self.data[self.ends[row] : self.ends[row + 1]].tobytes())
+        if plain.all():
+            plain &= self._distinct()
+        else:
+            chosen = np.flatnonzero(plain)
+            plain[chosen] = self.only(plain)._distinct()
+        return plain
+
+    @cached_property
+    def pairs(self) -> tuple[Int64s, pa.Array, pa.Array]:
+        """(each row's first pair and the end, names as a dictionary array, values) of plain rows."""
+        name_ends, value_ends = self._separators[0::2], self._separators[1::2]
+        begins = np.concatenate([np.zeros(min(len(name_ends), 1), np.int64), value_ends[:-1] + 1])
+        data = pa.py_buffer(self.data)
+        names = _cut(data, begins, name_ends).cast(pa.string())
+        values = _cut(data, name_ends + 1, value_ends).cast(pa.string())
+        return np.searchsorted(value_ends, self.ends), names.dictionary_encode(), values
+
+    def _distinct(self) -> Bools:
+        """The rows in which no name comes twice."""
+        first, encoded, _ = self.pairs
+        names = max(len(encoded.dictionary), 1)
+        rows = np.repeat(np.arange(len(self.tail)), np.diff(first))
+        pairs = np.sort(rows * names + encoded.indices.to_numpy())
+        distinct = np.ones(len(self.tail), np.bool_)
+        distinct[pairs[1:][np.diff(pairs) == 0] // names] = False
+        return distinct
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _cut(data: pa.Buffer, begins: Int64s, ends: Int64s) -> pa.Array:
+    """data[begin:end] for each pair, which come in order and do not overlap."""
+    offsets = np.empty(2 * len(begins) + 1, np.int32)
+    offsets[0:-1:2], offsets[1::2] = begins, ends
+    offsets[-1] = offsets[-2] if len(begins) else 0
+    pieces = pa.Array.from_buffers(pa.binary(), 2 * len(begins), [None, pa.py_buffer(offsets), data])
+    return pieces.take(pa.array(np.arange(0, 2 * len(begins), 2)))
+
+
+# ---- columns
+
+
+def _table(common: _Common, properties: _Properties, sealed: Records) -> pa.Table:
+    heads = common.heads
+    flags, code = np.unique(heads["sys_flag"], return_inverse=True)
+    codecs = pa.array([body_codec(flag) for flag in flags.tolist()], pa.string())
+    columns = {
+        "body": _cut(pa.py_buffer(sealed.wire), common.body_at, common.topic_at),
+        "body_codec": codecs.take(pa.array(code)),
+        "born_host": _hosts(heads["born_host"]),
+        "store_host": _hosts(heads["store_host"]),
+        "wire": pa.nulls(len(heads), pa.binary()),
+        "damaged": pa.array(np.zeros(len(heads), np.bool_)),
+        "properties_tail": pa.array(properties.tail),
+        **_property_columns(properties),
+    }
+    for field in SCHEMA:
+        if field.name not in columns:
+            native = np.ascontiguousarray(heads[field.name], heads[field.name].dtype.newbyteorder("="))
+            columns[field.name] = pa.array(native).cast(field.type)
+    return pa.table([columns[name] for name in SCHEMA.names], SCHEMA)
+
+
+def _hosts(values: npt.NDArray[np.void]) -> pa.Array:
+    packed = np.ascontiguousarray(values)
+    kind = pa.binary(packed.dtype.itemsize)
+    encoded = pa.Array.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)]).dictionary_encode()
+    texts = pa.array([_host_text(host) for host in encoded.dictionary.to_pylist()], pa.string())
+    return texts.take(encoded.indices)
+
+
+def _host_text(host: bytes) -> str:
+    address, port = ipaddress.ip_address(host[:-4]), int.from_bytes(host[-4:], "big", signed=True)
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+def _property_columns(properties: _Properties) -> dict[str, pa.Array]:
+    first, encoded, values = properties.pairs
+    offsets = pa.array(first.astype(np.int32))
+    known = {name: code for code, name in enumerate(encoded.dictionary.to_pylist())}
+    codes = encoded.indices.to_numpy()
+
+    def named(name: str) -> pa.Array:
+        """Each row's value of this name, or null."""
+        pairs = np.flatnonzero(codes == known.get(name, -1))
+        rows = np.searchsorted(first, pairs, "right") - 1
+        chosen = np.zeros(len(first) - 1, np.int64)
+        chosen[rows] = pairs
+        missing = np.ones(len(chosen), np.bool_)
+        missing[rows] = False
+        return values.take(pa.array(chosen, mask=missing))
+
+    return {
+        "msg_id": named(PROPERTY_UNIQUE_KEY),
+        "tags": named(PROPERTY_TAGS),
+        "keys": _words(named(PROPERTY_KEYS)),
+        "properties": pa.MapArray.from_arrays(offsets, encoded.dictionary.take(encoded.indices), values),
+    }
+
+
+def _words(texts: pa.Array) -> pa.Array:
+    """Split at blanks, without what is empty between two of them."""
+    split = pc.split_pattern(pc.fill_null(texts, ""), " ")
+    words = split.flatten()
+    filled = pc.not_equal(words, "")
+    counts = np.concatenate([[0], np.cumsum(filled.to_numpy(zero_copy_only=False))])
+    offsets = counts[split.offsets.to_numpy() - split.offsets[0].as_py()].astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), words.filter(filled), type=SCHEMA.field("keys").type)

@@ -1,0 +1,202 @@
+"""Stored records to rows, one by one: understands every shape, for what tiered.write.columns does not take.
+
+A value that its column cannot hold exactly is left out; the segment writer then compares what the row rebuilds with the
+record and keeps the record itself in `wire` where they differ. So exactness never rests on this parser knowing
+every variant.
+"""
+
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from neve.archive.rebuild import Records, rebuild
+from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
+from neve.record.codec import MalformedRecord, MessageRecord, decode_record
+from neve.record.layout import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, bytes_to_properties
+
+# neve.record.layout's layout up to the body, for two IPv4 hosts.
+_COMMON = Struct(">iiiiiqqiq4siq4siiqi")
+assert _COMMON.size == 88
+
+
+class QueueEntry(NamedTuple):
+    """What the ConsumeQueue says of a record; for a damaged one, all that is left to trust."""
+
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+
+
+class Entries(NamedTuple):
+    """Queue entries as columns."""
+
+    queue_id: npt.NDArray[np.int32]
+    queue_offset: npt.NDArray[np.int64]
+    physical: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int32]
+
+    def at(self, rows: slice | npt.NDArray[Any]) -> "Entries":
+        return Entries(self.queue_id[rows], self.queue_offset[rows], self.physical[rows], self.size[rows])
+
+    def each(self) -> list[QueueEntry]:
+        return [QueueEntry(*row) for row in zip(*(column.tolist() for column in self), strict=True)]
+
+
+def exact_rows(entries: Sequence[QueueEntry], records: Sequence[memoryview], topic: str) -> pa.Table:
+    """Rows that hold all that their columns can; `with_wire` adds what they cannot."""
+    rows = [_row(entry, record, topic) for entry, record in zip(entries, records, strict=True)]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def with_wire(table: pa.Table, sealed: Records, topic: str) -> pa.Table:
+    """The table, with `wire` wherever the other columns do not rebuild the record."""
+    rebuilt = rebuild(table, topic)
+    if rebuilt.same_as(sealed):
+        return table
+    differs = pc.not_equal(_array(rebuilt), _array(sealed))
+    records = _array(sealed).filter(differs)
+    kept = table.column("wire").combine_chunks()
+    column = pc.replace_with_mask(kept, differs, records)
+    return table.set_column(table.schema.get_field_index("wire"), "wire", column)
+
+
+def _array(records: Records) -> pa.Array:
+    offsets, wire = records.positions.astype(np.int32), pa.py_buffer(records.wire)
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), wire])
+
+
+def _row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any]:
+    common = _common_row(entry, raw, topic)
+    if common is not None:
+        return common
+    row: dict[str, Any] = {
+        "queue_id": entry.queue_id,
+        "queue_offset": entry.queue_offset,
+        "commit_log_offset": entry.physical_offset,
+        "keys": [],
+        "properties": [],
+        "properties_tail": False,
+        "damaged": True,
+    }
+    try:
+        record = decode_record(raw)
+    except MalformedRecord:
+        # A magic from the future may frame itself otherwise; only a known one can be said to be broken.
+        magic = int.from_bytes(raw[4:8], "big", signed=True)
+        row["damaged"] = magic in (MAGIC_V1, MAGIC_V2) or int.from_bytes(raw[:4], "big") != len(raw)
+        row["wire"] = bytes(raw)
+        return row
+    if not _agrees(record, entry, topic, len(raw)) or zlib.crc32(record.body) & 0x7FFFFFFF != record.body_crc:
+        row["wire"] = bytes(raw)
+    else:
+        row["damaged"] = False
+    row.update(_columns(record))
+    return row
+
+
+def _common_row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any] | None:
+    """The shape of nearly all records (version 1, two IPv4 hosts, sound) in one unpacking; None: look closer."""
+    if len(raw) < _COMMON.size:
+        return None
+    (size, magic, crc, queue, flag, offset, physical, sys_flag, born, born_ip, born_port, stored, store_ip, store_port,
+     reconsumed, prepared, body_length) = _COMMON.unpack_from(raw)  # fmt: skip
+    said = (queue, offset, physical, size)
+    if magic != MAGIC_V1 or sys_flag & (BORN_HOST_V6 | STORE_HOST_V6) or said != entry or size != len(raw):
+        return None
+    topic_part = topic.encode("utf-8", "surrogateescape")
+    topic_at = _COMMON.size + body_length
+    properties_at = topic_at + 1 + len(topic_part) + 2
+    if body_length < 0 or properties_at > size or raw[topic_at] != len(topic_part):
+        return None
+    body, properties = bytes(raw[_COMMON.size : topic_at]), bytes(raw[properties_at:])
+    length = len(properties).to_bytes(4, "big")[2:]
+    if raw[topic_at + 1 : properties_at] != topic_part + length or zlib.crc32(body) & 0x7FFFFFFF != crc:
+        return None
+    row = _property_columns(properties)
+    row.update(
+        queue_id=queue,
+        queue_offset=offset,
+        commit_log_offset=physical,
+        damaged=False,
+        store_timestamp=_time(stored),
+        born_timestamp=_time(born),
+        body=body,
+        body_codec=body_codec(sys_flag),
+        sys_flag=sys_flag,
+        flag=flag,
+        reconsume_times=reconsumed,
+        body_crc=crc,
+        prepared_transaction_offset=prepared,
+        born_host=_host_text(born_ip, born_port),
+        store_host=_host_text(store_ip, store_port),
+    )
+    return row
+
+
+@lru_cache(4096)
+def _host_text(address: bytes, port: int) -> str:
+    return f"{'.'.join(map(str, address))}:{port}"
+
+
+def _agrees(record: MessageRecord, entry: QueueEntry, topic: str, length: int) -> bool:
+    """Whether the record is the one that its queue entry means."""
+    said = QueueEntry(record.queue_id, record.queue_offset, record.physical_offset, record.size)
+    return said == entry and record.size == length and record.topic == topic
+
+
+def _columns(record: MessageRecord) -> dict[str, Any]:
+    return {
+        **_property_columns(record.properties_raw),
+        "store_timestamp": _time(record.store_timestamp),
+        "born_timestamp": _time(record.born_timestamp),
+        "body": record.body,
+        "body_codec": body_codec(record.sys_flag),
+        "sys_flag": record.sys_flag,
+        "flag": record.flag,
+        "reconsume_times": record.reconsume_times,
+        "body_crc": record.body_crc,
+        "prepared_transaction_offset": record.prepared_transaction_offset,
+        "born_host": record.born_host,
+        "store_host": record.store_host,
+    }
+
+
+def _property_columns(raw: bytes) -> dict[str, Any]:
+    pairs, tail = split_properties(raw)
+    named = dict(pairs)
+    seen = named | bytes_to_properties(raw)  # where a name comes twice or is no UTF-8: what a query by key compares
+    return {
+        "msg_id": seen.get(PROPERTY_UNIQUE_KEY),
+        "tags": named.get(PROPERTY_TAGS),
+        "keys": [key for key in seen.get(PROPERTY_KEYS, "").split(" ") if key],
+        "properties": pairs,
+        "properties_tail": tail,
+    }
+
+
+def split_properties(raw: bytes) -> tuple[list[tuple[str, str]], bool]:
+    """The pairs that a map can hold, in wire order, and whether the string ended with 0x02."""
+    tail = raw.endswith(b"\x02")
+    pairs: dict[str, str] = {}
+    for part in (raw[:-1] if tail else raw).split(b"\x02"):
+        name, separator, value = part.partition(b"\x01")
+        if not separator:
+            continue
+        try:
+            pairs.setdefault(name.decode(), value.decode())
+        except UnicodeDecodeError:
+            continue
+    return list(pairs.items()), tail
+
+
+def _time(value: int) -> int | None:
+    return value if 0 <= value < TIME_END_MS else None

@@ -1,0 +1,245 @@
+"""Writes one data object: queue entries and the log files they point into -> a verified Parquet file.
+
+The file is read back whole, with page checksums, and what it rebuilds is compared with the sealed bytes before any
+upload: the borders of the records, and for each row group a hash of 128 bits. Rows of the common shape are not
+compared before they are written: should one of them not rebuild its record, the read-back says so, and the object is
+written again with every row compared.
+"""
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from xxhash import xxh3_128_digest
+from zlib_ng.zlib_ng import crc32
+
+from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.rebuild import Records, joined_views, rebuild, views
+from neve.archive.schema import (
+    GROUP_BYTES,
+    GROUP_BYTES_AT_QUEUE_CHANGE,
+    SCHEMA,
+    DamagedObject,
+    ObjectFacts,
+    describe,
+    file_metadata,
+    writer_options,
+)
+from tiered.write.columns import table_of
+from tiered.write.rows import Entries
+
+
+class MissingBytes(ValueError):
+    """A queue entry points outside the files that were named."""
+
+
+_Mapped = tuple[int, int, mmap.mmap]  # base, end
+
+
+class EntryRun(Protocol):
+    """A dense run of one queue's entries, as the store's `entries` gives it."""
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def physical(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def sizes(self) -> npt.NDArray[np.int32]: ...
+
+
+class WrittenObject(NamedTuple):
+    """A verified file, described as the journal will once it is uploaded (its etag is still empty)."""
+
+    path: Path
+    name: CommittedName
+    wire_rows: int  # rows that needed `wire`
+    damaged_rows: int
+
+
+class _Written(NamedTuple):
+    """What was written: the hash of all sealed bytes, and one of each row group's."""
+
+    sha256: str
+    marks: list[bytes]
+    wire_rows: int
+    damaged_rows: int
+
+
+def in_order(runs: Mapping[int, EntryRun]) -> Entries:
+    """All rows of an object as they will stand in it."""
+    filled = [(queue, run) for queue, run in sorted(runs.items()) if len(run.physical)]
+    if not filled:
+        raise MissingBytes("an object without rows is not written")
+    counts = [len(run.physical) for _, run in filled]
+    return Entries(
+        np.repeat(np.array([queue for queue, _ in filled], np.int32), counts),
+        np.concatenate([np.arange(run.first_offset, run.first_offset + len(run.physical)) for _, run in filled]),
+        np.concatenate([run.physical for _, run in filled]).astype(np.int64),
+        np.concatenate([run.sizes for _, run in filled]).astype(np.int32),
+    )
+
+
+class LogFiles:
+    """The sealed CommitLog files of a round, mapped for reading."""
+
+    def __init__(self, files: Sequence[tuple[str, int, int]]) -> None:
+        self._maps: list[_Mapped] = []
+        for path, base, length in sorted(files, key=lambda file: file[1]):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                self._maps.append((base, base + length, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)))
+            finally:
+                os.close(descriptor)
+
+    def records(self, entries: Entries) -> Records:
+        """The bytes of these entries one after another."""
+        ends = entries.physical + entries.size
+        positions = np.concatenate([[0], np.cumsum(entries.size, dtype=np.int64)])
+        parts, done = [], 0
+        while done < len(ends):
+            mapped, count = self._within(entries.physical[done:], ends[done:])
+            base = mapped[0]
+            parts.append(
+                _gathered(mapped[2], entries.physical[done : done + count] - base, entries.size[done:][:count])
+            )
+            done += count
+        wire = parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
+        return Records(memoryview(wire).cast("B"), positions)
+
+    def _within(self, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> tuple[_Mapped, int]:
+        """The file that holds the first record, and how many from it on lie in that file."""
+        for mapped in self._maps:
+            outside = (begins < mapped[0]) | (ends > mapped[1]) | (ends <= begins)
+            if not outside[0]:
+                return mapped, int(np.argmax(outside)) if outside.any() else len(outside)
+        raise MissingBytes(f"{ends[0] - begins[0]} bytes at {begins[0]} lie in none of the files")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Dropping the references unmaps: an explicit close would fail while a slice is still held somewhere.
+        self._maps = []
+
+
+def encode(
+    runs: Mapping[int, EntryRun],
+    files: Sequence[tuple[str, int, int]],
+    out_path: Path,
+    *,
+    facts: ObjectFacts,
+    key: str,
+) -> WrittenObject:
+    """Writes and verifies the object; nothing stays behind on failure."""
+    entries = in_order(runs)
+    try:
+        with LogFiles(files) as log:
+            for compare_all in (False, True):
+                written = _write(entries, log, out_path, facts, compare_all=compare_all)
+                name = describe_file(out_path, key)
+                if name.sha256 != written.sha256 or name.rows != len(entries.size):
+                    raise DamagedObject(f"{key} describes other rows than were written")
+                if _rebuilds(out_path, name, entries, written.marks):
+                    return WrittenObject(out_path, name, written.wire_rows, written.damaged_rows)
+        raise DamagedObject(f"{key} does not rebuild to the records that were sealed")
+    except BaseException:
+        out_path.unlink(missing_ok=True)
+        raise
+
+
+def _write(entries: Entries, log: LogFiles, out_path: Path, facts: ObjectFacts, *, compare_all: bool) -> _Written:
+    digest = hashlib.sha256()
+    groups: list[RowGroup] = []
+    marks: list[bytes] = []
+    wire_rows = damaged_rows = 0
+    with pq.ParquetWriter(out_path, SCHEMA, **writer_options(len(entries.size))) as writer:
+        for start, end in plan_groups(entries):
+            part = entries.at(slice(start, end))
+            sealed = log.records(part)
+            digest.update(sealed.wire)
+            marks.append(xxh3_128_digest(sealed.wire))
+            table = table_of(part, sealed, facts.topic, compare_all=compare_all)
+            writer.write_table(table, row_group_size=len(table))
+            groups.append(_group(part, table, start))
+            wire_rows += len(table) - table.column("wire").null_count
+            damaged_rows += pc.sum(table.column("damaged")).as_py() or 0
+        sha256 = digest.hexdigest()
+        writer.add_key_value_metadata(file_metadata(facts, sha256, groups))
+    with out_path.open("rb") as written:
+        os.fsync(written.fileno())
+    return _Written(sha256, marks, wire_rows, damaged_rows)
+
+
+def _rebuilds(path: Path, name: CommittedName, entries: Entries, marks: Sequence[bytes]) -> bool:
+    """Whether the file's rows rebuild to the sealed bytes. Raises DamagedObject where it can't be read back."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for index, group in enumerate(name.row_groups):
+                rebuilt = rebuild(file.read_row_group(index, use_threads=False), name.topic)
+                sizes = entries.size[group.first_row : group.first_row + group.rows]
+                if xxh3_128_digest(rebuilt.wire) != marks[index] or not np.array_equal(
+                    np.diff(rebuilt.positions), sizes
+                ):
+                    return False
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedObject(f"{name.key} can't be read back: {error}") from error
+    return True
+
+
+def _gathered(source: mmap.mmap, begins: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> pa.Buffer:
+    """source[begin:begin + size] for each, joined; they may lie in any order."""
+    if len(source) > np.iinfo(np.int32).max:
+        view = memoryview(source)
+        spans = zip(begins.tolist(), sizes.tolist(), strict=True)
+        return pa.py_buffer(b"".join([view[begin : begin + size] for begin, size in spans]))
+    return joined_views(views(source, begins, sizes), [source]).buffers()[2]
+
+
+def plan_groups(entries: Entries) -> Iterator[tuple[int, int]]:
+    """Row ranges of the row groups: by wire bytes, and at a change of queue when enough has come together."""
+    ends = np.cumsum(entries.size.astype(np.int64))
+    borders = [*(np.flatnonzero(np.diff(entries.queue_id)) + 1).tolist(), len(ends)]
+    start, base = 0, 0
+    for border in borders:
+        while int(ends[border - 1]) - base > GROUP_BYTES:
+            cut = max(int(np.searchsorted(ends, base + GROUP_BYTES, "right")), start + 1)
+            yield start, cut
+            start, base = cut, int(ends[cut - 1])
+        if start < border and int(ends[border - 1]) - base >= GROUP_BYTES_AT_QUEUE_CHANGE:
+            yield start, border
+            start, base = border, int(ends[border - 1])
+    if start < len(ends):
+        yield start, len(ends)
+
+
+def _group(part: Entries, table: pa.Table, first_row: int) -> RowGroup:
+    bounds = pc.min_max(table.column("store_timestamp").cast(pa.int64())).as_py()
+    borders = [0, *(np.flatnonzero(np.diff(part.queue_id)) + 1).tolist(), len(part.size)]
+    runs = [
+        (int(part.queue_id[begin]), int(part.queue_offset[begin]), int(part.queue_offset[end - 1]))
+        for begin, end in pairwise(borders)
+    ]
+    newest, oldest = (-1 if bounds[side] is None else bounds[side] for side in ("max", "min"))
+    return RowGroup(first_row, len(table), 0, 0, newest, oldest, int(part.size.sum(dtype=np.int64)), runs)
+
+
+def describe_file(path: Path, key: str, etag: str = "") -> CommittedName:
+    """The journal's description of a file on disk."""
+    size, crc = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = crc32(chunk, crc)
+            size += len(chunk)
+        file.seek(-8, os.SEEK_END)
+        footer = int.from_bytes(file.read(4), "little") + 8
+    metadata = pq.read_metadata(path)
+    return describe(metadata, key=key, size=size, footer=footer, etag=etag, checksum=("crc32", f"{crc:08x}"))
