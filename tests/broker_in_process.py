@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from broker.archiving.restore import Restore
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from infra.clock import Clock, SystemClock
@@ -22,12 +23,16 @@ DEADLINE_S = 60
 
 @asynccontextmanager
 async def running(
-    root: Path, *settings: str, clock: Clock | None = None, disk: Disk | None = None
+    root: Path, *settings: str, clock: Clock | None = None, disk: Disk | None = None, restoring: bool = False
 ) -> AsyncIterator[tuple[BrokerController, Connection]]:
-    """With small log files, on ports of the system's choice; the same directory again goes on with its data."""
+    """With small log files, on ports of the system's choice; the same directory again goes on with its data.
+
+    `restoring`: from the bucket, into an empty directory.
+    """
     own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
     own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"]
-    broker = BrokerController(load(BrokerConfig, None, [*own, *settings]), clock or SystemClock(), disk or RealDisk())
+    config, disk = load(BrokerConfig, None, [*own, *settings]), disk or RealDisk()
+    broker = BrokerController(config, clock or SystemClock(), disk, Restore(config, disk) if restoring else None)
     await broker.start()
     connection = await open_connection(*broker.context.address)
     try:

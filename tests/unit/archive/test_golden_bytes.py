@@ -1,0 +1,114 @@
+"""The golden bytes of `docs/archive-format.md`: today's code reads them, writes them, and the page names each field."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any, get_args
+
+import msgpack
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from neve.archive.checkpoint import KIND as CATALOG
+from neve.archive.checkpoint import CatalogState, decode_checkpoint, encode_checkpoint
+from neve.archive.groups import decode_group
+from neve.archive.journal import AnyEntry, CommittedName, Entry, IntentName, RowGroup, decode_entry, encode_entry
+from neve.archive.schema import describe, parse_footer
+from neve.archive.sealed import unseal
+from neve.archive.state import KIND as STATE
+from neve.archive.state import BrokerState, decode_state, encode_state
+from neve.record.codec import iter_records
+from tests.unit.archive.test_format_page import PAGE, names, table
+from tiered.journal.writer import StoreFormat
+
+ENTRIES = {kind.__struct_config__.tag: kind for kind in get_args(AnyEntry)}
+GOLDEN: dict[str, tuple[Any, bytes]] = {
+    name: (json.loads(said), bytes.fromhex(digits.replace("\n", "")))
+    for name, said, digits in re.findall(r"```golden (\S+)\n(\{.*?\})\n([0-9a-f\n]+)```", PAGE, re.DOTALL)
+}
+OBJECT = Path(__file__).with_name("golden.parquet")
+LIMIT = 1 << 20
+
+
+def as_json(value: object) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_there_is_one_of_each() -> None:
+    assert set(GOLDEN) == {*ENTRIES, CATALOG, STATE, "format"}
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_msgpack_reads_what_the_page_says(name: str) -> None:
+    said, data = GOLDEN[name]
+    found = msgpack.unpackb(data, strict_map_key=False)
+    if "body" in found:
+        found = msgpack.unpackb(zlib.decompress(found["body"]), strict_map_key=False)
+    assert as_json(found) == said
+
+
+@pytest.mark.parametrize("tag", sorted(ENTRIES))
+def test_an_entry_is_read_and_written(tag: str) -> None:
+    said, data = GOLDEN[tag]
+    entry = decode_entry(data)
+    assert type(entry) is ENTRIES[tag]
+    assert json.loads(msgspec.json.encode(entry)) == said
+    assert encode_entry(entry) == data
+
+
+def test_a_checkpoint_is_read_and_written() -> None:
+    said, data = GOLDEN[CATALOG]
+    state = decode_checkpoint(data, "b", 255)
+    assert json.loads(msgspec.json.encode(state)) == said
+    assert unseal(CATALOG, 1, encode_checkpoint(state), LIMIT) == unseal(CATALOG, 1, data, LIMIT)
+
+
+def test_a_state_is_read_and_written() -> None:
+    said, data = GOLDEN[STATE]
+    state = decode_state(data, "b")
+    assert json.loads(msgspec.json.encode(state)) == said
+    assert unseal(STATE, 1, encode_state(state), LIMIT) == unseal(STATE, 1, data, LIMIT)
+
+
+def test_the_stores_format_is_read_and_written() -> None:
+    said, data = GOLDEN["format"]
+    found = msgspec.msgpack.decode(data, type=StoreFormat)
+    assert msgspec.to_builtins(found) == said
+    assert msgspec.msgpack.encode(found) == data
+
+
+def test_a_data_object_rebuilds_to_the_records_that_were_sealed() -> None:
+    data = OBJECT.read_bytes()
+    length = int.from_bytes(data[-8:-4], "little") + 8
+    metadata = parse_footer(data[-length:])
+    name = describe(metadata, key="k", size=len(data), footer=length, etag="", checksum=("", ""))
+    wire = b""
+    for index, group in enumerate(name.row_groups):
+        part = data[group.offset : group.offset + group.length]
+        wire += decode_group(
+            metadata, index, group.offset, part, size=len(data), topic=name.topic, wire_bytes=group.wire_bytes
+        ).wire
+    assert hashlib.sha256(wire).hexdigest() == name.sha256
+    assert pq.read_table(OBJECT).column("wire").null_count == 4, "one whose columns don't rebuild it"
+    bodies = [bytes(record.body) for record in iter_records(wire)]
+    assert bodies == [b"", b"plain", bytes(range(256)), zlib.compress(b"packed " * 50), b"odd property"]
+
+
+def test_every_field_is_on_the_page() -> None:
+    carried = set(Entry.__struct_fields__)
+    own = {tag: set(kind.__struct_fields__) - carried for tag, kind in ENTRIES.items()}
+    own["INTENT"] |= set(IntentName.__struct_fields__)
+    assert {
+        row[0].strip("`"): {name for name in names(row[1]) if name.islower()} for row in table("type of entry")
+    } == own
+    committed = {name for row in table("field") for name in names(row[0])}
+    assert committed == set(CommittedName.__struct_fields__)
+    (groups,) = (row[1] for row in table("field") if row[0] == "`row_groups`")
+    assert set(names(groups)) == set(RowGroup.__struct_fields__)
+    for kind, head in ((CatalogState, "field of a checkpoint"), (BrokerState, "field of a state")):
+        assert {name for row in table(head) for name in names(row[0])} == set(kind.__struct_fields__)

@@ -1,0 +1,211 @@
+"""The format is open: a program that has only the page, msgpack and PyArrow reads what the broker wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker.broker_controller import BrokerController
+from infra.object_store.directory import DirectoryStore
+from infra.remoting_server import Connection
+from neve.archive.catalog import Catalog
+from neve.archive.checkpoint import encode_checkpoint
+from neve.archive.follow import read_catalog
+from neve.archive.journal import AnyEntry, Checkpoint, Unexpire, encode_entry
+from neve.archive.keys import checkpoint_key, journal_key
+from neve.archive.source import open_source
+from neve.archive.state import read_state
+from neve.remoting.codes import RequestCode as Code
+from tests.broker_in_process import ask, offload, running
+from tests.unit.archive.test_checkpoint import ENTRIES
+from tests.waiting import until
+
+READER = Path(__file__).with_name("plain_reader.py")
+HOUSE = {"broker", "infra", "lifecycle", "namesrv", "neve", "tests", "tiered", "access", "bench", "msgspec"}
+COMPRESSED = 1
+MESSAGES = [
+    (b"", "", 0),
+    (b"plain", "TAGS\x01red\x02KEYS\x01k1 k2\x02", 0),
+    (bytes(range(256)), "TAGS\x01grün\x02shop\x01Zürich\x02", 0),
+    (zlib.compress(b"packed " * 50), "UNIQ_KEY\x01AC110001\x02", COMPRESSED),
+]
+
+
+def read_plainly(root: Path, *options: str) -> Any:
+    """What the reader says; that it imports nothing of the house is part of each reading."""
+    command = [sys.executable, "-I", str(READER), str(root), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"msgpack", "pyarrow"} <= set(found["modules"])
+    assert HOUSE & set(found["modules"]) == set()
+    return found
+
+
+Sent = dict[tuple[str, int, int], tuple[bytes, str, int]]
+
+
+async def send_all(connection: Connection, topic: str, rounds: int) -> Sent:
+    sent: Sent = {}
+    for number in range(rounds * len(MESSAGES)):
+        body, properties, flags = MESSAGES[number % len(MESSAGES)]
+        queue = number % 3
+        answer = await ask(
+            connection, Code.SEND_MESSAGE_V2, body, a="p", b=topic, c="TBW102", d=4, e=queue, f=flags, g=1, h=7,
+            i=properties, j=0, k="false", m="false",
+        )  # fmt: skip
+        assert answer.code == 0, answer.remark
+        sent[topic, queue, int(answer.ext["queueOffset"])] = (body, properties, flags)
+    return sent
+
+
+async def write_checkpoint(broker: BrokerController) -> None:
+    """One that is due; the entries that follow it are read from the journal."""
+    journal = broker.archive.journal
+    assert journal is not None
+    before = journal.catalog.checkpoint
+    broker.archive.jobs.run_now("checkpoint")
+    await until(lambda: journal.catalog.checkpoint > before, "a checkpoint")
+
+
+def test_what_a_broker_archived_lost_and_deleted_is_read_by_the_page_alone(tmp_path: Path) -> None:
+    asyncio.run(_archived_lost_and_deleted(tmp_path))
+
+
+async def _archived_lost_and_deleted(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    settings = (f"storeUrl=dir:{store}", "archivePeriod=24h", "archiveMinBytes=1", "journalCheckpointEntries=3")
+    async with running(tmp_path / "first", *settings) as (broker, connection):
+        kept = await send_all(connection, "orders", 6)
+        await send_all(connection, "gone%soon", 1)
+        await offload(broker)
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="gone%soon")).code == 0
+        kept |= await send_all(connection, "orders", 3)
+        kept |= await send_all(connection, "prices", 3)
+        await offload(broker)
+        await write_checkpoint(broker)
+        await ask(connection, Code.PULL_MESSAGE, consumerGroup="g", topic="orders", queueId=1, queueOffset=0,
+                  maxMsgNums=1, sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*",
+                  expressionType="TAG")  # fmt: skip
+        position = {"consumerGroup": "g", "topic": "orders", "queueId": 1, "commitOffset": 5}
+        assert (await ask(connection, Code.UPDATE_CONSUMER_OFFSET, **position)).code == 0
+        lost = await send_all(connection, "orders", 1)
+    async with running(tmp_path / "second", *settings, restoring=True) as (broker, connection):
+        kept |= await send_all(connection, "orders", 2)
+        await offload(broker)
+
+    found = read_plainly(store)
+    assert (found["cluster"], list(found["brokers"])) == ("DefaultCluster", ["broker-a"])
+    said = found["brokers"]["broker-a"]
+    assert said["checkpoint"] > 0
+    assert said["applied"] == said["end"] - said["checkpoint"] - 1
+
+    messages = {(one["topic"], one["queue_id"], one["queue_offset"]): one for one in said["messages"]}
+    assert len(messages) == len(said["messages"])
+    assert set(messages) == set(kept)
+    for place, (body, properties, flags) in kept.items():
+        assert_is_what_was_sent(messages[place], body, properties, flags)
+    spans = [span for span in said["gaps"] if span[0] == "orders"]
+    for _, queue, offset in lost:
+        assert any(first <= offset <= last for _, of, first, last in spans if of == queue), "what is nowhere is said"
+    for topic, queue, offset in kept:
+        assert not any(
+            first <= offset <= last for name, of, first, last in said["gaps"] if (name, of) == (topic, queue)
+        )
+    assert dict(said["tombstones"]["gone%soon"]) == {0: 2, 1: 1, 2: 1}
+    assert_is_the_catalog(said, read_catalog(open_source(f"dir:{store}"), "broker-a"))
+
+    state = read_state(open_source(f"dir:{store}"), "broker-a")
+    assert state is not None
+    assert said["state"]["offsets"]["orders@g"] == {"1": 5}
+    assert said["state"] == json.loads(msgspec.json.encode(state))
+    assert (said["state"]["clean"], said["state"]["epoch"]) == (True, said["epoch"])
+
+
+def assert_is_what_was_sent(row: dict[str, Any], body: bytes, properties: str, flags: int) -> None:
+    named = dict(pair.split("\x01") for pair in properties.split("\x02") if pair)
+    assert base64.b64decode(row["body"]) == body
+    assert row["body_codec"] == ("zlib" if flags else "none")
+    assert row["tags"] == named.get("TAGS")
+    assert (row["keys"] or []) == named.get("KEYS", "").split()
+    assert named.items() <= dict(row["properties"]).items()
+    assert (row["flag"], row["damaged"], row["reconsume_times"]) == (7, False, 0)
+    assert row["born_host"].startswith("127.0.0.1:")
+    if "UNIQ_KEY" in named:
+        assert row["msg_id"] == named["UNIQ_KEY"]
+
+
+def assert_is_the_catalog(said: dict[str, Any], catalog: Catalog) -> None:
+    state = catalog.state("b")
+    assert (said["epoch"], said["end"]) == (state.epoch, catalog.next_seq)
+    assert said["live"] == sorted(name.key for name in state.names)
+    assert said["expiring"] == sorted(name.key for name, _ in state.expiring)
+    assert said["open"] == [[number, sorted(one.key for one in names)] for number, names in sorted(state.open.items())]
+    gaps = [(gap.topic, gap.queue, gap.first, gap.last) for gap in state.gaps]
+    assert said["gaps"] == sorted(map(list, gaps))
+    minimums = [[topic, queue, minimum] for topic, queue, minimum in state.queues if minimum]
+    assert said["minimums"] == sorted(minimums)
+
+
+HISTORY: list[AnyEntry] = [
+    *ENTRIES,
+    Unexpire(keys=["b", "never heard of"], minimums={"t": {0: 3}, "gone": {0: 2}}),
+]
+
+
+def write_journal(store: DirectoryStore, broker: str, entries: list[AnyEntry], *checkpoints: int) -> Catalog:
+    """The entries, with a checkpoint after each of the given counts of entries."""
+    catalog, newest = Catalog(), -1
+    for count, entry in enumerate(entries, 1):
+        stood = msgspec.structs.replace(entry, checkpoint=newest)
+        store.put(journal_key("", broker, catalog.next_seq), encode_entry(stood), if_absent=True)
+        catalog.apply(catalog.next_seq, stood)
+        if count in checkpoints:
+            seq = catalog.next_seq - 1
+            content, key = encode_checkpoint(catalog.state(broker)), checkpoint_key("", broker, seq)
+            store.put(key, content)
+            entry_of_it = Checkpoint(key=key, through_seq=seq, checkpoint=newest)
+            store.put(journal_key("", broker, seq + 1), encode_entry(entry_of_it), if_absent=True)
+            catalog.apply(seq + 1, entry_of_it)
+            newest = seq
+    return catalog
+
+
+def test_each_kind_of_entry_adds_up_as_the_page_says_with_and_without_checkpoints(tmp_path: Path) -> None:
+    """Every length of one history, each as a broker of its own: entries alone, and a checkpoint at every place."""
+    store = DirectoryStore(tmp_path)
+    store.put("_neve/format.msgpack", msgspec.msgpack.encode({"version": 1, "cluster": "c"}))
+    expected = {}
+    for length in range(1, len(HISTORY) + 1):
+        expected[f"plain {length}"] = write_journal(store, f"plain {length}", HISTORY[:length])
+        expected[f"cut {length}"] = write_journal(store, f"cut {length}", HISTORY, length)
+    brokers = read_plainly(tmp_path, "--journal")["brokers"]
+    assert set(brokers) == set(expected)
+    for broker, catalog in expected.items():
+        assert_is_the_catalog(brokers[broker], catalog)
+    assert all(brokers[f"cut {length}"]["checkpoint"] == length - 1 for length in range(1, len(HISTORY) + 1))
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "altered"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: str) -> None:
+    store = DirectoryStore(tmp_path)
+    store.put("_neve/format.msgpack", msgspec.msgpack.encode({"version": 1, "cluster": "c"}))
+    catalog = write_journal(store, "b", HISTORY, 4, 9)
+    file = tmp_path / checkpoint_key("", "b", 9)
+    data = file.read_bytes()
+    if harm == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(data[:-9] if harm == "cut" else data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+    said = read_plainly(tmp_path, "--journal")["brokers"]["b"]
+    assert said["checkpoint"] == 3
+    assert_is_the_catalog(said, catalog)
