@@ -29,7 +29,7 @@ from neve.archive.journal import (
     Topic,
     Unexpire,
 )
-from neve.archive.queue_runs import GapHit, Location, QueueRuns
+from neve.archive.queue_runs import GapHit, Location, QueueRuns, without
 
 __all__ = ["Catalog", "GapHit", "Location", "OutOfOrder"]
 
@@ -193,9 +193,12 @@ class Catalog:
             self._advance(entry.topic, entry.through)
 
     def _note_gap(self, gap: Gap) -> None:
-        self._gaps.append(gap)
-        self._gaps_of.setdefault(gap.topic, []).append(gap)
-        self._queue(gap.topic, gap.queue).add_gap(gap.first, gap.last)
+        for first, last in self._queue(gap.topic, gap.queue).add_gap(gap.first, gap.last):
+            told = (
+                gap if (first, last) == (gap.first, gap.last) else msgspec.structs.replace(gap, first=first, last=last)
+            )
+            self._gaps.append(told)
+            self._gaps_of.setdefault(gap.topic, []).append(told)
 
     def _apply_topic(self, entry: Topic) -> None:
         self._topics[entry.topic] = entry
@@ -246,7 +249,18 @@ class Catalog:
         self._cover(name)
         for index, group in enumerate(name.row_groups):
             for queue, first, last in group.runs:
-                self._queue(name.topic, queue).enter(first, last, name, index)
+                if self._queue(name.topic, queue).enter(first, last, name, index):
+                    self._cut_gaps(name.topic, queue, first, last)
+
+    def _cut_gaps(self, topic: str, queue: int, first: int, last: int) -> None:
+        """A message that exists beats a gap; for good, also when its time has passed."""
+        left = [
+            rest
+            for gap in self._gaps
+            for rest in (_cut(gap, first, last) if (gap.topic, gap.queue) == (topic, queue) else (gap,))
+        ]
+        self._gaps = left
+        self._gaps_of[topic] = [gap for gap in left if gap.topic == topic]
 
     def _cover(self, name: CommittedName) -> None:
         if name.end > self._through.get(name.topic, 0):
@@ -451,6 +465,11 @@ class Catalog:
     def named_topics(self) -> list[str]:
         with self._lock:
             return sorted(self._named)
+
+
+def _cut(gap: Gap, first: int, last: int) -> list[Gap]:
+    rest = without(gap.first, gap.last, [(first, last)])
+    return [msgspec.structs.replace(gap, first=low, last=high) for low, high in rest]
 
 
 def _place(placed: Placed) -> tuple[int, str]:

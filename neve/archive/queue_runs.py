@@ -1,12 +1,15 @@
 """Where the offsets of one queue are: runs inside row groups, gaps, and the minimum below which all has expired.
 
+A message that exists beats a gap: a gap is told by a broker whose log lacked what an older copy of its disk may still
+have, and archive later. So no gap holds what a run holds, and gaps lie apart.
+
 One thread writes, any number read, and readers take no lock: a broker's loop asks at each pull, and an entry of the
 journal may change a hundred thousand runs. A reader takes a list once; a list that it may hold only grows at its end,
 any other change makes a new one.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from neve.archive.journal import CommittedName, RowGroup
@@ -49,13 +52,18 @@ class QueueRuns:
 
     # ---- writing
 
-    def enter(self, first: int, last: int, name: CommittedName, row_group: int) -> None:
+    def enter(self, first: int, last: int, name: CommittedName, row_group: int) -> bool:
+        """Whether it took something out of a gap."""
         run = (first, last, name, row_group)
         if not self.runs or self.runs[-1][0] <= first:
             self.runs.append(run)
-            return
-        index = bisect_right(self.runs, (first, _ABOVE))
-        self.runs = [*self.runs[:index], run, *self.runs[index:]]
+        else:
+            index = bisect_right(self.runs, (first, _ABOVE))
+            self.runs = [*self.runs[:index], run, *self.runs[index:]]
+        if not _touching(self.gaps, first, last):
+            return False
+        self.gaps = [rest for gap in self.gaps for rest in without(*gap, [(first, last)])]
+        return True
 
     def drop(self, gone: set[str], count: int) -> None:
         """Take out the runs of these objects, so many: as a rule the lowest, and then no other is looked at."""
@@ -65,18 +73,21 @@ class QueueRuns:
         rest = runs[lowest:]
         self.runs = rest if lowest == count else [run for run in rest if run[2].key not in gone]
 
-    def add_gap(self, first: int, last: int) -> None:
-        if not self.gaps or self.gaps[-1] <= (first, last):
-            self.gaps.append((first, last))
+    def add_gap(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of it that no run holds and no gap has told."""
+        added = without(first, last, _touching(self.runs, first, last) + _touching(self.gaps, first, last))
+        if not self.gaps or self.gaps[-1][1] < first:
+            self.gaps += added
         else:
-            self.gaps = sorted([*self.gaps, (first, last)])
+            self.gaps = sorted([*self.gaps, *added])
+        return added
 
     # ---- asking
 
     def find(self, offset: int) -> Location | GapHit | None:
         if offset < self.minimum:
             return None
-        runs, gaps = self.runs, self.gaps
+        gaps, runs = self.gaps, self.runs  # in this order: a run is entered before its offsets leave a gap
         index = bisect_right(runs, (offset, _ABOVE)) - 1
         if index >= 0 and runs[index][1] >= offset:
             return self._location(runs[index])
@@ -124,6 +135,26 @@ class QueueRuns:
 
     def _location(self, run: Run) -> Location:
         return Location(run[2], run[3], self.queue, run[0], run[1])
+
+
+def without(first: int, last: int, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of first-last outside these spans."""
+    left = []
+    for low, high in sorted(spans):
+        if first < low:
+            left.append((first, min(low - 1, last)))
+        first = max(first, high + 1)
+        if first > last:
+            break
+    return [*left, (first, last)] if first <= last else left
+
+
+def _touching(spans: Sequence[Run] | Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+    """Those of the sorted spans, which do not overlap, that hold an offset of first-last."""
+    if not spans or spans[-1][1] < first:
+        return []
+    low, high = bisect_right(spans, (first, _ABOVE)), bisect_right(spans, (last, _ABOVE))
+    return [(span[0], span[1]) for span in spans[max(low - 1, 0) : high] if span[1] >= first]
 
 
 def _overlaps(spans: list[tuple[int, int]], first: int, end: int) -> Iterable[int]:

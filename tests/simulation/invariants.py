@@ -3,7 +3,7 @@
 1. No message that was acknowledged as durable, has not expired and was not deleted is in neither tier.
 2. Both tiers have it byte for byte.
 3. No (topic, queue, offset) holds two messages, no CommitLog offset is given twice (`model.Model.put`).
-4. The archive tiles each queue: no overlap, and each hole is told of (`model.Bucket.check_tiles`).
+4. The archive tiles each queue: no overlap, each hole is told of, what an object has is in no gap (`model.Bucket.check_tiles`).
 5. A queue's minimum never moves back (`model.Model.tell_minimum`).
 6. Nothing is deleted before its time (`model.Bucket.may_delete`).
 7. A fenced writer changes nothing (`model.Bucket.follow`, `world.World._fork`).
@@ -80,6 +80,9 @@ def _check_catalogs(world: World) -> None:
     for seq, entry in enumerate(entries):
         whole.apply(seq, entry)
     expected = _in_order(whole.state(BROKER))
+    for place in {*world.bucket.gaps, *world.bucket.spans}:
+        told = [offset for first, last in whole.gap_spans(*place) for offset in range(first, last + 1)]
+        assert sorted(told) == sorted(world.bucket.nowhere(place)), f"{place}: the catalog's gaps are other ones"
     for entry in entries:
         key = checkpoint_key("", BROKER, entry.through_seq) if isinstance(entry, Checkpoint) else ""
         if isinstance(entry, Checkpoint) and key in objects:

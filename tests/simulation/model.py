@@ -93,7 +93,11 @@ class Bucket:
                 self.open.pop(key, None)
         elif isinstance(entry, Gap):
             for topic, queue, first, last in [(entry.topic, entry.queue, entry.first, entry.last), *entry.more]:
-                self.gaps.setdefault((topic, queue), []).append(Span(first, last, entry.reason))
+                gap = Span(first, last, entry.reason)
+                for span in self.spans.get((topic, queue), []):
+                    disjoint = last < span.first or span.last < first
+                    assert disjoint, f"{topic}/{queue}: {gap} is said to be nowhere, {span} has it"
+                self.gaps.setdefault((topic, queue), []).append(gap)
                 self._note(topic, queue, last)
         elif isinstance(entry, Expire):
             for key in entry.keys:
@@ -159,10 +163,11 @@ class Bucket:
                 first = max(expected, min(self.minimums.get(place, 0), span.first))
                 assert span.first <= first, f"{place}: nothing says what became of {first}-{span.first - 1}, {known}"
                 expected = max(expected, span.last + 1)
-            for gap in self.gaps.get(place, []):
-                for span in spans:
-                    disjoint = gap.last < span.first or span.last < gap.first
-                    assert disjoint, f"{place}: {gap} is said to be nowhere, {span} has it"
+
+    def nowhere(self, place: Place) -> set[int]:
+        """What gaps speak of and no object, whether before or after, has or had: a message that exists beats a gap."""
+        told = {offset for gap in self.gaps.get(place, []) for offset in range(gap.first, gap.last + 1)}
+        return told - {offset for span in self.spans.get(place, []) for offset in range(span.first, span.last + 1)}
 
     def may_delete(self, key: str, now_ms: int) -> None:
         """Raises where an object must stay: by the earlier of the clocks it is not past its grace, or someone's."""

@@ -257,7 +257,6 @@ class OffloadRound:
         """
         _log.error("round %d: %s is closed without an object: %s", number, name.key, reason)
         held = _bounds(self._entries(name))
-        told = {(gap.topic, gap.queue, gap.first, gap.last) for gap in self._journal.catalog.gaps()}
         for queue, (first, last) in sorted(name.queues.items()):
             have = held.get(queue)
             if have is None:
@@ -265,7 +264,7 @@ class OffloadRound:
             else:
                 missing = [(first, min(have[0] - 1, last)), (max(have[1] + 1, first), last)]
             for low, high in missing:
-                if low <= high and (name.topic, queue, low, high) not in told:
+                if self._journal.catalog.count_existing(name.topic, queue, low, high + 1):  # not all told by now
                     gap = Gap(topic=name.topic, queue=queue, first=low, last=high, reason=reason)
                     _log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
                     self._journal.append(gap)

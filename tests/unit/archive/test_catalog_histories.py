@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from neve.archive.catalog import Catalog
+from infra.object_store import MemoryStore
+from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
 from neve.archive.journal import Abort, Commit, Deleted, Expire, Gap, Topic
 from tests.unit.archive.test_keys_journal_catalog import committed, intent
+from tiered.verify import verify
 
 
 def test_a_topic_is_settled_through_the_later_day_that_was_committed_first() -> None:
@@ -63,3 +65,37 @@ def test_a_queue_that_expired_before_its_first_round_is_known() -> None:
     catalog.apply(0, Expire(keys=[], delete_after_ms=0, minimums={"t": {3: 7}}))
     assert catalog.named_offsets("t") == {3: 6}
     assert "t" in catalog.named_topics()
+
+
+@pytest.mark.parametrize("gap_first", [True, False])
+def test_what_an_object_holds_is_in_no_gap_also_when_it_has_expired(gap_first: bool) -> None:
+    old, later = committed("old", [(0, 0, 4)], start=0, end=100), committed("later", [(0, 20, 24)], start=200, end=300)
+    back = committed("back", [(0, 7, 9), (0, 12, 12)], start=100, end=200)
+    gap, commit = Gap(topic="t", queue=0, first=5, last=19, reason="lost"), Commit(round=2, names=[back])
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=[old, later]))
+    for seq, entry in enumerate([gap, commit] if gap_first else [commit, gap], 1):
+        catalog.apply(seq, entry)
+    left = [(5, 6), (10, 11), (13, 19)]
+    assert catalog.gap_spans("t", 0) == [(gap.first, gap.last) for gap in catalog.gaps("t")] == left
+    assert catalog.gap_count == len(catalog.gaps()) == 3
+    assert catalog.count_existing("t", 0, 0, 25) == 5 + 4 + 5
+    assert [catalog.find("t", 0, offset) for offset in (6, 13)] == [GapHit(5, 7), GapHit(13, 20)]
+    found = catalog.find("t", 0, 8)
+    assert isinstance(found, Location)
+    assert found.name.key == back.key
+    assert not [problem for problem in verify(catalog, MemoryStore()).problems if "offsets" in problem]
+    catalog.apply(3, Expire(keys=[back.key], delete_after_ms=0, minimums={}))
+    catalog.apply(4, Deleted(keys=[back.key]))
+    after = Catalog()
+    after.restore(decode_checkpoint(encode_checkpoint(catalog.state("b")), "b"))
+    assert after.gap_spans("t", 0) == catalog.gap_spans("t", 0) == left
+
+
+def test_a_gap_that_is_told_twice_is_counted_once() -> None:
+    catalog = Catalog()
+    catalog.apply(0, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
+    catalog.apply(1, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
+    catalog.apply(2, Gap(topic="t", queue=0, first=3, last=12, reason="lost"))
+    assert catalog.gap_spans("t", 0) == [(3, 4), (5, 9), (10, 12)]
+    assert catalog.count_existing("t", 0, 0, 20) == 10
