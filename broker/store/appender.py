@@ -52,8 +52,6 @@ Place = tuple[int, int, int]
 Shown = tuple[ConsumeQueue, int, int]
 AppendCallback = Callable[[list[Shown]], None]
 
-log = logging.getLogger(__name__)
-
 _RECORD_OVERHEAD = 64 << 10
 _INDEX_BATCH = 256
 _entry_pack_into = QUEUE_ENTRY.pack_into
@@ -112,6 +110,7 @@ class Appender:
         self._active: LogFile | None = None
         self._position = 0
         self._limit = -1
+        self._owed: Callable[[], None] | None = None  # what must be stored before anything else; see `put_first`
         self._appended = self._confirmed = self._flushed = self._synced = 0
         # The newest record's store time. It stands still while the clock is a little behind it, so that times in the
         # log run backwards only by larger steps: then the clock was ahead, or is behind.
@@ -191,6 +190,27 @@ class Appender:
         places: list[Place] = []
         self._append_run([send, beside], places, host)
         return places
+
+    def put_first(self, append: Callable[[], None]) -> None:
+        """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
+
+        Then every later append tries it again, and is refused as it was.
+        """
+        self._owed, self._limit = append, -1
+        try:
+            self._settle()
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("nothing is stored before what the last stop left to be done: %s", error)
+
+    def _settle(self) -> None:
+        append, file = self._owed, self._active
+        assert append is not None
+        self._owed, self._limit = None, file.size - END_SIZE if file is not None else -1
+        try:
+            append()
+        except BaseException:
+            self._owed, self._limit = append, -1
+            raise
 
     def _set_time(self, now: int) -> None:
         if now > self.last_time:
@@ -356,6 +376,10 @@ class Appender:
     def _roll_for(self, size: int) -> None:
         """Go on in the next file."""
         self._check_writable()
+        if self._owed is not None:
+            self._settle()
+            if self._position + size <= self._limit:
+                return
         if size + END_SIZE > self.config.commit_log_file_size:
             raise MessageIllegal(f"a record of {size} bytes does not fit into a CommitLog file")
         self._start_file(self._active.end if self._active is not None else 0)
@@ -368,7 +392,7 @@ class Appender:
         self.high_time = 0
         self._active = file
         self._position = 0
-        self._limit = file.size - END_SIZE
+        self._limit = file.size - END_SIZE if self._owed is None else -1
         self._appended = base
         if not self._unconfirmed:
             self._confirmed = base if not self._sync else self._confirmed

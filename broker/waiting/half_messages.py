@@ -11,7 +11,8 @@ prepared offset. Its producer knows it from there, and from where it was each ti
 before the mark of the old one leaves both: the newer counts.
 
 A committed message and its mark are appended together or not at all, the mark last. Where a crash tore them, the
-message is the log's last record, with the half's position in it: that is seen at start, so a commit shows once.
+message is the log's last record, with the half's position in it: that is seen at start, so a commit shows once. Nothing
+else is stored before the mark then, for the next start would not see it any more.
 """
 
 import logging
@@ -19,6 +20,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from broker.intake.record_copy import CARRY_AGAIN_MS, put_copy
 from broker.store.appender import Send
@@ -190,6 +192,9 @@ class HalfMessages:
             return False
         return True
 
+    def _append_end(self, offset: int) -> None:
+        self._append(self._mark_of(_ENDED, [offset]))
+
     def _append(self, mark: Send) -> None:
         self._store.append([mark], _NOBODY, self._clock.now_ms())
 
@@ -253,7 +258,9 @@ class HalfMessages:
             return
         for half in self.waiting():
             if half.physical_offset == record.prepared_transaction_offset:
-                self.end(half, COMMIT)
+                self.ended(half, COMMIT)
+                self._store.put_first(partial(self._append_end, half.queue_offset))
+                return
 
     def _floors(self) -> tuple[int, int]:
         end = self._store.max_offset(OP_HALF_TOPIC, 0)

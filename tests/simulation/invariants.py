@@ -3,7 +3,8 @@
 1. No message that was acknowledged as durable, has not expired and was not deleted is in neither tier.
 2. Both tiers have it byte for byte.
 3. No (topic, queue, offset) holds two messages, no CommitLog offset is given twice (`model.Model.put`).
-4. The archive tiles each queue: no overlap, each hole is told of, what an object has is in no gap (`model.Bucket.check_tiles`).
+4. The archive tiles each queue: no overlap, and each hole is told of (`model.Bucket.check_tiles`); what an object has
+   is in no gap.
 5. A queue's minimum never moves back (`model.Model.tell_minimum`).
 6. Nothing is deleted before its time (`model.Bucket.may_delete`).
 7. A fenced writer changes nothing (`model.Bucket.follow`, `world.World._fork`).

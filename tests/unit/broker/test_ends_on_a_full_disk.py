@@ -15,6 +15,7 @@ from broker.waiting.half_messages import COMMIT, ROLLBACK
 from infra.disk import DiskFull
 from infra.remoting_server import Connection
 from neve.record.ids import offset_msg_id, parse_offset_msg_id
+from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -41,6 +42,24 @@ def fill(disk: SimDisk) -> None:
 async def broker_on(disk: SimDisk, *settings: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
     async with running(Path("/broker"), "flushDiskType=SYNC_FLUSH", *settings, disk=disk) as both:
         yield both
+
+
+async def try_to_send(connection: Connection, topic: str) -> RemotingCommand:
+    return await ask(
+        connection, Code.SEND_MESSAGE_V2, b"body", a="p", b=topic, c="TBW102", d=1, e=0, f=0, g=1, h=0, i="", j=0,
+        k="false", m="false",
+    )  # fmt: skip
+
+
+def tear_commit(broker: BrokerController, disk: SimDisk) -> SimDisk:
+    """What a power cut in the middle of the commit's write leaves: the message, and nothing of its mark."""
+    (half,), store = broker.context.transactions.waiting(), broker.context.store
+    store.put(
+        "orders", 0, b"half", b"", flag=0, sys_flag=TRANSACTION_COMMIT, born_timestamp=0, born_host=("127.0.0.1", 0),
+        prepared_transaction_offset=half.physical_offset,
+    )  # fmt: skip
+    store.after_flush(store.flush())
+    return disk.power_cut()
 
 
 async def end(connection: Connection, stored: RemotingCommand, outcome: int) -> int:
@@ -118,5 +137,54 @@ def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> None:
             await broker.context.flusher.flush_now()
             assert broker.context.store.max_offset(CHECK_MAX_TOPIC, 0) == 1
             assert await end(connection, stored, ROLLBACK) == 0
+
+    asyncio.run(tell())
+
+
+def test_a_commit_whose_mark_was_torn_stays_ended_though_the_start_after_finds_the_disk_full() -> None:
+    async def tell() -> None:
+        disk = SimDisk()
+        async with broker_on(disk) as (broker, connection):
+            await send(connection, "orders", b"before")
+            stored = await send(connection, "orders", b"half", HALF)
+            torn = tear_commit(broker, disk)
+        fill(torn)
+        async with broker_on(torn) as (broker, connection):
+            for topic in ("orders", "others"):
+                answer = await try_to_send(connection, topic)
+                assert answer.code == REFUSED, "stored before the mark, it would hide the message from the next start"
+            assert broker.context.store.max_offset("orders", 0) == 2, "reads go on"
+            assert len(broker.context.transactions) == 0
+            again = torn.power_cut()
+        async with broker_on(again) as (broker, connection):
+            assert len(broker.context.transactions) == 0
+            await send(connection, "orders", b"after")
+            third = again.power_cut()
+        async with broker_on(third) as (broker, connection):
+            assert len(broker.context.transactions) == 0
+            assert await end(connection, stored, COMMIT) != 0
+            assert broker.context.store.max_offset("orders", 0) == 3
+
+    asyncio.run(tell())
+
+
+def test_sends_go_on_by_themselves_once_there_is_room_for_the_torn_mark() -> None:
+    async def tell() -> None:
+        disk = SimDisk()
+        async with broker_on(disk) as (broker, connection):
+            await send(connection, "orders", b"half", HALF)
+            torn = tear_commit(broker, disk)
+        fill(torn)
+        async with broker_on(torn) as (broker, connection):
+            assert (await try_to_send(connection, "orders")).code == REFUSED
+            broker.context.store.roll()
+            assert (await try_to_send(connection, "orders")).code == REFUSED
+            del torn.create_preallocated  # type: ignore[method-assign]
+            await send(connection, "orders", b"after")
+            assert broker.context.store.max_offset(OP_HALF_TOPIC, 0) == 1
+            again = torn.power_cut()
+        async with broker_on(again) as (broker, connection):
+            assert len(broker.context.transactions) == 0
+            assert broker.context.store.max_offset("orders", 0) == 2
 
     asyncio.run(tell())
