@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 
-from broker.reading.tiered_store import FOUND, NO_MATCHED, ReadResult
+from broker.reading.tiered_store import ReadResult
 from neve.record.layout import BORN_HOST_V6, MAGIC_V2, STORE_HOST_V6
 from neve.record.properties import bytes_to_properties
+from neve.remoting.codes import GetMessageStatus
 
 Predicate = Callable[[Mapping[str, str]], bool]
 
@@ -19,7 +20,7 @@ _V6_MORE = 12
 
 def select(result: ReadResult, wanted: Predicate, max_count: int, max_bytes: int) -> ReadResult:
     """The same read with only what is wanted; ends before the first wanted record that has no room."""
-    if result.status != FOUND:
+    if result.status != GetMessageStatus.FOUND:
         return result
     taken: list[memoryview] = []
     room = max_bytes
@@ -33,7 +34,7 @@ def select(result: ReadResult, wanted: Predicate, max_count: int, max_bytes: int
         room -= len(record)
     else:
         following = result.next_offset
-    status = FOUND if taken else NO_MATCHED
+    status = GetMessageStatus.FOUND if taken else GetMessageStatus.NO_MATCHED_MESSAGE
     return ReadResult(status, following, result.min_offset, result.max_offset, list(taken), len(taken))
 
 

@@ -23,19 +23,12 @@ from broker.reading.old_reads import OldReads, Piece, pieces_of
 from broker.store.message_store import MessageStore
 from infra.metrics import Histogram
 from neve.errors import BrokerError
-from neve.remoting.codes import ResponseCode
+from neve.remoting.codes import GetMessageStatus, ResponseCode
 from tiered.read.cold_query import Found
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-FOUND = "FOUND"
-NO_MATCHED = "NO_MATCHED_MESSAGE"
-TOO_SMALL = "OFFSET_TOO_SMALL"
-OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
-FOUND_NULL = "OFFSET_FOUND_NULL"
 
 _LATER = "the archive can't be read now, try again later"
 # Questions that need several row groups run in threads of their own; beyond these in line, the next is refused.
@@ -50,7 +43,7 @@ DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM"
 class ReadResult(msgspec.Struct):
     """What a pull gets, of either tier."""
 
-    status: str
+    status: GetMessageStatus
     next_offset: int
     min_offset: int
     max_offset: int
@@ -184,10 +177,10 @@ class TieredStore:
             self.cold_latency.observe(loop.time() - began)
         low, high = self.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
         status, following = got.status, got.next_offset
-        if status not in (FOUND, NO_MATCHED):
+        if status not in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
             # A gap, or below the first message that is kept: the consumer goes on at the next one that is there.
             following = following if following > offset else max(self.hot.min_offset(topic, queue_id), low)
-            status = TOO_SMALL if following > offset else OVERFLOW_ONE
+            status = GetMessageStatus.OFFSET_TOO_SMALL if following > offset else GetMessageStatus.OFFSET_OVERFLOW_ONE
         return ReadResult(status, following, low, high, list(got.buffers), got.count)
 
     async def _read_cold(  # noqa: PLR0917

@@ -23,7 +23,7 @@ from broker.pop.pop_book import PopQueue
 from broker.pop.pop_log import Popped
 from broker.reading.pull_request_hold import MAX_HELD_SIZE
 from broker.reading.record_filter import select
-from broker.reading.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, TOO_SMALL, ReadResult
+from broker.reading.tiered_store import ReadResult
 from broker.requests.pull_message import Wanted, parse_expression
 from broker.tables.retry_names import NORMAL, RETRY_V1, RETRY_V2, real_topic, retry_version
 from broker.validators import PERM_READ, topic_fault
@@ -31,7 +31,7 @@ from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records, reencode_record
 from neve.record.properties import PROPERTY_POP_CK
-from neve.remoting.codes import ResponseCode
+from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int32, Int64, optional_int, parse_header, require_str
 
@@ -45,6 +45,10 @@ _UNREADABLE_SECONDS = 5.0
 # One pop in so many looks at the retry topic first, so that a busy topic doesn't keep retries away.
 _RETRY_FIRST_EVERY = 5
 _FIRST_POP_TIME = "1ST_POP_TIME"
+# Nothing there, but behind it there may be something.
+_GOES_ON = frozenset({
+    GetMessageStatus.NO_MATCHED_MESSAGE, GetMessageStatus.OFFSET_FOUND_NULL, GetMessageStatus.OFFSET_TOO_SMALL,
+})  # fmt: skip
 
 
 class PopHeader(msgspec.Struct, rename="camel"):
@@ -345,11 +349,11 @@ class PopMessageProcessor:
                 )
             if predicate is not None:
                 result = select(result, predicate, taking.room, _MAX_BYTES)
-            if result.status not in (NO_MATCHED, FOUND_NULL, TOO_SMALL) or result.next_offset <= offset:
+            if result.status not in _GOES_ON or result.next_offset <= offset:
                 break
             offset = result.next_offset
             await asyncio.sleep(0)
-        if result.status not in (FOUND, NO_MATCHED, FOUND_NULL, TOO_SMALL):
+        if result.status not in _GOES_ON and result.status != GetMessageStatus.FOUND:
             # The end of the queue, or a group that stands above it.
             result = ReadResult(result.status, offset, result.min_offset, result.max_offset)
         return result

@@ -14,12 +14,12 @@ from broker.clients.client_manager import BROADCASTING
 from broker.reading.pull_request_hold import MAX_HELD_SIZE, HeldPull
 from broker.reading.record_filter import Predicate, select
 from broker.reading.sql92 import SqlError, compile_sql
-from broker.reading.tiered_store import FOUND, FOUND_NULL, NO_MATCHED, NO_MESSAGE, OVERFLOW_ONE, ReadResult
+from broker.reading.tiered_store import ReadResult
 from broker.validators import PERM_READ
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.properties import tags_code
-from neve.remoting.codes import ResponseCode
+from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import PullMessageHeader, parse_header
 
@@ -30,10 +30,21 @@ _MAX_COUNT = 1024
 _DEFAULT_BYTES = 256 * 1024
 _MAX_BYTES = 8 << 20
 _MAX_SUSPEND_SECONDS = 25.0
-_RESET = "OFFSET_RESET"
 # Records looked at by one pull with an expression: it runs on the loop, and others wait.
 _FILTER_COUNT = 256
 _FILTER_BYTES = 1 << 20
+_CODES = {
+    GetMessageStatus.FOUND: ResponseCode.SUCCESS,
+    GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
+}
+# Looked up for each pull: an enum's member costs a call.
+_EMPTY, _MOVED = GetMessageStatus.NO_MESSAGE_IN_QUEUE, ResponseCode.PULL_OFFSET_MOVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +209,7 @@ class PullMessageProcessor:
         """An administrator set the group back or forward: the consumer goes on there."""
         header, tiered = pull.header, self._context.tiered
         low, high = (f(header.topic, header.queue_id) for f in (tiered.min_offset, tiered.max_offset))
-        return ReadResult(_RESET, target, low, high)
+        return ReadResult(GetMessageStatus.OFFSET_RESET, target, low, high)
 
     def _hold(self, pull: Pull, offset: int, deadline: float) -> None:
         def resume(last: bool) -> None:
@@ -228,7 +239,7 @@ class PullMessageProcessor:
         if result.pending:
             return self._pull_old(pull, result)
         waits = response_code(result, pull.start) == ResponseCode.PULL_NOT_FOUND
-        if pull.wanted.predicate is not None and result.status == NO_MATCHED:
+        if pull.wanted.predicate is not None and result.status == GetMessageStatus.NO_MATCHED_MESSAGE:
             # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
             pull.start, waits = result.next_offset, True
         if waits and not last:
@@ -260,14 +271,9 @@ class PullMessageProcessor:
 
 def response_code(result: ReadResult, asked: int) -> ResponseCode:
     """RocketMQ's table; 21 sets a consumer's offset, so it is never given for a queue that is only empty."""
-    status = result.status
-    if status == FOUND:
-        return ResponseCode.SUCCESS
-    if status in (NO_MATCHED, FOUND_NULL):
-        return ResponseCode.PULL_RETRY_IMMEDIATELY
-    if status == OVERFLOW_ONE or (status == NO_MESSAGE and asked in (0, result.next_offset)):
-        return ResponseCode.PULL_NOT_FOUND
-    return ResponseCode.PULL_OFFSET_MOVED
+    if result.status is _EMPTY and asked not in (0, result.next_offset):
+        return _MOVED
+    return _CODES[result.status]
 
 
 def parse_expression(expression: str | None, kind: str | None, *, sql: bool) -> Wanted:

@@ -18,20 +18,12 @@ from broker.store.due_checkpoint import DueCheckpoint
 from broker.store.errors import StoreError, StoreFull
 from broker.store.layout import QUEUE_ENTRY_SIZE
 from broker.store.opening import open_store
-from broker.store.reading import EntryRun, GetResult, GetStatus
+from broker.store.reading import EntryRun, GetResult
 from broker.store.recovery import RecoveryReport
 from infra.disk import OutOfDescriptors
+from neve.remoting.codes import GetMessageStatus
 
-__all__ = [
-    "EntryRun",
-    "GetResult",
-    "GetStatus",
-    "MessageStore",
-    "PutResult",
-    "RecoveryReport",
-    "Segment",
-    "StoreConfig",
-]
+__all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport", "Segment", "StoreConfig"]
 
 log = logging.getLogger(__name__)
 
@@ -328,7 +320,7 @@ class MessageStore(Appender):
         """
         queue = self._queue(topic, queue_id)
         if queue is None:
-            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+            return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         minimum = self._min_offset(queue)
         return reading.read(
             self.log,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 
 import msgspec
 import numpy as np
@@ -23,19 +22,7 @@ from broker.store.layout import (
     SYS_FLAG_AT,
 )
 from neve.record.layout import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
-
-
-class GetStatus(StrEnum):
-    """How a read ended; RocketMQ's `GetMessageStatus`, as far as a local log can say it."""
-
-    FOUND = "FOUND"
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-
+from neve.remoting.codes import GetMessageStatus
 
 Entry = tuple[int, int, int]  # as QUEUE_ENTRY
 _ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
@@ -44,7 +31,7 @@ _ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 class GetResult(msgspec.Struct, frozen=True):
     """The answer to a read. Each buffer holds one or more whole records, back to back."""
 
-    status: GetStatus
+    status: GetMessageStatus
     next_offset: int
     min_offset: int
     max_offset: int
@@ -78,13 +65,13 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
     """Read a queue from an offset on."""
     maximum = queue.visible
     if maximum == 0:
-        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
     if offset < minimum:
-        return GetResult(GetStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum)
+        return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum)
     if offset >= maximum:
         if offset == maximum:
-            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
-        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
+            return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
+        return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
     limit = max_count if tag_codes is None else scan_entries
     for first, view in queue.slices(offset, min(maximum, offset + max(limit, 1))):
         if first != offset:
@@ -99,10 +86,10 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
             buffers, count = _slices(log, entries, max_bytes)
             following = offset + (matches[count] if count < len(matches) else len(view) // QUEUE_ENTRY_SIZE)
         if not count:
-            return GetResult(GetStatus.NO_MATCHED_MESSAGE, following, minimum, maximum)
+            return GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, following, minimum, maximum)
         runs = _runs(entries[:count]) if entries[0][0] < old_below else []
-        return GetResult(GetStatus.FOUND, following, minimum, maximum, buffers, count, runs)
-    return GetResult(GetStatus.OFFSET_FOUND_NULL, queue.next_existing(offset), minimum, maximum)
+        return GetResult(GetMessageStatus.FOUND, following, minimum, maximum, buffers, count, runs)
+    return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, queue.next_existing(offset), minimum, maximum)
 
 
 def _matches(view: memoryview, codes: frozenset[int]) -> list[int]:

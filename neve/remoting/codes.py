@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 
 class RequestCode(IntEnum):
@@ -173,6 +173,22 @@ class ResponseCode(IntEnum):
     GO_AWAY = 1500
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
+
+
+class GetMessageStatus(StrEnum):
+    """How a read of a queue ended; the answer to a pull has it as its remark."""
+
+    FOUND = "FOUND"
+    # Nothing that was looked at is wanted, or there is a hole: the next offset lies behind it.
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    # Below the first message, at the end of the queue, above its end.
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    # Somebody set the group elsewhere.
+    OFFSET_RESET = "OFFSET_RESET"
 
 
 # One byte in the binary header; its position is the code.

@@ -21,6 +21,7 @@ import numpy as np
 from infra.clock import Clock, SystemClock
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.journal import CommittedName
+from neve.remoting.codes import GetMessageStatus
 from tiered.read.cold_cache import GroupCache, Key
 from tiered.read.cold_query import ColdQuery, ColdUnavailable, Found, Wanted
 from tiered.read.fetch_queue import Fetch, FetchQueue, QueueFull
@@ -41,9 +42,9 @@ _QUERIES = ""  # the line of who asks without a consumer group
 
 @dataclass(slots=True)
 class ColdResult:
-    """Statuses: FOUND, NO_MATCHED_MESSAGE, GAP, OFFSET_TOO_SMALL, OFFSET_OVERFLOW_ONE (above the archive)."""
+    """OFFSET_FOUND_NULL: a gap. OFFSET_OVERFLOW_ONE: above the archive."""
 
-    status: str
+    status: GetMessageStatus
     next_offset: int
     buffers: list[memoryview] = field(default_factory=list)
     count: int = 0
@@ -143,7 +144,7 @@ class ColdReader:
         if found is None:
             return self._outside(topic, queue_id, offset)
         if isinstance(found, GapHit):
-            return ColdResult("GAP", found.next_offset)
+            return ColdResult(GetMessageStatus.OFFSET_FOUND_NULL, found.next_offset)
         reader = (group, topic, queue_id, client)
         decoded = self._want(found, group, offset)
         with self._lock:
@@ -276,13 +277,13 @@ class ColdReader:
         low, high = self._catalog.min_offset(topic, queue_id), self._catalog.max_offset(topic, queue_id)
         minimum = low if low is not None else self._catalog.recorded_minimum(topic, queue_id)
         if offset < minimum:
-            return ColdResult("OFFSET_TOO_SMALL", minimum)
+            return ColdResult(GetMessageStatus.OFFSET_TOO_SMALL, minimum)
         if not self._is_current():
             raise ColdUnavailable(f"{topic}/{queue_id}: whether offset {offset} is archived is not known now")
         if high is None:
-            return ColdResult("OFFSET_TOO_SMALL", offset)
+            return ColdResult(GetMessageStatus.OFFSET_TOO_SMALL, offset)
         if offset >= high:
-            return ColdResult("OFFSET_OVERFLOW_ONE", offset)
+            return ColdResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset)
         raise ColdUnavailable(f"{topic}/{queue_id}: offset {offset} lies in a round that is not committed yet")
 
     def _group_of(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
@@ -461,12 +462,13 @@ def _slice(
         count = min(max(max_count, 1), max(fitting, 1))
         following = row + count
         next_offset = int(group.offsets[following - 1]) + 1 if following < end else location.last + 1
-        return ColdResult("FOUND", next_offset, [group.wire[begin : int(group.positions[following])]], count)
+        buffer = group.wire[begin : int(group.positions[following])]
+        return ColdResult(GetMessageStatus.FOUND, next_offset, [buffer], count)
     rows = np.arange(row, end)
     if tag_codes is not None:
         rows = rows[np.isin(group.tags[row:end], list(tag_codes))]
     if not len(rows):
-        return ColdResult("NO_MATCHED_MESSAGE", location.last + 1)
+        return ColdResult(GetMessageStatus.NO_MATCHED_MESSAGE, location.last + 1)
     sizes = np.cumsum(group.positions[rows + 1] - group.positions[rows])
     count = min(max(max_count, 1), max(1, int(np.searchsorted(sizes, max_bytes, "right"))))
     chosen = rows[:count]
@@ -477,4 +479,4 @@ def _slice(
         for start, stop in zip(group.positions[begins].tolist(), group.positions[ends].tolist(), strict=True)
     ]
     next_offset = int(group.offsets[chosen[-1]]) + 1 if count < len(rows) else location.last + 1
-    return ColdResult("FOUND", next_offset, buffers, len(chosen))
+    return ColdResult(GetMessageStatus.FOUND, next_offset, buffers, len(chosen))

@@ -14,11 +14,12 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.reading.old_reads import pieces_of
-from broker.reading.tiered_store import FOUND, ReadResult, TieredStore
+from broker.reading.tiered_store import ReadResult, TieredStore
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import SystemClock
 from infra.disk import RealDisk
+from neve.remoting.codes import GetMessageStatus
 from tests.waiting import until
 
 COUNT = 90
@@ -150,7 +151,7 @@ def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStor
         reads = [asyncio.create_task(tiered.load(tiered.get_hot("T", 0, 0, 5, 1000, None))) for _ in range(100)]
         await until(lambda: tiered.old.waiting >= 100)
         hot = tiered.get_hot("T", 1, COUNT - 1, 5, 1000, None)
-        assert (hot.status, hot.count, hot.pending) == (FOUND, 1, [])
+        assert (hot.status, hot.count, hot.pending) == (GetMessageStatus.FOUND, 1, [])
         for task in reads[:50]:
             task.cancel()
         disk.gate.set()

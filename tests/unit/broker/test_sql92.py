@@ -4,10 +4,11 @@ import pytest
 
 from broker.reading.record_filter import select
 from broker.reading.sql92 import SqlError, compile_sql
-from broker.reading.tiered_store import FOUND, NO_MATCHED, ReadResult
+from broker.reading.tiered_store import ReadResult
 from neve.record.codec import encode_record
 from neve.record.layout import BORN_HOST_V6
 from neve.record.properties import properties_to_bytes
+from neve.remoting.codes import GetMessageStatus
 
 PROPERTIES = {"n": "5", "price": "2.50", "city": "Oslo", "ok": "true", "bad": "five", "TAGS": "even", "q": "it's"}
 
@@ -96,13 +97,15 @@ def record(offset: int, sys_flag: int = 0) -> bytes:
 
 def test_only_wanted_records_are_kept() -> None:
     records = [record(offset, BORN_HOST_V6 if offset % 2 else 0) for offset in range(10)]
-    read = ReadResult(FOUND, 10, 0, 10, [memoryview(b"".join(records[:4])), memoryview(b"".join(records[4:]))], 10)
+    read = ReadResult(
+        GetMessageStatus.FOUND, 10, 0, 10, [memoryview(b"".join(records[:4])), memoryview(b"".join(records[4:]))], 10
+    )
     every = select(read, compile_sql("n >= 3 AND n <> 8"), 32, 1 << 20)
     assert [bytes(part) for part in every.buffers] == [records[i] for i in (3, 4, 5, 6, 7, 9)]
-    assert (every.status, every.count, every.next_offset) == (FOUND, 6, 10)
+    assert (every.status, every.count, every.next_offset) == (GetMessageStatus.FOUND, 6, 10)
     some = select(read, compile_sql("n >= 3"), 2, 1 << 20)
     assert ([bytes(part) for part in some.buffers], some.next_offset) == (records[3:5], 5)
     small = select(read, compile_sql("n >= 3"), 32, 1)
     assert (len(small.buffers), small.next_offset) == (1, 4)
     none = select(read, compile_sql("n > 99"), 32, 1 << 20)
-    assert (none.status, none.buffers, none.next_offset) == (NO_MATCHED, [], 10)
+    assert (none.status, none.buffers, none.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, [], 10)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from broker.config import BrokerConfig
-from broker.reading.tiered_store import FOUND, TieredStore
+from broker.reading.tiered_store import TieredStore
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import SystemClock
 from infra.config import ConfigError, load
 from infra.disk import RealDisk
+from neve.remoting.codes import GetMessageStatus
 from tiered.read.cold_reader import ColdResult, ColdUnavailable
 
 ARCHIVED, ROLLED_AT, COUNT = 30, 20, 40
@@ -36,7 +37,7 @@ class Archive:
     def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> ColdResult:
         if self.down:
             raise ColdUnavailable("no answer")
-        return ColdResult(FOUND, offset + 1, [memoryview(b"cold")], 1)
+        return ColdResult(GetMessageStatus.FOUND, offset + 1, [memoryview(b"cold")], 1)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_forced_read_falls_back_to_the_local_log_when_the_archive_is_down(store:
     assert bytes(first.buffers[0]) == b"cold"
     archive.down = True
     second = asyncio.run(both.get_cold("T", 0, 3, 1, 1000, None, group="g"))
-    assert (second.status, second.next_offset) == (FOUND, 4)
+    assert (second.status, second.next_offset) == (GetMessageStatus.FOUND, 4)
     assert b"hot" in bytes(second.buffers[0])
     both.close()
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from broker.config import BrokerConfig
-from broker.reading.tiered_store import OVERFLOW_ONE, TOO_SMALL, TieredStore
+from broker.reading.tiered_store import TieredStore
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Gap, RowGroup
 from neve.errors import BrokerError
-from neve.remoting.codes import ResponseCode
+from neve.remoting.codes import GetMessageStatus, ResponseCode
 from tests.waiting import until
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import DecodedGroup, WorkerFailed
@@ -91,9 +91,9 @@ def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> 
         assert (got.status, got.next_offset, got.count, got.min_offset, got.max_offset) == ("FOUND", 7, 4, 0, HOT.stop)
         for offset in (ARCHIVED, ARCHIVED + 50):
             moved = await read(tiered, offset)
-            assert (moved.status, moved.next_offset, moved.count) == (TOO_SMALL, HOT.start, 0)
+            assert (moved.status, moved.next_offset, moved.count) == (GetMessageStatus.OFFSET_TOO_SMALL, HOT.start, 0)
         end = await read(tiered, HOT.start)
-        assert (end.status, end.next_offset) == (OVERFLOW_ONE, HOT.start)
+        assert (end.status, end.next_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, HOT.start)
         tiered.close()
 
     asyncio.run(main())
