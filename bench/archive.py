@@ -132,7 +132,7 @@ def measure_spark(url: str, catalog: Catalog, root: Path, wire: int, repeat: int
     del tables
     spark: Any = session(url, master="local[2]", conf={"spark.ui.enabled": "false"})
     question = ("count(*)", "sum(length(body))", "max(store_timestamp)")
-    scans = {
+    scans: dict[str, Callable[[], Any]] = {
         "neve.spark": lambda: read_topic(spark, TOPIC, store=url).selectExpr(*question).collect(),
         "one file": lambda: spark.read.parquet(str(plain_file)).selectExpr(*question).collect(),
     }

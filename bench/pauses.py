@@ -192,7 +192,8 @@ def main() -> None:
     parser.add_argument("--probe", nargs=2, metavar=("BROKER", "TOPIC"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
-        probe(*options.probe, options.seconds)
+        broker, topic = options.probe
+        probe(broker, topic, options.seconds)
         return
     settings = dict(pair.split("=", 1) for pair in options.set)
     with (

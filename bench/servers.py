@@ -269,9 +269,9 @@ class ApacheServer(Processes):
         self.spawn(jvm.java(library, broker, *arguments, home=self.directory, flags=large), "broker.out", env)
         wait_until(lambda: accepts(self.broker), "Apache's broker", _JAVA_READY_S)
         # The port is open seconds before the name server knows the broker.
-        with Client(self.namesrv) as namesrv:
+        with Client(self.namesrv) as asking:
             wait_until(
-                lambda: b'"stock"' in namesrv.invoke(_CLUSTERS, {}).body, "the broker's registration", _JAVA_READY_S
+                lambda: b'"stock"' in asking.invoke(_CLUSTERS, {}).body, "the broker's registration", _JAVA_READY_S
             )
         return self
 

@@ -43,7 +43,7 @@ async def running(
         await broker.shutdown()
 
 
-async def ask(connection: Connection, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
+async def ask(connection: Connection, code: int, body: bytes = b"", /, **ext: object) -> RemotingCommand:
     texts = {name: str(value) for name, value in ext.items()}
     return await connection.invoke(RemotingCommand(code, ext=texts, body=body), 30)
 

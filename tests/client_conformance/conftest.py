@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ Work = Callable[[AsyncClient, str], Awaitable[None]]
 def run(server: Server) -> Callable[..., None]:
     """`run(work, queues=4)`: `work(client, topic)` with a connected client and a fresh topic, within a deadline."""
 
-    async def inside(work: Work, queues: int, options: dict[str, object]) -> None:
+    async def inside(work: Work, queues: int, options: dict[str, Any]) -> None:
         topic = f"t{uuid.uuid4().hex[:10]}"
         async with asyncio.timeout(DEADLINE_S), connect(server.namesrv, **options) as client:
             await create_topic(client, topic, queues)

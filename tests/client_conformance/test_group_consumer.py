@@ -132,7 +132,7 @@ def test_in_order_a_nack_repeats_the_message_before_the_next(run: Run, unique: s
             (zero,) = await receive(consumer, 1)
             assert await consumer.receive(0.2) is None  # one message in hand at a time
             await zero.ack()
-            seen = []
+            seen: list[tuple[bytes, int]] = []
             while len(seen) < 5:
                 (message,) = await receive(consumer, 1)
                 seen.append((message.body, message.reconsume_times))

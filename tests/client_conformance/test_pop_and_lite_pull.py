@@ -119,7 +119,7 @@ def test_popping_in_order_has_one_message_of_a_queue_in_hand(run: Run, unique: s
             (zero,) = await receive(consumer, 1)
             assert (zero.body, await consumer.receive(0.3)) == (b"0", None)
             await zero.ack()
-            seen = []
+            seen: list[bytes] = []
             while len(seen) < 5:
                 (message,) = await receive(consumer, 1)
                 seen.append(message.body)
@@ -134,7 +134,7 @@ def test_popping_in_order_what_is_let_go_comes_again_before_what_follows(run: Ru
         for number in range(4):
             await client.send(topic, str(number), queue=1)
         async with client.pop_consumer(unique, topic, start="first", in_order=True, auto_ack=False) as consumer:
-            seen = []
+            seen: list[tuple[bytes, int]] = []
             while len(seen) < 5:
                 (message,) = await receive(consumer, 1)
                 seen.append((message.body, message.reconsume_times))

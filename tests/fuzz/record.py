@@ -165,6 +165,7 @@ def proxied(keeper: Keeper, namesrv: int, broker: int) -> Iterator[tuple[int, in
     """Ports of the proxies for the name server and for the broker."""
     loop = asyncio.new_event_loop()
     ports: list[int] = []
+    proxies: list[Proxy] = []
 
     async def start() -> None:
         for target, outward, inward in (
@@ -175,8 +176,8 @@ def proxied(keeper: Keeper, namesrv: int, broker: int) -> Iterator[tuple[int, in
             (port,) = free_ports(1)
             await asyncio.start_server(proxy.serve, "127.0.0.1", port)
             ports.append(port)
-            if inward is Direction.FROM_NAME_SERVER:
-                first = proxy
+            proxies.append(proxy)
+        first = proxies[0]
         assert len(str(broker)) == len(str(ports[1]))
         first.replaced = (b"127.0.0.1:%d" % broker, b"127.0.0.1:%d" % ports[1])
 
@@ -221,10 +222,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         namesrv, broker = free_ports(2)
-        sets = ("transactionCheckInterval=1000", "transactionTimeOut=500", "enablePropertyFilter=true")
+        sets: tuple[str, ...] = ("transactionCheckInterval=1000", "transactionTimeOut=500", "enablePropertyFilter=true")
         sets += ("recallMessageEnable=true", "mappedFileSizeCommitLog=4m", "adminPort=-1", "brokerIP1=127.0.0.1")
         with proxied(keeper, namesrv, broker) as (to_namesrv, to_broker):
-            settings = (*sets, f"namesrvAddr=127.0.0.1:{to_namesrv}", f"listenPort={broker}")
+            settings: tuple[str, ...] = (*sets, f"namesrvAddr=127.0.0.1:{to_namesrv}", f"listenPort={broker}")
             settings += (f"storePathRootDir={home / 'data'}",)
             name_server = ("namesrv", "--set", f"listenPort={namesrv}", "--set", f"kvConfigPath={home / 'kv.json'}")
             arguments = [part for setting in settings for part in ("--set", setting)]

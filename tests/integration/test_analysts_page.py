@@ -16,7 +16,7 @@ NEVE = str(Path(sys.executable).with_name("neve"))
 
 
 def block(heading: str, language: str) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.partition(f"## {heading}\n")[2], re.DOTALL)[0]
+    return str(re.findall(rf"```{language}\n(.*?)```", PAGE.partition(f"## {heading}\n")[2], re.DOTALL)[0])
 
 
 def run(*command: str, given: str = "") -> str:

@@ -17,6 +17,7 @@ import sys
 import urllib.request
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +43,7 @@ Shaped = tuple[str, bytes, bytes, dict[str, str]]  # shape, body, properties, ch
 
 def shapes(random_: random.Random) -> Iterator[Shaped]:
     """Endless messages; each shape comes as often as the others."""
-    makers = [
+    makers: list[Callable[[bytes], tuple[str, bytes, bytes, dict[str, str]]]] = [
         lambda b: ("plain", b, b"TAGS\x01a\x02KEYS\x01k1 k2\x02", {}),
         lambda b: ("no properties", b, b"", {}),
         lambda b: ("many properties", b, b"".join(b"name%d\x01value%d\x02" % (i, i) for i in range(200)), {}),
@@ -193,7 +194,7 @@ def seen_by_spark(store: str) -> dict[int, tuple[int, ...]]:
 
 def summed(records: dict[tuple[int, int], Pulled]) -> dict[int, tuple[int, ...]]:
     """The same of what was pulled."""
-    found = {}
+    found: dict[int, tuple[int, ...]] = {}
     for queue in range(QUEUES):
         mine = {offset: record for (of, offset), record in records.items() if of == queue}
         lengths, crcs = (sum(column) for column in zip(*(record[2:] for record in mine.values()), strict=True))

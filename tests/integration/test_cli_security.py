@@ -36,7 +36,11 @@ def test_every_verb_signs_and_encrypts(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    keys = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}")
+    keys: tuple[str, ...] = (
+        "authenticationEnabled=true",
+        "authorizationEnabled=true",
+        f"initAuthenticationUser={ROOT}",
+    )
     keys += ("tlsServerMode=enforcing", f"tlsCertPath={certificate[0]}", f"tlsKeyPath={certificate[1]}")
     secrets = tmp_path / "tools.yml"
     secrets.write_text("# of mqadmin\naccessKey: root\nsecretKey: root-secret\n")

@@ -5,6 +5,7 @@ import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
@@ -74,7 +75,7 @@ def test_while_the_store_hangs_hot_traffic_goes_on_and_cold_pulls_wait(tmp_path:
         assert threading.active_count() < 60
         for via in (other, connection):
             async with asyncio.timeout(10):
-                await send(via, 99)
+                await send(via, "T", b"%d" % COUNT)
                 hot = await pull(via, COUNT)
             assert next(iter_records(hot.body)).body == b"%d" % COUNT
         assert tiered.cold_parked == PULLS + 1
@@ -112,7 +113,7 @@ def test_a_spoilt_object_holds_its_readers_until_it_is_mended(tmp_path: Path) ->
             assert "nextBeginOffset" not in answer.ext
             assert (await pull(connection, COUNT)).code == ResponseCode.SUCCESS
         for code, what in ((Code.QUERY_MESSAGE, {"key": "x"}), (Code.VIEW_MESSAGE_BY_ID, {"offset": 0})):
-            asked = {"topic": "T", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 1 << 60, **what}
+            asked: dict[str, object] = {"topic": "T", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 1 << 60, **what}
             answer = await ask(connection, code, **asked)
             assert answer.code == ResponseCode.SYSTEM_BUSY and "1 row groups stored from" in (answer.remark or "")
             path.write_bytes(whole)
@@ -154,7 +155,7 @@ def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_o
         await until(lambda: revive.waiting == COUNT + COLD_GROUPS)
         for n in range(2):
             take_out(broker, f"hot{n}", [COUNT])
-            await until(lambda n=n: back(f"hot{n}") == [b"%d" % COUNT])
+            await until(partial(lambda n: back(f"hot{n}") == [b"%d" % COUNT], n))
         assert (revive.revived, revive.waiting) == (2, COUNT + COLD_GROUPS)
         assert 0 < context.tiered.cold_parked <= 32 and threading.active_count() < 60
         context.pops.record(Acked("long", "T", 0, popped, [0, 7]))

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def unreachable(neve: Any, first: int) -> None:
     assert "error" in segments[-1], segments
     for job in ("retention", "ttl"):
         post(neve, f"/jobs/{job}/run")
-        wait_until(lambda job=job: job in get(neve, "/archive/status")["errors"])
+        wait_until(partial(lambda job: job in get(neve, "/archive/status")["errors"], job))
     status = get(neve, "/archive/status")
     assert (status["archive"], status["evicted_segments"], status["backlog_bytes"] > 0) == ("unreachable", 0, True)
 

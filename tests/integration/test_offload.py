@@ -46,8 +46,9 @@ class StoreAdapter:
         self.store.after_flush(self.store.flush())
         return min(self.store.flushed_offset, self.store.confirmed_offset)
 
-    def roll(self) -> None:
+    def roll(self) -> bool:
         self.store.roll()
+        return True
 
     def evict(self, base: int) -> None:
         self.store.evict(base)
@@ -62,6 +63,9 @@ class StoreAdapter:
         for topic, offsets in rising.items():
             self.store.expire_below(topic, offsets, before[topic])
         self.store.directory.write_queue_state(self.store.state)
+
+    def show_from(self, topic: str, queue: int, offset: int) -> int:
+        return self.store.show_from(topic, queue, offset)
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         return self.store.offset_by_time(topic, queue, time_ms, upper)

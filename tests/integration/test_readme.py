@@ -20,7 +20,7 @@ pytestmark = pytest.mark.servers
 
 def block(heading: str, number: int) -> str:
     """A code block below a heading."""
-    return re.findall(r"```\w*\n(.*?)```", README.partition(f"## {heading}\n")[2], re.DOTALL)[number]
+    return str(re.findall(r"```\w*\n(.*?)```", README.partition(f"## {heading}\n")[2], re.DOTALL)[number])
 
 
 def commands(tmp_path: Path) -> list[str]:

@@ -161,7 +161,8 @@ def _got(rows: Iterable[list[str]]) -> list[Got]:
 
 
 def _message(row: list[str]) -> Got:
-    topic, queue_id, offset, retries, flag, sys_flag, born, born_host, stored, *rest, properties, body = row
+    topic, queue_id, offset, retries, flag, sys_flag, born, born_host, stored, *rest = row
+    store_host, size, offset_id, unique_id, crc, prepared, properties, body = rest
     return Got(
         topic,
         int(queue_id),
@@ -172,7 +173,12 @@ def _message(row: list[str]) -> Got:
         int(born),
         born_host,
         int(stored),
-        *rest,
+        store_host,
+        size,
+        offset_id,
+        unique_id,
+        crc,
+        prepared,
         base64.b64decode(properties).decode(),
         base64.b64decode(body),
     )

@@ -86,7 +86,7 @@ def in_line(make_worker: Callable[[], AnyWorker], open_store: Callable[[], Fault
         patch.object(archive_wiring, "open_store", lambda url: open_store()),
         patch.object(archive_wiring, "WorkerClient", lambda **keywords: make_worker()),
         patch.object(archive_wiring, "LoopHotStore", _HotStore),
-        patch.object(state_file.asyncio, "to_thread", _in_line),
+        patch.object(state_file.asyncio, "to_thread", _in_line),  # type: ignore[attr-defined]
     ):
         yield
 
@@ -127,7 +127,7 @@ class Process:
             pops=SimpleNamespace(drop=lambda topic: None),
             pinned_from=lambda: self.pinned,
         )
-        self.wiring = ArchiveWiring(self.context, disk, cold_groups=4)
+        self.wiring = ArchiveWiring(self.context, disk, cold_groups=4)  # type: ignore[arg-type]
         self._restore = Restore(config, disk) if restore else None
         self._controller: Any = SimpleNamespace(
             context=self.context, config=config, archive=self.wiring, _register=_registered, _drop_topic=self._dropped

@@ -111,7 +111,7 @@ class World:
             with small, in_line(self._make_worker, lambda: self.bucket_store):
                 for name in ("GROUP_BYTES", "GROUP_BYTES_AT_QUEUE_CHANGE"):
                     small.callback(setattr, segment_writer, name, getattr(segment_writer, name))
-                segment_writer.GROUP_BYTES, segment_writer.GROUP_BYTES_AT_QUEUE_CHANGE = 2000, 500
+                segment_writer.GROUP_BYTES, segment_writer.GROUP_BYTES_AT_QUEUE_CHANGE = 2000, 500  # type: ignore[attr-defined]
                 self._tell_all(steps)
         except Violation:
             raise

@@ -44,7 +44,7 @@ async def a_client(broker: BrokerController, number: int) -> None:
     try:
         await send(connection, topic)
         subscription = {"topic": topic, "subString": "*", "expressionType": "TAG", "subVersion": 0}
-        group = {"groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+        group: dict[str, object] = {"groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
         group |= {"consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}
         beat = {"clientID": f"client-{number}", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": [group]}
         assert (await ask(connection, Code.HEART_BEAT, json.dumps(beat).encode())).code == 0

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from infra import startup
 from infra.server_command import announce
 from infra.startup import REQUIRED, StartupError, check_installation
 
@@ -28,7 +27,7 @@ def test_the_required_packages_are_those_of_the_server_extra() -> None:
 def test_a_package_that_only_a_worker_needs_is_missed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     check_installation()
     found = importlib.util.find_spec
-    monkeypatch.setattr(startup.importlib.util, "find_spec", lambda name: None if name == "xxhash" else found(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xxhash" else found(name))
     with pytest.raises(StartupError, match=r"not installed: xxhash; pip install .*\[server\]'"):
         check_installation()
 

@@ -39,7 +39,7 @@ def heartbeat(
         "unitMode": False,
         **more,
     }
-    body = {
+    body: dict[str, object] = {
         "clientID": f"{group}@{line}",
         "producerDataSet": [{"groupName": f"{group}_producer"}],
         "consumerDataSet": [consumer],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.differential.scenarios.heartbeats import heartbeat
 from tests.differential.scenarios.requests import create_group, create_topic, max_offset, properties, pull, send
 from tests.differential.steps import Scenario, Step
@@ -63,6 +65,11 @@ STATUSES = Scenario(
     ),
 )
 
+
+def without(field: str) -> dict[str, Any]:
+    return {field: None}
+
+
 REFUSED = Scenario(
     "pull refused",
     (
@@ -81,7 +88,7 @@ REFUSED = Scenario(
         pull("queue negative", T + "_r", queueId=-1),
         pull("no heartbeat", T + "_r", sysFlag=0, consumerGroup="diff_silent"),
         *(
-            pull(f"{field} missing", T + "_r", **{field: None})
+            pull(f"{field} missing", T + "_r", **without(field))
             for field in (
                 "consumerGroup",
                 "topic",

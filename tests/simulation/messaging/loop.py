@@ -193,7 +193,7 @@ class _Listening:
         self._loop.ports.pop(self._name[1], None)
 
 
-class SimThread(greenlet.greenlet):
+class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
     """One piece of work beside the loop; it runs until it gives way."""
 
     def __init__(self, loop: SimLoop, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:

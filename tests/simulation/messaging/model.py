@@ -147,8 +147,10 @@ class Model:
     def process_ended(self) -> None:
         """The process is gone: an answer that had not come is none any more."""
         self.setting_back.clear()
-        for one in (*self.sent.values(), *self.returns.values()):
-            one.ends += 1
+        for sent in self.sent.values():
+            sent.ends += 1
+        for returned in self.returns.values():
+            returned.ends += 1
 
     def power_ended(self, flushed: int) -> None:
         """Nothing that lies above is promised."""

@@ -48,7 +48,7 @@ class Journal:
         return self.own / "journal" / f"{seq:020d}.msgpack"
 
     def _entry(self, seq: int) -> dict[str, Any]:
-        entry = unpacked(self._key(seq).read_bytes())
+        entry: dict[str, Any] = unpacked(self._key(seq).read_bytes())
         known = 2 if entry["type"] == "UNEXPIRE" else 1
         assert entry["version"] <= known, f"entry {seq} is of version {entry['version']}"
         return entry

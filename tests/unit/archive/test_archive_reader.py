@@ -29,7 +29,8 @@ def _offsets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_range_that_is_not_committed_yet_ends_the_reading_and_says_so() -> None:
     catalog = filled(1)
     catalog.apply(1, Commit(round=2, names=[name_of(2)]))
-    reader, found = TopicReader(None, catalog, "t"), []  # type: ignore[arg-type]
+    reader = TopicReader(None, catalog, "t")  # type: ignore[arg-type]
+    found: list[object] = []
     with pytest.raises(NotCommitted, match="queue 0: offset 5 lies in a round that is not committed yet"):
         for record in reader.read_raw(0):
             found.append(record)
@@ -38,7 +39,8 @@ def test_a_range_that_is_not_committed_yet_ends_the_reading_and_says_so() -> Non
     with pytest.raises(NotCommitted, match="offset 7"):
         list(reader.read_raw(0, 6))
     catalog.apply(3, Commit(round=3, names=[name_of(1)]))
-    assert list(reader.read_raw(0)) == list(range(15))
+    everything: list[object] = list(reader.read_raw(0))
+    assert everything == list(range(15))
     assert list(reader.read_raw(0, 15)) == []
     assert list(reader.read_raw(7)) == []
 

@@ -186,7 +186,12 @@ def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch
     monkeypatch.setattr(catalog, "gaps", all_gaps)
     asked: list[tuple[str, int]] = []
     spans = catalog.gap_spans
-    monkeypatch.setattr(catalog, "gap_spans", lambda topic, queue: asked.append((topic, queue)) or spans(topic, queue))
+
+    def counted(topic: str, queue: int) -> object:
+        asked.append((topic, queue))
+        return spans(topic, queue)
+
+    monkeypatch.setattr(catalog, "gap_spans", counted)
     store = MemoryStore(ManualClock())
     for number in range(2):
         store.put(name_of(number).key, bytes(104))

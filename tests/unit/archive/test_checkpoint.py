@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_in_the_end_to_the_
         if harm in harmed:
             store.put(key, harmed[harm])
         read: list[str] = []
-        store.on_call = lambda verb, key, read=read: read.append(key) if verb == "get" else None  # type: ignore[misc]
+        store.on_call = lambda verb, key, read=read: read.append(key) if verb == "get" else None
         assert read_catalog(store, "b").state("b") == full
         assert (journal_key("", "b", 0) in read) == (number == 4), "only without any checkpoint is all of it read"
         store.on_call = None

@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +16,7 @@ from tiered.read.cold_cache import GroupCache
 from tiered.read.cold_reader import ColdReader, ColdUnavailable, Located
 from tiered.read.fetch_queue import LINE_MAX
 from tiered.worker.client import DecodedGroup, WorkerFailed
+from tiered.worker.frames import MayHold
 
 ROWS = 10
 SIZE = 1000
@@ -44,6 +46,12 @@ class Source:
             self.failures -= 1
             raise WorkerFailed("StoreUnavailable", "down")
         return group_of(index)
+
+    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
+        raise AssertionError("nobody asks for keys here")
+
+    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> MayHold:
+        raise AssertionError("nobody asks for ids here")
 
 
 def catalog_of(groups: int) -> Catalog:
@@ -188,7 +196,11 @@ def test_a_question_to_a_store_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) 
     source = Source()
     source.gate.clear()
     reader = ColdReader(catalog_of(1), source, "")
-    for question in (lambda: reader.store_time("t", 0, 3), lambda: reader.offset_by_time("t", 0, 3)):
+    questions: list[Callable[[], object]] = [
+        lambda: reader.store_time("t", 0, 3),
+        lambda: reader.offset_by_time("t", 0, 3, upper=False),
+    ]
+    for question in questions:
         with pytest.raises(ColdUnavailable, match="no answer"):
             question()
     source.gate.set()

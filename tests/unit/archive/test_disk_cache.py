@@ -50,7 +50,7 @@ def test_a_changed_byte_or_a_torn_file_is_a_miss_and_goes(disk: SimDisk, positio
     (file,) = files(disk)
     raw = bytearray(disk.read(file))
     raw[position] ^= 1
-    disk.write_atomic(file, raw[:-1] if position == 500 else raw)
+    disk.write_atomic(file, bytes(raw[:-1] if position == 500 else raw))
     assert (cache.get("name"), files(disk), cache.nbytes) == (None, [], 0)
     cache.put("name", BLOCK)
     assert cache.get("name") == BLOCK

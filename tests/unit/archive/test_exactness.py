@@ -144,7 +144,7 @@ COMMON = st.builds(
 @given(st.lists(COMMON, min_size=1, max_size=8), odd_records(), st.randoms())
 def test_common_and_odd_records_side_by_side(common: list[dict[str, Any]], odd: list[bytes], random: Any) -> None:
     """Each record knows its row, so those of the common shape do take the vectorised path."""
-    kinds = [*common, *odd]
+    kinds: list[dict[str, Any] | bytes] = [*common, *odd]
     random.shuffle(kinds)
     assert_exact([kind if isinstance(kind, bytes) else record(row, **kind) for row, kind in enumerate(kinds)])
 

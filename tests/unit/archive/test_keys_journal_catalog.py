@@ -182,8 +182,8 @@ def test_replace_swaps_in_one_step_and_time_finds_the_first_group() -> None:
     assert catalog.by_time("t", 0, 201) is None
     merged = committed("m", [(0, 0, 19)], start=0, end=200, newest=200)
     catalog.apply(2, Replace(old=["a", "b"], new=[merged], delete_after_ms=1))
-    found = catalog.find("t", 0, 11)
-    assert isinstance(found, Location) and found.name.key == "m"
+    taken = catalog.find("t", 0, 11)
+    assert isinstance(taken, Location) and taken.name.key == "m"
     assert catalog.min_offset("t", 0) == 0
 
 

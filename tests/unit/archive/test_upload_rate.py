@@ -78,7 +78,12 @@ def test_lifting_the_limit_wakes_who_waits() -> None:
     rate.set(1)
     rate.take(1000)
     done = threading.Event()
-    thread = threading.Thread(target=lambda: (rate.take(1), done.set()), daemon=True)
+
+    def wait() -> None:
+        rate.take(1)
+        done.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     assert not done.is_set()
     rate.set(0)

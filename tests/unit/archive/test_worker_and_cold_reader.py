@@ -21,7 +21,7 @@ import neve.archive
 from infra.object_store.open import open_store
 from infra.object_store.protocol import NotFound, StoreUnavailable
 from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, CommittedName, Gap, Intent, IntentName, encode_entry
+from neve.archive.journal import AnyEntry, Commit, CommittedName, Gap, Intent, IntentName, encode_entry
 from neve.archive.keys import data_key, journal_key
 from neve.record.codec import encode_record
 from neve.record.properties import tags_code
@@ -378,7 +378,8 @@ def test_a_program_reads_with_no_broker(tmp_path: Path, url: str, worker: Worker
     made = make_round(tmp_path, 0, 0, {0: 30, 1: 4})
     name = upload(worker, url, made)
     store = open_store(url)
-    for seq, entry in enumerate((Intent(round=1, names=[made.name]), Commit(round=1, names=[name]))):
+    entries: list[AnyEntry] = [Intent(round=1, names=[made.name]), Commit(round=1, names=[name])]
+    for seq, entry in enumerate(entries):
         store.put(journal_key("", "b", seq), encode_entry(entry), if_absent=True)
     topic = neve.archive.open(store).topic(TOPIC)
     assert [bytes(record) for record in topic.read_raw(0, 7)] == [made.records[0, offset] for offset in range(7, 30)]
@@ -392,7 +393,8 @@ def test_a_row_group_costs_one_get_after_the_footer(tmp_path: Path, url: str, wo
     name = upload(worker, url, made)
     assert len(name.row_groups) > 3
     store = open_store(url)
-    for seq, entry in enumerate((Intent(round=1, names=[made.name]), Commit(round=1, names=[name]))):
+    entries: list[AnyEntry] = [Intent(round=1, names=[made.name]), Commit(round=1, names=[name])]
+    for seq, entry in enumerate(entries):
         store.put(journal_key("", "b", seq), encode_entry(entry), if_absent=True)
     asked: list[tuple[int, int]] = []
 

@@ -132,7 +132,7 @@ def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> None:
                 await broker.context.flusher.flush_now()
                 assert broker.context.store.max_offset(CHECK_MAX_TOPIC, 0) == 0
             assert transactions.waiting() == [half]
-            del disk.create_preallocated  # type: ignore[method-assign]
+            del disk.create_preallocated
             await check_back.run()
             await broker.context.flusher.flush_now()
             assert broker.context.store.max_offset(CHECK_MAX_TOPIC, 0) == 1

@@ -153,7 +153,7 @@ def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> None:
         clock = ManualClock()
         async with running(tmp_path, *settings, clock=clock) as (broker, connection):
 
-            async def as_user(name: str, code: int, body: bytes = b"", **ext: object) -> RemotingCommand:
+            async def as_user(name: str, code: int, body: bytes = b"", /, **ext: object) -> RemotingCommand:
                 fields = signed(name, f"{name}-secret", {key: str(value) for key, value in ext.items()}, body)
                 return await connection.invoke(RemotingCommand(code, ext=fields, body=body), 30)
 

@@ -159,7 +159,7 @@ class Transactions:
 
     def half(self, body: bytes, **properties: str) -> None:
         names = {"REAL_TOPIC": "orders", "REAL_QID": "0", "PGROUP": "pg", **properties}
-        self.halves.added(self.world.put(HALF_TOPIC, 0, body, **names), properties)
+        self.halves.added(self.world.put(HALF_TOPIC, 0, body, 0, **names), properties)
 
     def round(self) -> None:
         asyncio.run(self.check_back.run())

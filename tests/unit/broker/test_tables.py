@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -19,6 +19,8 @@ from infra.config import ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
 from infra.supervisor import Faults
 from tests.synced import nothing_to_sync
+
+T = TypeVar("T")
 
 
 def write(path: Path, text: str) -> Path:
@@ -142,6 +144,10 @@ def held(resume: Callable[[bool], None], codes: frozenset[int] | None, deadline:
     return HeldPull(cast("Any", object()), "t", 0, 5, deadline, codes, resume)
 
 
+def telling(told: list[T], what: T) -> Callable[[bool], None]:
+    return lambda last: told.append(what)
+
+
 def test_locks_that_nobody_renews_are_forgotten_and_no_more_are_given_than_may_be() -> None:
     clock = ManualClock()
     locks = RebalanceLock(clock, lambda: 3)
@@ -197,7 +203,7 @@ def test_a_message_costs_those_who_take_it_however_many_wait_for_others() -> Non
     clock, told = ManualClock(), list[int]()
     hold = PullRequestHold(clock, 10_000, Faults())
     for tag in range(5000):
-        hold.hold(held(lambda last, tag=tag: told.append(tag), Codes((tag, tag + 1)), 10 + tag / 100))
+        hold.hold(held(telling(told, tag), Codes((tag, tag + 1)), 10 + tag / 100))
     Codes.asked = 0
     assert not hold.arrived("t", 0, 5, 90_000)
     assert hold.arrived("t", 0, 5, 70)
@@ -217,7 +223,7 @@ def test_who_is_due_at_once_has_its_turn_in_slices_and_others_theirs_in_between(
         told, between = list[int](), list[int]()
         hold = PullRequestHold(ManualClock(), 10_000, Faults())
         for number in range(1000):
-            hold.hold(held(lambda last, number=number: told.append(number), None))
+            hold.hold(held(telling(told, number), None))
         assert hold.arrived("t", 0, 5, 0)
         hold.wake()
         while len(told) < 1000:
@@ -234,7 +240,7 @@ def test_a_connections_pulls_leave_with_it_and_a_topics_with_the_topic() -> None
     hold = PullRequestHold(clock, 10, Faults())
     mine, other = cast("Any", object()), cast("Any", object())
     for connection, topic, codes in ((mine, "t", None), (mine, "u", frozenset({1})), (other, "t", frozenset({1, 2}))):
-        hold.hold(HeldPull(connection, topic, 0, 5, 10.0, codes, lambda last, topic=topic: told.append(topic)))
+        hold.hold(HeldPull(connection, topic, 0, 5, 10.0, codes, telling(told, topic)))
     hold.connection_closed(mine)
     assert hold.count == 1
     hold.connection_closed(mine)

@@ -17,6 +17,7 @@ from neve.remoting.codes import GetMessageStatus, ResponseCode
 from tests.waiting import until
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import DecodedGroup, WorkerFailed
+from tiered.worker.frames import MayHold
 
 ROWS, SIZE, GROUPS = 10, 100, 8
 ARCHIVED = ROWS * GROUPS
@@ -52,6 +53,12 @@ class Source:
         mapped = mmap.mmap(-1, numbers.nbytes + ROWS * SIZE)
         mapped.write(numbers.tobytes() + bytes([index]) * ROWS * SIZE)
         return DecodedGroup(mapped, ROWS, ROWS * SIZE)
+
+    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
+        raise AssertionError("nobody asks for keys here")
+
+    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> MayHold:
+        raise AssertionError("nobody asks for ids here")
 
 
 def catalog() -> Catalog:

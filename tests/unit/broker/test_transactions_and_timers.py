@@ -533,8 +533,8 @@ def test_a_timer_whose_entry_was_lost_keeps_its_time(tmp_path: Path) -> None:
     config = StoreConfig(tmp_path, commit_log_file_size=1 << 20, store_host=HOST, code_of=code_of_entry)
     store = MessageStore(config, disk, clock)
     store.load()
+    when = clock.now_ms() + 60_000
     for recall in ("", "TIMER_DEL_UNIQKEY\x01orders+x\x02"):
-        when = clock.now_ms() + 60_000
         properties = f"TIMER_OUT_MS\x01{when}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010\x02TAGS\x01a\x02{recall}"
         store.put(
             WHEEL_TIMER_TOPIC, 0, b"m", properties.encode(), flag=0, sys_flag=0, born_timestamp=0, born_host=HOST,

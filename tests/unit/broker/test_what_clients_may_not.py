@@ -111,7 +111,7 @@ def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> No
     settings = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={root}")
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
-        async def as_user(by: Connection, name: str, code: int, body: bytes = b"", **ext: object) -> None:
+        async def as_user(by: Connection, name: str, code: int, body: bytes = b"", /, **ext: object) -> None:
             fields = signed(name, f"{name}-secret", {key: str(value) for key, value in ext.items()}, body)
             answer = await by.invoke(RemotingCommand(code, ext=fields, body=body), 30)
             assert answer.code == ResponseCode.SUCCESS, answer.remark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-from neve.archive.journal import Commit, CommittedName, Epoch, Gap, Intent, IntentName, RowGroup, encode_entry
+from neve.archive.journal import AnyEntry, Commit, CommittedName, Epoch, Gap, Intent, IntentName, RowGroup, encode_entry
 from neve.archive.keys import journal_key
 from neve.cli import main
 from neve.cli.verify import tiling, verify_store
@@ -31,7 +31,7 @@ def write_archive(root: Path) -> Path:
         queues={0: (0, 9, 0)}, row_groups=[RowGroup(0, 10, 4, 10, 9, 0, 100, [(0, 0, 9)])],
     )  # fmt: skip
     intent = Intent(round=1, names=[IntentName(key, "t", "2026-01-01", 0, 100, {0: (0, 9)})])
-    entries = [
+    entries: list[AnyEntry] = [
         Epoch(epoch=1, owner="o", log_uuid="l"),
         intent,
         Commit(round=1, names=[name]),

@@ -18,6 +18,7 @@ from neve.client.model import Message
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import QUEUES_MAX, parse_route
 from neve.errors import BrokerError, ClientError, ProtocolError
+from neve.record import bodies
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.group_broker import Answer, GroupBroker, record, run
 from tests.unit.client.pop_broker import POP, PopBroker
@@ -47,7 +48,7 @@ class CompressedBroker(GroupBroker):
 def inflated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of each body that was inflated."""
     sizes: list[int] = []
-    inflate = model.inflate
+    inflate = bodies.inflate
 
     def counting(body: bytes, sys_flag: int) -> bytes:
         found = inflate(body, sys_flag)
@@ -172,7 +173,8 @@ def test_a_body_is_bytes_or_text_and_nothing_else(fake_cluster: Any, body: Any) 
 def test_text_and_all_kinds_of_bytes_are_sent_as_they_are(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
-            for body in ("é", b"\xc3\xa9", bytearray(b"\xc3\xa9"), memoryview(b"\xc3\xa9")):
+            kinds: tuple[Any, ...] = ("é", b"\xc3\xa9", bytearray(b"\xc3\xa9"), memoryview(b"\xc3\xa9"))
+            for body in kinds:
                 await client.send("t", body)
             sent = [request.body for request in cluster.brokers[0].requests if request.code == 310]
             assert sent == ["é".encode()] * 4

@@ -174,7 +174,7 @@ def test_an_unknown_topic_is_sent_to_the_default_topics_brokers(fake_cluster: An
 
 def test_the_route_outlives_the_name_server(fake_cluster: Any) -> None:
     async def work() -> None:
-        changes = {"route_interval": 0.0, "attempt_timeout": 0.5}
+        changes: dict[str, Any] = {"route_interval": 0.0, "attempt_timeout": 0.5}
         async with fake_cluster() as cluster, connect(cluster.namesrv.address, **changes) as client:
             await client.send("t", b"x")
             await cluster.namesrv.stop()
@@ -408,7 +408,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[object]]] = {
 @pytest.mark.parametrize("what", CALLS)
 def test_a_call_ends_within_its_time_whoever_is_silent(fake_cluster: Any, what: str) -> None:
     """Nothing else ends it here: connecting and a single request have an hour."""
-    options = {"timeout": 0.05, "attempt_timeout": 3600.0, "connect_timeout": 3600.0}
+    options: dict[str, Any] = {"timeout": 0.05, "attempt_timeout": 3600.0, "connect_timeout": 3600.0}
 
     async def work() -> None:
         async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, **options) as client:

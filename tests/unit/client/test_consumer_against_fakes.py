@@ -15,7 +15,7 @@ QUEUE = MessageQueue("t", "b0", 0)
 
 
 async def offsets(consumer: Any, count: int) -> list[int]:
-    found = []
+    found: list[int] = []
     while len(found) < count:
         message = await consumer.receive()
         assert message is not None
@@ -153,7 +153,8 @@ def test_a_group_is_joined_once_and_left(fake_cluster: Any) -> None:
             assert [message async for message in consumer] == []
             left = [request.ext for request in cluster.brokers[0].requests if request.code == 35]
             assert [ext["consumerGroup"] for ext in left] == ["g"]
-            for bad in ({"allocation": "x"}, {"start": "middle"}):
+            faulty: list[dict[str, Any]] = [{"allocation": "x"}, {"start": "middle"}]
+            for bad in faulty:
                 with pytest.raises(ClientError):
                     client.consumer("g", "t", **bad)
             with pytest.raises(ClientError):

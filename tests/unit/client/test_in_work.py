@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from neve.client import AsyncClient, Consumer, PopConsumer, Received, connect, sync
+from neve.client.model import MessageQueue
 from neve.errors import ClientError, NeveError
 from tests.unit.client.group_broker import DEADLINE_S, GroupBroker, run
 from tests.unit.client.pop_broker import ACK, CHANGE, PopBroker
@@ -26,6 +27,11 @@ async def first_of(consumer: Consumer | PopConsumer) -> Received:
     message = await consumer.receive(LIMIT_S)
     assert message is not None
     return message
+
+
+def the_queue(message: Received) -> MessageQueue:
+    assert message.queue is not None
+    return message.queue
 
 
 class Handler:
@@ -199,7 +205,7 @@ async def by_lite_pull_consumer(client: AsyncClient) -> None:
     ("enter", "silence"), [(by_consumer, 14), (by_pop_consumer, 400), (by_lite_pull_consumer, HEARTBEAT)]
 )
 def test_who_gives_up_joining_a_group_is_not_in_it(
-    fake_cluster: Any, enter: Callable[[AsyncClient], Awaitable[None]], silence: int
+    fake_cluster: Any, enter: Callable[[AsyncClient], Coroutine[Any, Any, None]], silence: int
 ) -> None:
     async def work() -> None:
         broker = PopBroker(0)
@@ -239,9 +245,9 @@ def test_a_nack_whose_caller_gives_up_is_finished_once(fake_cluster: Any) -> Non
             await message.ack()  # too late: it goes back
             await message.nack(1)
             await (await first_of(consumer)).ack()
-            assert consumer.position(message.queue) == 0
+            assert consumer.position(the_queue(message)) == 0
             server.reply(next(one for one in server.requests if one.code == SEND_BACK), 0, {})
-            await until(lambda: consumer.position(message.queue) == 2)
+            await until(lambda: consumer.position(the_queue(message)) == 2)
             assert server.codes().count(SEND_BACK) == 1
 
     run(work)
@@ -370,10 +376,11 @@ def test_asking_by_way_of_a_task_acknowledges_as_well(
         broker = GroupBroker(3)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
             async with client.consumer("g", "t", start="first") as consumer:
+                message: Received | None = None
                 for _ in range(3):
                     message = await ask(consumer)
                 assert message is not None
-                assert consumer.position(message.queue) == 2
+                assert consumer.position(the_queue(message)) == 2
             assert broker.offsets["t"] == 3
 
     run(work)

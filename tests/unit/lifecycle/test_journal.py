@@ -145,7 +145,7 @@ def _without_condition(put: Callable[..., PutOutcome], key: str, data: bytes, **
 
 def test_first_attachment_needs_the_probe(rig: Rig, tmp_path: Path) -> None:
     put = rig.store.put
-    rig.store.put = partial(_without_condition, put)  # type: ignore[method-assign,assignment]
+    rig.store.put = partial(_without_condition, put)  # type: ignore[method-assign]
     with pytest.raises(ProbeFailed):
         rig.new_journal(tmp_path / "new").attach(0)
     del rig.store.put

@@ -32,14 +32,15 @@ def rig(tmp_path: Path) -> Rig:
 
 def on_upload(rig: Rig, act: Callable[[int], None]) -> list[int]:
     """`act` is told the number of each upload before it begins; the list grows with them."""
-    upload, numbers = rig.worker.encode_upload, []
+    upload = rig.worker.encode_upload
+    numbers: list[int] = []
 
     def acting(*arguments: Any) -> Any:
         numbers.append(len(numbers) + 1)
         act(numbers[-1])
         return upload(*arguments)
 
-    rig.worker.encode_upload = acting  # type: ignore[method-assign]
+    rig.worker.encode_upload = acting  # type: ignore[method-assign,assignment]
     return numbers
 
 

@@ -17,11 +17,13 @@ from infra.object_store.protocol import (
     BadStoreUrl,
     NotFound,
     ObjectStore,
+    Pace,
     PreconditionFailed,
     ProbeFailed,
     PutOutcome,
     StoreUnavailable,
     UnknownOutcome,
+    unpaced,
 )
 
 
@@ -100,12 +102,12 @@ def test_probe_passes_and_leaves_nothing(store: ObjectStore) -> None:
 
 
 class IgnoresConditions(MemoryStore):
-    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> PutOutcome:
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
         return super().put(key, data)
 
 
 class RefusesConditions(MemoryStore):
-    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False) -> PutOutcome:
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
         if if_absent:
             raise UnknownOutcome("501 Not Implemented")
         return super().put(key, data)

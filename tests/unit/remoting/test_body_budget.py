@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from neve.errors import ProtocolError
-from neve.remoting import body
 from neve.remoting.body import (
     MAX_NODES,
     HeartbeatData,
@@ -45,13 +45,13 @@ def test_a_value_that_holds_itself_is_refused(path: bytes) -> None:
 
 def test_strict_json_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
-    decode = body.msgspec.json.decode
+    decode = msgspec.json.decode
 
     def counting(raw: bytes, **options: object) -> object:
         decoded.append(len(raw))
         return decode(raw, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(body.msgspec.json, "decode", counting)
+    monkeypatch.setattr(msgspec.json, "decode", counting)
     bomb = b'{"clientID":"x","consumerDataSet":[' + b"{}," * MAX_NODES + b"{}]}"
     for read in (lenient_loads, lambda raw: loads_as(raw, HeartbeatData)):
         with pytest.raises(ProtocolError, match="too many values"):
