@@ -7,7 +7,7 @@ import pytest
 from infra.object_store.memory import MemoryStore
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
-from neve.archive.journal import Abort, Commit, Deleted, Expire, Gap, Topic
+from neve.archive.journal import Abort, AnyEntry, Commit, Deleted, Expire, Gap, Topic
 from tests.unit.archive.test_keys_journal_catalog import committed, intent
 from tiered.journal.verify import verify
 
@@ -74,7 +74,8 @@ def test_what_an_object_holds_is_in_no_gap_also_when_it_has_expired(gap_first: b
     gap, commit = Gap(topic="t", queue=0, first=5, last=19, reason="lost"), Commit(round=2, names=[back])
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=[old, later]))
-    for seq, entry in enumerate([gap, commit] if gap_first else [commit, gap], 1):
+    entries: list[AnyEntry] = [gap, commit] if gap_first else [commit, gap]
+    for seq, entry in enumerate(entries, 1):
         catalog.apply(seq, entry)
     left = [(5, 6), (10, 11), (13, 19)]
     assert catalog.gap_spans("t", 0) == [(gap.first, gap.last) for gap in catalog.gaps("t")] == left

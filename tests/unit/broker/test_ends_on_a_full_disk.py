@@ -179,7 +179,7 @@ def test_sends_go_on_by_themselves_once_there_is_room_for_the_torn_mark() -> Non
             assert (await try_to_send(connection, "orders")).code == REFUSED
             broker.context.store.roll()
             assert (await try_to_send(connection, "orders")).code == REFUSED
-            del torn.create_preallocated  # type: ignore[method-assign]
+            del torn.create_preallocated
             await send(connection, "orders", b"after")
             assert broker.context.store.max_offset(OP_HALF_TOPIC, 0) == 1
             again = torn.power_cut()
