@@ -2,9 +2,9 @@
 
 A full collection looks at every object that was ever made and still lives, and nothing else runs meanwhile: 0.3 s for
 each million. So what lived through one is not looked at again: each full collection sees only what came since the last,
-at most some 30,000 objects, a few milliseconds. What is no longer used goes by its reference count, as ever; only a
-circle of objects that lived through a full collection and is dropped later stays for ever. What a server drops has
-therefore to be without circles: connections, queues, waiting requests. Tests hold that.
+at most some 5,000 objects, a millisecond or two. What is no longer used goes by its reference count, as ever;
+only a circle of objects that lived through a full collection and is dropped later stays for ever. What a server drops
+has therefore to be without circles: connections, queues, waiting requests. Tests hold that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # Objects until the youngest are looked at, then how many such looks until the next older are, and so on: a full
-# collection comes after 700 * 10 * 4 objects more.
-_THRESHOLDS = (700, 10, 4)
+# collection comes after 400 * 5 * 2 objects more, or one such look later.
+_THRESHOLDS = (400, 4, 1)
 _FULL = 2
 
 

@@ -159,10 +159,11 @@ class Lifecycle:
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         ranges: dict[str, TopicRange] = {}
         pending: dict[str, Pending] = {}
-        queues = self._hot.queues()
-        self._rounds.set_aside.keep(queues)
-        self._backlog.keep(queues, segments)
-        for topic in self._archived(queues):
+        topics = self._hot.topics()
+        existing = set(topics)
+        self._rounds.set_aside.keep(existing)
+        self._backlog.keep(existing, segments)
+        for topic in self._archived(topics):
             try:
                 found = self._pending(topic, segments, end)
             except TopicUnreadable as error:
@@ -348,7 +349,7 @@ class Lifecycle:
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         end = max((segment.end for segment in segments), default=0)
         archived = self.policy.archived
-        topics = [topic for topic in self._hot.queues() if archived(topic)]
+        topics = [topic for topic in self._hot.topics() if archived(topic)]
         found: dict[str, Pending] = {}
         for topic in topics:
             with contextlib.suppress(TopicUnreadable):  # the next round sets it aside and says why

@@ -133,14 +133,15 @@ class Expirer:
         """topic -> queue -> its new minimum; topic -> the time before which its TTL lets go."""
         rising: dict[str, dict[int, int]] = {}
         before: dict[str, int] = {}
-        policy, known = self._policy(), self._hot.queues()
-        self.set_aside.keep(known)
-        for topic, queues in known.items():
+        policy, topics = self._policy(), self._hot.topics()
+        self.set_aside.keep(set(topics))
+        for topic in topics:
             ttl = policy.ttl_ms(topic)
             if ttl is None:
                 continue
             before[topic] = now - ttl + 1
             try:
+                queues = self._hot.queues_of(topic)
                 ends = {queue: self._hot.offset_by_time(topic, queue, before[topic], False) for queue in queues}
             except TopicUnreadable as error:
                 self.set_aside.note(topic, error)

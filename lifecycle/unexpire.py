@@ -29,8 +29,8 @@ def show_local(hot: HotStore) -> tuple[Minimums, int]:
     """All that the local log still has; the TTL then hides again what has expired. How many minimums moved."""
     minimums: Minimums = {}
     moved = 0
-    for topic, queues in hot.queues().items():
-        for queue in queues:
+    for topic in hot.topics():
+        for queue in hot.queues_of(topic):
             before = hot.min_offset(topic, queue)
             minimums.setdefault(topic, {})[queue] = hot.show_from(topic, queue, 0)
             moved += minimums[topic][queue] < before

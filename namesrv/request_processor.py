@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from infra.config import ConfigError, parse_properties, to_properties, update_live
 from infra.remoting_server import Connection
 from infra.request_router import RequestRouter
 from namesrv.kv_config_manager import ORDER_TOPIC_CONFIG, KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
-from namesrv.registration import check_crc, parse_registration
+from namesrv.registration import Registration, check_crc, parse_registration
 from namesrv.route_info_manager import FLAG_UNIT, FLAG_UNIT_SUB, MAX_NAME, BrokerIdentity, RouteInfoManager
 from neve.errors import BrokerError
 from neve.remoting.body import DataVersion, TopicRouteData, dumps, dumps_object_keys, dumps_standard, loads_as
@@ -19,6 +20,16 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, optional_int, require_int, require_str
 
 log = logging.getLogger(__name__)
+
+_REGISTERED = "registered"
+
+
+class _Registered(NamedTuple):
+    """What a connection registered last, without its topics."""
+
+    said: tuple[BrokerIdentity, bool, int, int]
+    version: DataVersion
+    filter_servers: list[str]
 
 
 class RequestProcessor:
@@ -71,11 +82,7 @@ class RequestProcessor:
         ext = request.ext
         identity = _identity(request)
         check_crc(request.body, optional_int(ext, "bodyCrc32", 0))
-        registration = parse_registration(
-            request.body,
-            compressed=optional_bool(ext, "compressed"),
-            max_topics=self._config.max_topics_per_broker,
-        )
+        registration = self._registration(connection, identity, request)
         result = self._routes.register(
             identity,
             registration,
@@ -93,6 +100,17 @@ class RequestProcessor:
             order = self._kv.namespace(ORDER_TOPIC_CONFIG)
             body = dumps({"table": order}) if order is not None else b""
         return _ok(request, body, answer)
+
+    def _registration(self, connection: Connection, identity: BrokerIdentity, request: RemotingCommand) -> Registration:
+        """A broker says the same every 30 s, megabytes if it has many topics: what stands is not read again."""
+        compressed = optional_bool(request.ext, "compressed")
+        said = (identity, compressed, len(request.body), hash(request.body))  # siphash, with this process' own key
+        before: _Registered | None = connection.state.get(_REGISTERED)
+        if before is not None and before.said == said and self._routes.stands(identity, before.version):
+            return Registration({}, before.version, before.filter_servers)
+        found = parse_registration(request.body, compressed=compressed, max_topics=self._config.max_topics_per_broker)
+        connection.state[_REGISTERED] = _Registered(said, found.data_version, found.filter_servers)
+        return found
 
     def unregister_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """104"""

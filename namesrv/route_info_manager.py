@@ -136,6 +136,18 @@ class RouteInfoManager:
             self._filters.pop(identity.address, None)
         return self._master_of(broker, identity)
 
+    def stands(self, identity: BrokerIdentity, version: DataVersion) -> bool:
+        """Whether a registration of this version would change no topic."""
+        broker = self._brokers.get(identity.name)
+        live = self._live.get((identity.cluster, identity.address))
+        return (
+            broker is not None
+            and broker.broker_addrs.get(identity.broker_id) == identity.address
+            and live is not None
+            and live.identity == identity
+            and live.data_version == version
+        )
+
     def _check_room(self, broker: str, topics: Iterable[TopicConfig]) -> None:
         """Before anything is changed."""
         known, new = self._broker_topics.get(broker, set()), 0
@@ -219,10 +231,12 @@ class RouteInfoManager:
         names: set[str] = set()
         for topic in topics:
             names.add(topic.topic_name)
-            self._put_queue(
-                topic.topic_name,
-                QueueData(broker, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag),
-            )
+            standing = self._topics.get(topic.topic_name, {}).get(broker)
+            if standing is None or not _is_as_told(standing, topic):
+                self._put_queue(
+                    topic.topic_name,
+                    QueueData(broker, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag),
+                )
         if drop_missing:
             for name in self._broker_topics.get(broker, set()) - names:
                 self._broker_topics[broker].discard(name)
@@ -313,6 +327,15 @@ class RouteInfoManager:
         data = self._brokers.get(broker)
         addresses = dict(data.broker_addrs) if data is not None and data.cluster == cluster else {}
         return {"cluster": cluster, "brokerName": broker, "brokerAddrs": addresses}
+
+
+def _is_as_told(standing: QueueData, topic: TopicConfig) -> bool:
+    return (
+        standing.read_queue_nums == topic.read_queue_nums
+        and standing.write_queue_nums == topic.write_queue_nums
+        and standing.perm == topic.perm
+        and standing.topic_sys_flag == topic.topic_sys_flag
+    )
 
 
 def _refused(why: str) -> BrokerError:

@@ -82,8 +82,11 @@ class LoopHotStore:
         flusher = self._context.flusher
         asyncio.run_coroutine_threadsafe(flusher.upkeep_now(), self._loop).result(_CALL_TIMEOUT_S)
 
-    def queues(self) -> Mapping[str, Sequence[int]]:
-        return self._call(self._context.store.queues)
+    def topics(self) -> Sequence[str]:
+        return sorted(self._call(lambda: list(self._context.store.table_by_topic)))
+
+    def queues_of(self, topic: str) -> Sequence[int]:
+        return self._call(lambda: self._context.store.queues_of(topic))
 
     def min_offset(self, topic: str, queue: int) -> int:
         return self._call(lambda: self._context.store.min_offset(topic, queue))

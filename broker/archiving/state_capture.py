@@ -12,8 +12,8 @@ from broker.tables.consumer_offset_manager import SEPARATOR
 from broker.tables.subscription_group_manager import SYSTEM_GROUPS, SubscriptionGroupConfig
 from neve.archive.state import BrokerState
 
-# Topics, or a group's positions in a topic, that are taken before others get their turn: a millisecond.
-_SLICE = 500
+# Topics, or a group's positions in a topic, that are taken before others get their turn: less than a millisecond.
+_SLICE = 200
 
 
 def capture_state(context: BrokerContext) -> BrokerState:
@@ -44,7 +44,9 @@ def capture_in_slices(context: BrokerContext) -> Generator[None, None, BrokerSta
         if number % _SLICE == _SLICE - 1:
             yield
     queues: dict[str, dict[int, int]] = {}
-    for number, topic in enumerate(store.following_topics()):
+    following = store.following_topics()
+    yield
+    for number, topic in enumerate(following):
         queues[topic] = store.following_of(topic)
         if number % _SLICE == _SLICE - 1:
             yield

@@ -2,13 +2,14 @@
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
+from neve.remoting.body import SubscriptionData
 from neve.remoting.codes import ResponseCode
 
 EXPIRE_SECONDS = 120.0
@@ -16,6 +17,7 @@ MAX_CLIENT_ID = 1024
 # What a row costs beside the texts in it.
 _ROW_BYTES = 200
 BROADCASTING = "BROADCASTING"
+TAG = "TAG"
 
 
 @dataclass(slots=True)
@@ -40,42 +42,19 @@ class ClientChannel:
 
 
 @dataclass(slots=True)
-class Subscription:
-    """One topic of a group: the tag hashes to send, or all when there are none."""
-
-    topic: str
-    sub_string: str
-    tags: tuple[str, ...]
-    codes: frozenset[int]
-    version: int
-    expression_type: str
-
-    @property
-    def size(self) -> int:
-        texts = len(self.topic) + len(self.sub_string) + sum(map(len, self.tags)) + len(self.expression_type)
-        return 2 * _ROW_BYTES + texts + _ROW_BYTES * len(self.codes)
-
-    def to_wire(self) -> dict[str, Any]:
-        return {
-            "classFilterMode": False,
-            "codeSet": sorted(self.codes),
-            "expressionType": self.expression_type,
-            "subString": self.sub_string,
-            "subVersion": self.version,
-            "tagsSet": list(self.tags),
-            "topic": self.topic,
-        }
-
-
-@dataclass(slots=True)
 class ConsumerGroup:
     name: str
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     channels: dict[Connection, ClientChannel] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     size: int = 0  # of the subscriptions
+    revision: int = -1  # of all but the members
+
+    @property
+    def kinds(self) -> tuple[str, str, str]:
+        return self.consume_type, self.message_model, self.consume_from_where
 
     def client_ids(self) -> list[str]:
         return sorted({channel.client_id for channel in self.channels.values()})
@@ -127,7 +106,7 @@ class ClientManager:
         return channels[next(self._turn) % len(channels)] if channels else None
 
     def register_consumer(
-        self, group: str, channel: ClientChannel, kinds: tuple[str, str, str], subs: Iterable[Subscription] | None
+        self, group: str, channel: ClientChannel, kinds: tuple[str, str, str], subs: Iterable[SubscriptionData] | None
     ) -> bool:
         """`subs` None keeps what the group had (a heartbeat without its subscriptions). True: something changed.
 
@@ -135,20 +114,32 @@ class ClientManager:
         """
         info = self.consumers.get(group) or ConsumerGroup(group)
         is_new = channel.connection not in info.channels
-        wanted = None if subs is None else list(subs)
-        more = 0 if wanted is None else sum(sub.size for sub in wanted) - info.size
+        newer, gone = _changes(info.subscriptions, subs)
+        replaced = [info.subscriptions[topic] for topic in (*newer, *gone) if topic in info.subscriptions]
+        more = _size(newer.values()) - _size(replaced)
         self._take(more + (_cost(group) if is_new else 0))
         self.consumers[group] = info
-        info.consume_type, info.message_model, info.consume_from_where = kinds
         info.channels[channel.connection] = channel
         self._consumers_of.setdefault(channel.connection, set()).add(group)
-        changed = wanted is not None and _replace_subscriptions(info, wanted)
-        if wanted is not None:  # the older of two expressions for a topic was left
-            info.size, asked = sum(sub.size for sub in info.subscriptions.values()), info.size + more
-            self.bytes += info.size - asked
-        if is_new or changed:
+        topics_changed = bool(gone) or not newer.keys() <= info.subscriptions.keys()
+        if newer or gone or info.kinds != kinds:
+            info.consume_type, info.message_model, info.consume_from_where = kinds
+            for topic in gone:
+                del info.subscriptions[topic]
+            info.subscriptions.update(newer)
+            info.size += more
+            info.revision = next(self._turn)
+        if is_new or topics_changed:
             self._on_change(info)
-        return is_new or changed
+        return is_new or topics_changed
+
+    def says_the_same(self, group: str, channel: ClientChannel, revision: int) -> bool:
+        """A member says again what it said when the group was at `revision`. False: that is something new now."""
+        info = self.consumers.get(group)
+        if info is None or info.revision != revision or channel.connection not in info.channels:
+            return False
+        info.channels[channel.connection] = channel
+        return True
 
     def unregister(self, connection: Connection, producer_group: str | None, consumer_group: str | None) -> None:
         """What came over this connection: anybody can say another's client id."""
@@ -213,14 +204,40 @@ def _leave(groups_of: dict[Connection, set[str]], connection: Connection, group:
         del groups_of[connection]
 
 
-def _replace_subscriptions(info: ConsumerGroup, subs: list[Subscription]) -> bool:
-    """True if the set of topics changed; a newer expression for the same topic is taken without a word."""
-    before = set(info.subscriptions)
+def _size(subs: Collection[SubscriptionData]) -> int:
+    """Of ten thousand at once: few of them have tags."""
+    size = sum([len(sub.topic) + len(sub.sub_string) + len(sub.expression_type or TAG) for sub in subs])
     for sub in subs:
-        known = info.subscriptions.get(sub.topic)
-        if known is None or sub.version > known.version:
-            info.subscriptions[sub.topic] = sub
-    topics = {sub.topic for sub in subs}
-    for topic in before - topics:
-        del info.subscriptions[topic]
-    return before != topics
+        if sub.tags_set or sub.code_set:
+            size += sum(map(len, sub.tags_set)) + _ROW_BYTES * len(sub.code_set)
+    return size + 2 * _ROW_BYTES * len(subs)
+
+
+def _changes(
+    known: Mapping[str, SubscriptionData], wanted: Iterable[SubscriptionData] | None
+) -> tuple[dict[str, SubscriptionData], set[str]]:
+    """By topic what is new or newer than what is known, and the topics that are no longer wanted."""
+    newer: dict[str, SubscriptionData] = {}
+    if wanted is None:
+        return newer, set()
+    topics: set[str] = set()
+    for sub in wanted:
+        topic = sub.topic
+        topics.add(topic)
+        standing = newer.get(topic) or known.get(topic)
+        if standing is None or sub.sub_version > standing.sub_version:
+            newer[topic] = sub
+    return newer, known.keys() - topics
+
+
+def subscription_to_wire(sub: SubscriptionData) -> dict[str, Any]:
+    """As RocketMQ's admin tools read it."""
+    return {
+        "classFilterMode": False,
+        "codeSet": sorted(set(sub.code_set)),
+        "expressionType": sub.expression_type or TAG,
+        "subString": sub.sub_string,
+        "subVersion": sub.sub_version,
+        "tagsSet": list(sub.tags_set),
+        "topic": sub.topic,
+    }

@@ -3,11 +3,12 @@
 from typing import Any
 
 from broker.broker_context import BrokerContext
+from broker.clients.client_manager import subscription_to_wire
 from broker.requests.admin_stats import queue_stats
-from broker.requests.wide_answer import in_slices, wide_answer
+from broker.requests.wide_answer import Turns
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
-from neve.remoting.body import MessageQueue, dumps
+from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
@@ -29,39 +30,35 @@ class AdminInspectProcessor:
 
     async def all_consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """317: every group in every topic where it stands, and how far it is behind in all."""
-        context = self._context
-        only_ordered = optional_bool(request.ext, "isOrder")
-        listed, behind, in_flight = [], 0, 0
-        for group in list(context.groups.groups):
+        context, only_ordered = self._context, optional_bool(request.ext, "isOrder")
+        parts = [b'{"brokerAddr":%b,"consumeStatsList":[' % dumps("{}:{}".format(*context.address))]
+        behind = in_flight = 0
+        turns = Turns()
+        for number, group in enumerate(list(context.groups.groups)):
             live = context.clients.consumers.get(group)
-            parts = []
+            parts.append(b"%b{%b:[" % (b"," if number else b"", dumps(group)))
+            separator = b""
             for topic in context.offsets.topics_of(group):
+                await turns.take()
                 config = context.topics.select(topic)
                 if config is None or (only_ordered and not config.order):
                     continue
                 if live is not None and topic not in live.subscriptions:
                     continue
-                table = await self._topic_table(group, topic, config.write_queue_nums)
-                behind += sum(queue["brokerOffset"] - queue["consumerOffset"] for queue in table.values())
-                in_flight += sum(queue["pullOffset"] - queue["consumerOffset"] for queue in table.values())
+                table = {}
+                for queue in range(config.write_queue_nums):
+                    await turns.take()
+                    table[MessageQueue(topic, context.config.broker_name, queue)] = stats = queue_stats(
+                        context, group, topic, queue
+                    )
+                    behind += stats["brokerOffset"] - stats["consumerOffset"]
+                    in_flight += stats["pullOffset"] - stats["consumerOffset"]
                 rate = context.stats.get_rate(topic, group)
-                parts.append({"consumeTps": rate, "offsetTable": table})
-            listed.append({group: parts})
-        body = {
-            "brokerAddr": "{}:{}".format(*context.address),
-            "consumeStatsList": listed,
-            "totalDiff": behind,
-            "totalInflightDiff": in_flight,
-        }
-        return await wide_answer(request, body)
-
-    async def _topic_table(self, group: str, topic: str, queues: int) -> dict[MessageQueue, dict[str, int]]:
-        context = self._context
-        table = {}
-        async for queue in in_slices(range(queues)):
-            place = MessageQueue(topic, context.config.broker_name, queue)
-            table[place] = queue_stats(context, group, topic, queue)
-        return table
+                parts += (separator, dumps_object_keys({"consumeTps": rate, "offsetTable": table}))
+                separator = b","
+            parts.append(b"]}")
+        parts.append(b"]," + dumps_object_keys({"totalDiff": behind, "totalInflightDiff": in_flight})[1:])
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, parts=parts)
 
     def queue_entries(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """321: the local queue's entries as they are; what is only in the archive has none."""
@@ -82,7 +79,7 @@ class AdminInspectProcessor:
         body: dict[str, Any] = {"maxQueueIndex": high, "minQueueIndex": low, "queueData": entries}
         info = context.clients.consumers.get(ext.get("consumerGroup") or "")
         if info is not None and topic in info.subscriptions:
-            body["subscriptionData"] = info.subscriptions[topic].to_wire()
+            body["subscriptionData"] = subscription_to_wire(info.subscriptions[topic])
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
 
     def all_producers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

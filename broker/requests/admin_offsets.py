@@ -3,7 +3,7 @@
 from typing import Any
 
 from broker.broker_context import BrokerContext
-from broker.requests.wide_answer import in_slices, wide_answer
+from broker.requests.wide_answer import WideMap, in_slices, wide_answer
 from broker.tables.consumer_offset_manager import SEPARATOR
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -22,11 +22,10 @@ class AdminOffsetsProcessor:
     async def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """43: what every group has consumed, as a slave would copy it."""
         offsets = self._context.offsets
-        table = {
-            f"{topic}{SEPARATOR}{group}": offsets.queues_of(group, topic)
-            async for topic, group in in_slices(offsets.pairs())
-        }
-        return await wide_answer(request, {"offsetTable": table})
+        table = WideMap()
+        async for topic, group in in_slices(offsets.pairs()):
+            table.add(f"{topic}{SEPARATOR}{group}", offsets.queues_of(group, topic))
+        return table.answer(request, {}, "offsetTable")
 
     def delay_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """45: how far each delay level is delivered."""

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from broker.broker_context import BrokerContext
-from broker.requests.wide_answer import in_slices, wide_answer
+from broker.clients.client_manager import subscription_to_wire
+from broker.requests.wide_answer import WideMap, in_slices
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, dumps
@@ -47,11 +48,11 @@ class AdminStatsProcessor:
         config = context.topics.select(topic)
         if config is None:
             raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        table: dict[MessageQueue, dict[str, int]] = {}
+        table = WideMap()
         async for queue in in_slices(range(config.queue_nums)):
             high = max(context.tiered.max_offset(topic, queue), 0)
             low = max(context.tiered.min_offset(topic, queue), 0)
-            described = table[MessageQueue(topic, context.config.broker_name, queue)] = {
+            described = {
                 "lastUpdateTimestamp": max(context.store.store_time(topic, queue, high - 1), 0) if high else 0,
                 "maxOffset": high,
                 "minOffset": low,
@@ -59,15 +60,16 @@ class AdminStatsProcessor:
             messages = context.tiered.count_messages(topic, queue, low, high)
             if messages != high - low:  # Java's clients pass over what they do not know
                 described["messages"] = messages
-        return await wide_answer(request, {"offsetTable": table, "topicPutTps": context.stats.put_rate(topic)})
+            table.add(MessageQueue(topic, context.config.broker_name, queue), described)
+        return table.answer(request, {"topicPutTps": context.stats.put_rate(topic)}, "offsetTable")
 
     async def consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         context, ext = self._context, request.ext
         group = require_str(ext, "consumerGroup")
-        listed = [name for name in (ext.get("topicList") or "").split(";") if name]
+        listed = [name for name in dict.fromkeys((ext.get("topicList") or "").split(";")) if name]
         topics = listed or ([ext["topic"]] if ext.get("topic") else context.offsets.topics_of(group))
         live = context.clients.consumers.get(group)
-        table: dict[MessageQueue, dict[str, int]] = {}
+        table = WideMap()
         rate = 0.0
 
         def queues() -> Iterator[tuple[str, int]]:
@@ -81,8 +83,9 @@ class AdminStatsProcessor:
                     yield topic, queue
 
         async for topic, queue in in_slices(queues()):
-            table[MessageQueue(topic, context.config.broker_name, queue)] = queue_stats(context, group, topic, queue)
-        return await wide_answer(request, {"consumeTps": rate, "offsetTable": table})
+            place = MessageQueue(topic, context.config.broker_name, queue)
+            table.add(place, queue_stats(context, group, topic, queue))
+        return table.answer(request, {"consumeTps": rate}, "offsetTable")
 
     def consumer_connections(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group = require_str(request.ext, "consumerGroup")
@@ -94,7 +97,7 @@ class AdminStatsProcessor:
             "consumeFromWhere": info.consume_from_where,
             "consumeType": info.consume_type,
             "messageModel": info.message_model,
-            "subscriptionTable": {topic: sub.to_wire() for topic, sub in info.subscriptions.items()},
+            "subscriptionTable": {topic: subscription_to_wire(sub) for topic, sub in info.subscriptions.items()},
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
 
@@ -123,7 +126,7 @@ class AdminStatsProcessor:
         info = self._context.clients.consumers.get(group)
         body: dict[str, Any] = {"group": group, "topic": topic}
         if info is not None and topic in info.subscriptions:
-            body["subscriptionData"] = info.subscriptions[topic].to_wire()
+            body["subscriptionData"] = subscription_to_wire(info.subscriptions[topic])
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
 
     def runtime_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -1,7 +1,9 @@
 """Heartbeats, farewells and the check of a subscription: 34, 35, 46."""
 
+from typing import NamedTuple
+
 from broker.broker_context import BrokerContext
-from broker.clients.client_manager import MAX_CLIENT_ID, ClientChannel, ConsumerGroup, Subscription
+from broker.clients.client_manager import MAX_CLIENT_ID, ClientChannel, ConsumerGroup
 from broker.requests.pull_message import parse_expression
 from broker.validators import RETRY_PREFIX, group_fault
 from infra.remoting_server import Connection
@@ -14,6 +16,17 @@ from neve.remoting.signature import ACCESS_KEY
 
 _UNIT_SUBSCRIPTION = 2
 _MAX_PRODUCER_GROUP = 255
+_BEAT = "heartbeat"
+
+
+class _Beat(NamedTuple):
+    """A connection's last heartbeat, as far as saying it again has to be understood."""
+
+    said: tuple[int, int]
+    client_id: str
+    changed: bool  # what is answered
+    producers: list[str]
+    consumers: list[tuple[str, int]]  # groups, and the revision that each was at
 
 
 class ClientManageProcessor:
@@ -21,29 +34,53 @@ class ClientManageProcessor:
         self._context = context
 
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """A client says the same every 30 s, and it may be a megabyte: what changes nothing is not read again."""
+        said = (len(request.body), hash(request.body))  # siphash, with this process' own key
+        beat: _Beat | None = connection.state.get(_BEAT)
+        if beat is None or beat.said != said or not self._hear_again(connection, request, beat):
+            beat = self._hear(connection, request, said)
+        ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if beat.changed else "false"}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
+
+    def _hear_again(self, connection: Connection, request: RemotingCommand, beat: _Beat) -> bool:
+        """False: it has to be read, something that it speaks of has changed."""
+        context, channel = self._context, self._channel(connection, request, beat.client_id)
+        for group, revision in beat.consumers:
+            if group not in context.groups.groups or context.topics.select(RETRY_PREFIX + group) is None:
+                return False
+            if not context.clients.says_the_same(group, channel, revision):
+                return False
+        for group in beat.producers:
+            context.clients.register_producer(group, channel)
+        return True
+
+    def _hear(self, connection: Connection, request: RemotingCommand, said: tuple[int, int]) -> _Beat:
         data = loads_as(request.body, HeartbeatData)
         if len(data.client_id) > MAX_CLIENT_ID:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"a client id of {len(data.client_id)} characters")
-        clock = self._context.clock
-        channel = ClientChannel(
-            connection,
-            data.client_id,
-            request.language,
-            request.version,
-            clock.monotonic(),
-            clock.now_ms(),
-            request.ext.get(ACCESS_KEY, ""),
-        )
+        connection.state.pop(_BEAT, None)
+        channel, clients = self._channel(connection, request, data.client_id), self._context.clients
         self._context.watch(connection)
         for producer in data.producer_data_set:
             if len(producer.group_name) > _MAX_PRODUCER_GROUP:
                 raise BrokerError(ResponseCode.INVALID_PARAMETER, "a producer group's name is too long")
-            self._context.clients.register_producer(producer.group_name, channel)
+            clients.register_producer(producer.group_name, channel)
         changed = not data.consumer_data_set
         for consumer in data.consumer_data_set:
             changed |= self._register_consumer(channel, data, consumer)
-        ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if changed else "false"}
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
+        always_new = not data.consumer_data_set or data.heartbeat_fingerprint == 0
+        groups = [consumer.group_name for consumer in data.consumer_data_set]
+        revisions = [(group, clients.consumers[group].revision) for group in groups if group in clients.consumers]
+        producers = [producer.group_name for producer in data.producer_data_set]
+        if len(revisions) == len(groups):
+            connection.state[_BEAT] = _Beat(said, data.client_id, always_new, producers, revisions)
+        return _Beat(said, data.client_id, changed, producers, revisions)
+
+    def _channel(self, connection: Connection, request: RemotingCommand, client_id: str) -> ClientChannel:
+        clock, user = self._context.clock, request.ext.get(ACCESS_KEY, "")
+        return ClientChannel(
+            connection, client_id, request.language, request.version, clock.monotonic(), clock.now_ms(), user
+        )
 
     def _register_consumer(self, channel: ClientChannel, data: HeartbeatData, consumer: ConsumerData) -> bool:
         context, group = self._context, consumer.group_name
@@ -58,7 +95,7 @@ class ClientManageProcessor:
             flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
             context.topics.create_plain(retry, min(config.retry_queue_nums, context.config.max_queues_per_topic), flag)
             context.register_soon()
-        subs = None if data.without_sub else [_subscription(sub) for sub in consumer.subscription_data_set]
+        subs = None if data.without_sub else consumer.subscription_data_set
         kinds = (consumer.consume_type, consumer.message_model, consumer.consume_from_where)
         context.clients.register_consumer(group, channel, kinds, subs)
         fingerprints: dict[str, int] = channel.connection.state.setdefault("fingerprints", {})
@@ -91,14 +128,3 @@ class ClientManageProcessor:
             connection.send_oneway(
                 RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": info.name})
             )
-
-
-def _subscription(data: SubscriptionData) -> Subscription:
-    return Subscription(
-        data.topic,
-        data.sub_string,
-        tuple(data.tags_set),
-        frozenset(data.code_set),
-        data.sub_version,
-        data.expression_type or "TAG",
-    )

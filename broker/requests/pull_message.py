@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from broker.broker_context import BrokerContext
-from broker.clients.client_manager import BROADCASTING
+from broker.clients.client_manager import BROADCASTING, TAG
 from broker.reading.pull_request_hold import MAX_HELD_SIZE, HeldPull
 from broker.reading.record_filter import Predicate, select
 from broker.reading.sql92 import SqlError, compile_sql
@@ -157,10 +157,10 @@ class PullMessageProcessor:
         subscription = info.subscriptions.get(header.topic)
         if subscription is None:
             raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
-        if subscription.version < header.sub_version:
+        if subscription.sub_version < header.sub_version:
             raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        if subscription.expression_type in ("TAG", ""):
-            return Wanted(subscription.codes or None)
+        if subscription.expression_type in (TAG, "", None):
+            return Wanted(frozenset(subscription.code_set) if subscription.code_set else None)
         try:
             return parse_expression(
                 subscription.sub_string,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from broker.stats.conditions import Condition, conditions, store_away
-from broker.stats.topic_metrics import families, take_figures
+from broker.stats.topic_metrics import Largest, archive_ages, families, take_figures
 from infra.admin_http import AdminHttp, Request, Response, json_response
 from infra.loop_pause import LoopPause
 from infra.metrics import render
@@ -75,21 +75,22 @@ class _Pages:
         return float(self._backlog.get(item, 0)) * unit
 
     async def metrics(self, request: Request) -> Response:
-        archive_ms = await self._in_thread(self._look_at_backlog)
-        figures = await take_figures(self._controller.context, archive_ms)
-        whole, limit = list(self._controller.metrics.families()), self._controller.config.metrics_max_series
-        text = await self._in_thread(lambda: render([*whole, *families(figures, limit)]))
+        limit = self._controller.config.metrics_max_series
+        ages = await self._in_thread(self._look_at_backlog, limit)
+        figures = await take_figures(self._controller.context, ages, limit)
+        whole = list(self._controller.metrics.families())
+        text = await self._in_thread(lambda: render([*whole, *families(figures)]))
         return Response(body=text, content_type="text/plain; version=0.0.4")
 
-    def _look_at_backlog(self) -> Mapping[str, int]:
+    def _look_at_backlog(self, limit: int) -> Largest[tuple[str, int]]:
         """The age of each topic's oldest message that is not archived. Asks the loop: in a thread."""
         lifecycle = self._archive.lifecycle
         if lifecycle is None or self._archive.journal is None:
-            return {}
+            return archive_ages({}, limit)
         backlog = lifecycle.backlog()
         ages = lifecycle.ages_ms(backlog)
         self._backlog = {**lifecycle.status(backlog), "backlog_age_ms": max(ages.values(), default=0)}
-        return ages
+        return archive_ages(ages, limit)
 
     async def live(self, request: Request) -> Response:
         """503: only a new process helps. What may pass by itself is named below the first line."""

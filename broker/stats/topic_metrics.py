@@ -2,54 +2,84 @@
 
 A broker may have more topics and groups than a Prometheus should keep. Of each kind at most `metricsMaxSeries` are
 told, those with the most traffic or the longest lag, and how many were left out. The figures are taken on the loop,
-a slice at a time; sorting and rendering is for a thread.
+a slice at a time, and no more rows are kept than are told; rendering is for a thread.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import heappush, heapreplace
+from operator import itemgetter
+from typing import Generic, TypeVar
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from broker.broker_context import BrokerContext
 from broker.stats.broker_stats import BrokerStats, TopicTraffic
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from broker.validators import RETRY_PREFIX
 
-# Queues looked at before other requests get their turn: about a millisecond.
-_SLICE = 1_000
+# Queues, or names, looked at before other requests get their turn: about a millisecond.
+_SLICE = 200
+T = TypeVar("T")
 
 
-class Lag(NamedTuple):
+class Lag(msgspec.Struct, frozen=True, gc=False):
     group: str
     topic: str
     messages: int
 
 
+class Largest(Generic[T]):
+    """Of rows that come one by one those with the largest numbers, the earlier ones of those with the same."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: list[tuple[float, int, T]] = []  # a heap
+        self.count = 0
+
+    def add(self, number: float, row: T) -> None:
+        self.count += 1
+        if len(self._kept) < self._limit:
+            heappush(self._kept, (number, -self.count, row))
+        elif self._limit and number > self._kept[0][0]:
+            heapreplace(self._kept, (number, -self.count, row))
+
+    def rows(self) -> list[T]:
+        """The largest first."""
+        return [row for _, _, row in sorted(self._kept, key=itemgetter(0, 1), reverse=True)]
+
+    @property
+    def left_out(self) -> int:
+        return self.count - len(self._kept)
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one scrape found; `archive_ms` is the age of each topic's oldest message that is not archived."""
+    """What one scrape found; of the archive: the age in ms of each topic's oldest message that is not archived."""
 
-    traffic: list[TopicTraffic]
-    lags: list[Lag]
-    archive_ms: Mapping[str, int]
-
-
-async def take_figures(context: BrokerContext, archive_ms: Mapping[str, int]) -> Figures:
-    return Figures(await _topic_traffic(context.stats), await consumer_lags(context), archive_ms)
+    traffic: Largest[TopicTraffic]
+    lags: Largest[Lag]
+    archive: Largest[tuple[str, int]]
 
 
-async def _topic_traffic(stats: BrokerStats) -> list[TopicTraffic]:
-    told: list[TopicTraffic] = []
+async def take_figures(context: BrokerContext, archive: Largest[tuple[str, int]], limit: int) -> Figures:
+    return Figures(await _topic_traffic(context.stats, limit), await consumer_lags(context, limit), archive)
+
+
+async def _topic_traffic(stats: BrokerStats, limit: int) -> Largest[TopicTraffic]:
+    told = Largest[TopicTraffic](limit)
     for topic in stats.topics():
-        told.append(stats.of(topic))
-        if len(told) % _SLICE == 0:
+        row = stats.of(topic)
+        told.add(row.messages_in + row.messages_out, row)
+        if told.count % _SLICE == 0:
             await asyncio.sleep(0)
     return told
 
 
-async def consumer_lags(context: BrokerContext) -> list[Lag]:
+async def consumer_lags(context: BrokerContext, limit: int) -> Largest[Lag]:
     """Messages behind: those between where the group stands and the ends of a topic's queues.
 
     `mqadmin consumerProgress` counts offsets. Those that exist nowhere wait for nobody: a restore leaves out millions.
@@ -57,10 +87,13 @@ async def consumer_lags(context: BrokerContext) -> list[Lag]:
     For each topic where a group has a position, and its retry topics even if it has none there yet. A topic that a
     running group no longer subscribes to does not count.
     """
-    lags: list[Lag] = []
+    lags = Largest[Lag](limit)
     looked_at = 0
-    pairs = dict.fromkeys(context.offsets.pairs())
-    for topic, group in _with_retries(pairs, context.retry_names):
+    for topic, group in _with_retries(context.offsets, context.retry_names):
+        looked_at += 1
+        if looked_at >= _SLICE:
+            looked_at = 0
+            await asyncio.sleep(0)
         config = context.topics.select(topic)
         if config is None or _has_left(context, group, topic):
             continue
@@ -68,21 +101,27 @@ async def consumer_lags(context: BrokerContext) -> list[Lag]:
         ends = [context.store.max_offset(topic, queue) for queue in range(config.read_queue_nums)]
         count = context.tiered.count_messages
         behind = sum(count(topic, queue, consumed.get(queue, 0), end) for queue, end in enumerate(ends))
-        lags.append(Lag(group, topic, behind))
-        looked_at += 1 + len(ends)
-        if looked_at >= _SLICE:
-            looked_at = 0
-            await asyncio.sleep(0)
+        lags.add(behind, Lag(group, topic, behind))
+        looked_at += len(ends)
     return lags
 
 
-def _with_retries(pairs: Mapping[tuple[str, str], None], names: RetryNames) -> Iterable[tuple[str, str]]:
+def archive_ages(ages_ms: Mapping[str, int], limit: int) -> Largest[tuple[str, int]]:
+    """For a thread."""
+    told = Largest[tuple[str, int]](limit)
+    for topic, age_ms in ages_ms.items():
+        told.add(age_ms, (topic, age_ms))
+    return told
+
+
+def _with_retries(offsets: ConsumerOffsetManager, names: RetryNames) -> Iterator[tuple[str, str]]:
     """Topics and groups with the topics where what failed waits; some of these do not exist."""
     more: set[tuple[str, str]] = set()
-    for topic, group in pairs:
-        yield topic, group
+    for topic, group in offsets.pairs():
+        if (topic, group) not in more:  # it may stand there only since a moment ago
+            yield topic, group
         for retry in (f"{RETRY_PREFIX}{group}", *names.to_read(group, topic)):
-            if (retry, group) not in pairs and (retry, group) not in more:
+            if (retry, group) not in more and not offsets.stands(group, retry):
                 more.add((retry, group))
                 yield retry, group
 
@@ -92,13 +131,12 @@ def _has_left(context: BrokerContext, group: str, topic: str) -> bool:
     return live is not None and topic not in live.subscriptions and not topic.startswith(RETRY_PREFIX)
 
 
-def families(figures: Figures, limit: int) -> list[Metric]:
-    """At most `limit` topics, pairs of group and topic, and topics of the archive."""
-    return [*_traffic(figures, limit), *_lags(figures, limit), *_archive(figures, limit), _left_out(figures, limit)]
+def families(figures: Figures) -> list[Metric]:
+    """Of topics, of pairs of group and topic, and of topics of the archive."""
+    return [*_traffic(figures.traffic), _lags(figures.lags), _archive(figures.archive), _left_out(figures)]
 
 
-def _traffic(figures: Figures, limit: int) -> list[Metric]:
-    told = sorted(figures.traffic, key=lambda row: (-row.messages_in - row.messages_out, row.topic))[:limit]
+def _traffic(traffic: Largest[TopicTraffic]) -> list[Metric]:
     found: list[Metric] = []
     for name, text in (
         ("messages_in", "messages stored, by topic"),
@@ -107,35 +145,32 @@ def _traffic(figures: Figures, limit: int) -> list[Metric]:
         ("bytes_out", "bytes read, by topic"),
     ):
         family = CounterMetricFamily(f"neve_topic_{name}_total", text, labels=["topic"])
-        for row in told:
+        for row in traffic.rows():
             family.add_metric([row.topic], getattr(row, name))
         found.append(family)
     return found
 
 
-def _lags(figures: Figures, limit: int) -> list[Metric]:
+def _lags(lags: Largest[Lag]) -> Metric:
     text = "messages that a group is behind, by group and topic"
     family = GaugeMetricFamily("neve_consumer_lag_messages", text, labels=["group", "topic"])
-    for lag in sorted(figures.lags, key=lambda lag: (-lag.messages, lag.topic, lag.group))[:limit]:
+    for lag in lags.rows():
         family.add_metric([lag.group, lag.topic], lag.messages)
-    return [family]
+    return family
 
 
-def _archive(figures: Figures, limit: int) -> list[Metric]:
+def _archive(archive: Largest[tuple[str, int]]) -> Metric:
     text = "age of the oldest message that is not archived yet, by topic"
     family = GaugeMetricFamily("neve_archive_lag_seconds", text, labels=["topic"])
-    for topic, age_ms in sorted(figures.archive_ms.items(), key=lambda item: (-item[1], item[0]))[:limit]:
+    for topic, age_ms in archive.rows():
         family.add_metric([topic], age_ms / 1000)
-    return [family]
+    return family
 
 
-def _left_out(figures: Figures, limit: int) -> Metric:
+def _left_out(figures: Figures) -> Metric:
     text = "topics, pairs of group and topic, and topics of the archive without series of their own, by kind"
     family = GaugeMetricFamily("neve_series_left_out", text, labels=["kind"])
-    for kind, number in (
-        ("topic", len(figures.traffic)),
-        ("consumer", len(figures.lags)),
-        ("archive", len(figures.archive_ms)),
-    ):
-        family.add_metric([kind], max(0, number - limit))
+    family.add_metric(["topic"], figures.traffic.left_out)
+    family.add_metric(["consumer"], figures.lags.left_out)
+    family.add_metric(["archive"], figures.archive.left_out)
     return family

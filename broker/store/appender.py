@@ -91,6 +91,11 @@ class Appender:
         self.log_uuid = ""
         self.checkpoint_is_put_off = False
         self.dirty_queues: list[ConsumeQueue] = []
+        # What `topics_since` told last, of which file and with which `high_time`; and the topics that may have had a
+        # record since the queues were clean: each dirty queue's is among them.
+        self._table: dict[str, tuple[int, int]] = {}
+        self._table_of = (-1, 0)
+        self._touched: set[str] = set()
         self.pending_index: list[IndexItem] = []
         self._clock = clock
         self._now = clock.now_ms
@@ -124,6 +129,7 @@ class Appender:
         self._position = position
         self._limit = file.size - END_SIZE if file is not None else -1
         end = file.base + position if file is not None else 0
+        self._table_of = (-1, 0)  # recovery sets tails by itself
         self._appended = self._confirmed = self._flushed = self._synced = end
 
     # -- append
@@ -366,6 +372,7 @@ class Appender:
         if not queue.dirty:
             queue.dirty = True
             self.dirty_queues.append(queue)
+            self._touched.add(queue.topic)
 
     def _check_writable(self) -> None:
         if self.failed is not None:
@@ -408,12 +415,18 @@ class Appender:
         """Topics that have a record at or above an offset, of the active file: last record, newest store time.
 
         After a step back the newest that any record of the file has: too late rather than too early.
+
+        A broker may have ten thousand topics: only those that may have changed are looked at again.
         """
-        return {
-            topic: (tail.physical_offset, max(tail.store_time, self.high_time))
-            for topic, tail in self.tails.items()
-            if tail.physical_offset >= base
-        }
+        tails, high_time = self.tails, self.high_time
+        if self._table_of != (base, high_time):
+            self._table, self._table_of = {}, (base, high_time)
+            self._touched.update(tails)
+        for topic in self._touched:
+            tail = tails[topic]
+            if tail.physical_offset >= base:
+                self._table[topic] = (tail.physical_offset, max(tail.store_time, high_time))
+        return self._table.copy()
 
     # -- flush
 
@@ -490,6 +503,7 @@ class Appender:
         queues, self.dirty_queues = self.dirty_queues, []
         for queue in queues:
             queue.dirty = False
+        self._touched.clear()
         return DueCheckpoint(content, queues, self.index.take_dirty()).after(self._due)
 
     def build_index(self) -> None:

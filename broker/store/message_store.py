@@ -156,10 +156,10 @@ class MessageStore(Appender):
 
     def queues(self) -> dict[str, list[int]]:
         """The queues of each topic."""
-        found: dict[str, list[int]] = {}
-        for topic, queue_id in sorted(self.table):
-            found.setdefault(topic, []).append(queue_id)
-        return found
+        return {topic: self.queues_of(topic) for topic in sorted(self.table_by_topic)}
+
+    def queues_of(self, topic: str) -> list[int]:
+        return sorted(self.table_by_topic.get(topic, ()))
 
     def following_offsets(self) -> dict[str, dict[int, int]]:
         """Topic -> queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""

@@ -1,6 +1,6 @@
 """What each group has consumed: topic@group → queue → next offset to consume. Written every few seconds, whole."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,11 @@ class ConsumerOffsetManager:
             self.file.touch()
         return clipped
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """Topic and group wherever a group stands."""
-        return [(topic, group) for topic, groups in self._groups.items() for group in groups]
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Topic and group wherever a group stands. There may be changes between two of them, seen or not."""
+        for topic in list(self._groups):
+            for group in self.groups_of(topic):
+                yield topic, group
 
     def _drop(self, group: str, topic: str) -> None:
         del self._offsets[topic + SEPARATOR + group]

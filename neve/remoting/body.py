@@ -6,6 +6,9 @@ Strings may stand in single quotes, and keys may be bare words.
 
 Whoever connects may send one, so reading is bounded before it begins: in values (`NodeBudget`, references counted as
 often as they are pointed at), in depth, and in what a number may be (64 bits).
+
+What comes by the ten thousand (`gc=False`) stands in no circle: the garbage collector, which would look through all of
+it while it is read, leaves it alone.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
     counter: Int64 = 0
 
 
-class TopicConfig(msgspec.Struct, rename="camel"):
+class TopicConfig(msgspec.Struct, rename="camel", gc=False):
     """A topic as its broker registers it."""
 
     topic_name: str
@@ -62,7 +65,7 @@ class TopicConfig(msgspec.Struct, rename="camel"):
     attributes: dict[str, str] = {}
 
 
-class QueueData(msgspec.Struct, rename="camel"):
+class QueueData(msgspec.Struct, rename="camel", gc=False):
     """A topic's queues on one broker."""
 
     broker_name: str
@@ -91,13 +94,13 @@ class TopicRouteData(msgspec.Struct, rename="camel"):
     order_topic_conf: str | None = None
 
 
-class SubscriptionData(msgspec.Struct, rename="camel"):
-    """What a consumer wants of one topic."""
+class SubscriptionData(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """What a consumer wants of one topic: the tag hashes to send, or all when there are none."""
 
     topic: str
     sub_string: str = "*"
-    tags_set: list[str] = []
-    code_set: list[Int64] = []
+    tags_set: tuple[str, ...] = ()
+    code_set: tuple[Int64, ...] = ()
     sub_version: Int64 = 0
     expression_type: str | None = "TAG"
     class_filter_mode: bool = False

@@ -53,8 +53,11 @@ class StoreAdapter:
     def evict(self, base: int) -> None:
         self.store.evict(base)
 
-    def queues(self) -> Mapping[str, Sequence[int]]:
-        return self.store.queues()
+    def topics(self) -> Sequence[str]:
+        return sorted(self.store.table_by_topic)
+
+    def queues_of(self, topic: str) -> Sequence[int]:
+        return self.store.queues_of(topic)
 
     def min_offset(self, topic: str, queue: int) -> int:
         return self.store.min_offset(topic, queue)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.stats.broker_stats import BrokerStats, Traffic
+from broker.stats.broker_stats import BrokerStats, TopicTraffic, Traffic
 from infra.clock import ManualClock
 from infra.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
@@ -307,7 +307,7 @@ def test_popped_messages_count_as_read(tmp_path: Path) -> None:
         assert (stats.messages_out, stats.bytes_out) == (2, len(popped.body))
         assert (stats.view("GROUP_GET_NUMS", "T@g") or {})["statsDay"]["sum"] == 2
         size = len(popped.body) // 2
-        assert [stats.of(topic) for topic in stats.topics()] == [("T", 3, 3 * size, 2, 2 * size)]
+        assert [stats.of(topic) for topic in stats.topics()] == [TopicTraffic("T", 3, 3 * size, 2, 2 * size)]
 
     with_broker(tmp_path, work)
 

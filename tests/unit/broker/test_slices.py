@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from broker.archiving.loop_hot_store import LoopHotStore
+from broker.stats.topic_metrics import consumer_lags
 from broker.store.message_store import MessageStore
+from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running
 
@@ -78,5 +80,67 @@ def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, counted: Ca
             state = await asyncio.to_thread(hot.state)
             assert taken.all == len(state.queues) >= 1_200
             assert taken.most <= 500
+
+    asyncio.run(main())
+
+
+def test_the_progress_of_all_groups_over_many_small_topics_is_told_in_slices(
+    tmp_path: Path, counted: Callable[[str], Counted]
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            for group in ("g", "h"):
+                broker.context.groups.find(group, create=True)
+                for number in range(TOPICS):
+                    broker.context.topics.create_plain(f"topic-{number}", QUEUES)
+                    broker.context.offsets.commit(group, f"topic-{number}", 0, 1)
+            looked_at = counted("max_offset")
+            answer = await ask(connection, Code.GET_BROKER_CONSUME_STATS, isOrder="false")
+            assert answer.code == 0
+            told = {
+                name: parts for row in lenient_loads(answer.body)["consumeStatsList"] for name, parts in row.items()
+            }
+            assert len(told["g"]) == len(told["h"]) == TOPICS
+            assert all(len(part["offsetTable"]) == QUEUES for part in told["g"])
+            assert lenient_loads(answer.body)["totalDiff"] == -2 * TOPICS
+            assert looked_at.all >= 2 * TOPICS * QUEUES
+            assert looked_at.most <= 100
+
+    asyncio.run(main())
+
+
+def test_groups_in_topics_that_are_gone_are_passed_over_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, _):
+            context = broker.context
+            for number in range(1_200):
+                context.offsets.commit("g", f"gone-{number}", 0, 1)
+            passed = Counted(context.topics.select)
+            monkeypatch.setattr(context.topics, "select", passed)
+            assert (await consumer_lags(context, 10)).count == 0
+            assert passed.all >= 1_200
+            assert passed.most <= 300
+
+    asyncio.run(main())
+
+
+def test_where_groups_stand_is_not_copied_before_the_first_slice(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, _):
+            offsets = broker.context.offsets
+            for number in range(50):
+                for group in ("g", "h"):
+                    offsets.commit(group, f"topic-{number}", 0, 1)
+            pairs = offsets.pairs()
+            seen = [next(pairs), next(pairs)]
+            offsets.delete_topic("topic-1")
+            offsets.commit("later", "topic-2", 0, 1)
+            offsets.commit("g", "topic-new", 0, 1)
+            seen += pairs
+            assert ("topic-1", "g") not in seen
+            assert ("topic-2", "later") in seen
+            assert len(set(seen)) == len(seen) == 2 * 50 - 2 + 1
 
     asyncio.run(main())

@@ -111,11 +111,11 @@ class FakeHot:
         self.first_segment = base + SEGMENT
         self.records = [record for record in self.records if record[0] >= self.first_segment]
 
-    def queues(self) -> Mapping[str, Sequence[int]]:
-        found: dict[str, list[int]] = {}
-        for topic, queue in sorted(self.next):
-            found.setdefault(topic, []).append(queue)
-        return found
+    def topics(self) -> Sequence[str]:
+        return sorted({topic for topic, _ in self.next})
+
+    def queues_of(self, topic: str) -> Sequence[int]:
+        return sorted(queue for name, queue in self.next if name == topic)
 
     def min_offset(self, topic: str, queue: int) -> int:
         return self.minimums.get((topic, queue), 0)
@@ -150,7 +150,7 @@ class FakeHot:
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
         runs: dict[int, EntryRun] = {}
-        for queue in self.queues().get(topic, ()):
+        for queue in self.queues_of(topic):
             mine = [r for r in self.records if r[1:3] == (topic, queue) and start <= r[0] < end]
             if mine:
                 offsets = [record[3] for record in mine]

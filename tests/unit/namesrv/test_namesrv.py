@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,11 @@ from infra.clock import ManualClock
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, open_connection
 from infra.startup import StartupError
+from namesrv import request_processor
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
+from namesrv.registration import Registration, parse_registration
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
@@ -233,3 +236,49 @@ def test_rocketmqs_own_settings_file_is_read(tmp_path: Path) -> None:
     manager = KvConfigManager(path, RealDisk())
     manager.load()
     assert manager.get("n", "k") == "v"
+
+
+def test_a_registration_that_says_the_same_again_is_not_read_again_unless_its_broker_was_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counted(body: bytes, **more: Any) -> Registration:
+        read.append(len(body))
+        return parse_registration(body, **more)
+
+    monkeypatch.setattr(request_processor, "parse_registration", counted)
+
+    async def test(rig: Rig) -> None:
+        broker = await rig.register()
+
+        async def again(table: object = TABLE, **ext: str) -> None:
+            answer = await rig.ask(broker, RequestCode.REGISTER_BROKER, {**BROKER, **ext}, table)
+            assert answer.code == 0, answer.remark
+
+        async def topics() -> list[str]:
+            found: list[str] = json.loads((await rig.ask(broker, 206)).body)["topicList"]
+            return found
+
+        for _ in range(3):
+            rig.clock.advance(100_000)  # less than a broker's patience
+            await again()
+            rig.controller.routes.expire()
+        assert len(read) == 1
+        assert await topics() == ["t"]
+        rig.clock.advance(121_000)
+        rig.controller.routes.expire()
+        assert await topics() == []
+        await again()
+        assert await topics() == ["t"]
+        assert (await rig.ask(broker, RequestCode.UNREGISTER_BROKER, BROKER)).code == 0
+        await again()
+        assert await topics() == ["t"]
+        newer = {"t": TOPIC, "u": {**TOPIC, "topicName": "u"}}
+        await again({"topicConfigSerializeWrapper": {"topicConfigTable": newer, "dataVersion": {"counter": 2}}})
+        assert await topics() == ["t", "u"]
+        assert len(read) == 4
+        await again(brokerAddr="10.0.0.2:10911")
+        assert len(read) == 5
+
+    run(tmp_path, test)

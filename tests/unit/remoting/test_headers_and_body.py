@@ -113,7 +113,7 @@ def test_a_heartbeat_of_javas_is_read() -> None:
     )
     heartbeat = loads_as(raw, HeartbeatData)
     assert heartbeat.client_id == "1@2"
-    assert heartbeat.consumer_data_set[0].subscription_data_set[0].code_set == [65]
+    assert heartbeat.consumer_data_set[0].subscription_data_set[0].code_set == (65,)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"{a", b"{a:" * 40 + b"1" + b"}" * 40, b"[1 2]", b"\xff", b'{"a":"', b"x"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from broker.store import reading
 from broker.store.checkpoint import Checkpoint
+from broker.store.consume_queue import TopicTail
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
@@ -418,3 +420,66 @@ def test_entries_in_slices_are_the_same_entries(open_store: Open, put: Put, most
         assert run.first_offset == 0
         assert run.physical.tolist() == whole[queue].physical.tolist()
         assert run.tags.tolist() == whole[queue].tags.tolist()
+
+
+class CountedTails(dict[str, TopicTail]):
+    """How many tails were looked at."""
+
+    looked_at = 0
+
+    def __getitem__(self, topic: str) -> TopicTail:
+        self.looked_at += 1
+        return super().__getitem__(topic)
+
+    def items(self) -> Any:
+        self.looked_at += len(self)
+        return super().items()
+
+
+def test_the_topics_of_the_active_file_are_told_without_a_look_at_those_that_did_not_change(
+    open_store: Open, put: Put
+) -> None:
+    store = open_store(commit_log_file_size=1 << 20)
+    for number in range(200):
+        put(store, f"topic-{number}")
+    assert len(store.segments()[-1].topics) == 200
+    assert store.want_checkpoint(store.max_physical_offset)
+    tails = store.tails = CountedTails(store.tails)
+    last = put(store, "topic-7").physical_offset
+    assert store.segments()[-1].topics["topic-7"][0] == last
+    assert tails.looked_at <= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_topics_of_a_file_are_what_a_walk_over_all_of_them_finds(
+    open_store: Open, put: Put, clock: ManualClock, seed: int
+) -> None:
+    def walked() -> dict[str, tuple[int, int]]:
+        base = store.newest_segment_base
+        return {
+            topic: (tail.physical_offset, max(tail.store_time, store.high_time))
+            for topic, tail in store.tails.items()
+            if tail.physical_offset >= base
+        }
+
+    store, chosen = open_store(checkpoint_interval=50), random.Random(seed)
+    for step in range(400):
+        match chosen.randrange(12):
+            case 0:
+                clock.advance(60)
+            case 1:
+                store.after_flush(store.flush())
+                store.upkeep()
+            case 2:
+                store.delete_topic(f"t{chosen.randrange(8)}", begin_again=chosen.random() < 0.5)
+            case 3 if step % 5 == 0:
+                clock.set_wall(clock.now_ms() - chosen.choice((10, 60_000)))
+            case 4 if step % 10 == 0:
+                store.shutdown()
+                store = open_store(checkpoint_interval=50)
+            case 5 if step % 10 == 0:
+                store.roll()
+            case _:
+                put(store, f"t{chosen.randrange(8)}", chosen.randrange(3))
+        if chosen.random() < 0.4:
+            assert store.topics_since(store.newest_segment_base) == walked()
