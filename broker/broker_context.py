@@ -9,6 +9,7 @@ from broker.clients.client_manager import ClientManager
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
+from broker.intake.log_writer import LogWriter
 from broker.pop.assignment import RequestModes
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook
@@ -43,6 +44,7 @@ class BrokerContext:
     root: Path
     store: MessageStore
     tiered: TieredStore
+    writer: LogWriter
     flusher: Flusher
     topics: TopicConfigManager
     groups: SubscriptionGroupManager

@@ -20,6 +20,7 @@ from broker.clients.client_manager import ClientManager, ConsumerGroup
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
+from broker.intake.log_writer import LogWriter
 from broker.pop.assignment import RequestModes
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook, revive_log
@@ -112,7 +113,7 @@ class BrokerController:
             config.name_servers[0].rpartition(":")[0] if config.name_servers else None
         )
         self.context = self._make_context(host)
-        self.revive = PopRevive(self.context, self._supervisor.spawn)
+        self.revive = PopRevive(self.context, self.context.writer, self._supervisor.spawn)
         self.processors = processor_table.Processors(self.context, self._drop_topic)
         self.router = RequestRouter()
         self.processors.register_on(self.router)
@@ -151,6 +152,7 @@ class BrokerController:
         config, clock, disk = self.config, self._clock, self._disk
         root = config.root
         store = self._make_store(host)
+        writer = LogWriter(store)
         tables = root / "config"
         flusher = Flusher(
             store,
@@ -171,11 +173,12 @@ class BrokerController:
             root=root,
             store=store,
             tiered=TieredStore(store, config),
+            writer=writer,
             flusher=flusher,
             topics=topics,
             groups=groups,
             offsets=offsets,
-            pops=PopBook(store, offsets, clock, disk, tables / "popState.json", revives, sync_log),
+            pops=PopBook(store, writer, offsets, clock, disk, tables / "popState.json", revives, sync_log),
             polling=PopPolling(),
             retry_names=RetryNames(topics.topics, groups.groups, offsets.stands, lambda: config.enable_retry_topic_v2),
             modes=RequestModes(disk, tables / "messageRequestMode.json"),
@@ -184,6 +187,7 @@ class BrokerController:
             hold=PullRequestHold(clock, config.max_held_pulls, self.faults),
             schedule=ScheduleMessage(
                 store,
+                writer,
                 clock,
                 parse_levels(config.message_delay_level),
                 disk,
@@ -192,8 +196,10 @@ class BrokerController:
                 self.faults,
             ),
             stats=BrokerStats(clock),
-            timers=TimerMessages(store, clock, config, lambda topic: topics.select(topic) is not None, self.faults),
-            transactions=HalfMessages(store, clock),
+            timers=TimerMessages(
+                store, writer, clock, config, lambda topic: topics.select(topic) is not None, self.faults
+            ),
+            transactions=HalfMessages(store, writer, clock),
             address=(host, config.listen_port),
             boot_ms=clock.now_ms(),
         )
@@ -341,7 +347,7 @@ class BrokerController:
         every("totals", _TICK, self.processors.totals.sample)
         every("stats", _TICK, context.stats.sample)
         every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)
-        every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context).run)
+        every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context, context.writer).run)
         every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
         every("clients", _CLIENT_SCAN, context.clients.expire)
         every("queue-locks", _CLIENT_SCAN, context.locks.expire)

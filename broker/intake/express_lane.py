@@ -137,9 +137,8 @@ class ExpressSend:
         raw = self._sender.stored_properties(text)
         if len(raw) > PROPERTIES_LENGTH_MAX:
             return False
-        store = self._context.store
         try:
-            queue = store.table.get((lane.topic, queue_id)) or store.new_queue(lane.topic, queue_id)
+            queue = self._context.writer.queue_of(lane.topic, queue_id)
         except StoreError:
             return False
         batch.sends.append((
@@ -153,7 +152,7 @@ class ExpressSend:
     def _append(self, batch: _Batch, connection: Connection) -> int:
         """Store what can be stored and answer it; the first that can't, and all behind it, are left."""
         try:
-            places = self._context.store.append(batch.sends, connection.remote, batch.now)
+            places = self._context.writer.append(batch.sends, connection.remote, batch.now)
         except StoreError:
             return 0
         total = 0

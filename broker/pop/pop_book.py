@@ -25,6 +25,8 @@ from typing import Any
 
 import msgspec
 
+from broker.intake.log_writer import LogWriter
+from broker.intake.message import NewMessage
 from broker.pop.pop_log import Acked, Changed, Event, Freed, Popped, Reset, decode_event, encode_event
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
@@ -139,6 +141,7 @@ class PopBook:
     def __init__(  # noqa: PLR0917
         self,
         store: MessageStore,
+        writer: LogWriter,
         offsets: ConsumerOffsetManager,
         clock: Clock,
         disk: Disk,
@@ -146,7 +149,7 @@ class PopBook:
         topic: str,
         sync_log: SyncLog,
     ) -> None:
-        self._store, self._offsets, self._clock = store, offsets, clock
+        self._store, self._writer, self._offsets, self._clock = store, writer, offsets, clock
         self._topic = topic
         self.queues: dict[Key, PopQueue] = {}
         self._due: list[tuple[int, Key, int]] = []
@@ -295,12 +298,12 @@ class PopBook:
 
     def record(self, event: Event) -> None:
         """Log and apply. Raises BrokerError when the log takes nothing now."""
-        host = self._store.config.store_host
+        host, now = self._store.config.store_host, self._clock.now_ms()
+        said = NewMessage(
+            topic=self._topic, queue_id=_LOG_QUEUE, body=encode_event(event), born_timestamp=now, born_host=host
+        )
         try:
-            self._store.put(
-                self._topic, _LOG_QUEUE, encode_event(event), b"",
-                flag=0, sys_flag=0, born_timestamp=self._clock.now_ms(), born_host=host,
-            )  # fmt: skip
+            self._writer.put(said)
         except (StoreFull, StoreNotWritable) as error:
             raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}") from error
         except StoreError as error:

@@ -16,12 +16,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from broker.broker_context import BrokerContext
+from broker.intake.log_writer import LogWriter, found_by
+from broker.intake.message import NewMessage
 from broker.pop.pop_book import Flight, Key, PopQueue
 from broker.pop.pop_log import Acked
 from broker.store.errors import StoreError
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, fitting_properties, iter_records
-from neve.record.properties import PROPERTY_KEYS, PROPERTY_POP_CK, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
+from neve.record.properties import PROPERTY_POP_CK, PROPERTY_TAGS, tags_code
 from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -39,10 +41,13 @@ Due = tuple[PopQueue, int, Flight]
 
 class PopRevive:
     def __init__(
-        self, context: BrokerContext, spawn: Callable[[str, Coroutine[Any, Any, object]], asyncio.Task[None]]
+        self,
+        context: BrokerContext,
+        writer: LogWriter,
+        spawn: Callable[[str, Coroutine[Any, Any, object]], asyncio.Task[None]],
     ) -> None:
         """`spawn` starts a lane: a background task that ends by itself, or when its owner stops."""
-        self._context = context
+        self._context, self._writer = context, writer
         self._spawn = spawn
         self._lines: OrderedDict[Key, deque[Due]] = OrderedDict()
         self._running: set[Key] = set()
@@ -171,21 +176,20 @@ class PopRevive:
             self._context.register_soon()
 
     def _put_to_retry(self, retry: str, record: MessageRecord, flight: Flight) -> None:
-        context = self._context
         properties = record.properties
         properties.pop(PROPERTY_POP_CK, None)
         properties.setdefault(_FIRST_POP_TIME, str(flight.pop_time))
-        context.store.put(
-            retry,
-            0,
-            record.body,
-            fitting_properties(record, properties),
+        again = NewMessage(
+            topic=retry,
+            queue_id=0,
+            body=record.body,
+            properties=fitting_properties(record, properties),
             flag=record.flag,
             sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp,
-            born_host=context.store.config.store_host,
+            born_host=self._context.store.config.store_host,
             reconsume_times=record.next_reconsume_times,
             tags_code=tags_code(properties.get(PROPERTY_TAGS)),
-            keys=properties.get(PROPERTY_KEYS),
-            unique_key=properties.get(PROPERTY_UNIQUE_KEY),
+            keys=found_by(properties),
         )
+        self._writer.put(again)

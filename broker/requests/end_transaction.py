@@ -1,8 +1,8 @@
 """END_TRANSACTION (37): a half message becomes an ordinary one, or never does. RESUME_CHECK_HALF_MESSAGE (323)."""
 
 from broker.broker_context import BrokerContext
+from broker.intake.message import NewMessage
 from broker.requests.send_message import REFUSALS, Outgoing, SendMessageProcessor, refusal
-from broker.store.appender import Send
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
 from broker.waiting.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, immunity
 from infra.remoting_server import Connection
@@ -97,7 +97,7 @@ class EndTransactionProcessor:
                 ResponseCode.ILLEGAL_OPERATION, "the time to end the transaction is over, wait for a check"
             )
 
-    def _commit(self, record: MessageRecord, mark: Send) -> None:
+    def _commit(self, record: MessageRecord, mark: NewMessage) -> None:
         """With its mark, or not at all: a crash must not leave it to be committed once more."""
         properties = record.properties
         topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")

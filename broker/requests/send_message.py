@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from broker import validators
 from broker.broker_context import BrokerContext
 from broker.intake.flusher import WaitingSend
+from broker.intake.message import NewMessage
 from broker.intake.property_text import (
     ended,
     ended_bytes,
@@ -77,7 +78,7 @@ class Outgoing:
     unique_key: str | None
     prepared_transaction_offset: int = 0
     # What is stored with it, or neither.
-    beside: Send | None = None
+    beside: NewMessage | None = None
 
 
 class SendMessageProcessor:
@@ -378,22 +379,21 @@ class SendMessageProcessor:
 
     def _append(self, message: Outgoing, topic: str, queue_id: int, properties: bytes, code: int) -> PutResult:
         try:
-            result = self._context.store.put(
-                topic,
-                queue_id,
-                message.body,
-                properties,
+            new = NewMessage(
+                topic=topic,
+                queue_id=queue_id,
+                body=message.body,
+                properties=properties,
                 flag=message.flag,
                 sys_flag=message.sys_flag,
                 born_timestamp=message.born_timestamp,
                 born_host=message.born_host,
                 reconsume_times=message.reconsume_times,
                 tags_code=code,
-                keys=message.keys,
-                unique_key=message.unique_key,
+                keys=" ".join(filter(None, (message.unique_key, message.keys))),
                 prepared_transaction_offset=message.prepared_transaction_offset,
-                beside=message.beside,
             )
+            result = self._context.writer.put(new, message.beside)
         except REFUSALS as error:
             raise refusal(error) from error
         self._count(message.topic, result.size)
@@ -401,11 +401,13 @@ class SendMessageProcessor:
 
     def _put_together(self, messages: list[Outgoing]) -> list[Stored]:
         """Plain messages of one sender, with one write where they fit."""
-        store, places = self._context.store, list[Place]()
+        places = list[Place]()
         try:
             sends = [self._send_of(message) for message in messages]
             while len(places) < len(sends):
-                places += store.append(sends[len(places) :], messages[0].born_host, self._context.clock.now_ms())
+                places += self._context.writer.append(
+                    sends[len(places) :], messages[0].born_host, self._context.clock.now_ms()
+                )
         except REFUSALS as error:
             raise refusal(error) from error
         finally:
@@ -418,13 +420,21 @@ class SendMessageProcessor:
         ]
 
     def _send_of(self, message: Outgoing) -> Send:
-        store, topic, queue_id = self._context.store, message.topic, message.queue_id
-        names = " ".join(filter(None, (message.unique_key, message.keys)))
-        return (
-            store.table.get((topic, queue_id)) or store.new_queue(topic, queue_id), message.body, message.properties,
-            cached_tags_code(message.tags) if message.tags else 0, names, message.flag, message.sys_flag,
-            message.born_timestamp, message.reconsume_times, message.prepared_transaction_offset,
-        )  # fmt: skip
+        return self._context.writer.send_of(
+            NewMessage(
+                topic=message.topic,
+                queue_id=message.queue_id,
+                body=message.body,
+                properties=message.properties,
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                born_timestamp=message.born_timestamp,
+                born_host=message.born_host,
+                reconsume_times=message.reconsume_times,
+                tags_code=cached_tags_code(message.tags) if message.tags else 0,
+                keys=" ".join(filter(None, (message.unique_key, message.keys))),
+            )
+        )
 
     def _count(self, topic: str, size: int) -> None:
         self._context.stats.of_topic(topic).add(1, size)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from broker.broker_context import BrokerContext
-from broker.intake.record_copy import put_copy
+from broker.intake.log_writer import LogWriter
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
 from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
@@ -22,8 +22,8 @@ _HOUR_MS = 3_600_000
 
 
 class CheckBack:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(self, context: BrokerContext, writer: LogWriter) -> None:
+        self._context, self._writer = context, writer
 
     async def run(self) -> None:
         """One round over all that wait; each is asked about at most once."""
@@ -119,7 +119,7 @@ class CheckBack:
         try:
             sys_flag = record.sys_flag & ~TRANSACTION_BITS
             mark = context.transactions.end_mark(half)
-            put_copy(context.store, record, CHECK_MAX_TOPIC, 0, found_by=properties, sys_flag=sys_flag, beside=mark)
+            self._writer.put_copy(record, CHECK_MAX_TOPIC, 0, properties=properties, sys_flag=sys_flag, beside=mark)
         except (StoreFull, StoreNotWritable, MessageIllegal) as error:
             log.warning("transaction %s can't be given up now: %s", properties.get("UNIQ_KEY"), error)
             return

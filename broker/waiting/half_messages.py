@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from broker.intake.record_copy import CARRY_AGAIN_MS, put_copy
-from broker.store.appender import Send
+from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
+from broker.intake.message import NewMessage
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.validators import HALF_TOPIC, OP_HALF_TOPIC
@@ -44,7 +44,6 @@ _READ_COUNT, _READ_BYTES = 512, 4 << 20
 _OFFSETS_IN_MARK = 1000
 _OUTCOMES_KEPT = 10_000
 _CARRIED_AT_ONCE = 64
-_NOBODY = ("127.0.0.1", 0)
 
 
 @dataclass(slots=True)
@@ -63,8 +62,8 @@ class Half:
 
 
 class HalfMessages:
-    def __init__(self, store: MessageStore, clock: Clock) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
+        self._store, self._writer, self._clock = store, writer, clock
         self._pending: OrderedDict[int, Half] = OrderedDict()
         # Those that were carried, by the log positions that they had before.
         self._carried: dict[int, Half] = {}
@@ -101,13 +100,13 @@ class HalfMessages:
             stored.queue_offset, stored.physical_offset, stored.store_timestamp, immunity(properties), op_from
         )
 
-    def end_mark(self, half: Half) -> Send:
+    def end_mark(self, half: Half) -> NewMessage:
         """What says that it has ended: to be stored with what becomes of it, before `ended`. Raises StoreError."""
         return self._mark_of(_ENDED, [half.queue_offset], half)
 
     def roll_back(self, half: Half) -> None:
         """Raises StoreError: then it waits as before."""
-        self._append(self.end_mark(half))
+        self._writer.put(self.end_mark(half))
         self.ended(half, ROLLBACK)
 
     def end(self, half: Half, outcome: int) -> None:
@@ -133,12 +132,12 @@ class HalfMessages:
 
     def start_over(self, half: Half) -> None:
         """As if nobody had been asked about it yet. Raises StoreError, then nothing has changed."""
-        self._append(self._mark_of(_ANEW, [half.queue_offset]))
+        self._writer.put(self._mark_of(_ANEW, [half.queue_offset]))
         half.checks = 0
 
     def put_again(self, record: MessageRecord) -> None:
         """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
-        self.added(put_copy(self._store, record, HALF_TOPIC, 0), record.properties)
+        self.added(self._writer.put_copy(record, HALF_TOPIC, 0), record.properties)
 
     def carry(self, below: int) -> bool:
         """Append again a batch of what waits below a log position; False: nothing more can go now.
@@ -169,7 +168,7 @@ class HalfMessages:
         assert raw is not None, "its segment is pinned"
         first = half.earlier[0] if half.earlier else half.physical_offset
         op_from = store.max_offset(OP_HALF_TOPIC, 0)
-        stored = put_copy(store, decode_record(raw), HALF_TOPIC, 0, prepared_transaction_offset=first + 1)
+        stored = self._writer.put_copy(decode_record(raw), HALF_TOPIC, 0, prepared_transaction_offset=first + 1)
         del self._pending[half.queue_offset]
         half.earlier.append(half.physical_offset)
         self._carried[half.physical_offset] = half
@@ -186,27 +185,29 @@ class HalfMessages:
 
     def _mark(self, tag: str, offsets: list[int]) -> bool:
         try:
-            self._append(self._mark_of(tag, offsets))
+            self._writer.put(self._mark_of(tag, offsets))
         except (StoreFull, StoreNotWritable) as error:
             log.warning("a transaction's mark can't be written now: %s", error)
             return False
         return True
 
     def _append_end(self, offset: int) -> None:
-        self._append(self._mark_of(_ENDED, [offset]))
+        self._writer.put(self._mark_of(_ENDED, [offset]))
 
-    def _append(self, mark: Send) -> None:
-        self._store.append([mark], _NOBODY, self._clock.now_ms())
-
-    def _mark_of(self, tag: str, offsets: list[int], ends: Half | None = None) -> Send:
+    def _mark_of(self, tag: str, offsets: list[int], ends: Half | None = None) -> NewMessage:
         """`ends` waits no longer once the mark is in the log."""
         store, first = self._store, next((half for half in self._pending.values() if half is not ends), None)
         half_from = first.queue_offset if first is not None else store.max_offset(HALF_TOPIC, 0)
         op_from = first.op_from if first is not None else store.max_offset(OP_HALF_TOPIC, 0)
         properties = f"TAGS\x01{tag}\x02HALF_FROM\x01{half_from}\x02OP_FROM\x01{op_from}\x02".encode()
-        queue = store.table.get((OP_HALF_TOPIC, 0)) or store.new_queue(OP_HALF_TOPIC, 0)
-        body = "".join(f"{offset}," for offset in offsets).encode()
-        return queue, body, properties, tags_code(tag), "", 0, 0, self._clock.now_ms(), 0, 0
+        return NewMessage(
+            topic=OP_HALF_TOPIC,
+            queue_id=0,
+            body="".join(f"{offset}," for offset in offsets).encode(),
+            properties=properties,
+            born_timestamp=self._clock.now_ms(),
+            tags_code=tags_code(tag),
+        )
 
     # ---- start -------------------------------------------------------------------------------------------------
 

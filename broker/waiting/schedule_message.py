@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.intake.record_copy import CARRY_AGAIN_MS, put_copy
+from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from broker.tables.state_file import StateFile, SyncLog
@@ -48,6 +48,7 @@ class ScheduleMessage:
     def __init__(  # noqa: PLR0917
         self,
         store: MessageStore,
+        writer: LogWriter,
         clock: Clock,
         levels: list[int],
         disk: Disk,
@@ -55,7 +56,8 @@ class ScheduleMessage:
         sync_log: SyncLog,
         faults: Faults,
     ) -> None:
-        self._store, self._clock, self._levels, self._faults = store, clock, levels, faults
+        self._store, self._writer, self._clock = store, writer, clock
+        self._levels, self._faults = levels, faults
         self._offsets: dict[int, int] = {}
         self._log_takes_nothing = False
         # level -> messages below this queue offset that seem to be from the future go by this monotonic time
@@ -152,7 +154,7 @@ class ScheduleMessage:
         if not topic or not queue.isdigit():
             log.error("scheduled message at %s names no topic: left out", record.physical_offset)
             return
-        put_copy(self._store, record, topic, int(queue), found_by=properties)
+        self._writer.put_copy(record, topic, int(queue), properties=properties)
 
     def carry(self, below: int, timers: TimerMessages) -> bool:
         """Hand what waits below a log position over to the timers, a batch at most; False: nothing more can go now.

@@ -21,7 +21,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from broker.config import BrokerConfig
-from broker.intake.record_copy import CARRY_AGAIN_MS, put_copy
+from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
+from broker.intake.message import NewMessage
 from broker.store.config import code_of_tags
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
@@ -46,7 +47,6 @@ _BATCHES_AT_ONCE = 8
 # Entries of messages that no longer wait, besides as many as there are that do.
 _STALE_ENTRIES = 1024
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
-_NOBODY = ("127.0.0.1", 0)
 
 
 def code_of_entry(record: MessageRecord) -> int:
@@ -59,16 +59,17 @@ def code_of_entry(record: MessageRecord) -> int:
 
 
 class TimerMessages:
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         store: MessageStore,
+        writer: LogWriter,
         clock: Clock,
         config: BrokerConfig,
         topic_exists: Callable[[str], bool],
         faults: Faults,
     ) -> None:
-        self._store, self._clock, self._config, self._topic_exists = store, clock, config, topic_exists
-        self._faults = faults
+        self._store, self._writer, self._clock = store, writer, clock
+        self._config, self._topic_exists, self._faults = config, topic_exists, faults
         self._log_takes_nothing = False
         # Entries are (time of delivery, queue offset, log position).
         self._heap: list[tuple[int, int, int]] = []
@@ -240,13 +241,12 @@ class TimerMessages:
         elif len(raw) + len(stamp) <= PROPERTIES_LENGTH_MAX:
             raw += stamp
         try:
-            put_copy(
-                self._store,
+            self._writer.put_copy(
                 record,
                 topic,
                 queue,
                 properties_raw=raw,
-                found_by=properties,
+                properties=properties,
                 prepared_transaction_offset=record.prepared_transaction_offset,
             )
         except MessageIllegal as error:
@@ -279,7 +279,7 @@ class TimerMessages:
         raw = record.properties_raw + _out_at_the_end(str(when))
         if len(self) >= self._config.timer_max_pending or len(raw) > PROPERTIES_LENGTH_MAX:
             return False
-        stored = put_copy(self._store, record, WHEEL_TIMER_TOPIC, _MESSAGES, code=when, properties_raw=raw)
+        stored = self._writer.put_copy(record, WHEEL_TIMER_TOPIC, _MESSAGES, code=when, properties_raw=raw)
         self._add((when, stored.queue_offset, stored.physical_offset))
         self._carried_at[stored.queue_offset] = self._clock.now_ms()
         return True
@@ -303,8 +303,7 @@ class TimerMessages:
             # carried it would come behind its recall, which is due at the same time and stands for nobody else
             self._done(offset)
             return
-        stored = put_copy(
-            self._store,
+        stored = self._writer.put_copy(
             record,
             WHEEL_TIMER_TOPIC,
             _MESSAGES,
@@ -327,16 +326,9 @@ class TimerMessages:
     def _mark(self) -> None:
         pinned = self.pinned_from()
         position = self._store.max_physical_offset if pinned is None else pinned
-        self._store.put(
-            WHEEL_TIMER_TOPIC,
-            _MARKS,
-            f"{self._delivered[0]},{self._delivered[1]},{position}".encode(),
-            b"",
-            flag=0,
-            sys_flag=0,
-            born_timestamp=self._clock.now_ms(),
-            born_host=_NOBODY,
-        )
+        body = f"{self._delivered[0]},{self._delivered[1]},{position}".encode()
+        now = self._clock.now_ms()
+        self._writer.put(NewMessage(topic=WHEEL_TIMER_TOPIC, queue_id=_MARKS, body=body, born_timestamp=now))
 
     def pinned_from(self) -> int | None:
         """The lowest log position that a waiting message needs."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.intake.log_writer import LogWriter
 from broker.pop import assignment
 from broker.pop.extra_info import ExtraInfo
 from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
@@ -39,7 +40,16 @@ class Broker:
         self.store.load()
         self.offsets = ConsumerOffsetManager(self.disk, self.root / "config" / "consumerOffset.json", nothing_to_sync)
         path = self.root / "config" / "popState.json"
-        self.book = PopBook(self.store, self.offsets, self.clock, self.disk, path, revive_log("c"), nothing_to_sync)
+        self.book = PopBook(
+            self.store,
+            LogWriter(self.store),
+            self.offsets,
+            self.clock,
+            self.disk,
+            path,
+            revive_log("c"),
+            nothing_to_sync,
+        )
         self.offsets.on_set = self.book.set_elsewhere
         self.book.load()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.intake.flusher import Flusher
+from broker.intake.log_writer import LogWriter
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.pop_log import Popped
 from broker.store.config import SYNC_FLUSH, StoreConfig
@@ -59,11 +60,12 @@ class World:
         )
         sync_log = self.flusher.flush_now
         self.offsets = ConsumerOffsetManager(disk, ROOT / "config" / "consumerOffset.json", sync_log)
+        writer = LogWriter(self.store)
         self.schedule = ScheduleMessage(
-            self.store, clock, [SECOND], disk, ROOT / "config" / "delayOffset.json", sync_log, Faults()
+            self.store, writer, clock, [SECOND], disk, ROOT / "config" / "delayOffset.json", sync_log, Faults()
         )
         path = ROOT / "config" / "popState.json"
-        self.pops = PopBook(self.store, self.offsets, clock, disk, path, revive_log("c"), sync_log)
+        self.pops = PopBook(self.store, writer, self.offsets, clock, disk, path, revive_log("c"), sync_log)
         for part in (self.offsets, self.schedule, self.pops):
             part.load()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.intake.log_writer import LogWriter
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
@@ -32,7 +33,9 @@ class Delays:
         self.store.load()
         disk.make_dirs(root / "config")
         positions = root / "config" / "delayOffset.json"
-        self.schedule = ScheduleMessage(self.store, self.clock, [DELAY], disk, positions, nothing_to_sync, Faults())
+        self.schedule = ScheduleMessage(
+            self.store, LogWriter(self.store), self.clock, [DELAY], disk, positions, nothing_to_sync, Faults()
+        )
         self.schedule.load()
 
     def put(self, topic: str = SCHEDULE_TOPIC) -> None:

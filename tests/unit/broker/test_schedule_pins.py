@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from broker.intake.log_writer import LogWriter
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from broker.validators import SCHEDULE_TOPIC
@@ -29,7 +30,9 @@ def test_waiting_messages_are_pinned_when_the_position_is_older_than_the_log(tmp
     store.evict(0)
     positions = tmp_path / "delayOffset.json"
     positions.write_text(json.dumps({"offsetTable": {"1": 1}}))
-    schedule = ScheduleMessage(store, SystemClock(), [60_000], RealDisk(), positions, nothing_to_sync, Faults())
+    schedule = ScheduleMessage(
+        store, LogWriter(store), SystemClock(), [60_000], RealDisk(), positions, nothing_to_sync, Faults()
+    )
     schedule.load()
     assert schedule.oldest_pending_physical() == places[3]
     store.shutdown()

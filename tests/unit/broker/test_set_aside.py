@@ -15,6 +15,7 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.intake.log_writer import LogWriter
 from broker.pop.pop_book import Flight, PopQueue
 from broker.pop.revive import PopRevive
 from broker.reading.pull_request_hold import HeldPull, PullRequestHold
@@ -86,7 +87,14 @@ def world() -> Iterator[World]:
 
 def test_a_delayed_message_that_no_topic_can_take_holds_up_neither_its_level_nor_the_others(world: World) -> None:
     schedule = ScheduleMessage(
-        world.store, world.clock, [1000, 2000], world.disk, Path("/store/delay"), nothing_to_sync, world.faults
+        world.store,
+        LogWriter(world.store),
+        world.clock,
+        [1000, 2000],
+        world.disk,
+        Path("/store/delay"),
+        nothing_to_sync,
+        world.faults,
     )
     world.put(SCHEDULE_TOPIC, 0, b"odd", REAL_TOPIC="orders", REAL_QID=NO_QUEUE)
     world.put(SCHEDULE_TOPIC, 0, b"behind it", REAL_TOPIC="orders", REAL_QID="0")
@@ -100,7 +108,14 @@ def test_a_delayed_message_that_no_topic_can_take_holds_up_neither_its_level_nor
 
 def test_a_delay_level_that_can_not_be_read_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = ScheduleMessage(
-        world.store, world.clock, [1000, 2000], world.disk, Path("/store/delay"), nothing_to_sync, world.faults
+        world.store,
+        LogWriter(world.store),
+        world.clock,
+        [1000, 2000],
+        world.disk,
+        Path("/store/delay"),
+        nothing_to_sync,
+        world.faults,
     )
     for queue_id in range(2):
         world.put(SCHEDULE_TOPIC, queue_id, b"level %d" % (queue_id + 1), REAL_TOPIC="orders", REAL_QID="0")
@@ -121,7 +136,9 @@ def test_a_delay_level_that_can_not_be_read_holds_up_no_other(world: World, monk
 
 
 def test_a_timer_that_no_topic_can_take_holds_up_no_other(world: World) -> None:
-    timers = TimerMessages(world.store, world.clock, world.config, lambda topic: True, world.faults)
+    timers = TimerMessages(
+        world.store, LogWriter(world.store), world.clock, world.config, lambda topic: True, world.faults
+    )
     when = world.clock.now_ms() + 1000
     for body, queue in ((b"odd", NO_QUEUE), (b"behind it", "0")):
         stored = world.put(WHEEL_TIMER_TOPIC, 0, body, when, REAL_TOPIC="orders", REAL_QID=queue)
@@ -147,7 +164,7 @@ class Producer:
 class Transactions:
     def __init__(self, world: World) -> None:
         self.world, self.producer = world, Producer()
-        self.halves = HalfMessages(world.store, world.clock)
+        self.halves = HalfMessages(world.store, LogWriter(world.store), world.clock)
         context: Any = SimpleNamespace(
             accepting=True, transactions=self.halves, clock=world.clock, config=world.config, store=world.store,
             trusted_ms=world.clock.now_ms,
@@ -155,7 +172,7 @@ class Transactions:
             topics=SimpleNamespace(create_now=lambda topic, nums: None), register_soon=lambda: None,
             address=("127.0.0.1", 10911),
         )  # fmt: skip
-        self.check_back = CheckBack(context)
+        self.check_back = CheckBack(context, LogWriter(world.store))
 
     def half(self, body: bytes, **properties: str) -> None:
         names = {"REAL_TOPIC": "orders", "REAL_QID": "0", "PGROUP": "pg", **properties}
@@ -250,7 +267,7 @@ def test_a_popped_message_that_fails_to_come_back_holds_up_no_other(
         ),
         tiered=SimpleNamespace(is_hot=lambda topic, queue_id, offset: True),
     )  # fmt: skip
-    revive = PopRevive(context, lambda name, work: pytest.fail("nothing is cold"))
+    revive = PopRevive(context, LogWriter(world.store), lambda name, work: pytest.fail("nothing is cold"))
 
     async def revive_one(queue: PopQueue, offset: int, flight: Flight) -> int:
         if offset == 0:

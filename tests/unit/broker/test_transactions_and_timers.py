@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import BrokerConfig
-from broker.intake.record_copy import CARRY_AGAIN_MS
+from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore, PutResult
@@ -37,9 +37,10 @@ class Machine:
         self.store = MessageStore(StoreConfig(root, commit_log_file_size=1 << 20, store_host=HOST), RealDisk(), clock)
         self.store.load()
         self.config = BrokerConfig()
-        self.timers = TimerMessages(self.store, clock, self.config, lambda topic: topic != "gone", Faults())
+        writer = LogWriter(self.store)
+        self.timers = TimerMessages(self.store, writer, clock, self.config, lambda topic: topic != "gone", Faults())
         self.timers.load()
-        self.halves = HalfMessages(self.store, clock)
+        self.halves = HalfMessages(self.store, writer, clock)
         self.halves.load()
 
     def put(
@@ -452,7 +453,9 @@ LEVELS = [60_000, 2 * 86_400_000]
 def schedule_of(one: Machine) -> ScheduleMessage:
     (one.root / "config").mkdir(exist_ok=True)
     path = one.root / "config" / "delayOffset.json"
-    schedule = ScheduleMessage(one.store, one.clock, LEVELS, RealDisk(), path, nothing_to_sync, Faults())
+    schedule = ScheduleMessage(
+        one.store, LogWriter(one.store), one.clock, LEVELS, RealDisk(), path, nothing_to_sync, Faults()
+    )
     schedule.load()
     return schedule
 

@@ -146,7 +146,7 @@ def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> No
             if round_ == 2:
                 await join("alice")
             clock.advance(120_000)
-            await CheckBack(broker.context).run()
+            await CheckBack(broker.context, broker.context.writer).run()
         member = Member(broker, connection)
         while len(asked["alice"]) < 2:
             await ask(member.connection, Code.GET_BROKER_HA_STATUS)

@@ -1,0 +1,104 @@
+"""The only caller of the store's append: every record of this broker's own making passes here.
+
+Doors: `append` what one client sent together and `Intake` has checked · `put` one record · `put_copy` a stored record
+once more, to where it was bound when its time has come, or to where it waits on. None of them asks whether a client
+may: who puts what the broker keeps for itself (delayed, for a moment, half, popped, dead) was asked when it came.
+All raise StoreError, and then nothing was stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from broker.intake.message import NewMessage
+from broker.store.appender import Place, Send
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.message_store import MessageStore, PutResult
+from neve.record.codec import MessageRecord, parse_host
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
+
+# What waits is carried out of a log file that is to go. What leaves its place by itself so soon is not, and what was
+# carried stays at least that long: a crowded disk evicts every few seconds.
+CARRY_AGAIN_MS = 30 * 60_000
+_NONE: Mapping[str, str] = {}
+
+
+def found_by(properties: Mapping[str, str]) -> str:
+    """The names under which the index finds a message."""
+    return " ".join(filter(None, (properties.get(PROPERTY_UNIQUE_KEY), properties.get(PROPERTY_KEYS))))
+
+
+class LogWriter:
+    """See the module."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[Place]:
+        """Sends of one host, in their order; fewer places than sends: the next one can't be stored."""
+        return self._store.append(sends, born_host, now)
+
+    def put(self, message: NewMessage, beside: NewMessage | None = None) -> PutResult:
+        """One record; with `beside` both, next to each other and that one last, or neither."""
+        return self._store.put(
+            message.topic,
+            message.queue_id,
+            message.body,
+            message.properties,
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            born_timestamp=message.born_timestamp,
+            born_host=message.born_host,
+            reconsume_times=message.reconsume_times,
+            tags_code=message.tags_code,
+            keys=message.keys,
+            prepared_transaction_offset=message.prepared_transaction_offset,
+            beside=None if beside is None else self.send_of(beside),
+        )
+
+    def put_copy(
+        self,
+        record: MessageRecord,
+        topic: str,
+        queue_id: int,
+        *,
+        properties_raw: bytes | None = None,
+        properties: Mapping[str, str] = _NONE,
+        code: int | None = None,
+        sys_flag: int | None = None,
+        prepared_transaction_offset: int = 0,
+        beside: NewMessage | None = None,
+    ) -> PutResult:
+        """The record with another place and store time.
+
+        `properties` have the tags, keys and id under which the copy is found; without them, it is in no index. `code`
+        stands for the tags. What is None is as in the record. `beside` is stored with it, or neither.
+        """
+        copy = NewMessage(
+            topic=topic,
+            queue_id=queue_id,
+            body=record.body,
+            properties=record.properties_raw if properties_raw is None else properties_raw,
+            flag=record.flag,
+            sys_flag=record.sys_flag if sys_flag is None else sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=parse_host(record.born_host),
+            reconsume_times=record.reconsume_times,
+            tags_code=tags_code(properties.get(PROPERTY_TAGS)) if code is None else code,
+            keys=found_by(properties),
+            prepared_transaction_offset=prepared_transaction_offset,
+        )
+        return self.put(copy, beside)
+
+    def send_of(self, message: NewMessage) -> Send:
+        """As the store takes it; makes the queue of a first message."""
+        return (
+            self.queue_of(message.topic, message.queue_id), message.body, message.properties, message.tags_code,
+            message.keys, message.flag, message.sys_flag, message.born_timestamp, message.reconsume_times,
+            message.prepared_transaction_offset,
+        )  # fmt: skip
+
+    def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue in the store, made for its first message."""
+        store = self._store
+        return store.table.get((topic, queue_id)) or store.new_queue(topic, queue_id)
