@@ -447,11 +447,12 @@ class BrokerController:
         await context.offsets.file.save()
         context.hold.release_topic(topic)
         context.polling.wake_topic(topic)
-        if not begins_again and ends != buried:  # sent while the archive wrote; a round may have taken it
-            await self.archive.bury(topic, ends)
         for retry in retries:
             await self._drop_topic(retry)
         await self._register()
+        # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
+        if not begins_again and ends != buried:  # sent while the archive wrote; a round may have taken it
+            await self.archive.bury(topic, ends)
 
     def troubles(self) -> list[Trouble]:
         """What is wrong with the broker's own tasks."""

@@ -16,7 +16,7 @@ from lifecycle.retention import Policy, deletable
 from lifecycle.safe_clock import SafeClock
 from lifecycle.unexpire import is_there, plan_undo, show_local
 from neve.archive.expiry import plan_dropped, plan_expiry
-from neve.archive.journal import Deleted, Expire, Unexpire
+from neve.archive.journal import Deleted, Expire, Topic, Unexpire
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload_plan import TopicUnreadable
@@ -48,6 +48,7 @@ class Expirer:
             return {"expired": 0, "deleted": 0, "raised": self._expire_local(self._safe_clock.now_ms())}
         self._journal.ensure_online()
         self._journal.follow()
+        self._bury_the_rest()
         now = self._safe_clock.now_ms(self._journal.store)
         expired = self._expire_objects(now)
         raised = self._expire_local(now)
@@ -72,6 +73,17 @@ class Expirer:
             self._journal.append(Unexpire(keys=undo.keys, minimums=undo.minimums))
             _log.warning("%d expired objects are back in view", len(undo.keys))
         return len(undo.keys)
+
+    def _bury_the_rest(self) -> None:
+        """What was sent while a topic's deletion was being recorded, and whose own tombstone the store did not take."""
+        assert self._journal is not None
+        catalog = self._journal.catalog
+        for topic, ends in self._hot.deleted_below().items():
+            named = catalog.named_offsets(topic)
+            minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in ends}
+            if any(minimums[queue] < end and minimums[queue] <= named.get(queue, -1) for queue, end in ends.items()):
+                self._journal.append(Topic(topic=topic, deleted=True, minimums=dict(ends)))
+                _log.warning("topic %s was deleted below %s, which the archive did not know yet", topic, dict(ends))
 
     def _expire_objects(self, now: int) -> int:
         assert self._journal is not None

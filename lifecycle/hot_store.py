@@ -49,6 +49,10 @@ class HotStore(HotLog, Protocol):
 
     def queues_of(self, topic: str) -> Sequence[int]: ...
 
+    def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
+        """Topic -> queue -> where it ended when the topic was deleted last; not of one that began again at offset 0."""
+        ...
+
     def min_offset(self, topic: str, queue: int) -> int: ...
 
     def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:

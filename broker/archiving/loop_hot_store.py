@@ -88,6 +88,9 @@ class LoopHotStore:
     def queues_of(self, topic: str) -> Sequence[int]:
         return self._call(lambda: self._context.store.queues_of(topic))
 
+    def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
+        return self._call(self._context.store.deleted_below)
+
     def min_offset(self, topic: str, queue: int) -> int:
         return self._call(lambda: self._context.store.min_offset(topic, queue))
 

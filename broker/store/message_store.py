@@ -174,6 +174,12 @@ class MessageStore(Appender):
         ended = {int(name): end for name, end in self.state.ended.get(topic, {}).items()}
         return ended | {queue_id: queue.end for queue_id, queue in self.table_by_topic.get(topic, {}).items()}
 
+    def deleted_below(self) -> dict[str, dict[int, int]]:
+        """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
+        return {
+            topic: {int(queue_id): end for queue_id, end in ends.items()} for topic, ends in self.state.ended.items()
+        }
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that the local log has; 0 of an unknown queue."""
         queue = self._queue(topic, queue_id)

@@ -59,6 +59,9 @@ class StoreAdapter:
     def queues_of(self, topic: str) -> Sequence[int]:
         return self.store.queues_of(topic)
 
+    def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
+        return self.store.deleted_below()
+
     def min_offset(self, topic: str, queue: int) -> int:
         return self.store.min_offset(topic, queue)
 

@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
 from tests import broker_in_process as in_process
 from tests.server_process import SMALL, TOPIC, ask, offload, post, read_all, send
 
@@ -77,3 +79,38 @@ async def _sent_meanwhile(tmp_path: Path) -> None:
         assert broker.archive.journal is not None
         assert broker.archive.journal.catalog.recorded_minimum(TOPIC, 0) == 2
         assert broker.context.store.next_offset(TOPIC, 0) == 2
+
+
+def test_what_was_sent_while_the_archive_recorded_the_end_is_buried_later_if_the_store_fails_then(
+    tmp_path: Path,
+) -> None:
+    asyncio.run(_buried_later(tmp_path))
+
+
+async def _buried_later(tmp_path: Path) -> None:
+    settings = (f"storeUrl=dir:{tmp_path / 'store'}", "archivePeriod=24h")
+    async with in_process.running(tmp_path / "data", *settings) as (broker, client):
+        await in_process.send(client, TOPIC)
+        await in_process.offload(broker)
+        bury = broker.archive.bury
+
+        async def once(topic: str, minimums: Mapping[int, int]) -> None:
+            if minimums[0] > 1:
+                raise BrokerError(ResponseCode.SYSTEM_BUSY, "the store is down")
+            await bury(topic, minimums)
+            await in_process.send(client, TOPIC)
+            await in_process.offload(broker)  # a round takes what came meanwhile
+
+        broker.archive.bury = once  # type: ignore[method-assign]
+        assert (await in_process.ask(client, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SYSTEM_BUSY
+        assert broker.archive.journal is not None
+        assert broker.archive.lifecycle is not None
+        catalog = broker.archive.journal.catalog
+        assert catalog.min_offset(TOPIC, 0) == 1, "the deleted message is in view"
+        for _ in range(2):
+            await asyncio.to_thread(broker.archive.lifecycle.run_ttl)
+            assert catalog.recorded_minimum(TOPIC, 0) == 2
+            assert catalog.min_offset(TOPIC, 0) is None
+        entries = catalog.next_seq
+        await asyncio.to_thread(broker.archive.lifecycle.run_ttl)
+        assert catalog.next_seq == entries, "it is told once"

@@ -55,6 +55,7 @@ class FakeHot:
         self.minimums: dict[tuple[str, int], int] = {}
         self.minimum_writes = 0
         self.next: dict[tuple[str, int], int] = {}
+        self.deleted: dict[str, dict[int, int]] = {}
         self.pinned: int | None = None
         self.disk = 0.1
         self.evicted: list[int] = []
@@ -85,6 +86,9 @@ class FakeHot:
     def restart_at(self, physical: int, queue_next: Mapping[tuple[str, int], int]) -> None:
         self.tail = -(-physical // SEGMENT) * SEGMENT
         self.next |= {place: max(self.next.get(place, 0), offset) for place, offset in queue_next.items()}
+
+    def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
+        return self.deleted
 
     def segments(self) -> Sequence[FakeSegment]:
         found = []
