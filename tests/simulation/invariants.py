@@ -5,7 +5,7 @@
 3. No (topic, queue, offset) holds two messages, no CommitLog offset is given twice (`model.Model.put`).
 4. The archive tiles each queue: no overlap, and each hole is told of (`model.Bucket.check_tiles`); what an object has
    is in no gap.
-5. A queue's minimum never moves back (`model.Model.tell_minimum`).
+5. A queue's minimum never moves back, but onto a message that an older copy brought back (`model.Model.tell_minimum`).
 6. Nothing is deleted before its time (`model.Bucket.may_delete`).
 7. A fenced writer changes nothing (`model.Bucket.follow`, `world.World._fork`).
 8. Entry 0 and each checkpoint lead to the same catalog.

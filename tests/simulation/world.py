@@ -472,7 +472,7 @@ class World:
             self.model.record_minimum(place, minimum, self._has_expired)
         for place in queues_of(self.process.store):
             if self.process.context.topics.select(place[0]) is not None:
-                self.model.tell_minimum(place, self.process.told_minimum(*place), self._has_expired)
+                self.model.tell_minimum(place, self.process.told_minimum(*place), self.bucket, self._has_expired)
 
     def _has_expired(self, message: Message) -> bool:
         ttl = self.process.wiring.policy().ttl_ms(message.topic)
