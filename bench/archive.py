@@ -26,12 +26,12 @@ import uvloop
 
 from bench.measure import SIZE, raw_command, run_window, spread
 from bench.raw_load import QUEUES, Producer, create
-from bench.servers import NeveServer
 from bench.wire import OPAQUE_FIRST, SendFrames
 from infra import minio
 from infra.object_store.open import open_store
 from neve.archive.catalog import Catalog
 from neve.archive.follow import catalogs
+from tests.servers.neve import NeveServer
 
 TOPIC = "bench"
 _POOL = 4096

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import jvm
-from bench.servers import ApacheServer, NeveServer
+from tests.servers.apache import ApacheServer
+from tests.servers.neve import NeveServer
 
 SIZE = 1024
 JAVA_SOURCES = Path(__file__).parent / "java"

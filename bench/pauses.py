@@ -26,8 +26,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.servers import NeveServer
 from bench.wire import MAX_OFFSET, PULL, SEND_V2, SUCCESS, Client, pull_ext, request, send_ext
+from tests.servers.neve import NeveServer
 
 _CREATE_LIST, _HEART_BEAT, _COMMIT = 18, 34, 15
 _CONSUME_STATS, _TOPIC_STATS, _ALL_TOPICS = 208, 202, 21

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,9 +17,9 @@ from neve.cli.store import open_source
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
+from tests.servers.neve import NEVE
 
 Up = Callable[..., AbstractContextManager[Any]]
-NEVE = str(Path(sys.executable).with_name("neve"))
 SMALL = ("--set", "mappedFileSizeCommitLog=64k")
 TOPIC = "orders"
 FOUND, NOTHING_YET, MOVED = 0, 19, 21
@@ -100,7 +99,7 @@ def journal_of(store: Path) -> list[Any]:
 def refusal(data: Path, store: str, *settings: str) -> str:
     """What a `neve broker` that may not start says, in one line; its exit code is the archive's."""
     options = [f"storePathRootDir={data / 'broker'}", f"storeUrl={store}", "listenPort=0", "adminPort=-1", *settings]
-    command = [str(Path(sys.executable).with_name("neve")), "broker", "--set", "mappedFileSizeCommitLog=64k"]
+    command = [NEVE, "broker", "--set", "mappedFileSizeCommitLog=64k"]
     ended = subprocess.run(
         [*command, *(part for option in options for part in ("--set", option))],
         capture_output=True,

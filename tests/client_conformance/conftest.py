@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from bench.servers import ApacheServer, NeveServer
 from neve import BrokerError, connect
 from neve.client import AsyncClient
+from tests.servers.apache import ApacheServer
+from tests.servers.neve import NeveServer
 from tests.waiting import until
 
 DEADLINE_S = 60

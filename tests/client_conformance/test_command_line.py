@@ -6,8 +6,8 @@ import json
 import subprocess
 from typing import Any
 
-from bench.servers import NEVE
 from neve.client import sync
+from tests.servers.neve import NEVE
 
 
 def neve(server: Any, *arguments: str, stdin: str = "") -> str:

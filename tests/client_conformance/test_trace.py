@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench.servers import mqadmin
 from neve import BrokerError, connect
 from neve.client import AsyncClient, LocalTransactionState
 from neve.client.trace.format import TRACE_TOPIC
+from tests.servers.apache import mqadmin
 from tests.waiting import until
 
 Run = Callable[..., None]

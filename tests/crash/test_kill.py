@@ -26,18 +26,19 @@ import pytest
 from pyarrow.dataset import dataset
 
 import neve.archive
-from bench.servers import NeveServer, wait_until
 from bench.wire import OPAQUE_FIRST, SEND_V2, SUCCESS, Client, request, send_ext
 from infra.object_store.open import open_store
 from neve.archive.follow import catalogs
+from tests.servers.neve import NeveServer
+from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("NEVE_KILLS", "4"))
 SEED = int(os.environ.get("NEVE_SEED", "20"))
 #: With so many kills a load that never tears a record is a bad load.
 KILLS_THAT_TEAR = 50
 QUEUES = 4
-#: How long after the first acknowledgement a kill may come.
-KILL_WITHIN_S = 0.8
+#: How many acknowledgements after each load's first one a kill may come.
+KILL_WITHIN = 2000
 FIRST_ANSWER_S = 60.0
 
 Place = tuple[str, int, int]  # topic, queue, offset
@@ -110,16 +111,19 @@ def keep_sending(server: NeveServer, load: Load, ledger: Ledger, answered: threa
     return len(open_sends)
 
 
-def load_until_dead(server: NeveServer, ledger: Ledger, delay: float) -> None:
-    """All loads at once, and a kill `delay` seconds after each of them had an answer."""
+def load_until_dead(server: NeveServer, ledger: Ledger, more: int) -> None:
+    """All loads at once, and a kill when each of them had an answer and so many `more` came."""
     answered = [threading.Event() for _ in LOADS]
     with ThreadPoolExecutor(len(LOADS)) as pool:
         running = [
             pool.submit(keep_sending, server, load, ledger, event) for load, event in zip(LOADS, answered, strict=True)
         ]
         missing = [event for event in answered if not event.wait(FIRST_ANSWER_S)]
-        threading.Event().wait(delay)
-        server.kill()
+        try:
+            enough = len(ledger.acknowledged) + more
+            wait_until(lambda: len(ledger.acknowledged) >= enough, f"{more} acknowledgements")
+        finally:
+            server.kill()  # what sends ends only then
         ledger.in_flight_at_kill.append(sum(one.result() for one in running))
     assert not missing, "a connection had no answer"
 
@@ -164,7 +168,7 @@ def test_no_acknowledged_message_is_lost(tmp_path: Path) -> None:
             for topic in (SMALL.topic, LARGE.topic):
                 client.create_topic(topic, QUEUES)
         for _ in range(KILLS):
-            load_until_dead(server, ledger, chance.uniform(0.0, KILL_WITHIN_S))
+            load_until_dead(server, ledger, chance.randrange(KILL_WITHIN))
             server.start()
             check(server, ledger)
         check(server, ledger, whole=True)

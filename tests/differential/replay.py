@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,10 +82,9 @@ class Player:
             self._lines.clear()
 
     def _step(self, step: Step) -> dict[str, Any]:
-        deadline = time.monotonic() + min(_UNTIL_S, step.patience_s)
         answer = self._ask(step)
+        deadline = time.monotonic() + min(_UNTIL_S, step.patience_s)
         while not self._holds(step, answer) and time.monotonic() < deadline:
-            threading.Event().wait(0.05)
             answer = self._ask(step)
         for name, path in step.save.items():
             self._saved[name] = str(at_path(answer.tree(), path))

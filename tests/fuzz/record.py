@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -20,12 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import jvm
-from bench.servers import NEVE, free_ports
 from neve.errors import ProtocolError
 from neve.remoting.command import RemotingCommand, decode_command
 from neve.remoting.frame import FrameDecoder
 from tests.fuzz import corpus
 from tests.fuzz.corpus import Direction, Recorded
+from tests.servers.neve import Serving, settings_as_options
+from tests.servers.processes import free_ports
 
 HERE = Path(__file__).parent
 DIALECTS = ("JSON", "ROCKETMQ")
@@ -189,17 +188,6 @@ def proxied(keeper: Keeper, namesrv: int, broker: int) -> Iterator[tuple[int, in
     thread.join()
 
 
-@contextlib.contextmanager
-def server(*arguments: str) -> Iterator[None]:
-    with subprocess.Popen([NEVE, *arguments], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        json.loads(process.stdout.readline())
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
 def run_client(home: Path, dialect: str, namesrv: int, *arguments: str) -> None:
     command = jvm.java(jvm.classes(HERE / "java"), "Traffic", f"127.0.0.1:{namesrv}", *arguments, home=home)
     command[1:1] = [f"-Drocketmq.serialize.type={dialect}"]
@@ -222,14 +210,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         namesrv, broker = free_ports(2)
-        sets: tuple[str, ...] = ("transactionCheckInterval=1000", "transactionTimeOut=500", "enablePropertyFilter=true")
-        sets += ("recallMessageEnable=true", "mappedFileSizeCommitLog=4m", "adminPort=-1", "brokerIP1=127.0.0.1")
+        settings: dict[str, object] = {
+            "transactionCheckInterval": 1000, "transactionTimeOut": 500, "enablePropertyFilter": "true",
+            "recallMessageEnable": "true", "mappedFileSizeCommitLog": "4m", "adminPort": -1, "brokerIP1": "127.0.0.1",
+        }  # fmt: skip
         with proxied(keeper, namesrv, broker) as (to_namesrv, to_broker):
-            settings: tuple[str, ...] = (*sets, f"namesrvAddr=127.0.0.1:{to_namesrv}", f"listenPort={broker}")
-            settings += (f"storePathRootDir={home / 'data'}",)
-            name_server = ("namesrv", "--set", f"listenPort={namesrv}", "--set", f"kvConfigPath={home / 'kv.json'}")
-            arguments = [part for setting in settings for part in ("--set", setting)]
-            with server(*name_server), server("broker", *arguments):
+            settings |= {"namesrvAddr": f"127.0.0.1:{to_namesrv}", "listenPort": broker}
+            settings |= {"storePathRootDir": home / "data"}
+            theirs = {"listenPort": namesrv, "kvConfigPath": home / "kv.json"}
+            with (
+                Serving(home / "namesrv", "namesrv", *settings_as_options(theirs)),
+                Serving(home / "broker", "broker", *settings_as_options(settings)),
+            ):
                 for dialect in DIALECTS:
                     record(home, dialect, to_namesrv, to_broker)
     size = corpus.save(keeper.kept)

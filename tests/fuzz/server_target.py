@@ -19,13 +19,14 @@ from typing import Self
 
 import psutil
 
-from bench.servers import NeveServer, wait_until
 from bench.wire import Client, request
 from neve.errors import ProtocolError
 from neve.remoting.command import decode_command
 from neve.remoting.frame import FrameDecoder
 from tests.fuzz.corpus import Direction, Recorded
 from tests.fuzz.mutate import Mutator, seeds_of
+from tests.servers.neve import NeveServer
+from tests.waiting import wait_until
 
 TOPIC = "sound"
 QUEUES = 2

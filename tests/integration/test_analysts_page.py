@@ -10,9 +10,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from tests.servers.neve import NEVE
+
 Up = Callable[..., AbstractContextManager[Any]]
 PAGE = (Path(__file__).parents[2] / "docs" / "analysts.md").read_text()
-NEVE = str(Path(sys.executable).with_name("neve"))
 
 
 def block(heading: str, language: str) -> str:

@@ -7,11 +7,9 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -29,9 +27,9 @@ from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, Sta
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.server_process import ask
+from tests.servers.neve import NEVE, Serving, settings_as_options
 
 Up = Callable[..., AbstractContextManager[Any]]
-NEVE = str(Path(sys.executable).with_name("neve"))
 
 
 def start(*arguments: str) -> tuple[int, str]:
@@ -268,25 +266,18 @@ def test_a_lifetime_on_the_command_line(ttl: str, said: str) -> None:
 
 def test_more_queues_than_open_files_end_no_broker(tmp_path: Path) -> None:
     """Each queue has a file: they are opened in turn where the process may not open them all."""
-    settings = f"--set storePathRootDir={tmp_path / 'data'} --set listenPort=0 --set adminPort=-1"
-    settings += " --set brokerIP1=127.0.0.1 --set mappedFileSizeCommitLog=1m"
-    command = ["bash", "-c", f"ulimit -n 200; exec {NEVE} broker {settings}"]
+    settings = {"storePathRootDir": tmp_path / "data", "listenPort": 0, "adminPort": -1, "brokerIP1": "127.0.0.1"}
+    options = settings_as_options(settings | {"mappedFileSizeCommitLog": "1m"})
     body = {"topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "readQueueNums": "300",
             "writeQueueNums": "300", "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0",
             "order": "false"}  # fmt: skip
     message = {"producerGroup": "p", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
                "sysFlag": "0", "bornTimestamp": "1", "flag": "0"}  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        up = SimpleNamespace(broker=json.loads(process.stdout.readline())["broker"])
-        sends = [(Code.SEND_MESSAGE, {**message, "queueId": str(queue)}, b"x") for queue in range(300)]
-        try:
-            answers = ask(up, (Code.UPDATE_AND_CREATE_TOPIC, body, b""), *sends)
-            assert {answer.code for answer in answers} == {0}
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    sends = [(Code.SEND_MESSAGE, {**message, "queueId": str(queue)}, b"x") for queue in range(300)]
+    with Serving(tmp_path, "broker", *options, open_files=200) as broker:
+        answers = ask(broker, (Code.UPDATE_AND_CREATE_TOPIC, body, b""), *sends)
+        assert {answer.code for answer in answers} == {0}
+        assert broker.stop() == 0
 
 
 def test_systemd_hears_that_a_server_serves(tmp_path: Path) -> None:
@@ -307,16 +298,12 @@ def test_systemd_hears_that_a_server_serves(tmp_path: Path) -> None:
 
 
 def test_a_server_takes_all_the_open_files_that_it_may(tmp_path: Path) -> None:
-    settings = f"--set listenPort=0 --set kvConfigPath={tmp_path / 'kv.json'}"
-    command = ["bash", "-c", f"ulimit -Sn 256; exec {NEVE} namesrv {settings}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    settings = {"listenPort": 0, "kvConfigPath": tmp_path / "kv.json"}
+    with Serving(tmp_path, "namesrv", *settings_as_options(settings), open_files=256, soft=True) as server:
         (limits,) = [
-            line for line in Path(f"/proc/{process.pid}/limits").read_text().splitlines() if "open files" in line
+            line for line in Path(f"/proc/{server.process.pid}/limits").read_text().splitlines() if "open files" in line
         ]
-        process.terminate()
-        assert process.wait(60) == 0
+        assert server.stop() == 0
     soft, hard = limits.split()[3:5]
     assert soft == hard != "256"
 
@@ -324,9 +311,7 @@ def test_a_server_takes_all_the_open_files_that_it_may(tmp_path: Path) -> None:
 def test_a_name_server_alone_says_what_is_wrong_and_stops_on_the_first_signal(tmp_path: Path) -> None:
     wrong = subprocess.run([NEVE, "namesrv", "--set", "listenPrt=1"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, "unknown key listenPrt" in wrong.stderr) == (EXIT_CONFIG, True), wrong.stderr
-    command = [NEVE, "namesrv", "--set", "listenPort=0", "--set", f"kvConfigPath={tmp_path / 'kv.json'}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["namesrv"].startswith("0.0.0.0:")
-        process.terminate()
-        assert process.wait(60) == 0
+    settings = {"listenPort": 0, "kvConfigPath": tmp_path / "kv.json"}
+    with Serving(tmp_path, "namesrv", *settings_as_options(settings)) as server:
+        assert server.namesrv.startswith("0.0.0.0:")
+        assert server.stop() == 0

@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,56 +14,19 @@ import pytest
 from infra.remoting_server import Connection, open_connection
 from neve.record.codec import decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
-from neve.record.properties import tags_code
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
+from tests.servers.neve import NEVE, NeveServer
 
-# The command that the environment of this interpreter has.
-NEVE = str(Path(sys.executable).with_name("neve"))
-
-
-class Up:
-    """`neve up` in a directory."""
-
-    def __init__(self, data: Path, *settings: str) -> None:
-        options = [part for setting in settings for part in ("--set", setting)]
-        command = [NEVE, "up", "--data", str(data)]
-        data.parent.mkdir(exist_ok=True)
-        log = data.with_suffix(".log")
-        with log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [*command, "--port", "0", "--namesrv-port", "0", *options], stdout=subprocess.PIPE, stderr=errors
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, log.read_text()
-        self.ready: dict[str, Any] = json.loads(line)
-        host, _, port = self.ready["broker"].rpartition(":")
-        self.address = (host, int(port))
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(20)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return code
-
-    def post(self, path: str) -> list[dict[str, Any]]:
-        request = urllib.request.Request(f"http://{self.ready['admin']}{path}", method="POST")
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return [json.loads(line) for line in response]
-
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://{self.ready['admin']}{path}", timeout=20) as response:
-            return str(response.read().decode())
+# Longer than any answer is waited for: a pull that is answered was woken.
+HELD_MS = 600_000
+SMALL = {"mappedFileSizeCommitLog": "4m"}
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
-    yield server
-    server.stop(signal.SIGKILL)
+def up(tmp_path: Path) -> Iterator[NeveServer]:
+    with NeveServer(tmp_path, settings=SMALL) as server:
+        yield server
 
 
 def send_ext(topic: str, properties: str = "", queue: int = 0) -> dict[str, str]:
@@ -96,7 +57,7 @@ async def pull(
     return await ask(connection, Code.PULL_MESSAGE, ext)
 
 
-def run(up: Up, work: Callable[[Connection], Any]) -> Any:
+def run(up: NeveServer, work: Callable[[Connection], Any]) -> Any:
     async def main() -> Any:
         connection = await open_connection(*up.address)
         try:
@@ -111,7 +72,7 @@ def bodies(answer: RemotingCommand) -> list[bytes]:
     return [record.body for record in iter_records(answer.body)]
 
 
-def test_what_is_sent_is_pulled_with_its_tags(up: Up) -> None:
+def test_what_is_sent_is_pulled_with_its_tags(up: NeveServer) -> None:
     async def work(connection: Connection) -> None:
         for index in range(6):
             tag = "even" if index % 2 == 0 else "odd"
@@ -122,7 +83,9 @@ def test_what_is_sent_is_pulled_with_its_tags(up: Up) -> None:
         everything = await pull(connection, "orders", 0)
         assert (everything.code, everything.ext["nextBeginOffset"], everything.ext["maxOffset"]) == (0, "6", "6")
         assert bodies(everything) == [b"0", b"1", b"2", b"3", b"4", b"5"]
-        assert bodies(await pull(connection, "orders", 0, expression="odd")) == [b"1", b"3", b"5"]
+        odd = await pull(connection, "orders", 0, expression="odd")
+        assert bodies(odd) == [b"1", b"3", b"5"]
+        assert {record.properties["TAGS"] for record in iter_records(odd.body)} == {"odd"}
         assert (await pull(connection, "orders", 0, expression="none")).code == 20
         assert (await pull(connection, "orders", 6)).code == 19
         assert (await pull(connection, "orders", 99)).code == 21
@@ -133,22 +96,19 @@ def test_what_is_sent_is_pulled_with_its_tags(up: Up) -> None:
         record = next(iter_records(everything.body))
         viewed = await ask(connection, Code.VIEW_MESSAGE_BY_ID, {"offset": str(record.physical_offset)})
         assert decode_record(viewed.body) == record
-        assert tags_code("odd") != tags_code("even")
 
     run(up, work)
 
 
-def test_a_waiting_pull_is_answered_by_the_next_fitting_message(up: Up) -> None:
+def test_a_waiting_pull_is_answered_by_the_next_fitting_message(up: NeveServer) -> None:
     async def work(connection: Connection) -> None:
         await send(connection, "orders", b"first", "TAGS\x01a\x02")
         sender = await open_connection(*up.address)
-        waiting = asyncio.create_task(pull(connection, "orders", 1, expression="b", hold_ms=15_000))
+        waiting = asyncio.create_task(pull(connection, "orders", 1, expression="b", hold_ms=HELD_MS))
         await send(sender, "orders", b"second", "TAGS\x01a\x02")
-        started = time.monotonic()
         await send(sender, "orders", b"third", "TAGS\x01b\x02")
         answer = await waiting
         sender.close()
-        assert time.monotonic() - started < 5
         if answer.code == 20:  # it began to wait after the second message
             answer = await pull(connection, "orders", int(answer.ext["nextBeginOffset"]), expression="b")
         assert bodies(answer) == [b"third"]
@@ -170,7 +130,7 @@ def test_a_waiting_pull_is_answered_by_the_next_fitting_message(up: Up) -> None:
     ],
 )
 def test_a_send_that_breaks_a_rule_is_refused(
-    up: Up, topic: str, body: bytes, properties: str, queue: int, code: int
+    up: NeveServer, topic: str, body: bytes, properties: str, queue: int, code: int
 ) -> None:
     async def work(connection: Connection) -> None:
         answer = await send(connection, topic, body, properties, queue)
@@ -181,13 +141,13 @@ def test_a_send_that_breaks_a_rule_is_refused(
     run(up, work)
 
 
-def test_a_message_sent_back_comes_again_and_ends_as_a_dead_letter(up: Up) -> None:
+def test_a_message_sent_back_comes_again_and_ends_as_a_dead_letter(up: NeveServer) -> None:
     async def work(connection: Connection) -> None:
         await send(connection, "orders", b"hard", "TAGS\x01a\x02")
         record = next(iter_records((await pull(connection, "orders", 0)).body))
         back = {"offset": str(record.physical_offset), "group": "g", "delayLevel": "1", "originTopic": "orders"}
         assert (await ask(connection, Code.CONSUMER_SEND_MSG_BACK, back)).code == 0
-        answer = await pull(connection, "%RETRY%g", 0, hold_ms=15_000)
+        answer = await pull(connection, "%RETRY%g", 0, hold_ms=HELD_MS)
         again = next(iter_records(answer.body))
         assert (again.body, again.reconsume_times) == (b"hard", 1)
         assert again.properties["RETRY_TOPIC"] == "orders"
@@ -199,21 +159,12 @@ def test_a_message_sent_back_comes_again_and_ends_as_a_dead_letter(up: Up) -> No
 
 
 def test_offsets_and_messages_outlive_a_clean_stop_and_a_kill(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    settings = ("mappedFileSizeCommitLog=4m", "flushDiskType=SYNC_FLUSH", "flushConsumerOffsetInterval=100")
-    for stop, expected in ((signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)):
-        server = Up(data, *settings)
-
-        async def work(connection: Connection) -> None:
-            answers = await asyncio.gather(*(send(connection, "orders", b"%d" % index) for index in range(100)))
-            assert {answer.code for answer in answers} == {0}
-            ext = {"consumerGroup": "g", "topic": "orders", "queueId": "0", "commitOffset": "42"}
-            assert (await pull(connection, "orders", 0)).code == 0
-            assert (await ask(connection, Code.UPDATE_CONSUMER_OFFSET, ext)).code == 0
-
-        run(server, work)
-        assert server.stop(stop) == expected
-    server = Up(data, *settings)
+    async def work(connection: Connection) -> None:
+        answers = await asyncio.gather(*(send(connection, "orders", b"%d" % index) for index in range(100)))
+        assert {answer.code for answer in answers} == {0}
+        ext = {"consumerGroup": "g", "topic": "orders", "queueId": "0", "commitOffset": "42"}
+        assert (await pull(connection, "orders", 0)).code == 0
+        assert (await ask(connection, Code.UPDATE_CONSUMER_OFFSET, ext)).code == 0
 
     async def check(connection: Connection) -> None:
         answer = await ask(connection, Code.GET_MAX_OFFSET, {"topic": "orders", "queueId": "0"})
@@ -221,8 +172,14 @@ def test_offsets_and_messages_outlive_a_clean_stop_and_a_kill(tmp_path: Path) ->
         ext = {"consumerGroup": "g", "topic": "orders", "queueId": "0"}
         assert (await ask(connection, Code.QUERY_CONSUMER_OFFSET, ext)).ext["offset"] == "42"
 
-    run(server, check)
-    assert server.stop() == 0
+    settings = SMALL | {"flushDiskType": "SYNC_FLUSH", "flushConsumerOffsetInterval": "100"}
+    with NeveServer(tmp_path, settings=settings) as server:
+        run(server, work)
+        assert server.stop() == 0
+        run(server.start(), work)
+        server.kill()
+        run(server.start(), check)
+        assert server.stop() == 0
 
 
 def end_ext(stored: RemotingCommand, outcome: int, group: str = "p") -> dict[str, str]:
@@ -252,14 +209,10 @@ def test_transactions_end_once_and_outlive_a_kill(tmp_path: Path) -> None:
             assert (await ask(connection, Code.END_TRANSACTION, end_ext(stored[2], 8))).code == 0
         assert bodies(await pull(connection, "orders", 0)) == [b"0", b"2"]
 
-    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
-    stored = run(server, begin)
-    server.stop(signal.SIGKILL)
-    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
-    try:
-        run(server, end)
-    finally:
-        server.stop()
+    with NeveServer(tmp_path, settings=SMALL) as server:
+        stored = run(server, begin)
+        server.kill()
+        run(server.start(), end)
 
 
 def test_a_timed_message_outlives_a_kill_and_is_never_early(tmp_path: Path) -> None:
@@ -276,17 +229,13 @@ def test_a_timed_message_outlives_a_kill_and_is_never_early(tmp_path: Path) -> N
         assert record.body == b"timed"
         assert due <= record.store_timestamp
 
-    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
-    due = run(server, begin)
-    server.stop(signal.SIGKILL)
-    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
-    try:
-        run(server, wait)
-    finally:
-        server.stop()
+    with NeveServer(tmp_path, settings=SMALL) as server:
+        due = run(server, begin)
+        server.kill()
+        run(server.start(), wait)
 
 
-def test_cold_messages_are_byte_for_byte_the_hot_ones(up: Up) -> None:
+def test_cold_messages_are_byte_for_byte_the_hot_ones(up: NeveServer) -> None:
     async def read(connection: Connection) -> bytes:
         return (await pull(connection, "orders", 0)).body
 
@@ -315,7 +264,7 @@ def test_cold_messages_are_byte_for_byte_the_hot_ones(up: Up) -> None:
     run(up, young)
 
 
-def test_a_deleted_topic_comes_again_empty_and_goes_on_above_its_old_offsets(up: Up) -> None:
+def test_a_deleted_topic_comes_again_empty_and_goes_on_above_its_old_offsets(up: NeveServer) -> None:
     async def fill(connection: Connection) -> None:
         for index in range(5):
             assert (await send(connection, "orders", b"%d" % index)).code == 0
@@ -334,25 +283,25 @@ def test_a_deleted_topic_comes_again_empty_and_goes_on_above_its_old_offsets(up:
 
 
 def test_a_taken_port_or_directory_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
-    server = Up(tmp_path / "data", "mappedFileSizeCommitLog=4m")
-    command = [NEVE, "broker", "--set", "mappedFileSizeCommitLog=4m"]
-    root = f"storePathRootDir={tmp_path / 'data' / 'broker'}"
-    taken = subprocess.run(
-        [*command, "--set", root, "--set", "listenPort=0", "--set", "adminPort=-1"],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (taken.returncode, b"in use by another broker" in taken.stderr) == (3, True), taken.stderr
-    port = f"listenPort={server.address[1]}"
-    taken = subprocess.run(
-        [*command, "--set", f"storePathRootDir={tmp_path / 'x'}", "--set", port],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (taken.returncode, taken.stderr.count(b"\n")) == (3, 1), taken.stderr
-    assert server.stop() == 0
+    with NeveServer(tmp_path, settings=SMALL) as server:
+        command = [NEVE, "broker", "--set", "mappedFileSizeCommitLog=4m"]
+        root = f"storePathRootDir={tmp_path / 'data' / 'broker'}"
+        taken = subprocess.run(
+            [*command, "--set", root, "--set", "listenPort=0", "--set", "adminPort=-1"],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert (taken.returncode, b"in use by another broker" in taken.stderr) == (3, True), taken.stderr
+        port = f"listenPort={server.address[1]}"
+        taken = subprocess.run(
+            [*command, "--set", f"storePathRootDir={tmp_path / 'x'}", "--set", port],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert (taken.returncode, taken.stderr.count(b"\n")) == (3, 1), taken.stderr
+        assert server.stop() == 0
 
 
 def test_the_broker_stays_small() -> None:

@@ -28,6 +28,7 @@ from neve.record.bodies import encode_batch
 from neve.record.codec import decode_record
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
+from tests.servers.neve import NeveServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -209,22 +210,10 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         store = server.url("neve", "identity")
-        process = subprocess.Popen(
-            [
-                str(Path(sys.executable).with_name("neve")), "up", "--data", str(tmp_path / "data"),
-                "--store", store, "--namesrv-port", "0", "--port", "0",
-                "--set", "bindAddress=127.0.0.1,::1", "--set", f"mappedFileSizeCommitLog={64 << 20}",
-            ],
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, f"neve up ended with {process.wait(10)}"
-            yield json.loads(line) | {"store": store}
-        finally:
-            process.terminate()
-            assert process.wait(60) == 0
+        settings = {"bindAddress": "127.0.0.1,::1", "mappedFileSizeCommitLog": 64 << 20}
+        with NeveServer(tmp_path, store=store, settings=settings) as neve:
+            yield neve.ready | {"store": store}
+            assert neve.stop() == 0
 
 
 @pytest.mark.servers

@@ -16,7 +16,7 @@ import pytest
 from neve.cli import main
 from neve.client import Message, connect
 from neve.client.validators import RESERVED_PROPERTIES
-from tests.server_process import NEVE
+from tests.servers.neve import NEVE
 
 DEADLINE_S = 60
 USAGE, NOT_FOUND, FEWER = 2, 3, 7

@@ -16,9 +16,9 @@ from infra.object_store.open import open_store
 from neve.archive.journal import Epoch, encode_entry
 from neve.archive.keys import journal_key
 from neve.cli import main
+from tests.servers.neve import NEVE
 
 pytestmark = pytest.mark.servers
-NEVE = str(Path(sys.executable).with_name("neve"))
 
 
 def test_a_minio_to_try_with(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from neve.remoting.codes import RequestCode as Code
 from tests.server_process import (
     GROUP,
     MOVED,
-    NEVE,
     SMALL,
     Up,
     ask,
@@ -38,6 +37,7 @@ from tests.server_process import (
     refusal,
     send,
 )
+from tests.servers.neve import NEVE
 from tests.waiting import wait_until
 from tiered.journal.writer import StoreFormat
 
@@ -94,7 +94,7 @@ def test_a_log_cut_below_its_archive_goes_on_above_it(tmp_path: Path, neve_up: U
         assert [item.get("event") for item in post(neve, "/archive/offload?roll=1&evict=1")][-1] == "done"
         assert read_all(neve) == kept
         assert post(neve, "/archive/verify?deep=true")[0]["findings"] == []
-    log = (tmp_path / "neve-up.log").read_text()
+    log = (tmp_path / "neve.log").read_text()
     assert re.search(r"ERROR.* ends at \d+, below its archive at \d+", log)
     assert re.search(r"ERROR.* queue 0: offsets 4-9 are lost", log)
     written = journal_of(store)
@@ -247,7 +247,7 @@ def test_a_stopped_minio_is_waited_for(tmp_path: Path, neve_up: Up, monkeypatch:
             assert (refused.returncode, b"Connection refused" in refused.stderr) == (1, True), refused.stderr
             with again(tmp_path / "minio", server):
                 back(neve)
-        assert "Traceback" not in neve.log.read_text()
+        assert "Traceback" not in neve.log()
 
 
 @contextlib.contextmanager

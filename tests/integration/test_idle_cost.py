@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
+
+from tests.servers.neve import Serving, settings_as_options
 
 MEMORY_KIB = 150 * 1024
 START_SECONDS = 10
@@ -34,32 +34,20 @@ def cpu_seconds(pid: int) -> float:
 
 
 def test_an_idle_broker_is_small_and_quiet(tmp_path: Path) -> None:
-    settings = (
-        f"storePathRootDir={tmp_path / 'data'}", f"storeUrl=dir:{tmp_path / 'store'}", "listenPort=0", "adminPort=0",
-        "brokerIP1=127.0.0.1", "mappedFileSizeCommitLog=64m",
-    )  # fmt: skip
-    command = [str(Path(sys.executable).with_name("neve")), "broker"]
+    settings = {
+        "storePathRootDir": tmp_path / "data", "storeUrl": f"dir:{tmp_path / 'store'}", "listenPort": 0, "adminPort": 0,
+        "brokerIP1": "127.0.0.1", "mappedFileSizeCommitLog": "64m",
+    }  # fmt: skip
     began = time.monotonic()
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *(part for setting in settings for part in ("--set", setting))],
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline(), (tmp_path / "log").read_text()
+    with Serving(tmp_path, "broker", *settings_as_options(settings)) as broker:
         started = time.monotonic() - began
-        before, began = sum(map(cpu_seconds, family(process.pid))), time.monotonic()
+        pid = broker.process.pid
+        before, began = sum(map(cpu_seconds, family(pid))), time.monotonic()
         threading.Event().wait(WATCHED_SECONDS)  # the measure itself, not a wait for something
-        members = family(process.pid)
+        members = family(pid)
         share = (sum(map(cpu_seconds, members)) - before) / (time.monotonic() - began)
         memory = sum(map(anonymous_kib, members))
-    finally:
-        process.terminate()
-        code = process.wait(30)
-        if process.stdout is not None:
-            process.stdout.close()
+        code = broker.stop()
     print(f"start {started:.2f} s, {len(members)} processes, {memory / 1024:.1f} MiB anonymous, {share:.2%} of a core")
     assert code == 0
     assert started < START_SECONDS

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-import subprocess
-import sys
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +12,7 @@ from typing import Any
 from infra.remoting_server import open_connection
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask
-
-NEVE = str(Path(sys.executable).with_name("neve"))
+from tests.servers.neve import Serving, settings_as_options
 
 
 def figures(admin: str) -> dict[str, float]:
@@ -28,16 +24,9 @@ def figures(admin: str) -> dict[str, float]:
 def test_more_connections_than_open_files_end_no_broker(tmp_path: Path) -> None:
     names = {"storePathRootDir": tmp_path / "data", "listenPort": 0, "adminPort": 0, "flushDiskType": "SYNC_FLUSH"}
     names |= {"brokerIP1": "127.0.0.1", "mappedFileSizeCommitLog": "1m"}
-    settings = " ".join(f"--set {name}={value}" for name, value in names.items())
-    command = ["bash", "-c", f"ulimit -n 200; exec {NEVE} broker {settings}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        try:
-            asyncio.run(_crowded(json.loads(process.stdout.readline())))
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    with Serving(tmp_path, "broker", *settings_as_options(names), open_files=200) as broker:
+        asyncio.run(_crowded(broker.ready))
+        assert broker.stop() == 0
 
 
 async def _crowded(ready: dict[str, Any]) -> None:

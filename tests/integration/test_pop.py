@@ -157,7 +157,7 @@ def test_the_highest_count_of_retries_keeps_neither_this_nor_another_message_fro
 
     with neve_up(tmp_path) as neve:
         run(neve.broker, work)
-        assert "Traceback" not in neve.log.read_text()
+        assert "Traceback" not in neve.log()
 
 
 def test_a_message_with_as_many_properties_as_fit_comes_again_as_well(neve_up: NeveUp, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_message_with_as_many_properties_as_fit_comes_again_as_well(neve_up: N
 
     with neve_up(tmp_path) as neve:
         run(neve.broker, work)
-        assert "Traceback" not in neve.log.read_text()
+        assert "Traceback" not in neve.log()
 
 
 def test_a_pop_in_order_gives_nothing_more_until_all_of_the_last_is_acknowledged(

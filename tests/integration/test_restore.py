@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -46,6 +45,7 @@ from tests.server_process import (
     refusal,
     send,
 )
+from tests.servers.neve import NEVE
 from tests.waiting import wait_until
 
 Up = Callable[..., AbstractContextManager[Any]]
@@ -78,7 +78,7 @@ def wait_for_state(store: Path, following: int) -> None:
 
 
 def dry_run(data: Path, url: str) -> dict[str, Any]:
-    command = [str(Path(sys.executable).with_name("neve")), "up", "--data", str(data), "--restore-from", url]
+    command = [NEVE, "up", "--data", str(data), "--restore-from", url]
     done = subprocess.run([*command, "--dry-run", *SMALL], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -240,7 +240,7 @@ def test_a_restore_that_was_killed_between_the_log_and_its_checkpoint_goes_on(tm
     store, data = tmp_path / "store", tmp_path / "data"
     shutil.copytree(archive, store)
     settings = (f"storePathRootDir={data}", "listenPort=0", "adminPort=-1", "mappedFileSizeCommitLog=64k")
-    command = [str(Path(sys.executable).with_name("neve")), "broker", "--restore-from", f"dir:{store}"]
+    command = [NEVE, "broker", "--restore-from", f"dir:{store}"]
     killed = subprocess.run(
         [*command, *(part for setting in settings for part in ("--set", setting))],
         env={**os.environ, "NEVE_FAILPOINT": "store.roll=crash"},

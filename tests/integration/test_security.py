@@ -190,6 +190,6 @@ def test_users_and_policies(neve_up: Up, tmp_path: Path) -> None:
     options = [part for key in keys for part in ("--set", key)]
     with neve_up(tmp_path / "neve", "--store", "", *options) as neve:
         asyncio.run(users_and_policies(neve.namesrv, neve.broker))
-    log = neve.log.read_text()
+    log = neve.log()
     assert "root-secret" not in log
     assert "alice-secret" not in log

@@ -40,7 +40,7 @@ from neve.archive.keys import data_key, journal_key
 from neve.archive.schema import SCHEMA
 from neve.spark.jars import pyspark_jars
 from tests.integration.test_offload import StoreAdapter, put, start
-from tests.server_process import NEVE
+from tests.servers.neve import NEVE
 from tiered.worker.client import WorkerClient
 
 pytestmark = [

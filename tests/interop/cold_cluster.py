@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.servers import NeveServer, wait_until
 from bench.wire import Client
 from infra import minio
 from tests.interop.agent import Agent, Got
+from tests.servers.neve import NeveServer
+from tests.waiting import wait_until
 
 SETTINGS = {
     "archiveMinBytes": "1",
@@ -50,7 +51,7 @@ class Cluster:
     def offload_all(self) -> None:
         """Returns once nothing that is in the log now is local: what waits for its time may keep it there a while."""
         written = self.segments()
-        wait_until(lambda: not self.offload_leaves(written), "the eviction of all", step=0.5)
+        wait_until(lambda: not self.offload_leaves(written), "the eviction of all")
 
     def offload_leaves(self, segments: set[str]) -> set[str]:
         """Those of the segments that are still local after another offload."""

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Self
 
+from typing_extensions import override
+
 from bench import jvm
-from bench.servers import Processes, accepts, free_ports, wait_until
+from tests.servers.processes import Processes, accepts, free_ports
+from tests.waiting import wait_until
 
 _READY_S = 180.0  # on a busy machine
 _FLAGS = ["-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -36,6 +39,7 @@ class ProxyServer(Processes):
         self._config = directory / "proxy.json"
         self._config.write_text(json.dumps(settings))
 
+    @override
     def start(self) -> Self:
         arguments = ["-pc", str(self._config)]
         flags = [*_FLAGS, f"-Drocketmq.log.root={self.directory}"]
@@ -51,12 +55,7 @@ class ProxyServer(Processes):
         wait_until(is_ready, "Apache's proxy", _READY_S)
         return self
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.kill()
-            raise
-
-    def __exit__(self, *exc: object) -> None:
+    @override
+    def stop(self) -> int:
         self.kill()  # it keeps nothing, and says goodbye for 20 s
+        return 0

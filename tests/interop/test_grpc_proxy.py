@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench.servers import NeveServer, wait_until
 from infra.remoting_server import open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from tests.interop.proxy import ProxyServer
+from tests.servers.neve import NeveServer
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 AGENT = Path(__file__).with_name("grpc_agent.py")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench import jvm
-from bench.servers import NeveServer
 from bench.wire import Client
+from tests.servers.neve import NeveServer
 
 pytestmark = pytest.mark.servers
 SOURCES = Path(__file__).parent / "java_admin"

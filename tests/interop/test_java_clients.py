@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from bench import jvm
-from bench.servers import NEVE, NeveServer, mqadmin, wait_until
 from bench.wire import ROUTE, SUCCESS, Client
 from infra import minio
+from tests.servers.apache import mqadmin
+from tests.servers.neve import NEVE, NeveServer
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 SOURCES = Path(__file__).parent / "java"

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import NamedTuple, Self
 import pytest
 
 from bench import jvm
-from bench.servers import NEVE, Processes, free_ports, mqadmin, wait_until
 from bench.wire import ROUTE, SUCCESS, Client
 from infra import minio
 from infra.object_store.open import open_store
@@ -32,6 +30,10 @@ from neve import archive
 from neve import spark as neve_spark
 from neve.remoting.body import TopicRouteData, loads_as
 from tests.interop.agent import FLAGS, SOURCES
+from tests.servers.apache import mqadmin
+from tests.servers.neve import Serving, settings_as_options
+from tests.servers.processes import free_ports
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.servers,
@@ -47,62 +49,46 @@ STEP = 300 if SOAK else 30
 DEADLINE_S = 90
 
 
-class NameServer(Processes):
+class NameServer(Serving):
     """`neve namesrv`; it may be killed and started again at its address."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        (self._port,) = free_ports(1)
-        self.address = f"127.0.0.1:{self._port}"
-
-    def start(self) -> Self:
-        settings = [f"listenPort={self._port}", "bindAddress=127.0.0.1", f"kvConfigPath={self.directory / 'kv.json'}"]
-        command = [NEVE, "namesrv", *(word for each in settings for word in ("--set", each))]
-        self.first_line(self.spawn(command, "neve.log", piped=True), "neve.log")
-        return self
+        (port,) = free_ports(1)
+        settings = {"listenPort": port, "bindAddress": "127.0.0.1", "kvConfigPath": directory / "kv.json"}
+        super().__init__(directory, "namesrv", *settings_as_options(settings))
+        self.at = f"127.0.0.1:{port}"
 
     def brokers_of(self, topic: str) -> set[str]:
         """Those that the name server would send a producer to."""
-        with Client(self.address) as client:
+        with Client(self.at) as client:
             answer = client.invoke(ROUTE, {"topic": topic})
         if answer.code != SUCCESS:
             return set()
         return {each.broker_name for each in loads_as(answer.body, TopicRouteData).queue_datas if each.perm & 2}
 
 
-class Broker(Processes):
+class Broker(Serving):
     """`neve broker` with a name of its own; several share a bucket."""
 
     def __init__(self, name: str, directory: Path, namesrvs: str, store: str) -> None:
-        super().__init__(directory)
         self.name = name
         port, admin = free_ports(2)
-        self.address, self._admin = f"127.0.0.1:{port}", f"127.0.0.1:{admin}"
+        self.at = f"127.0.0.1:{port}"
         settings = {
             "brokerName": name, "listenPort": port, "adminPort": admin, "bindAddress": "127.0.0.1",
             "brokerIP1": "127.0.0.1", "namesrvAddr": namesrvs, "storePathRootDir": directory / "data",
             "storeUrl": store, "mappedFileSizeCommitLog": "8m", "registerNameServerPeriod": "10s",
             "archiveMinBytes": 1,
         }  # fmt: skip
-        self._command = [
-            NEVE,
-            "broker",
-            *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
-        ]
-
-    def start(self) -> Self:
-        self.first_line(self.spawn(self._command, "neve.log", piped=True), "neve.log")
-        return self
+        super().__init__(directory, "broker", *settings_as_options(settings))
 
     def create_topic(self) -> None:
-        with Client(self.address) as client:
+        with Client(self.at) as client:
             client.create_topic(TOPIC, QUEUES)
 
     def offload(self) -> None:
         """Everything into the bucket, and the local copy away."""
-        request = urllib.request.Request(f"http://{self._admin}/archive/offload?roll=1&evict=1", method="POST")
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            answer.read()
+        self.post("/archive/offload?roll=1&evict=1")
 
 
 class Row(NamedTuple):
@@ -197,7 +183,7 @@ class Cluster:
     def __init__(self, home: Path, store: str) -> None:
         self._home, self.store = home, store
         self.namesrvs = [NameServer(home / f"ns{number}") for number in range(2)]
-        self.addresses = ";".join(each.address for each in self.namesrvs)
+        self.addresses = ";".join(each.at for each in self.namesrvs)
         self.brokers: dict[str, Broker] = {}
 
     def add(self, name: str) -> Broker:

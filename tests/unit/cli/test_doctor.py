@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.servers import free_ports
 from broker.doctor import checks
 from infra.clock import ManualClock
 from infra.disk import RealDisk, Room
 from neve.cli import main
 from neve.cli.doctor import Check
 from tests.broker_in_process import running
+from tests.servers.processes import free_ports
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,106 @@
+"""Apache RocketMQ 5.3.3 as it comes, as processes, and its admin tool."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from typing_extensions import override
+
+from bench import jvm
+from bench.wire import Client
+from tests.servers.processes import Processes, accepts, free_ports
+from tests.waiting import wait_until
+
+#: GET_BROKER_CLUSTER_INFO
+_CLUSTERS = 106
+_READY_S = 180.0  # on a busy machine
+_ADMIN_S = 120.0
+_MODULE_FLAGS = [
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+]
+
+
+class ApacheServer(Processes):
+    """Name server and broker of Apache RocketMQ 5.3.3, default settings but for paths, ports and loopback.
+
+    Its HA port knows no bind address; it is a free port, and nobody connects to it. `quick` starts sooner and runs
+    slower: for tests, not for measurements.
+    """
+
+    def __init__(
+        self, directory: Path, *, heap: str = "2g", settings: Mapping[str, str] | None = None, quick: bool = False
+    ) -> None:
+        super().__init__(directory)
+        self._quick = ["-XX:TieredStopAtLevel=1", "-XX:-AlwaysPreTouch"] if quick else []
+        namesrv_port, broker_port, ha_port = free_ports(3)
+        self._heap = heap
+        self.namesrv = f"127.0.0.1:{namesrv_port}"
+        self.broker = f"127.0.0.1:{broker_port}"
+        conf = directory / "conf"
+        conf.mkdir(exist_ok=True)
+        (conf / "namesrv.conf").write_text(f"bindAddress=127.0.0.1\nlistenPort={namesrv_port}\n")
+        broker = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": "stock",
+            "brokerId": "0",
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "bindAddress": "127.0.0.1",
+            "listenPort": str(broker_port),
+            "haListenPort": str(ha_port),
+            "namesrvAddr": self.namesrv,
+            "storePathRootDir": str(directory / "store"),
+            "storePathCommitLog": str(directory / "store" / "commitlog"),
+            **(settings or {}),
+        }
+        (conf / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in broker.items()))
+
+    @override
+    def start(self) -> Self:
+        env = {"ROCKETMQ_HOME": str(self.directory)}
+        library = f"{jvm.jars()}/*"
+        conf = self.directory / "conf"
+        start = "org.apache.rocketmq.{}.{}"
+        small = ["-server", "-Xms256m", "-Xmx256m"]
+        large = ["-server", f"-Xms{self._heap}", f"-Xmx{self._heap}", f"-XX:MaxDirectMemorySize={self._heap}"]
+        large += ["-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25", "-XX:+AlwaysPreTouch"]
+        large += ["-XX:InitiatingHeapOccupancyPercent=30", "-XX:SoftRefLRUPolicyMSPerMB=0", *_MODULE_FLAGS]
+        small += self._quick
+        large += self._quick
+        namesrv = start.format("namesrv", "NamesrvStartup")
+        broker = start.format("broker", "BrokerStartup")
+        arguments = ["-c", str(conf / "namesrv.conf")]
+        self.spawn(jvm.java(library, namesrv, *arguments, home=self.directory, flags=small), "namesrv.out", env)
+        wait_until(lambda: accepts(self.namesrv), "Apache's name server", _READY_S)
+        arguments = ["-c", str(conf / "broker.conf")]
+        self.spawn(jvm.java(library, broker, *arguments, home=self.directory, flags=large), "broker.out", env)
+        wait_until(lambda: accepts(self.broker), "Apache's broker", _READY_S)
+        # The port is open seconds before the name server knows the broker.
+        with Client(self.namesrv) as routes:
+            wait_until(lambda: b'"stock"' in routes.invoke(_CLUSTERS, {}).body, "the broker's registration", _READY_S)
+        return self
+
+
+def mqadmin(namesrv: str, *args: str, home: Path, version: str = jvm.SERVER) -> str:
+    """Output of the stock admin tool, errors included: it exits with 0 whatever happens."""
+    (home / "conf").mkdir(parents=True, exist_ok=True)
+    (home / "conf" / "logback_tools.xml").write_text("<configuration/>")  # 4.x does nothing without it
+    main = "org.apache.rocketmq.tools.command.MQAdminStartup"
+    command = jvm.java(f"{jvm.jars(version)}/*", main, *args, "-n", namesrv, home=home)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=_ADMIN_S,
+        check=False,
+        cwd=home,
+        env={**os.environ, "ROCKETMQ_HOME": str(home)},
+    )
+    # The 5.3 client prints how its logging was configured, a line for each step.
+    return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if " |-" not in line)

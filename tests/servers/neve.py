@@ -1,0 +1,112 @@
+"""neve's own servers as processes: `neve up`, and any other verb that serves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from typing_extensions import override
+
+from tests.servers.processes import Processes, free_ports
+
+#: The command of the environment that runs this.
+NEVE = str(Path(sys.executable).with_name("neve"))
+_LOG = "neve.log"
+_ADMIN_S = 120.0
+
+
+def settings_as_options(settings: Mapping[str, object]) -> list[str]:
+    """`--set key=value` for each."""
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+class Serving(Processes):
+    """`neve VERB …` over `directory`, ready when its JSON line is there; it may be started again after its end.
+
+    Usage:
+        with Serving(directory, "namesrv", *settings_as_options({"listenPort": 0})) as server:
+            server.ready["namesrv"]        "127.0.0.1:port"
+            server.cpu_seconds()           user + system of all its processes, ended workers included
+    """
+
+    def __init__(self, directory: Path, *arguments: str, open_files: int | None = None, soft: bool = False) -> None:
+        super().__init__(directory)
+        self._command = [NEVE, *arguments]
+        if open_files is not None:
+            limit = f"ulimit -{'S' if soft else ''}n {open_files}"
+            self._command = ["bash", "-c", f'{limit}; exec "$0" "$@"', *self._command]
+        self.ready: dict[str, Any] = {}
+
+    @override
+    def start(self, env: Mapping[str, str] | None = None) -> Self:
+        self.process: subprocess.Popen[str] = self.spawn(self._command, _LOG, env, piped=True)
+        self.ready = self.first_line(self.process, _LOG)
+        return self
+
+    @property
+    def broker(self) -> str:
+        """host:port"""
+        return str(self.ready["broker"])
+
+    @property
+    def namesrv(self) -> str:
+        """host:port"""
+        return str(self.ready["namesrv"])
+
+    @property
+    def admin(self) -> str:
+        """host:port"""
+        return str(self.ready["admin"])
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The broker's."""
+        host, _, port = self.broker.rpartition(":")
+        return host, int(port)
+
+    def get(self, path: str) -> str:
+        """A page of the admin port."""
+        with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=_ADMIN_S) as page:
+            return str(page.read().decode())
+
+    def post(self, path: str) -> list[dict[str, Any]]:
+        """What the admin port tells of an order, an event a line."""
+        request = urllib.request.Request(f"http://{self.admin}{path}", method="POST")
+        with urllib.request.urlopen(request, timeout=_ADMIN_S) as answer:
+            return [json.loads(line) for line in answer if line.strip()]
+
+    def metric(self, name: str) -> float:
+        """What the admin port says now of a series without labels."""
+        for line in self.get("/metrics").splitlines():
+            series, _, value = line.rpartition(" ")
+            if series == name:
+                return float(value)
+        raise KeyError(name)
+
+
+class NeveServer(Serving):
+    """`neve up` on free ports, which it keeps over a restart; its data is below `directory`.
+
+    Start it again after `kill` or `stop` to find out what the disk still knows.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        store: str | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        data = directory / "data"
+        self.store = store or f"dir:{data}/archive"  # the default of `neve up`
+        namesrv_port, port = free_ports(2)
+        options = ["--data", str(data), "--namesrv-port", str(namesrv_port), "--port", str(port)]
+        options += ["--store", store] if store is not None else []
+        super().__init__(directory, "up", *options, *settings_as_options(settings or {}), *arguments)
+        # known before it is ready
+        self.ready = {"namesrv": f"127.0.0.1:{namesrv_port}", "broker": f"127.0.0.1:{port}"}

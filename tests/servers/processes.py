@@ -1,0 +1,164 @@
+"""Servers as processes of their own: how tests and measurements start them, stop them and read their logs.
+
+Ports are free ones on loopback. Each process has a session of its own and is ended by its id, with what it started. A
+`with` that fails tells the end of the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Self
+
+import psutil
+
+_READY_S = 60.0
+_STOP_S = 60.0
+_TOLD = 4000  # characters of a log
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, with port − 2 free as well: RocketMQ clients may go to a broker's VIP port."""
+    ports: list[int] = []
+    with contextlib.ExitStack() as stack:
+        while len(ports) < count:
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            below = stack.enter_context(socket.socket())
+            try:
+                below.bind(("127.0.0.1", port - 2))
+            except OSError:
+                continue
+            ports.append(port)
+    return ports
+
+
+def accepts(address: str) -> bool:
+    """Whether something listens there."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, int(port))) == 0
+
+
+class Processes:
+    """The processes of one server: ended or killed together, their CPU time summed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.roots: list[subprocess.Popen[str]] = []
+        self._logs: set[str] = set()
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def spawn(
+        self, command: list[str], log: str, env: Mapping[str, str] | None = None, *, piped: bool = False
+    ) -> subprocess.Popen[str]:
+        with (self.directory / log).open("a") as err:
+            out: int | IO[str] = subprocess.PIPE if piped else err
+            process = subprocess.Popen(
+                command, stdout=out, stderr=err, text=True, start_new_session=True, env={**os.environ, **(env or {})}
+            )
+        self.roots.append(process)
+        self._logs.add(log)
+        return process
+
+    def first_line(self, process: subprocess.Popen[str], log: str) -> dict[str, Any]:
+        """The JSON line by which a server says that it is ready; one that doesn't is killed, its log told."""
+        assert process.stdout is not None
+        out = process.stdout
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.append(out.readline()), daemon=True)
+        reader.start()
+        reader.join(_READY_S)
+        if not lines or not lines[0].startswith("{"):
+            self.kill()
+            raise RuntimeError(f"{process.args!r} did not get ready: {lines}\n{self.log(log)[-_TOLD:]}")
+        ready: dict[str, Any] = json.loads(lines[0])
+        return ready
+
+    def log(self, name: str = "neve.log") -> str:
+        """What it has written so far."""
+        return (self.directory / name).read_text(errors="replace")
+
+    def alive(self) -> list[psutil.Process]:
+        """All its processes."""
+        found: list[psutil.Process] = []
+        for root in self.roots:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(root.pid)
+                found += [process, *process.children(recursive=True)]
+        return found
+
+    def cpu_seconds(self) -> float:
+        """User and system time; what ended workers used is in their parent's children times."""
+        total = 0.0
+        for process in self.alive():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+        return total
+
+    def signal(self, number: int) -> None:
+        """To those that were started, not to what they started."""
+        for root in self.roots:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(root.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to all of them at once, the way a machine's owner pulls the plug on a program."""
+        victims = self.alive()
+        for root in self.roots:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(root.pid, signal.SIGKILL)
+        for victim in victims:  # a worker may have a session of its own
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        self._reap()
+
+    def stop(self) -> int:
+        """SIGTERM, last started first; SIGKILL for what does not end. Returns the exit status of the last started."""
+        status = 0
+        for root in reversed(self.roots):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(root.pid, signal.SIGTERM)
+            try:
+                status = root.wait(_STOP_S) or status
+            except subprocess.TimeoutExpired:
+                status = -signal.SIGKILL
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(root.pid, signal.SIGKILL)
+        self._reap()
+        return status
+
+    def _reap(self) -> None:
+        for root in self.roots:
+            root.wait()
+            if root.stdout is not None:
+                root.stdout.close()
+        self.roots.clear()
+
+    def start(self) -> Self:
+        """Returns once it serves."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.kill()  # what was started must not outlive what it was started for
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.stop()
+        if kind is not None:
+            for path in sorted({Path(self.directory, name) for name in self._logs}):
+                sys.stderr.write(f"--- the end of {path}\n{path.read_text(errors='replace')[-_TOLD:]}\n")
