@@ -252,7 +252,7 @@ class BrokerController:
             await self.archive.shutdown()
             await asyncio.to_thread(self.context.store.shutdown)
             raise
-        self.context.store.on_append.append(self._appended)
+        self.context.store.tell(self._appended)
         self._start_tasks()
         self.context.accepting = True
         await self._register()
@@ -473,7 +473,7 @@ class BrokerController:
 
     def _connections_room(self) -> int:
         """How many connections the process has descriptors for, beside its log."""
-        return self._descriptors.connections(self.context.store.log.descriptors)
+        return self._descriptors.connections(self.context.store.descriptors)
 
     def _flush_failed(self, error: BaseException) -> None:
         self.context.accepting = False
@@ -517,4 +517,4 @@ class BrokerController:
 
 def _ends(store: MessageStore, topic: str) -> dict[int, int]:
     """queue -> the offset that its next message would get."""
-    return {queue: store.next_offset(topic, queue) for queue in store.table_by_topic.get(topic, ())}
+    return {queue: store.next_offset(topic, queue) for queue in store.queues_of(topic)}

@@ -91,7 +91,7 @@ class ArchiveWiring:
             upload_bytes_per_second=config.archive_upload_bytes_per_second,
             archived=lambda topic: archiving and not topics.is_system(topic),
             internal=internal.__contains__,
-            gone_below=lambda topic: store.state.deleted.get(topic, 0),
+            gone_below=store.gone_below,
             ttl_hours=ttl_hours,
         )
 
@@ -100,7 +100,7 @@ class ArchiveWiring:
         attachment, context = None, self._context
         if context.config.store_url:
             attachment = await self._open(restore)
-        newest = context.store.last_time
+        newest = context.store.newest_store_time
         self.safe_clock = SafeClock(context.clock, ClockMark(context.root / "clock", self._disk), newest)
         context.trusted_ms = self.safe_clock.now_ms
         loop = asyncio.get_running_loop()
@@ -204,7 +204,7 @@ class ArchiveWiring:
                 topic, {queue: offset for queue, offset in recorded.items() if offset > store.min_offset(topic, queue)}
             )
         if hidden:
-            store.directory.write_queue_state(store.state)
+            store.save_queue_state()
 
     async def _restore(self, restore: Restore, lifecycle: Lifecycle) -> None:
         """The archive is ours now: fill the empty store from it."""

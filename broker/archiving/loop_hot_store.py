@@ -104,7 +104,7 @@ class LoopHotStore:
             except TopicUnreadable as error:
                 log.warning("the TTL of %s takes nothing now: %s", topic, error)
         if hidden:
-            store.directory.write_image(self._call(lambda: store.directory.image_of(store.state)))
+            store.write_queue_state(self._call(store.queue_state_image))
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         return self._call_of(topic, lambda: self._context.store.show_from(topic, queue, offset))

@@ -114,7 +114,7 @@ class Restore:
     def apply(self, context: BrokerContext, plan: RestorePlan) -> None:
         """Log, queues and tables, on the loop, before anything is served."""
         store = context.store
-        store.last_time = max(store.last_time, plan.newest_ms)
+        store.go_on_after(plan.newest_ms)
         try:
             if store.max_physical_offset < plan.log_start:
                 store.restart_log_at(plan.log_start)

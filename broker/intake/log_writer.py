@@ -100,5 +100,4 @@ class LogWriter:
 
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue in the store, made for its first message."""
-        store = self._store
-        return store.table.get((topic, queue_id)) or store.new_queue(topic, queue_id)
+        return self._store.queue_for(topic, queue_id)

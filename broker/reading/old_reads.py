@@ -7,10 +7,11 @@ evicted in between (a mapping outlives its file's name).
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from broker.store.commit_log import CommitLog, LogFile
+from broker.store.commit_log import LogFile
 from infra.disk import Disk
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
@@ -30,7 +31,7 @@ class Piece(NamedTuple):
     parts: list[tuple[int, int]]
 
 
-def pieces_of(log: CommitLog, runs: list[tuple[int, int]]) -> list[Piece]:
+def pieces_of(file_at: Callable[[int], LogFile | None], runs: list[tuple[int, int]]) -> list[Piece]:
     """The reads for these runs of the log, (start, end) as physical offsets in rising order; each lies in one file."""
     pieces: list[Piece] = []
     file = None
@@ -40,7 +41,7 @@ def pieces_of(log: CommitLog, runs: list[tuple[int, int]]) -> list[Piece]:
         if file is None or start > reached + _GAP_MAX or end > file.end:
             if file is not None:
                 pieces.append(Piece(file, origin - file.base, reached - origin, parts))
-            file, origin, parts = log.at(start), start, []
+            file, origin, parts = file_at(start), start, []
             assert file is not None, "a run was sliced from this file just now"
         parts.append((start - origin, end - origin))
         reached = end

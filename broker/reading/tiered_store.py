@@ -129,7 +129,7 @@ class TieredStore:
             got.count,
         )
         if got.runs:
-            pieces = pieces_of(hot.log, got.runs)
+            pieces = pieces_of(hot.file_at, got.runs)
             if not self.old.in_memory(pieces):
                 result.pending = pieces
         return result

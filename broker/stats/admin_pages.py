@@ -289,7 +289,7 @@ def _register_metrics(controller: BrokerController) -> None:
     counter(
         "index_skipped_keys_total",
         "keys not indexed, for want of room",
-        lambda: context.store.index.skipped,
+        lambda: context.store.skipped_keys,
     )
     gauge(
         "disk_used_ratio",

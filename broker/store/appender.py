@@ -156,7 +156,7 @@ class Appender:
 
         With `beside` both are stored, next to each other, or neither.
         """
-        queue = self.table.get((topic, queue_id)) or self.new_queue(topic, queue_id)
+        queue = self.queue_for(topic, queue_id)
         names = f"{unique_key or ''} {keys or ''}" if keys or unique_key else ""
         send = (
             queue, body, properties, tags_code, names, flag, sys_flag, born_timestamp, reconsume_times,
@@ -329,6 +329,14 @@ class Appender:
             queue.visible = queue_offset + 1
         for callback in self.on_append:
             callback(shown)
+
+    def queue_for(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue to append to; made with its first message. Raises as `put`."""
+        return self.table.get((topic, queue_id)) or self.new_queue(topic, queue_id)
+
+    def tell(self, callback: AppendCallback) -> None:
+        """Call back with all messages that readers see from then on."""
+        self.on_append.append(callback)
 
     def new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Make the queue of the first message; above an earlier life of it. Raises as `put`."""

@@ -11,6 +11,7 @@ import msgspec
 
 from broker.store import reading
 from broker.store.appender import Appender, PutResult
+from broker.store.checkpoint import StateImage
 from broker.store.commit_log import LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
@@ -159,6 +160,7 @@ class MessageStore(Appender):
         return {topic: self.queues_of(topic) for topic in sorted(self.table_by_topic)}
 
     def queues_of(self, topic: str) -> list[int]:
+        """The queues of one topic."""
         return sorted(self.table_by_topic.get(topic, ()))
 
     def following_offsets(self) -> dict[str, dict[int, int]]:
@@ -198,7 +200,23 @@ class MessageStore(Appender):
     def set_min_offset(self, topic: str, queue_id: int, offset: int) -> None:
         """Hide the messages below an offset, for good."""
         if self.hide_below(topic, {queue_id: offset}):
-            self.directory.write_queue_state(self.state)
+            self.save_queue_state()
+
+    def save_queue_state(self) -> None:
+        """What `hide_below` hid stays hidden."""
+        self.directory.write_queue_state(self.state)
+
+    def queue_state_image(self) -> StateImage:
+        """As it is now, on the loop; `write_queue_state` is for any thread."""
+        return self.directory.image_of(self.state)
+
+    def write_queue_state(self, image: StateImage) -> None:
+        """An older image never replaces a newer one."""
+        self.directory.write_image(image)
+
+    def gone_below(self, topic: str) -> int:
+        """The physical offset below which a topic's records belong to an earlier life of it; 0: there was none."""
+        return self.state.deleted.get(topic, 0)
 
     def hide_below(self, topic: str, offsets: Mapping[int, int]) -> bool:
         """Hide the messages of queues below offsets; for good once the state is written; whether that is new."""
@@ -363,6 +381,15 @@ class MessageStore(Appender):
         """The record at a physical offset, if one begins there and is confirmed."""
         return reading.record_at(self.log, physical_offset, self._confirmed)
 
+    def newest_record(self) -> bytes | None:
+        """The last record of the log, if it is confirmed."""
+        last = max((tail.physical_offset for tail in self.tails.values()), default=-1)
+        return self.record_at(last) if last >= 0 else None
+
+    def file_at(self, physical_offset: int) -> LogFile | None:
+        """The file of the log that holds an offset."""
+        return self.log.at(physical_offset)
+
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
         """Records whose key has this key's hash, stored in [begin, end], newest first."""
         self.build_index()
@@ -388,6 +415,25 @@ class MessageStore(Appender):
     def max_physical_offset(self) -> int:
         """Where the next record goes."""
         return self._appended
+
+    @property
+    def newest_store_time(self) -> int:
+        """Of the last record, or what the store was told of later ones."""
+        return self.last_time
+
+    def go_on_after(self, store_time: int) -> None:
+        """No record gets an earlier time, as long as the clock is not far behind."""
+        self.last_time = max(self.last_time, store_time)
+
+    @property
+    def descriptors(self) -> int:
+        """How many the log holds."""
+        return self.log.descriptors
+
+    @property
+    def skipped_keys(self) -> int:
+        """Keys that were not indexed since the start, for want of room."""
+        return self.index.skipped
 
     @property
     def newest_segment_base(self) -> int:

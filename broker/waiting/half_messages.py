@@ -241,8 +241,7 @@ class HalfMessages:
                     earlier,
                 )
                 self._carried.update(dict.fromkeys(earlier, half))
-        last = max((tail.physical_offset for tail in store.tails.values()), default=-1)
-        raw = store.record_at(last) if last >= 0 else None
+        raw = store.newest_record()
         if raw is not None:
             self._end_if_committed(decode_record(raw))
 

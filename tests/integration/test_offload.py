@@ -68,7 +68,7 @@ class StoreAdapter:
     def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
         for topic, offsets in rising.items():
             self.store.expire_below(topic, offsets, before[topic])
-        self.store.directory.write_queue_state(self.store.state)
+        self.store.save_queue_state()
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         return self.store.show_from(topic, queue, offset)

@@ -44,7 +44,7 @@ def put(world: World, topic: str, queue: int) -> None:
     except (StoreError, FailpointError) as error:
         world.tell(f"  put {number} refused: {error}")
         return
-    file = process.store.log.at(stored.physical_offset)
+    file = process.store.file_at(stored.physical_offset)
     assert file is not None
     begin = stored.physical_offset - file.base
     record = bytes(file.map[begin : begin + stored.size])

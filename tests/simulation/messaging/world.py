@@ -335,7 +335,7 @@ class World:
         self.server, self.saved = server, False
         self.faults.met.clear()
         self.tasks = _names(server.controller)
-        server.context.store.on_append.append(lambda shown: promises.appeared(self, shown))
+        server.context.store.tell(lambda shown: promises.appeared(self, shown))
         self.client = Client(loop, PORT, functools.partial(clients.asked, self))
         clients.greet(self)
         self.tell(f"started, the log ends at {server.context.store.max_physical_offset}")

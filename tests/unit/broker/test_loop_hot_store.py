@@ -73,7 +73,7 @@ def test_an_older_image_of_the_queues_state_never_replaces_a_newer_one() -> None
     store = store_on(disk, clock)
     put(store, 0)
     store.after_flush(store.flush())
-    older = store.directory.image_of(store.state)
+    older = store.queue_state_image()
     store.set_min_offset("t", 0, 1)
-    store.directory.write_image(older)
+    store.write_queue_state(older)
     assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1

@@ -115,11 +115,11 @@ def test_only_what_lies_below_hot_bytes_leaves_the_mapping(store: MessageStore, 
 def test_neighbours_in_the_log_are_one_read(store: MessageStore) -> None:
     runs = store.get("T", 0, 0, 10, 1 << 20, old_below=1).runs
     assert len(runs) == 10 and all(start < end for start, end in runs)
-    (piece,) = pieces_of(store.log, runs)
+    (piece,) = pieces_of(store.file_at, runs)
     assert (piece.position, len(piece.parts)) == (runs[0][0], 10)
     everything = store.get("T", 0, 0, COUNT, 1 << 20, old_below=1).runs
     assert store.get("T", 0, 0, 10, 1 << 20).runs == []
-    assert len(pieces_of(store.log, everything)) == len({start // FILE for start, _ in everything})
+    assert len(pieces_of(store.file_at, everything)) == len({start // FILE for start, _ in everything})
 
 
 @pytest.mark.parametrize("when", ["before", "during"])

@@ -74,7 +74,7 @@ def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, counted: Ca
         async with running(tmp_path) as (broker, _):
             store = broker.context.store
             for number in range(1_200):
-                store.new_queue(f"topic-{number}", 0)
+                store.queue_for(f"topic-{number}", 0)
             taken = counted("following_of")
             hot = LoopHotStore(broker.context, asyncio.get_running_loop())
             state = await asyncio.to_thread(hot.state)

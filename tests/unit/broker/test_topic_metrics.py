@@ -166,7 +166,7 @@ def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
             await send(connection, "T")
         commit(broker, "g", "T", 2)
         assert broker.context.topics.select("T") is not None
-        queue = store.table["T", 0].queue_id
+        (queue,) = store.queues_of("T")
         store.create_queue_at("T", queue, 10_000_005)
         gap = Gap(topic="T", queue=queue, first=5, last=10_000_004, reason="restored")
         await asyncio.to_thread(journal.append, gap)

@@ -543,7 +543,9 @@ def test_a_timer_whose_entry_was_lost_keeps_its_time(tmp_path: Path) -> None:
             WHEEL_TIMER_TOPIC, 0, b"m", properties.encode(), flag=0, sys_flag=0, born_timestamp=0, born_host=HOST,
             tags_code=-when if recall else when,
         )  # fmt: skip
-    store.log.files[0].crc_map[:] = bytes(len(store.log.files[0].crc_map))
+    first = store.file_at(0)
+    assert first is not None
+    first.crc_map[:] = bytes(len(first.crc_map))
     disk.kill()
     again = MessageStore(config, disk, clock)
     assert again.load().records_without_crc == 2

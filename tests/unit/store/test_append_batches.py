@@ -35,7 +35,7 @@ def sends(store: MessageStore, numbers: Iterable[int]) -> list[Send]:
     """Records of several sizes to four queues."""
     return [
         (
-            store.table.get(("t", number % 4)) or store.new_queue("t", number % 4),
+            store.queue_for("t", number % 4),
             body(number), b"n\x01%d\x02" % number, number % 3, f"key{number}", 0, 0, 1, 0, 0,
         )
         for number in numbers

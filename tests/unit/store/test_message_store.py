@@ -119,7 +119,7 @@ def test_tags_select(open_store: Open, put: Put) -> None:
 def test_sync_flush_hides_until_flushed(open_store: Open, put: Put) -> None:
     store = open_store(flush_disk_type="SYNC_FLUSH")
     woken: list[tuple[object, ...]] = []
-    store.on_append.append(lambda shown: woken.extend((queue.topic, queue.queue_id, *rest) for queue, *rest in shown))
+    store.tell(lambda shown: woken.extend((queue.topic, queue.queue_id, *rest) for queue, *rest in shown))
     first = put(store, tags_code=4)
     assert store.max_offset("t", 0) == 0
     assert store.record_at(first.physical_offset) is None
