@@ -3,19 +3,23 @@
 Every queue holds a message and every group has a position in every queue before the clock starts. Then, until it ends:
 sends to topics by Zipf's law, each message pulled and committed by each group; heartbeats of groups that subscribe to
 all topics; scrapes, an administrator's questions about whole groups; and all of the broker's own jobs (archive, TTL,
-eviction, tables, registrations) at their default periods. Two judges:
+eviction, tables, registrations) at their default periods. Three judges:
 
 - a probe, a process of its own, asks for the end of a queue every 5 ms: its slowest answers are what a client sees,
   the machine's own noise included;
-- the broker's metric `neve_loop_pause_seconds` tells the longest lateness of a timer on its loop between two scrapes.
+- the broker's metric `neve_loop_pause_seconds` tells the longest lateness of a timer on its loop between two scrapes;
+- `bench/steps`, inside of the broker, tells each turn of its loop of more than 5 ms, by the wall and by the CPU time of
+  the loop's thread, and what ran in it. By the wall other processes count, and threads that had the interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import bisect
+import collections
 import itertools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -25,6 +29,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bench.wire import MAX_OFFSET, PULL, SEND_V2, SUCCESS, Client, pull_ext, request, send_ext
 from tests.servers.neve import NeveServer
@@ -34,6 +39,7 @@ _CONSUME_STATS, _TOPIC_STATS, _ALL_TOPICS = 208, 202, 21
 _PROBE_S = 0.005
 _IN_ONE = 500  # topics created by one request
 _PIPELINE = 200
+_MOST_MS, _TOLD_MS = 10.0, 5.0
 _BODY = b"x" * 512
 
 
@@ -196,14 +202,18 @@ def main() -> None:
         probe(broker, topic, options.seconds)
         return
     settings = dict(pair.split("=", 1) for pair in options.set)
-    with (
-        tempfile.TemporaryDirectory(prefix="neve-bench-") as root,
-        NeveServer(Path(root) / "neve", settings=settings) as server,
-    ):
-        run(server, options)
+    with tempfile.TemporaryDirectory(prefix="neve-bench-") as root:
+        steps = Path(root) / "steps"
+        path = f"{Path(__file__).parent / 'steps'}:{os.environ.get('PYTHONPATH', '')}"
+        server = NeveServer(Path(root) / "neve", settings=settings)
+        server.start({"PYTHONPATH": path, "NEVE_BENCH_STEPS": str(steps)})
+        try:
+            run(server, steps, options)
+        finally:
+            server.stop()
 
 
-def run(server: NeveServer, options: argparse.Namespace) -> None:
+def run(server: NeveServer, steps: Path, options: argparse.Namespace) -> None:
     cluster = Cluster(server.broker, options.topics, options.queues, options.groups)
     started = time.monotonic()
     cluster.create()
@@ -213,7 +223,8 @@ def run(server: NeveServer, options: argparse.Namespace) -> None:
     total = options.topics * options.queues
     print(f"{options.topics:,} topics made in {created - started:.0f} s, {total:,} queues filled and read by ", end="")
     print(f"{options.groups} groups in {filled - created:.0f} s", flush=True)
-    until = time.monotonic() + options.seconds
+    begun = time.monotonic()
+    until = begun + options.seconds
     pauses: list[float] = []
     sent = [0]
     command = [sys.executable, "-m", "bench.pauses", "--probe", server.broker, cluster.topics[0]]
@@ -239,6 +250,25 @@ def run(server: NeveServer, options: argparse.Namespace) -> None:
     told = ", ".join(f"{name} {took[int(len(took) * share)] / 1e3:.1f} ms" for share, name in shares)
     print(f"answers to the probe: {told}, slowest {took[-1] / 1e3:.1f} ms of {len(took):,}")
     print(f"memory of the broker: {memory >> 20} MiB, mapped files apart")
+    tell_steps([step for step in map(json.loads, steps.read_text().splitlines()) if begun < step["at"] < until])
+
+
+def tell_steps(steps: list[dict[str, Any]]) -> None:
+    """The longest by either measure, and by name those that took more than 5 ms of CPU time."""
+    for measure, what in (("wall_ms", "by the wall"), ("cpu_ms", "by the CPU time of its thread")):
+        longest = max(steps, key=lambda step: step[measure], default={measure: 0.0, "where": "none above 5 ms"})
+        over = sum(step[measure] > _MOST_MS for step in steps)
+        print(
+            f"longest turn of the loop {what}: {longest[measure]:.1f} ms in {longest['where'] or 'no code of ours'}; ",
+            end="",
+        )
+        print(f"{over} above {_MOST_MS:.0f} ms")
+    named: dict[str, list[float]] = collections.defaultdict(list)
+    for step in steps:
+        if step["cpu_ms"] > _TOLD_MS:
+            named[step["where"] or "no code of ours"].append(step["cpu_ms"])
+    for where, took in sorted(named.items(), key=lambda item: -max(item[1])):
+        print(f"  {len(took):4} times, longest {max(took):5.1f} ms of CPU time: {where}")
 
 
 def anonymous(pid: int) -> int:

@@ -27,6 +27,11 @@ from neve.remoting.frame import FrameDecoder
 
 log = logging.getLogger(__name__)
 
+# An answer of more buffers than the first leaves in pieces of about the second: the kernel copies ten MB in one go
+# while the peer reads them, and nobody else has the loop meanwhile.
+_MANY_BUFFERS = 256
+_AT_ONCE = 1 << 20
+
 Answer = RemotingCommand | None
 Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
 
@@ -68,6 +73,7 @@ class Connection:
         self._out: list[Buffer] = []
         self._corked = False
         self._flush_scheduled = False
+        self._in_pieces = False  # the rest of a wide answer waits in `_out`
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: set[asyncio.Task[None]] = set()
         self._resumed: set[asyncio.Task[None]] = set()
@@ -168,7 +174,7 @@ class Connection:
         self._schedule_flush()
 
     def flush(self) -> None:
-        """Write what is queued now."""
+        """Write what is queued now; what is very much, a piece in each turn of the loop."""
         self._flush_scheduled = False
         out = self._out
         if not out:
@@ -177,10 +183,24 @@ class Connection:
         if self._transport is None or self.is_closed or self._transport.is_closing():
             return
         self.last_active = self._loop.time()
+        if self._in_pieces or len(out) > _MANY_BUFFERS:
+            out = self._first_piece(out)
         self._transport.writelines(out)
         if self._pauses and self._transport.get_write_buffer_size() > self._limits.max_unwritten:
             log.warning("dropping %s:%d: it does not read", *self.remote)
             self._transport.abort()
+
+    def _first_piece(self, out: list[Buffer]) -> list[Buffer]:
+        size = 0
+        for number, data in enumerate(out, 1):
+            size += len(data)
+            if size > _AT_ONCE and number < len(out):
+                self._out = out[number:]
+                self._in_pieces = self._flush_scheduled = True
+                self._loop.call_soon(self.flush)
+                return out[:number]
+        self._in_pieces = False
+        return out
 
     async def invoke(self, command: RemotingCommand, timeout: float) -> RemotingCommand:  # noqa: ASYNC109
         """Ask the peer and wait for its answer; the opaque is set here. TimeoutError after `timeout` seconds."""
@@ -214,7 +234,8 @@ class Connection:
 
     def close(self) -> None:
         """Close after what is queued has been written."""
-        self.flush()
+        while self._out:
+            self.flush()
         if self._transport is not None:
             self._transport.close()
 

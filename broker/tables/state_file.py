@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from broker import rocketmqs_store
+from infra import collector
 from infra.disk import Disk
 
 FORMAT = 1
@@ -93,6 +94,7 @@ class StateFile:
             if self._saved >= wanted:
                 return
             captured, parts = self._changes, self._snapshot()
+            collector.leave_alone()
             data = await asyncio.to_thread(self._encode, parts)
             if self._sync_log is not None:
                 await self._sync_log()

@@ -99,3 +99,20 @@ def test_a_full_collection_does_not_look_again_at_what_lived_through_one() -> No
         gc.callbacks[:] = callbacks
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+def test_what_is_large_is_left_alone_from_the_start_in_a_server_that_has_settled() -> None:
+    thresholds, callbacks = gc.get_threshold(), list(gc.callbacks)
+    try:
+        gc.collect()
+        large: list[list[int]] = [[]]
+        collector.leave_alone()
+        assert any(one is large for one in gc.get_objects()), "nothing is settled yet"
+        collector.settle()
+        table: list[list[int]] = [[]]
+        collector.leave_alone()
+        assert not any(one is table for one in gc.get_objects())
+    finally:
+        gc.callbacks[:] = callbacks
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import uvloop
@@ -449,3 +450,50 @@ def test_a_long_name_comes_back_shortened() -> None:
         connection.close()
 
     run(body)
+
+
+class Written(asyncio.Transport):
+    """How many bytes each call of a connection gave, and what they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+        self.data = b""
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        whole = b"".join(list_of_data)
+        self.calls.append(len(whole))
+        self.data += whole
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.data += b"closed"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_wide_answer_leaves_in_pieces_and_what_is_sent_after_it_comes_after_it(closed: bool) -> None:
+    async def main() -> None:
+        transport = Written()
+        connection = Connection(lambda _, command: None, RemotingLimits())
+        connection.connection_made(transport)
+        parts = [bytes((number & 0xFF,)) * 20_000 for number in range(500)]
+        for part in parts:
+            connection.send_raw(part)
+        await until(lambda: bool(transport.calls))
+        connection.send_raw(b"after")
+        if closed:
+            connection.close()
+        await until(lambda: len(transport.data) >= 10_000_000 + len(b"after"))
+        assert transport.data == b"".join((*parts, b"after", b"closed" if closed else b""))
+        assert max(transport.calls) <= (1 << 20) + 20_000
+        before = len(transport.calls)
+        connection.send_raw(b"x" * 5_000_000)
+        connection.close()
+        assert transport.calls[before:] == [5_000_000], "few buffers are one write"
+
+    asyncio.run(main())
