@@ -6,14 +6,6 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.headers import SendMessageHeader
 
 
-def parse_properties(text: str) -> dict[str, str]:
-    """The pairs of a header's property string, as RocketMQ's reader takes them."""
-    if not text:
-        return {}
-    pairs = (pair.partition("\x01") for pair in text.split("\x02"))
-    return {name: value for name, separator, value in pairs if name and value}
-
-
 def join_properties(properties: dict[str, str]) -> str:
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
 

@@ -1,21 +1,14 @@
 """Picks the records of a read that a predicate over their properties wants."""
 
 from collections.abc import Callable, Iterator, Mapping
-from struct import Struct
 
 from broker.reading.tiered_store import ReadResult
-from neve.record.layout import BORN_HOST_V6, MAGIC_V2, STORE_HOST_V6
+from neve.record.codec import raw_properties
+from neve.record.layout import I32, I64, QUEUE_OFFSET_AT
 from neve.record.properties import bytes_to_properties
 from neve.remoting.codes import GetMessageStatus
 
 Predicate = Callable[[Mapping[str, str]], bool]
-
-# size, magic, CRC, queue, flag, queue offset, physical offset, sysFlag; the rest of the head is skipped.
-_HEAD = Struct(">iiiiiqqi")
-_INT = Struct(">i")
-_SHORT = Struct(">h")
-_HEAD_V4 = 88 - 4  # up to the length of the body, both hosts with 4-byte addresses
-_V6_MORE = 12
 
 
 def select(result: ReadResult, wanted: Predicate, max_count: int, max_bytes: int) -> ReadResult:
@@ -42,19 +35,8 @@ def _records(buffers: list[memoryview]) -> Iterator[tuple[int, memoryview, dict[
     for buffer in buffers:
         view, position = memoryview(buffer), 0
         while position < len(view):
-            size, magic, _, _, _, offset, _, sys_flag = _HEAD.unpack_from(view, position)
+            (size,) = I32.unpack_from(view, position)
+            (offset,) = I64.unpack_from(view, position + QUEUE_OFFSET_AT)
             record = view[position : position + size]
-            yield offset, record, _properties(record, magic, sys_flag)
+            yield offset, record, bytes_to_properties(raw_properties(record))
             position += size
-
-
-def _properties(record: memoryview, magic: int, sys_flag: int) -> dict[str, str]:
-    at = _HEAD_V4 + _V6_MORE * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
-    (body,) = _INT.unpack_from(record, at)
-    at += 4 + body
-    if magic == MAGIC_V2:
-        at += 2 + _SHORT.unpack_from(record, at)[0]
-    else:
-        at += 1 + record[at]
-    (length,) = _SHORT.unpack_from(record, at)
-    return bytes_to_properties(bytes(record[at + 2 : at + 2 + length]))

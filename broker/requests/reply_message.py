@@ -3,11 +3,11 @@
 import logging
 
 from broker.broker_context import BrokerContext
-from broker.intake.property_text import parse_properties, properties_of
+from broker.intake.property_text import properties_of
 from broker.requests.send_message import Outgoing, SendMessageProcessor
 from infra.remoting_server import Connection
 from neve.errors import BrokerError, UnknownOutcome
-from neve.record.properties import properties_to_bytes
+from neve.record.properties import properties_to_bytes, text_to_properties
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import SendMessageHeader, parse_send_header
@@ -25,7 +25,7 @@ class ReplyMessageProcessor:
         header = parse_send_header(request.code, request.ext)
         self._sender.check_writable()
         await self._sender.check_saved_topic(header, request)
-        properties = parse_properties(properties_of(header))
+        properties = text_to_properties(properties_of(header))
         fault = await self._push(connection, request, header, properties)
         ext = {"msgId": "0", "queueId": str(header.queue_id), "queueOffset": "0"}
         if self._context.config.store_reply_message_enable:

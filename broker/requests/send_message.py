@@ -15,7 +15,6 @@ from broker.intake.property_text import (
     ended,
     ended_bytes,
     join_properties,
-    parse_properties,
     properties_of,
     target_pairs,
 )
@@ -39,7 +38,7 @@ from neve.errors import BrokerError, ProtocolError
 from neve.record.bodies import decode_batch
 from neve.record.ids import UniqueIdGenerator
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
-from neve.record.properties import tags_code
+from neve.record.properties import bytes_to_properties, tags_code, text_to_properties
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import SERIALIZE_JSON, RemotingCommand, encode_command
 from neve.remoting.headers import SendMessageHeader, parse_send_header
@@ -208,7 +207,7 @@ class SendMessageProcessor:
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, config: TopicConfig
     ) -> tuple[Stored, str, bool]:
         text = properties_of(header)
-        properties = parse_properties(text)
+        properties = text_to_properties(text)
         topic, queue_id = header.topic, header.queue_id
         special = not SPECIAL_PROPERTIES.isdisjoint(properties)
         is_half = special and self._is_half(properties, header)
@@ -263,7 +262,7 @@ class SendMessageProcessor:
     def _checked_properties(self, text: str, special: dict[str, str] | None) -> bytes:
         if special and ("POP_CK" in special or "MSG_REGION" in special or "CLUSTER" in special):
             drop = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
-            kept = parse_properties(text)
+            kept = text_to_properties(text)
             text = join_properties({name: value for name, value in kept.items() if name not in drop})
         raw = self.stored_properties(text)
         if len(raw) > PROPERTIES_LENGTH_MAX:
@@ -301,7 +300,7 @@ class SendMessageProcessor:
             parts = decode_batch(request.body)
         except ValueError as error:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is malformed: {error}") from error
-        outer = parse_properties(properties_of(header))
+        outer = text_to_properties(properties_of(header))
         if not parts or header.sys_flag & TRANSACTION_BITS or "DELAY" in outer:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch is not empty, delayed or part of a transaction")
         common = outer.get("UNIQ_KEY")
@@ -316,7 +315,7 @@ class SendMessageProcessor:
     ) -> Outgoing:
         """A message keeps its own unique id; one without gets the batch's (MessageExtEncoder appends that to all)."""
         flag, body, raw = part
-        properties = parse_properties(raw.decode("utf-8", "replace"))
+        properties = bytes_to_properties(raw)
         if not properties.keys().isdisjoint(("DELAY", *TIMER_PROPERTIES)):
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch can't hold delayed messages")
         unique = properties.get("UNIQ_KEY")

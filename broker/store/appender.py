@@ -18,7 +18,7 @@ from struct import Struct
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
-from broker.store.born_hosts import HOST_FLAGS, BornHost, BornHosts
+from broker.store.born_hosts import BornHost, BornHosts
 from broker.store.checkpoint import Checkpoint, DataDirectory, QueueState
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import SYNC_FLUSH, StoreConfig
@@ -39,7 +39,7 @@ from infra import failpoint
 from infra.clock import Clock
 from infra.disk import Disk, OutOfDescriptors
 from neve.record.codec import pack_host
-from neve.record.layout import PROPERTIES_LENGTH_MAX
+from neve.record.layout import HOST_FLAGS, PROPERTIES_LENGTH_MAX
 
 log = logging.getLogger(__name__)
 

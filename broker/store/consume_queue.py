@@ -14,11 +14,9 @@ from pathlib import Path
 
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
-from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, SHORT, file_name, is_file_name
+from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, file_name, is_file_name
 from infra.disk import Disk, DiskFull, OutOfDescriptors
-from neve.record.layout import MAGIC_V1, MAGIC_V2
-
-_LONGEST_V1_TOPIC = 127
+from neve.record.layout import topic_field
 
 
 class QueueFile:
@@ -131,9 +129,7 @@ class ConsumeQueue:
         self._minimum = 0
         self._minimum_for = -1
         name = topic.encode("utf-8", "surrogateescape")
-        long_name = len(name) > _LONGEST_V1_TOPIC
-        self.magic = MAGIC_V2 if long_name else MAGIC_V1
-        self.topic_part = (SHORT.pack(len(name)) if long_name else bytes((len(name),))) + name
+        self.magic, self.topic_part = topic_field(name)
 
     # -- files
 

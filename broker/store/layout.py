@@ -32,19 +32,6 @@ CRC_ENTRY = Struct(">IIq")
 CRC_ENTRY_SIZE = CRC_ENTRY.size
 QUEUE_ENTRY = Struct(">qiq")
 QUEUE_ENTRY_SIZE = QUEUE_ENTRY.size
-# size, magic, body CRC, queue, flag, queue offset, physical offset, system flag, born time, born host, store time,
-# store host, reconsume times, prepared transaction offset, body length
-HEAD_V4 = Struct(">iiiiiqqiq8sq8siqi")
-HEAD_OF_HOSTS = {
-    (4, 4): HEAD_V4,
-    (16, 4): Struct(">iiiiiqqiq20sq8siqi"),
-    (4, 16): Struct(">iiiiiqqiq8sq20siqi"),
-    (16, 16): Struct(">iiiiiqqiq20sq20siqi"),
-}
-SIZE_AND_MAGIC = Struct(">ii")
-PHYSICAL_OFFSET_AT = 28
-SYS_FLAG_AT = 36
-BORN_HOST_AT = 48
 LONG = Struct(">q")
 INT = Struct(">i")
 SHORT = Struct(">H")

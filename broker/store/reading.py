@@ -12,16 +12,21 @@ from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.errors import StoreError
 from broker.store.layout import (
-    BORN_HOST_AT,
     INT,
     LONG,
-    PHYSICAL_OFFSET_AT,
     QUEUE_ENTRY,
     QUEUE_ENTRY_SIZE,
+)
+from neve.record.layout import (
+    BORN_HOST_AT,
+    MAGIC_V1,
+    MAGIC_V2,
+    PHYSICAL_OFFSET_AT,
+    RECORD_SIZE_MIN,
     SIZE_AND_MAGIC,
     SYS_FLAG_AT,
+    host_sizes,
 )
-from neve.record.layout import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
 from neve.remoting.codes import GetMessageStatus
 
 Entry = tuple[int, int, int]  # as QUEUE_ENTRY
@@ -162,7 +167,7 @@ def store_time_at(log: CommitLog, physical_offset: int) -> int:
         return -1
     position = physical_offset - file.base
     (sys_flag,) = INT.unpack_from(file.map, position + SYS_FLAG_AT)
-    host_size = 20 if sys_flag & BORN_HOST_V6 else 8
+    host_size, _ = host_sizes(sys_flag)
     return int(LONG.unpack_from(file.map, position + BORN_HOST_AT + host_size)[0])
 
 

@@ -18,16 +18,13 @@ from broker.store.layout import (
     CRC_ENTRY,
     CRC_ENTRY_SIZE,
     END_SIZE,
-    HEAD_V4,
-    SIZE_AND_MAGIC,
     STANDS_STILL_MS,
     record_crc,
 )
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
-from neve.record.layout import BORN_HOST_V6, MAGIC_BLANK, STORE_HOST_V6
+from neve.record.layout import HEADS, MAGIC_BLANK, SIZE_AND_MAGIC, host_sizes
 
 _CHUNK = 1 << 20
-_V6_EXTRA = 12
 
 
 @dataclass(slots=True)
@@ -146,7 +143,7 @@ class LogScan:
     def _check_crc(self, file: LogFile, position: int, record: MessageRecord, view: memoryview) -> int | None:
         """The tags code that was stored with the record; made anew if that did not survive."""
         flags = record.sys_flag
-        head_size = HEAD_V4.size + _V6_EXTRA * (bool(flags & BORN_HOST_V6) + bool(flags & STORE_HOST_V6))
+        head_size = HEADS[host_sizes(flags)].size
         head, tail = view[:head_size], view[head_size + len(record.body) :]
         if file.crc_position + CRC_ENTRY_SIZE > file.crc_size:
             self._log.grow_crc(file)

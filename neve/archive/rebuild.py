@@ -13,7 +13,6 @@ is longer than 127 bytes). A row that this would rebuild differently has `wire`,
 
 import ipaddress
 from collections.abc import Callable, Sequence
-from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,24 +21,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from neve.record.codec import MalformedRecord, decode_record
-from neve.record.layout import MAGIC_V1, MAGIC_V2
+from neve.record.layout import HOST_V4_SIZE, I32, dtype_of, topic_field
 from neve.record.properties import PROPERTY_TAGS, tags_code
 
-_FRONT = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("commit_log_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-    ]
-)
-_REAR = np.dtype([("reconsume_times", ">i4"), ("prepared_transaction_offset", ">i8"), ("body_length", ">i4")])
-_PORT = Struct(">i")
+#: Columns that have another name than the field of the record.
+COLUMN_OF = {"physical_offset": "commit_log_offset"}
+
+
+def _part(first: str, last: str) -> np.dtype[np.void]:
+    return np.dtype([(COLUMN_OF.get(name, name), kind) for name, kind in dtype_of(first, last)])
+
+
+_FRONT = _part("size", "born_timestamp")
+_REAR = _part("reconsume_times", "body_length")
+assert (_FRONT.itemsize, _REAR.itemsize) == (48, 16)
 
 # Arrow's view of a string: up to 12 bytes stand in it, of a longer one the first 4 and where it lies.
 _VIEW = np.dtype([("length", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("position", "<i4")])
@@ -72,8 +67,7 @@ def rebuild(rows: pa.Table, topic: str) -> Records:
         return Records(memoryview(b""), np.zeros(1, np.int64))
     table = rows.combine_chunks()
     topic_bytes = topic.encode("utf-8", "surrogateescape")
-    is_v1 = len(topic_bytes) <= 127
-    topic_part = len(topic_bytes).to_bytes(1 if is_v1 else 2, "big") + topic_bytes
+    magic, topic_part = topic_field(topic_bytes)
     body, properties = _bytes(table, "body"), _properties(table)
     born, store = (_mapped(_column(table, name), _host_bytes) for name in ("born_host", "store_host"))
     rear = np.zeros(len(table), _REAR)
@@ -83,7 +77,7 @@ def rebuild(rows: pa.Table, topic: str) -> Records:
     front = np.zeros(len(table), _FRONT)
     for name in ("body_crc", "queue_id", "flag", "queue_offset", "commit_log_offset", "sys_flag", "born_timestamp"):
         front[name] = _numbers(table, name)
-    front["magic"] = MAGIC_V1 if is_v1 else MAGIC_V2
+    front["magic"] = magic
     fixed = _FRONT.itemsize + 8 + _REAR.itemsize + len(topic_part) + 2
     front["size"] = fixed + _lengths(born) + _lengths(store) + _lengths(body) + _lengths(properties)
     store_time = _packed(_numbers(table, "store_timestamp").astype(">i8"))
@@ -148,9 +142,9 @@ def _mapped(texts: pa.Array, function: Callable[[str | None], bytes]) -> pa.Arra
 
 def _host_bytes(text: str | None) -> bytes:
     if text is None:
-        return bytes(8)
+        return bytes(HOST_V4_SIZE)
     address, _, port = text.rpartition(":")
-    return ipaddress.ip_address(address.strip("[]")).packed + _PORT.pack(int(port))
+    return ipaddress.ip_address(address.strip("[]")).packed + I32.pack(int(port))
 
 
 def _properties(table: pa.Table) -> pa.Array:

@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from neve.record.layout import (
-    AFTER_STORE_HOST,
-    BORN_HOST_V6,
-    HEAD,
+    HEADS,
+    HOST_FLAGS,
     HOST_V4,
+    HOST_V4_SIZE,
     HOST_V6,
     I16,
-    I64,
+    I32,
     MAGIC_V1,
     MAGIC_V2,
     PROPERTIES_LENGTH_MAX,
     RECORD_SIZE_MIN,
-    STORE_HOST_V6,
+    SIZE_AND_MAGIC,
+    SYS_FLAG_AT,
+    host_flags,
+    host_sizes,
+    topic_field,
 )
 from neve.record.properties import bytes_to_properties, properties_to_bytes
 
@@ -85,16 +89,16 @@ def encode_record(
 ) -> bytes:
     """The record's bytes. The host bits of `sys_flag` are set from the hosts."""
     born, store = pack_host(born_host), pack_host(store_host)
-    sys_flag &= ~(BORN_HOST_V6 | STORE_HOST_V6)
-    sys_flag |= (BORN_HOST_V6 if len(born) == 20 else 0) | (STORE_HOST_V6 if len(store) == 20 else 0)
-    magic = MAGIC_V1 if len(topic) <= 127 else MAGIC_V2
-    topic_length = bytes((len(topic),)) if magic == MAGIC_V1 else I16.pack(len(topic))
+    sys_flag = sys_flag & ~HOST_FLAGS | host_flags(len(born), len(store))
+    magic, topic_part = topic_field(topic)
     crc = zlib.crc32(body) & 0x7FFFFFFF if body_crc is None else body_crc
-    size = 72 + len(born) + len(store) + len(body) + len(topic_length) + len(topic) + 2 + len(properties)
-    head = HEAD.pack(size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp)
-    after = AFTER_STORE_HOST.pack(reconsume_times, prepared_transaction_offset, len(body))
-    parts = (head, born, I64.pack(store_timestamp), store, after, body, topic_length, topic)
-    record = b"".join((*parts, I16.pack(len(properties)), properties))
+    head = HEADS[len(born), len(store)]
+    size = head.size + len(body) + len(topic_part) + 2 + len(properties)
+    fixed = head.pack(
+        size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born,
+        store_timestamp, store, reconsume_times, prepared_transaction_offset, len(body),
+    )  # fmt: skip
+    record = b"".join((fixed, body, topic_part, I16.pack(len(properties)), properties))
     assert len(record) == size
     return record
 
@@ -140,18 +144,19 @@ def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Me
     view = memoryview(buffer)[offset:]
     if len(view) < RECORD_SIZE_MIN:
         raise MalformedRecord(f"{len(view)} bytes are too few for a record")
-    (size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp) = HEAD.unpack_from(view)
+    size, magic = SIZE_AND_MAGIC.unpack_from(view)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise MalformedRecord(f"unknown magic {magic & 0xFFFFFFFF:#010x}")
     if not RECORD_SIZE_MIN <= size <= len(view):
         raise MalformedRecord(f"size {size} outside the buffer of {len(view)} bytes")
     view = view[:size]
-    position = 48
-    born_host, position = _unpack_host(view, position, sys_flag & BORN_HOST_V6)
-    (store_timestamp,) = I64.unpack_from(need(view, position, 8))
-    store_host, position = _unpack_host(view, position + 8, sys_flag & STORE_HOST_V6)
-    reconsume_times, prepared, body_length = AFTER_STORE_HOST.unpack_from(need(view, position, 16))
-    position += 16
+    (sys_flag,) = I32.unpack_from(view, SYS_FLAG_AT)
+    head = HEADS[host_sizes(sys_flag)]
+    (
+        _, _, crc, queue_id, flag, queue_offset, physical_offset, _, born_timestamp, born_host, store_timestamp,
+        store_host, reconsume_times, prepared, body_length,
+    ) = head.unpack_from(need(view, 0, head.size))  # fmt: skip
+    position = head.size
     body, position = take(view, position, body_length)
     topic_length, width = (
         (need(view, position, 1)[0], 1) if magic == MAGIC_V1 else (I16.unpack_from(need(view, position, 2))[0], 2)
@@ -171,9 +176,9 @@ def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Me
         physical_offset=physical_offset,
         sys_flag=sys_flag,
         born_timestamp=born_timestamp,
-        born_host=born_host,
+        born_host=host_text(born_host),
         store_timestamp=store_timestamp,
-        store_host=store_host,
+        store_host=host_text(store_host),
         reconsume_times=reconsume_times,
         prepared_transaction_offset=prepared,
         body=body,
@@ -201,11 +206,24 @@ def take(view: memoryview, position: int, length: int) -> tuple[bytes, int]:
     return bytes(need(view, position, length)), position + length
 
 
-def _unpack_host(view: memoryview, position: int, is_v6: int) -> tuple[str, int]:
-    packing = HOST_V6 if is_v6 else HOST_V4
-    address, port = packing.unpack_from(need(view, position, packing.size))
-    text = str(ipaddress.IPv6Address(address)) if is_v6 else ".".join(map(str, address))
-    return (f"[{text}]:{port}" if is_v6 else f"{text}:{port}"), position + packing.size
+def raw_properties(record: memoryview) -> bytes:
+    """The properties of a whole, sound record, and nothing else of it taken apart."""
+    (sys_flag,) = I32.unpack_from(record, SYS_FLAG_AT)
+    at = HEADS[host_sizes(sys_flag)].size
+    (body_length,) = I32.unpack_from(record, at - 4)
+    at += body_length
+    at += 2 + I16.unpack_from(record, at)[0] if SIZE_AND_MAGIC.unpack_from(record)[1] == MAGIC_V2 else 1 + record[at]
+    (length,) = I16.unpack_from(record, at)
+    return bytes(record[at + 2 : at + 2 + length])
+
+
+def host_text(packed: bytes) -> str:
+    """`ip:port` of a host's 8 or 20 bytes, an IPv6 address in brackets."""
+    if len(packed) == HOST_V4_SIZE:
+        address, port = HOST_V4.unpack(packed)
+        return f"{'.'.join(map(str, address))}:{port}"
+    address, port = HOST_V6.unpack(packed)
+    return f"[{ipaddress.IPv6Address(address)}]:{port}"
 
 
 def parse_host(text: str) -> Host:

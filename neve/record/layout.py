@@ -46,11 +46,105 @@ COMPRESSION_MASK: Final = 0x700
 PROPERTIES_LENGTH_MAX: Final = 32767
 RECORD_SIZE_MIN: Final = 91
 
-HEAD = Struct(">iiiiiqqiq")
+HOST_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6
+
+HOST_V4_SIZE: Final = 8
+HOST_V6_SIZE: Final = 20
+_HOST: Final = 0  # a width that the record itself says: HOST_V4_SIZE or HOST_V6_SIZE
+
+#: The record up to its body: each field with its width in bytes. Every structure below is made of this table.
+FIELDS: Final = (
+    ("size", 4),
+    ("magic", 4),
+    ("body_crc", 4),
+    ("queue_id", 4),
+    ("flag", 4),
+    ("queue_offset", 8),
+    ("physical_offset", 8),
+    ("sys_flag", 4),
+    ("born_timestamp", 8),
+    ("born_host", _HOST),
+    ("store_timestamp", 8),
+    ("store_host", _HOST),
+    ("reconsume_times", 4),
+    ("prepared_transaction_offset", 8),
+    ("body_length", 4),
+)
+_NAMES: Final = tuple(name for name, _ in FIELDS)
+
+
+def widths(
+    first: str = "size", last: str = "body_length", *, born: int = HOST_V4_SIZE, store: int = HOST_V4_SIZE
+) -> list[tuple[str, int]]:
+    """The fields from `first` to `last` with their widths in bytes, for hosts of these widths."""
+    hosts = {"born_host": born, "store_host": store}
+    chosen = FIELDS[_NAMES.index(first) : _NAMES.index(last) + 1]
+    return [(name, width or hosts[name]) for name, width in chosen]
+
+
+def struct_of(first: str = "size", last: str = "body_length", **hosts: int) -> Struct:
+    """The fields as a structure; a host is its bytes, address and port."""
+    codes = {4: "i", 8: "q"}
+    fields = widths(first, last, **hosts)
+    return Struct(">" + "".join(f"{width}s" if name.endswith("_host") else codes[width] for name, width in fields))
+
+
+def dtype_of(first: str = "size", last: str = "body_length", **hosts: int) -> list[tuple[str, str]]:
+    """The same as numpy describes it; a host is opaque bytes."""
+    return [
+        (name, f"V{width}" if name.endswith("_host") else f">i{width}") for name, width in widths(first, last, **hosts)
+    ]
+
+
+def position_of(field: str) -> int:
+    """Where a field begins; behind the born host, in a record of two IPv4 hosts."""
+    return sum(width for name, width in widths() if _NAMES.index(name) < _NAMES.index(field))
+
+
+#: All up to the body, by the widths of the born host and the store host.
+HEADS: Final = {
+    (born, store): struct_of(born=born, store=store)
+    for born in (HOST_V4_SIZE, HOST_V6_SIZE)
+    for store in (HOST_V4_SIZE, HOST_V6_SIZE)
+}
+HEAD_V4: Final = HEADS[HOST_V4_SIZE, HOST_V4_SIZE]
+#: What a V6 host adds to it.
+V6_EXTRA: Final = HOST_V6_SIZE - HOST_V4_SIZE
+SIZE_AND_MAGIC: Final = struct_of("size", "magic")
+QUEUE_OFFSET_AT: Final = position_of("queue_offset")
+PHYSICAL_OFFSET_AT: Final = position_of("physical_offset")
+SYS_FLAG_AT: Final = position_of("sys_flag")
+BORN_HOST_AT: Final = position_of("born_host")
+assert (HEAD_V4.size, PHYSICAL_OFFSET_AT, SYS_FLAG_AT, BORN_HOST_AT) == (88, 28, 36, 48)
+
 HOST_V4 = Struct(">4si")
 HOST_V6 = Struct(">16si")
-AFTER_STORE_HOST = Struct(">iqi")
+assert (HOST_V4.size, HOST_V6.size) == (HOST_V4_SIZE, HOST_V6_SIZE)
 I16 = Struct(">h")
 I32 = Struct(">i")
 I64 = Struct(">q")
-assert HEAD.size == 48
+
+_LONGEST_V1_TOPIC: Final = 127
+assert HEAD_V4.size + 1 + 2 == RECORD_SIZE_MIN
+
+
+def host_sizes(sys_flag: int) -> tuple[int, int]:
+    """The widths of born host and store host, as a record's sysFlag says them."""
+    return (
+        HOST_V6_SIZE if sys_flag & BORN_HOST_V6 else HOST_V4_SIZE,
+        HOST_V6_SIZE if sys_flag & STORE_HOST_V6 else HOST_V4_SIZE,
+    )
+
+
+def host_flags(born: int, store: int) -> int:
+    """The bits of sysFlag that say these widths."""
+    flags = (BORN_HOST_V6 if born == HOST_V6_SIZE else 0) | (STORE_HOST_V6 if store == HOST_V6_SIZE else 0)
+    assert host_sizes(flags) == (born, store), "a host is 8 or 20 bytes"
+    return flags
+
+
+def topic_field(topic: bytes) -> tuple[int, bytes]:
+    """The magic of a record of this topic, and the topic with its length before it: version 2 above 127 bytes."""
+    if len(topic) <= _LONGEST_V1_TOPIC:
+        return MAGIC_V1, bytes((len(topic),)) + topic
+    return MAGIC_V2, len(topic).to_bytes(2, "big") + topic

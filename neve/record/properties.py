@@ -36,8 +36,31 @@ def properties_to_bytes(properties: Mapping[str, str]) -> bytes:
 
 def bytes_to_properties(raw: bytes) -> dict[str, str]:
     """The pairs that RocketMQ's reader sees (MessageDecoder.string2messageProperties)."""
-    pairs = (pair.partition("\x01") for pair in raw.decode("utf-8", "replace").split("\x02"))
-    return {name: value for name, separator, value in pairs if name and separator and value}
+    return text_to_properties(raw.decode("utf-8", "replace"))
+
+
+def text_to_properties(text: str) -> dict[str, str]:
+    """As `bytes_to_properties`, of a request's header; of a name that comes twice the last value."""
+    pairs = (pair.partition("\x01") for pair in text.split("\x02"))
+    return {name: value for name, _, value in pairs if name and value}
+
+
+def exact_pairs(raw: bytes) -> tuple[list[tuple[str, str]], bool]:
+    """The pairs that a map of texts can hold, in their order, and whether the string ended with 0x02.
+
+    For whoever must give back the same bytes: of a name that comes twice the first value, and no replaced letters.
+    """
+    tail = raw.endswith(b"\x02")
+    pairs: dict[str, str] = {}
+    for part in (raw[:-1] if tail else raw).split(b"\x02"):
+        name, separator, value = part.partition(b"\x01")
+        if not separator:
+            continue
+        try:
+            pairs.setdefault(name.decode(), value.decode())
+        except UnicodeDecodeError:
+            continue
+    return list(pairs.items()), tail
 
 
 def tags_code(tags: str | None) -> int:

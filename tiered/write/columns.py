@@ -10,7 +10,6 @@ Parts are cut out by Arrow: an array whose elements are, in turn, gap and part o
 them together.
 """
 
-import ipaddress
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -20,16 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from zlib_ng.zlib_ng import crc32
 
-from neve.archive.rebuild import Records
+from neve.archive.rebuild import COLUMN_OF, Records
 from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
-from neve.record.layout import MAGIC_V1, MAGIC_V2, PROPERTIES_LENGTH_MAX, RECORD_SIZE_MIN
+from neve.record.codec import host_text
+from neve.record.layout import PROPERTIES_LENGTH_MAX, RECORD_SIZE_MIN, SYS_FLAG_AT, dtype_of, host_sizes, topic_field
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
 from tiered.write.rows import Entries, exact_rows, with_wire
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-_SYS_FLAG_AT = 36
 
 
 def table_of(entries: Entries, sealed: Records, topic: str, *, compare_all: bool = True) -> pa.Table:
@@ -60,26 +58,8 @@ def table_of(entries: Entries, sealed: Records, topic: str, *, compare_all: bool
 
 @lru_cache(4)
 def _head(born_width: int, store_width: int) -> np.dtype[np.void]:
-    """neve.record.layout's layout up to the body."""
-    return np.dtype(
-        [
-            ("size", ">i4"),
-            ("magic", ">i4"),
-            ("body_crc", ">i4"),
-            ("queue_id", ">i4"),
-            ("flag", ">i4"),
-            ("queue_offset", ">i8"),
-            ("commit_log_offset", ">i8"),
-            ("sys_flag", ">i4"),
-            ("born_timestamp", ">i8"),
-            ("born_host", f"V{born_width}"),
-            ("store_timestamp", ">i8"),
-            ("store_host", f"V{store_width}"),
-            ("reconsume_times", ">i4"),
-            ("prepared_transaction_offset", ">i8"),
-            ("body_length", ">i4"),
-        ]
-    )
+    """The record up to the body, under the names of the archive's columns."""
+    return np.dtype([(COLUMN_OF.get(name, name), kind) for name, kind in dtype_of(born=born_width, store=store_width)])
 
 
 class _Common(NamedTuple):
@@ -103,10 +83,10 @@ def _common_rows(entries: Entries, sealed: Records, topic: str) -> list[_Common]
     """At most one group for each combination of host widths."""
     begins, ends = sealed.positions[:-1], sealed.positions[1:]
     rows = np.flatnonzero(ends - begins >= RECORD_SIZE_MIN)
-    hosts = _gather(sealed, begins[rows] + _SYS_FLAG_AT, np.dtype(">i4")) >> 4 & 3
+    hosts = _gather(sealed, begins[rows] + SYS_FLAG_AT, np.dtype(">i4")) >> 4 & 3
     found = []
     for kind in np.unique(hosts).tolist():
-        head = _head(20 if kind & 1 else 8, 20 if kind & 2 else 8)
+        head = _head(*host_sizes(kind << 4))
         chosen = rows[hosts == kind]
         chosen = chosen[ends[chosen] - begins[chosen] >= head.itemsize]
         heads = _gather(sealed, begins[chosen], head)
@@ -130,17 +110,13 @@ def _agrees(heads: npt.NDArray[np.void], entries: Entries, sizes: Int64s) -> Boo
 def _framed(sealed: Records, rows: Int64s, heads: npt.NDArray[np.void], topic: str) -> _Common:
     """Those of the rows whose parts fill the record, of this topic, with a body that its CRC fits."""
     topic_bytes = topic.encode("utf-8", "surrogateescape")
-    is_v1 = len(topic_bytes) <= 127
-    topic_part = len(topic_bytes).to_bytes(1 if is_v1 else 2, "big") + topic_bytes
+    magic, topic_part = topic_field(topic_bytes)
     body_at = sealed.positions[rows] + heads.dtype.itemsize
     topic_at = body_at + heads["body_length"]
     common = _Common(rows, heads, body_at, topic_at, topic_at + len(topic_part) + 2, sealed.positions[rows + 1])
     lengths = common.end - common.properties_at
     common = common.only(
-        (heads["magic"] == (MAGIC_V1 if is_v1 else MAGIC_V2))
-        & (heads["body_length"] >= 0)
-        & (lengths >= 0)
-        & (lengths <= PROPERTIES_LENGTH_MAX)
+        (heads["magic"] == magic) & (heads["body_length"] >= 0) & (lengths >= 0) & (lengths <= PROPERTIES_LENGTH_MAX)
     )
     between = _gather(sealed, common.topic_at, np.dtype([("topic", "u1", len(topic_part)), ("properties", ">u2")]))
     common = common.only(
@@ -269,13 +245,8 @@ def _hosts(values: npt.NDArray[np.void]) -> pa.Array:
     packed = np.ascontiguousarray(values)
     kind = pa.binary(packed.dtype.itemsize)
     encoded = pa.Array.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)]).dictionary_encode()
-    texts = pa.array([_host_text(host) for host in encoded.dictionary.to_pylist()], pa.string())
+    texts = pa.array([host_text(host) for host in encoded.dictionary.to_pylist()], pa.string())
     return texts.take(encoded.indices)
-
-
-def _host_text(host: bytes) -> str:
-    address, port = ipaddress.ip_address(host[:-4]), int.from_bytes(host[-4:], "big", signed=True)
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
 def _property_columns(properties: _Properties) -> dict[str, pa.Array]:

@@ -8,7 +8,6 @@ every variant.
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +17,9 @@ import pyarrow.compute as pc
 
 from neve.archive.rebuild import Records, rebuild
 from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
-from neve.record.codec import MalformedRecord, MessageRecord, decode_record
-from neve.record.layout import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
-from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, bytes_to_properties
-
-# neve.record.layout's layout up to the body, for two IPv4 hosts.
-_COMMON = Struct(">iiiiiqqiq4siq4siiqi")
-assert _COMMON.size == 88
+from neve.record.codec import MalformedRecord, MessageRecord, decode_record, host_text
+from neve.record.layout import BORN_HOST_V6, HEAD_V4, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, bytes_to_properties, exact_pairs
 
 
 class QueueEntry(NamedTuple):
@@ -105,19 +100,19 @@ def _row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any]:
 
 def _common_row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any] | None:
     """The shape of nearly all records (version 1, two IPv4 hosts, sound) in one unpacking; None: look closer."""
-    if len(raw) < _COMMON.size:
+    if len(raw) < HEAD_V4.size:
         return None
-    (size, magic, crc, queue, flag, offset, physical, sys_flag, born, born_ip, born_port, stored, store_ip, store_port,
-     reconsumed, prepared, body_length) = _COMMON.unpack_from(raw)  # fmt: skip
+    (size, magic, crc, queue, flag, offset, physical, sys_flag, born, born_host, stored, store_host,
+     reconsumed, prepared, body_length) = HEAD_V4.unpack_from(raw)  # fmt: skip
     said = (queue, offset, physical, size)
     if magic != MAGIC_V1 or sys_flag & (BORN_HOST_V6 | STORE_HOST_V6) or said != entry or size != len(raw):
         return None
     topic_part = topic.encode("utf-8", "surrogateescape")
-    topic_at = _COMMON.size + body_length
+    topic_at = HEAD_V4.size + body_length
     properties_at = topic_at + 1 + len(topic_part) + 2
     if body_length < 0 or properties_at > size or raw[topic_at] != len(topic_part):
         return None
-    body, properties = bytes(raw[_COMMON.size : topic_at]), bytes(raw[properties_at:])
+    body, properties = bytes(raw[HEAD_V4.size : topic_at]), bytes(raw[properties_at:])
     length = len(properties).to_bytes(4, "big")[2:]
     if raw[topic_at + 1 : properties_at] != topic_part + length or zlib.crc32(body) & 0x7FFFFFFF != crc:
         return None
@@ -136,15 +131,13 @@ def _common_row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any
         reconsume_times=reconsumed,
         body_crc=crc,
         prepared_transaction_offset=prepared,
-        born_host=_host_text(born_ip, born_port),
-        store_host=_host_text(store_ip, store_port),
+        born_host=_host_text(born_host),
+        store_host=_host_text(store_host),
     )
     return row
 
 
-@lru_cache(4096)
-def _host_text(address: bytes, port: int) -> str:
-    return f"{'.'.join(map(str, address))}:{port}"
+_host_text = lru_cache(4096)(host_text)
 
 
 def _agrees(record: MessageRecord, entry: QueueEntry, topic: str, length: int) -> bool:
@@ -171,7 +164,7 @@ def _columns(record: MessageRecord) -> dict[str, Any]:
 
 
 def _property_columns(raw: bytes) -> dict[str, Any]:
-    pairs, tail = split_properties(raw)
+    pairs, tail = exact_pairs(raw)
     named = dict(pairs)
     seen = named | bytes_to_properties(raw)  # where a name comes twice or is no UTF-8: what a query by key compares
     return {
@@ -181,21 +174,6 @@ def _property_columns(raw: bytes) -> dict[str, Any]:
         "properties": pairs,
         "properties_tail": tail,
     }
-
-
-def split_properties(raw: bytes) -> tuple[list[tuple[str, str]], bool]:
-    """The pairs that a map can hold, in wire order, and whether the string ended with 0x02."""
-    tail = raw.endswith(b"\x02")
-    pairs: dict[str, str] = {}
-    for part in (raw[:-1] if tail else raw).split(b"\x02"):
-        name, separator, value = part.partition(b"\x01")
-        if not separator:
-            continue
-        try:
-            pairs.setdefault(name.decode(), value.decode())
-        except UnicodeDecodeError:
-            continue
-    return list(pairs.items()), tail
 
 
 def _time(value: int) -> int | None:
