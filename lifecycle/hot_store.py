@@ -72,7 +72,7 @@ class HotStore(HotLog, Protocol):
         """The lowest CommitLog offset that a timer, half message or pop checkpoint still needs; None: none does."""
         ...
 
-    def carry_waiting(self, below: int) -> None:
+    def reappend_waiting(self, below: int) -> None:
         """Append again the messages that wait below a CommitLog offset, so that they no longer need what lies there."""
         ...
 

@@ -1,4 +1,4 @@
-"""Decisions about age and room, as pure functions: what is due, what may be evicted, what has expired.
+"""Decisions about age and room, as pure functions: what is due, what may be evicted (`neve.archive.expiry`: expired).
 
 Times are milliseconds. A time below 0 is unknown, and what is of unknown age is kept.
 
@@ -19,10 +19,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from lifecycle.hot_store import Segment
+from neve.archive.ttl import HOUR_MS, ttl_ms_of
 
 MINUTE_MS = 60_000
-HOUR_MS = 3_600_000
-FOR_EVER_HOURS = 1_000_000
 # A crowded disk is relieved until its fill is this far below the mark: brokers that share it don't evict all they have.
 RELIEF = 0.05
 
@@ -53,10 +52,7 @@ class Policy:
     ttl_hours: Callable[[str], int | None] = field(default=lambda topic: None)  # None: for ever
 
     def ttl_ms(self, topic: str) -> int | None:
-        hours = self.ttl_hours(topic)
-        if hours is None or hours <= 0 or hours >= FOR_EVER_HOURS:
-            return None
-        return hours * HOUR_MS
+        return ttl_ms_of(self.ttl_hours(topic))
 
 
 def wanted_segments(segments: Iterable[Segment], policy: Policy, now_ms: int, disk_ratio: float) -> list[Segment]:
@@ -158,7 +154,3 @@ def _is_aged(newest_ms: int, policy: Policy, now_ms: int) -> bool:
 def _is_delete_hour(policy: Policy, now_ms: int) -> bool:
     """By the machine's own time zone, as RocketMQ has it."""
     return policy.delete_hours is None or datetime.fromtimestamp(now_ms / 1000).hour in policy.delete_hours  # noqa: DTZ006
-
-
-def deletable(expiring: Mapping[str, int], now_ms: int) -> list[str]:
-    return sorted(key for key, after in expiring.items() if after <= now_ms)

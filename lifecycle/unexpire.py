@@ -1,4 +1,4 @@
-"""Takes back what expired by a wrong clock or a wrong TTL, as long as its objects are there: within the grace.
+"""Unexpire: takes back what expired by a wrong clock or a wrong TTL, as long as its objects are there: in the grace.
 
 An UNEXPIRE entry brings names back into the readers' view and sets the minimums of their queues, which move down by
 nothing else. What comes back is what has not expired by the TTL and the trusted time as they are now: in each topic
@@ -7,34 +7,76 @@ from its newest expired object down to the first that has, or is gone; no furthe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from infra.object_store.protocol import NotFound, ObjectStore
-from lifecycle.hot_store import HotStore
+from lifecycle.hot_expiry import HotExpiry, Minimums
 from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
+from lifecycle.turns import Turns
 from neve.archive.catalog import Catalog
 from neve.archive.expiry import expired_ends
-from neve.archive.journal import CommittedName
+from neve.archive.journal import CommittedName, Unexpire
+from tiered.journal.writer import JournalWriter
 
-Minimums = dict[str, dict[int, int]]
+_log = logging.getLogger(__name__)
+
+
+class UnexpireLocal:
+    """Without an archive: what the local log still has."""
+
+    def __init__(self, hot_expiry: HotExpiry, safe_clock: SafeClock, turns: Turns) -> None:
+        self._hot_expiry, self._safe_clock, self._turns = hot_expiry, safe_clock, turns
+
+    def run(self) -> dict[str, int]:
+        """How much came back."""
+        with self._turns:
+            now = self._safe_clock.now_ms()
+            _, moved = self._hot_expiry.show()
+            self._hot_expiry.hide(now)
+            return {"objects": 0, "local_queues": moved}
+
+
+class UnexpireArchived:
+    """Both tiers."""
+
+    def __init__(
+        self,
+        journal: JournalWriter,
+        hot_expiry: HotExpiry,
+        policy: Callable[[], Policy],
+        safe_clock: SafeClock,
+        turns: Turns,
+    ) -> None:
+        self._journal, self._hot_expiry, self._policy = journal, hot_expiry, policy
+        self._safe_clock, self._turns = safe_clock, turns
+
+    def run(self) -> dict[str, int]:
+        """How much came back."""
+        with self._turns:
+            self._journal.ensure_online()
+            self._journal.follow()
+            now = self._safe_clock.now_ms(self._journal.store)
+            local, moved = self._hot_expiry.show()
+            back = self._unexpire_objects(local, now)
+            self._hot_expiry.hide(now)
+            return {"objects": back, "local_queues": moved}
+
+    def _unexpire_objects(self, local: Mapping[str, Mapping[int, int]], now: int) -> int:
+        undo = plan_undo(self._journal.catalog, local, self._policy(), now, is_there(self._journal.store))
+        if undo.keys or undo.minimums:
+            self._journal.append(Unexpire(keys=undo.keys, minimums=undo.minimums))
+            _log.warning("%d expired objects are back in view", len(undo.keys))
+        return len(undo.keys)
 
 
 class Undo(NamedTuple):
+    """What an UNEXPIRE entry says."""
+
     keys: list[str]
     minimums: Minimums
-
-
-def show_local(hot: HotStore) -> tuple[Minimums, int]:
-    """All that the local log still has; the TTL then hides again what has expired. How many minimums moved."""
-    minimums: Minimums = {}
-    moved = 0
-    for topic in hot.topics():
-        for queue in hot.queues_of(topic):
-            before = hot.min_offset(topic, queue)
-            minimums.setdefault(topic, {})[queue] = hot.show_from(topic, queue, 0)
-            moved += minimums[topic][queue] < before
-    return minimums, moved
 
 
 def plan_undo(

@@ -22,7 +22,7 @@ from infra.disk import Disk
 from infra.object_store.open import open_store
 from infra.object_store.protocol import BadStoreUrl, ObjectStore, ObjectStoreError
 from infra.startup import EXIT_ARCHIVE, StartupError
-from lifecycle.archiver import Lifecycle
+from lifecycle.lifecycle import ArchiveLifecycle, LocalLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from lifecycle.scheduler import JobScheduler
@@ -55,7 +55,7 @@ class ArchiveWiring:
         self._local = context.root / "archive"
         self.store: ObjectStore | None = None
         self.journal: JournalWriter | None = None
-        self.lifecycle: Lifecycle | None = None
+        self.lifecycle: LocalLifecycle | ArchiveLifecycle | None = None
         self._state: StateKeeper | None = None
         self.jobs = JobScheduler(context.clock)
         self._delete_hours = context.config.delete_hours
@@ -105,10 +105,11 @@ class ArchiveWiring:
         context.trusted_ms = self.safe_clock.now_ms
         loop = asyncio.get_running_loop()
         starting = self._lifecycle(LoopHotStore(context, loop, starting=True))
-        if restore is not None:
-            await self._restore(restore, starting)
-        elif attachment is not None:
-            await self._go_on_above(attachment, starting)
+        if isinstance(starting, ArchiveLifecycle):
+            if restore is not None:
+                await self._restore(restore, starting)
+            elif attachment is not None:
+                await self._go_on_above(attachment, starting)
         self.lifecycle = self._lifecycle(LoopHotStore(context, loop))
 
     async def _open(self, restore: Restore | None) -> Attachment | None:
@@ -167,19 +168,17 @@ class ArchiveWiring:
             clock=context.clock,
         )
 
-    def _lifecycle(self, hot: LoopHotStore) -> Lifecycle:
-        context = self._context
-        return Lifecycle(
-            hot,
-            self.journal,
-            self._uploader,
-            self.policy,
-            context.clock,
-            cluster=context.config.broker_cluster_name,
-            safe_clock=self.safe_clock,
+    def _lifecycle(self, hot: LoopHotStore) -> LocalLifecycle | ArchiveLifecycle:
+        context, safe_clock = self._context, self.safe_clock
+        assert safe_clock is not None
+        if self.journal is None or self._uploader is None:
+            return LocalLifecycle(hot, self.policy, context.clock, safe_clock)
+        cluster = context.config.broker_cluster_name
+        return ArchiveLifecycle(
+            hot, self.journal, self._uploader, self.policy, context.clock, safe_clock, cluster=cluster
         )
 
-    async def _go_on_above(self, attachment: Attachment, lifecycle: Lifecycle) -> None:
+    async def _go_on_above(self, attachment: Attachment, lifecycle: ArchiveLifecycle) -> None:
         """No offset that the archive ever named is given again, whatever the local log has lost."""
         store = self._context.store
         if attachment.resume_at is not None:
@@ -206,12 +205,12 @@ class ArchiveWiring:
         if hidden:
             store.save_queue_state()
 
-    async def _restore(self, restore: Restore, lifecycle: Lifecycle) -> None:
+    async def _restore(self, restore: Restore, lifecycle: ArchiveLifecycle) -> None:
         """The archive is ours now: fill the empty store from it."""
         journal = self.journal
         assert journal is not None
         try:
-            await asyncio.to_thread(lifecycle.run_salvage)  # closes what the former owner left open
+            await asyncio.to_thread(lifecycle.salvage.run)  # closes what the former owner left open
             plan = await asyncio.to_thread(restore.plan, journal)
             restore.apply(self._context, plan)
             await asyncio.to_thread(restore.record_gaps, journal, plan)
@@ -227,12 +226,12 @@ class ArchiveWiring:
             ) from error
         restore.end()
 
-    async def _salvage(self, lifecycle: Lifecycle, *, online: bool) -> None:
+    async def _salvage(self, lifecycle: ArchiveLifecycle, *, online: bool) -> None:
         """What the shortened log still holds goes into the archive first."""
         why = "it can't be reached"
         if online:
             try:
-                reports = await asyncio.to_thread(lifecycle.run_salvage)
+                reports = await asyncio.to_thread(lifecycle.salvage.run)
             except (ObjectStoreError, Fenced) as error:
                 why = str(error)
             else:
@@ -249,18 +248,19 @@ class ArchiveWiring:
     def start_jobs(self) -> None:
         lifecycle = self.lifecycle
         assert lifecycle is not None
-        if self.journal is not None:
-            self.jobs.every("offload", self._context.config.archive_period / 1000, lifecycle.run_offload)
-            self.jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.adjust_upload_rate)
+        assert self.safe_clock is not None
+        if isinstance(lifecycle, ArchiveLifecycle):
+            self.jobs.every("offload", self._context.config.archive_period / 1000, lifecycle.offload.run)
+            self.jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.upload_rate.adjust)
             assert self._state is not None
             hot = LoopHotStore(self._context, asyncio.get_running_loop())
             job = functools.partial(self._state.run, hot.state)
             self.jobs.every("state", self._context.config.state_period / 1000, job)
-            self.jobs.every("checkpoint", _CHECKPOINT_SECONDS, lifecycle.run_checkpoint)
-            self.jobs.every("sweep", _SWEEP_SECONDS, lifecycle.run_sweep)
-        self.jobs.every("clock", _CLOCK_SECONDS, lifecycle.safe_clock.look)
-        self.jobs.every("retention", _RETENTION_SECONDS, lifecycle.run_retention)
-        self.jobs.every("ttl", _TTL_SECONDS, lifecycle.run_ttl)
+            self.jobs.every("checkpoint", _CHECKPOINT_SECONDS, lifecycle.checkpoint.run)
+            self.jobs.every("sweep", _SWEEP_SECONDS, lifecycle.sweep.run)
+        self.jobs.every("clock", _CLOCK_SECONDS, self.safe_clock.look)
+        self.jobs.every("retention", _RETENTION_SECONDS, lifecycle.evict.run)
+        self.jobs.every("ttl", _TTL_SECONDS, lifecycle.expire.run)
         self.jobs.start()
 
     async def write_last_state(self) -> None:

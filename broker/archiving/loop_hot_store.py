@@ -129,13 +129,13 @@ class LoopHotStore:
     def pinned_from(self) -> int | None:
         return self._call(self._context.pinned_from)
 
-    def carry_waiting(self, below: int) -> None:
+    def reappend_waiting(self, below: int) -> None:
         try:
-            while self._call(lambda: self._context.schedule.carry(below, self._context.timers)):
+            while self._call(lambda: self._context.schedule.reappend(below, self._context.timers)):
                 pass
-            while self._call(lambda: self._context.timers.carry(below)):
+            while self._call(lambda: self._context.timers.reappend(below)):
                 pass
-            while self._call(lambda: self._context.transactions.carry(below)):
+            while self._call(lambda: self._context.transactions.reappend(below)):
                 pass
         except (StoreFull, StoreNotWritable) as error:
             log.warning("waiting messages keep their segments: %s", error)

@@ -17,6 +17,7 @@ from infra.admin_http import AdminHttp, Request, Response, json_response
 from infra.loop_pause import LoopPause
 from infra.metrics import render
 from infra.supervisor import Trouble
+from lifecycle.lifecycle import ArchiveLifecycle
 from neve.archive.journal import decode_entry
 from neve.archive.keys import journal_key
 
@@ -85,7 +86,7 @@ class _Pages:
     def _look_at_backlog(self, limit: int) -> Largest[tuple[str, int]]:
         """The age of each topic's oldest message that is not archived. Asks the loop: in a thread."""
         lifecycle = self._archive.lifecycle
-        if lifecycle is None or self._archive.journal is None:
+        if not isinstance(lifecycle, ArchiveLifecycle):
             return archive_ages({}, limit)
         backlog = lifecycle.backlog()
         ages = lifecycle.ages_ms(backlog)
@@ -128,21 +129,21 @@ class _Pages:
 
     async def offload(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
-        if lifecycle is None or self._archive.journal is None:
+        if not isinstance(lifecycle, ArchiveLifecycle):
             return Response(409, b"no archive: set storeUrl\n")
         return Response(lines=self._offload_lines(roll=request.flag("roll"), evict=request.flag("evict")))
 
     async def _offload_lines(self, *, roll: bool, evict: bool) -> AsyncIterator[object]:
         """Progress as it comes, then a summary; an error is the last line."""
         lifecycle = self._archive.lifecycle
-        assert lifecycle is not None
+        assert isinstance(lifecycle, ArchiveLifecycle)
         loop = asyncio.get_running_loop()
         lines: asyncio.Queue[Any] = asyncio.Queue()
 
         def progress(item: Mapping[str, Any]) -> None:
             loop.call_soon_threadsafe(lines.put_nowait, dict(item))
 
-        work = asyncio.ensure_future(self._in_thread(lifecycle.run_offload, roll, evict, progress))
+        work = asyncio.ensure_future(self._in_thread(lifecycle.offload.run, roll, evict, progress))
         work.add_done_callback(lambda _: lines.put_nowait(None))
         while (item := await lines.get()) is not None:
             yield item
@@ -210,8 +211,8 @@ class _Pages:
         return json_response(await self._in_thread(read))
 
     async def verify(self, request: Request) -> Response:
-        lifecycle, journal = self._archive.lifecycle, self._archive.journal
-        if lifecycle is None or journal is None:
+        lifecycle = self._archive.lifecycle
+        if not isinstance(lifecycle, ArchiveLifecycle):
             return Response(409, b"no archive: set storeUrl\n")
         report = await self._in_thread(lifecycle.verify, request.flag("deep"))
         return json_response({"objects": report.objects, "rows": report.rows, "findings": report.problems})
@@ -220,20 +221,20 @@ class _Pages:
         lifecycle = self._archive.lifecycle
         if lifecycle is None:
             return Response(503, b"not started yet\n")
-        return json_response({"event": "unexpired", **await self._in_thread(lifecycle.run_unexpire)})
+        return json_response({"event": "unexpired", **await self._in_thread(lifecycle.unexpire.run)})
 
     async def sweep(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
-        if lifecycle is None or self._archive.journal is None:
+        if not isinstance(lifecycle, ArchiveLifecycle):
             return Response(409, b"no archive: set storeUrl\n")
-        found = await self._in_thread(lifecycle.run_sweep, request.flag("repair"))
+        found = await self._in_thread(lifecycle.sweep.run, request.flag("repair"))
         return json_response({"event": "swept", "orphans": found})
 
     async def confirm_clock(self, request: Request) -> Response:
-        lifecycle = self._archive.lifecycle
-        if lifecycle is None:
+        clock = self._archive.safe_clock
+        if clock is None:
             return Response(503, b"not started yet\n")
-        before = await self._in_thread(lifecycle.safe_clock.confirm)
+        before = await self._in_thread(clock.confirm)
         return json_response({"event": "confirmed", "before": msgspec.to_builtins(before)})
 
     async def run_job(self, request: Request) -> Response:
@@ -344,9 +345,8 @@ def _register_archive_metrics(controller: BrokerController) -> None:
 
 
 def _register_clock_metrics(controller: BrokerController) -> None:
-    counter, gauge, lifecycle = controller.metrics.counter, controller.metrics.gauge, controller.archive.lifecycle
-    assert lifecycle is not None
-    clock = lifecycle.safe_clock
+    counter, gauge, clock = controller.metrics.counter, controller.metrics.gauge, controller.archive.safe_clock
+    assert clock is not None
     gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
     gauge(
         "clock_behind_seconds",

@@ -139,7 +139,7 @@ class HalfMessages:
         """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
         self.added(self._writer.put_copy(record, HALF_TOPIC, 0), record.properties)
 
-    def carry(self, below: int) -> bool:
+    def reappend(self, below: int) -> bool:
         """Append again a batch of what waits below a log position; False: nothing more can go now.
 
         What is young ends by itself. Raises StoreFull or StoreNotWritable; what was carried by then stays carried.

@@ -2,7 +2,7 @@
 
 A level's queue is in order of delivery, so only its head is looked at. A position is on the disk only after the copies
 that it passed: a crash delivers a message twice rather than not at all. What waits for long in a log file that is to go
-becomes a timer for the same time (`carry`).
+becomes a timer for the same time (`reappend`).
 """
 
 import logging
@@ -156,7 +156,7 @@ class ScheduleMessage:
             return
         self._writer.put_copy(record, topic, int(queue), properties=properties)
 
-    def carry(self, below: int, timers: TimerMessages) -> bool:
+    def reappend(self, below: int, timers: TimerMessages) -> bool:
         """Hand what waits below a log position over to the timers, a batch at most; False: nothing more can go now.
 
         What is due soon stays: it goes by itself. Raises StoreFull or StoreNotWritable.

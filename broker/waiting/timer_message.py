@@ -254,7 +254,7 @@ class TimerMessages:
 
     # ---- its place in the log is wanted --------------------------------------------------------------------------
 
-    def carry(self, below: int) -> bool:
+    def reappend(self, below: int) -> bool:
         """Append again, for the same time, a batch of what waits below a log position; False: nothing more goes now.
 
         What is due soon, or was carried a short while ago, stays. Raises StoreFull or StoreNotWritable; what was

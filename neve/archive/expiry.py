@@ -5,9 +5,11 @@ where the clock was set back: what lies behind a time too late is kept as long. 
 unknown, and is kept.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from neve.archive.catalog import Catalog
 from neve.archive.journal import CommittedName
 
 
@@ -16,6 +18,13 @@ class TopicExpiry(NamedTuple):
 
     keys: list[str]
     minimums: dict[int, int]
+
+
+def expire_topic(catalog: Catalog, topic: str, ttl_ms: int | None, now_ms: int) -> TopicExpiry:
+    """What has expired of a topic in a broker's catalog: what its sweep does, and what the dry run shows."""
+    if ttl_ms is None:
+        return TopicExpiry([], {})
+    return plan_expiry(catalog.from_oldest(topic), ttl_ms, now_ms, functools.partial(catalog.recorded_minimum, topic))
 
 
 def plan_expiry(
@@ -72,3 +81,8 @@ def expired_ends(name: CommittedName, ttl_ms: int, now_ms: int) -> dict[int, int
             elif queue not in live:
                 ends[queue] = last + 1
     return ends
+
+
+def deletable(expiring: Mapping[str, int], now_ms: int) -> list[str]:
+    """Names out of view whose time has come: key -> after which its object may go."""
+    return sorted(key for key, after in expiring.items() if after <= now_ms)

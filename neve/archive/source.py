@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from neve.extras import install_command
@@ -15,6 +15,13 @@ class BadSource(ValueError):
     """A store's URL that is none, or a library that reading it needs is not installed."""
 
 
+class Head(NamedTuple):
+    """What is told of an object. No etag: it may have been copied here, and would have another."""
+
+    size: int
+    etag: str = ""
+
+
 class Source(Protocol):
     """What the archive verbs and the archive's reader ask of a store."""
 
@@ -22,9 +29,7 @@ class Source(Protocol):
 
     def get_range(self, key: str, start: int, length: int) -> bytes: ...
 
-    def head(self, key: str) -> object: ...
-
-    def size(self, key: str) -> int: ...
+    def head(self, key: str) -> Head: ...
 
     def list_prefixes(self, prefix: str) -> list[str]: ...
 
@@ -55,11 +60,8 @@ class DirectorySource:
             file.seek(start)
             return file.read(length)
 
-    def head(self, key: str) -> object:
-        return self.size(key)
-
-    def size(self, key: str) -> int:
-        return (self._root / key).stat().st_size
+    def head(self, key: str) -> Head:
+        return Head((self._root / key).stat().st_size)
 
     def list_prefixes(self, prefix: str) -> list[str]:
         folder = self._root / prefix
@@ -92,14 +94,11 @@ class S3Source:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._read(Key=self.name(key), Range=f"bytes={start}-{start + length - 1}")
 
-    def head(self, key: str) -> object:
-        return self.size(key)
-
-    def size(self, key: str) -> int:
+    def head(self, key: str) -> Head:
         from botocore.exceptions import ClientError
 
         try:
-            return int(self.client.head_object(Bucket=self.bucket, Key=self.name(key))["ContentLength"])
+            return Head(int(self.client.head_object(Bucket=self.bucket, Key=self.name(key))["ContentLength"]))
         except ClientError as error:
             raise _translated(error, key) from error
 

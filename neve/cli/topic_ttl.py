@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from neve.archive.ttl import FOR_EVER_HOURS, ttl_ms_of
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import UNREACHABLE, Failure, explain
 from neve.cli.output import ask, emit, output_option, say, size_text, store_option
 from neve.cli.topic_names import topic_names
-from neve.cli.ttl import BROKER_DEFAULT, FOREVER_HOURS, format_ttl, shorter, ttl_value
+from neve.cli.ttl import BROKER_DEFAULT, format_ttl, shorter, ttl_value
 
 if TYPE_CHECKING:
     from neve.archive.catalog import Catalog
@@ -33,7 +34,7 @@ def hours_of(attributes: Mapping[str, str]) -> int | None:
     text = attributes.get(RESERVE_TIME)
     if text is None or not text.lstrip("-").isdigit() or int(text) == BROKER_DEFAULT:
         return None
-    return min(int(text), FOREVER_HOURS)
+    return min(int(text), FOR_EVER_HOURS)
 
 
 @ttl.command(name="get")
@@ -126,13 +127,12 @@ def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
 
 def expiry_plan(topic: str, catalogs: Iterable[Catalog], hours: int, now_ms: int) -> dict[str, Any]:
     """What leaves the readers' view at `now_ms`: what each broker's own plan says, counted."""
-    from neve.archive.expiry import plan_expiry, rows_below
+    from neve.archive.expiry import expire_topic, rows_below
 
     gone = cut = rows_gone = bytes_gone = rows_kept = 0
     for catalog in catalogs:
         recorded = functools.partial(catalog.recorded_minimum, topic)
-        held = catalog.from_oldest(topic) if hours < FOREVER_HOURS else iter(())
-        keys, minimums = plan_expiry(held, hours * 3_600_000, now_ms, recorded)
+        keys, minimums = expire_topic(catalog, topic, ttl_ms_of(hours), now_ms)
         expired = set(keys)
         for name in catalog.objects(topic):
             hidden = rows_below(name, recorded)

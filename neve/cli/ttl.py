@@ -6,7 +6,8 @@ import re
 
 import click
 
-FOREVER_HOURS = 1_000_000  # from here on RocketMQ's number means: never
+from neve.archive.ttl import FOR_EVER_HOURS
+
 BROKER_DEFAULT = -1
 _MINUTES = {"m": 1, "h": 60, "d": 24 * 60, "w": 7 * 24 * 60}
 
@@ -15,7 +16,7 @@ def parse_ttl(text: str) -> int:
     """Hours of `36h`, `90d`, `2w`, `120m` or `forever`; ValueError with the reason for anything else."""
     cleaned = text.strip().lower()
     if cleaned == "forever":
-        return FOREVER_HOURS
+        return FOR_EVER_HOURS
     found = re.fullmatch(r"(\d+)([mhdw])", cleaned)
     if found is None:
         raise ValueError(f"{text!r} is not a TTL: write 36h, 90d, 2w or forever")
@@ -26,8 +27,8 @@ def parse_ttl(text: str) -> int:
     if rest:
         near = f"the nearest are {hours}h and {hours + 1}h" if hours else "the shortest is 1h"
         raise ValueError(f"{text!r} is not a whole number of hours: {near}")
-    if hours >= FOREVER_HOURS:
-        raise ValueError(f"{text!r} is longer than {FOREVER_HOURS - 1}h: write forever")
+    if hours >= FOR_EVER_HOURS:
+        raise ValueError(f"{text!r} is longer than {FOR_EVER_HOURS - 1}h: write forever")
     return hours
 
 
@@ -35,14 +36,14 @@ def format_ttl(hours: int | None) -> str:
     """The shortest exact spelling."""
     if hours is None or hours == BROKER_DEFAULT:
         return "default"
-    if hours >= FOREVER_HOURS:
+    if hours >= FOR_EVER_HOURS:
         return "forever"
     return f"{hours // 24}d" if hours % 24 == 0 else f"{hours}h"
 
 
 def shorter(new: int, old: int | None) -> bool:
     """Whether the new TTL may delete what the old one kept; the broker's default may be for ever."""
-    return new < FOREVER_HOURS and (old is None or old == BROKER_DEFAULT or new < old)
+    return new < FOR_EVER_HOURS and (old is None or old == BROKER_DEFAULT or new < old)
 
 
 def ttl_value(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lifecycle.lifecycle import ArchiveLifecycle
 from neve import archive
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
@@ -37,8 +38,8 @@ async def _archived(tmp_path: Path) -> None:
             sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*", expressionType="TAG",
         )  # fmt: skip
         assert (pulled.code, b"again" in pulled.body) == (0, True)
-        assert broker.archive.lifecycle is not None
-        assert broker.archive.lifecycle.run_sweep() == []
+        assert isinstance(broker.archive.lifecycle, ArchiveLifecycle)
+        assert broker.archive.lifecycle.sweep.run() == []
     assert archive.open(url).topics() == sorted([RETRY, "orders"])
     assert [record.body for record in archive.open(url).topic(RETRY).read(queue=0)] == [b"again"]
 

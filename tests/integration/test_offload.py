@@ -20,9 +20,10 @@ from infra.disk import RealDisk
 from infra.failpoint import FailpointError
 from infra.object_store.open import open_store
 from infra.s3_server import S3Server, create_bucket
-from lifecycle.archiver import Lifecycle
 from lifecycle.hot_store import Segment
+from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
 from neve.archive.catalog import Location
 from tests.servers import versitygw
 from tiered.journal.writer import JournalWriter
@@ -85,7 +86,7 @@ class StoreAdapter:
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
         return self.store.files(start, end)
 
-    def carry_waiting(self, below: int) -> None:
+    def reappend_waiting(self, below: int) -> None:
         """Nothing waits here."""
 
     def pinned_from(self) -> int | None:
@@ -190,9 +191,9 @@ def offload_evict_and_read_back(tmp_path: Path, store_url: str, worker: WorkerCl
     journal, lifecycle = start(tmp_path, store_url, hot, worker)
     if step is not None:
         with failpoint.armed(step), pytest.raises(FailpointError):
-            lifecycle.run_offload(roll=True, evict=True)
+            lifecycle.offload.run(roll=True, evict=True)
         journal, lifecycle = start(tmp_path, store_url, hot, worker)
-    lifecycle.run_offload(roll=True, evict=True)
+    lifecycle.offload.run(roll=True, evict=True)
     assert [segment.topics for segment in store.segments() if segment.sealed] == []
     for place in places:
         assert cold_bytes(journal, worker, *place) == before[place]
@@ -203,13 +204,15 @@ def offload_evict_and_read_back(tmp_path: Path, store_url: str, worker: WorkerCl
     store.shutdown()
 
 
-def start(tmp_path: Path, store_url: str, hot: StoreAdapter, worker: WorkerClient) -> tuple[JournalWriter, Lifecycle]:
+def start(
+    tmp_path: Path, store_url: str, hot: StoreAdapter, worker: WorkerClient
+) -> tuple[JournalWriter, ArchiveLifecycle]:
     store = hot.store
     journal = JournalWriter(
         open_store(store_url), "", "b", store.log_uuid, local=tmp_path / "tier", disk=RealDisk(), clock=SystemClock()
     )
     assert journal.attach(store.max_physical_offset).resume_at is None
-    return journal, Lifecycle(hot, journal, worker, Policy, SystemClock())
+    return journal, ArchiveLifecycle(hot, journal, worker, Policy, SystemClock(), SafeClock(SystemClock()))
 
 
 @pytest.mark.parametrize(
@@ -236,12 +239,12 @@ def test_a_large_object_survives_what_happens_amid_its_parts(
     with monkeypatch.context() as patch, closing(WorkerClient(work_dir=tmp_path)) as doomed:
         patch.setenv(failpoint.ENVIRONMENT, place)
         _, lifecycle = start(tmp_path, url, hot, doomed)
-        reports = lifecycle.run_offload(roll=True)
+        reports = lifecycle.offload.run(roll=True)
         assert [len(report.committed) for report in reports] == [int(at_once)]
         assert (doomed.starts > 1) is not at_once
     with closing(WorkerClient(work_dir=tmp_path)) as worker:
         journal, lifecycle = start(tmp_path, url, hot, worker)
-        lifecycle.run_offload(roll=True, evict=True)
+        lifecycle.offload.run(roll=True, evict=True)
         assert cold_bytes(journal, worker, "large", 0) == before
         (name,) = journal.catalog.objects("large")
         assert journal.store.head(name.key).etag == name.etag

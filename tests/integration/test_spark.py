@@ -267,8 +267,8 @@ def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, di
     hot.flush()
     with closing(WorkerClient(work_dir=tmp_path)) as worker:
         with failpoint.armed("offload.after_upload"), pytest.raises(FailpointError):
-            start(tmp_path, url, hot, worker)[1].run_offload(roll=True)
-        start(tmp_path, url, hot, worker)[1].run_offload(roll=True, evict=True)
+            start(tmp_path, url, hot, worker)[1].offload.run(roll=True)
+        start(tmp_path, url, hot, worker)[1].offload.run(roll=True, evict=True)
     store.shutdown()
     sent = [(queue, offset) for queue in (0, 1) for offset in range(60)]
     for frame in (

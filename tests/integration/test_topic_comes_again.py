@@ -108,9 +108,9 @@ async def _buried_later(tmp_path: Path) -> None:
         catalog = broker.archive.journal.catalog
         assert catalog.min_offset(TOPIC, 0) == 1, "the deleted message is in view"
         for _ in range(2):
-            await asyncio.to_thread(broker.archive.lifecycle.run_ttl)
+            await asyncio.to_thread(broker.archive.lifecycle.expire.run)
             assert catalog.recorded_minimum(TOPIC, 0) == 2
             assert catalog.min_offset(TOPIC, 0) is None
         entries = catalog.next_seq
-        await asyncio.to_thread(broker.archive.lifecycle.run_ttl)
+        await asyncio.to_thread(broker.archive.lifecycle.expire.run)
         assert catalog.next_seq == entries, "it is told once"

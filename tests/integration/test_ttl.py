@@ -20,12 +20,13 @@ from infra.disk import RealDisk
 from infra.failpoint import FailpointError
 from infra.object_store.open import open_store
 from infra.object_store.protocol import NotFound, ObjectStore
-from lifecycle.archiver import Lifecycle
-from lifecycle.retention import HOUR_MS, Policy
-from lifecycle.safe_clock import TOLERANCE_MS, ClocksDisagree
+from lifecycle.lifecycle import ArchiveLifecycle
+from lifecycle.retention import Policy
+from lifecycle.safe_clock import TOLERANCE_MS, ClocksDisagree, SafeClock
 from neve.archive.follow import catalogs
 from neve.archive.journal import Deleted, Expire, decode_entry
 from neve.archive.keys import journal_key
+from neve.archive.ttl import HOUR_MS
 from tests.integration.test_offload import HOST, StoreAdapter
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient
@@ -56,7 +57,7 @@ class Life:
     hot: MessageStore
     store: MovedClock
     journal: JournalWriter
-    lifecycle: Lifecycle
+    lifecycle: ArchiveLifecycle
 
     def put(self, queue: int) -> None:
         for _ in range(ROWS):
@@ -87,17 +88,23 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
         journal = JournalWriter(store, "", "b", hot.log_uuid, local=tmp_path / "tier", disk=RealDisk(), clock=clock)
         journal.attach(hot.max_physical_offset)
         policy = Policy(ttl_hours=lambda topic: 1, grace_ms=GRACE)
-        life = Life(clock, hot, store, journal, Lifecycle(StoreAdapter(hot), journal, worker, lambda: policy, clock))
+        life = Life(
+            clock,
+            hot,
+            store,
+            journal,
+            ArchiveLifecycle(StoreAdapter(hot), journal, worker, lambda: policy, clock, SafeClock(clock)),
+        )
         life.put(0)
         clock.advance(HALF_HOUR)
         life.put(1)
-        life.lifecycle.run_offload(roll=True, evict=True)
+        life.lifecycle.offload.run(roll=True, evict=True)
         yield life
     hot.shutdown()
 
 
 def test_out_of_view_by_row_group_then_deleted_after_the_grace(life: Life) -> None:
-    catalog, run = life.journal.catalog, life.lifecycle.run_ttl
+    catalog, run = life.journal.catalog, life.lifecycle.expire.run
     (name,) = catalog.objects("brief")
     assert len(name.row_groups) == 2
     life.clock.advance(HALF_HOUR - 1)
@@ -133,21 +140,21 @@ def test_a_store_whose_clock_differs_stops_expiry_and_deletion(life: Life) -> No
     """Its Date header says three hours more than the clock of the machine does."""
     life.clock.advance(HALF_HOUR)
     life.store.behind_ms = 60_000
-    life.lifecycle.run_ttl()
+    life.lifecycle.expire.run()
     assert life.entries(Expire) == [], "the earlier clock counts"
     life.store.behind_ms = 0
     life.clock.advance(HALF_HOUR)
-    assert life.lifecycle.run_ttl()["expired"] == 1
+    assert life.lifecycle.expire.run()["expired"] == 1
     (key,) = life.journal.catalog.expiring()
     life.clock.advance(GRACE)
     for behind in (TOLERANCE_MS + 1, -TOLERANCE_MS - 1):
         life.store.behind_ms = behind
         with pytest.raises(ClocksDisagree):
-            life.lifecycle.run_ttl()
+            life.lifecycle.expire.run()
     real = open_store(life.store.url)
     life.journal.store = real
     with pytest.raises(ClocksDisagree):
-        life.lifecycle.run_ttl()
+        life.lifecycle.expire.run()
     assert real.head(key).key == key
     life.clock.set_wall(SystemClock().now_ms())
-    assert life.lifecycle.run_ttl()["deleted"] == 0, "by the store's own clock the grace has hardly begun"
+    assert life.lifecycle.expire.run()["deleted"] == 0, "by the store's own clock the grace has hardly begun"

@@ -104,7 +104,7 @@ class Process:
         root = config.root
         self.store = MessageStore(_store_config(root, config), disk, clock)
         tables = root / "config"
-        nothing = SimpleNamespace(load=lambda: None, pending=lambda: 0, __len__=lambda: 0, carry=lambda *_: False)
+        nothing = SimpleNamespace(load=lambda: None, pending=lambda: 0, __len__=lambda: 0, reappend=lambda *_: False)
         topics = TopicConfigManager(disk, tables / "topics.json", clock)
         groups = SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock)
         offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", nothing_to_sync)
@@ -194,7 +194,7 @@ class _Nothing:
     def __len__(self) -> int:
         return 0
 
-    def carry(self, below: int) -> bool:
+    def reappend(self, below: int) -> bool:
         return False
 
 

@@ -140,9 +140,9 @@ class World:
         if self.process.store.failed is not None:
             self._die("kill")
         self.process.pinned = None
-        self._do("offload", lambda: self.process.lifecycle.run_offload(roll=True), must=True)
-        self._do("evict", lambda: self.process.lifecycle.run_offload(roll=True, evict=True), must=True)
-        self._do("ttl", self.process.lifecycle.run_ttl, must=True)
+        self._do("offload", lambda: self.process.lifecycle.offload.run(roll=True), must=True)
+        self._do("evict", lambda: self.process.lifecycle.offload.run(roll=True, evict=True), must=True)
+        self._do("ttl", self.process.lifecycle.expire.run, must=True)
         self._observe()
         assert not self.process.journal.catalog.open_intents(), "an intent stays open though nothing fails"
         self.check()
@@ -194,19 +194,19 @@ class World:
 
     def _offload(self) -> None:
         roll, evict = self.random.random() < 0.4, self.random.random() < 0.3
-        self._do(f"offload roll={roll} evict={evict}", lambda: self.process.lifecycle.run_offload(roll, evict))
+        self._do(f"offload roll={roll} evict={evict}", lambda: self.process.lifecycle.offload.run(roll, evict))
 
     def _retention(self) -> None:
-        self._do("retention", self.process.lifecycle.run_retention)
+        self._do("retention", self.process.lifecycle.evict.run)
 
     def _ttl(self) -> None:
-        self._do("ttl", self.process.lifecycle.run_ttl)
+        self._do("ttl", self.process.lifecycle.expire.run)
 
     def _sweep(self) -> None:
-        self._do("sweep", lambda: self.process.lifecycle.run_sweep(repair=True))
+        self._do("sweep", lambda: self.process.lifecycle.sweep.run(repair=True))
 
     def _checkpoint(self) -> None:
-        self._do("checkpoint", self.process.lifecycle.run_checkpoint)
+        self._do("checkpoint", self.process.lifecycle.checkpoint.run)
 
     def _write_state(self) -> None:
         self._do("state", self.process.write_state)

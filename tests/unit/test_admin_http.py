@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.admin_http import AdminHttp, Request, Response
+from lifecycle.lifecycle import ArchiveLifecycle
 from tests.broker_in_process import running
 from tests.waiting import until
 
@@ -130,7 +131,7 @@ def test_a_slow_verify_holds_up_no_other_thread_of_the_broker(tmp_path: Path) ->
         async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'archive'}") as (broker, _):
             assert broker.admin_address is not None
             lifecycle = broker.archive.lifecycle
-            assert lifecycle is not None
+            assert isinstance(lifecycle, ArchiveLifecycle)
             loop, begun, go = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
             verify = lifecycle.verify
 
@@ -139,7 +140,7 @@ def test_a_slow_verify_holds_up_no_other_thread_of_the_broker(tmp_path: Path) ->
                 asyncio.run_coroutine_threadsafe(go.wait(), loop).result(60)
                 return verify(deep)
 
-            lifecycle.verify = slow  # type: ignore[assignment]
+            lifecycle.verify = slow  # type: ignore[assignment, method-assign]
             port = broker.admin_address[1]
             first = asyncio.create_task(ask(port, "POST /archive/verify?deep=1", "Host: localhost"))
             await begun.wait()

@@ -22,7 +22,7 @@ from broker.config import BrokerConfig
 from broker.store import appender, commit_log
 from broker.store.config import StoreConfig
 from broker.tables import state_file
-from lifecycle import archiver, scheduler, turns
+from lifecycle import rounds, scheduler, turns
 from tests.simulation.messaging.faulty_disk import FaultyDisk
 from tests.simulation.messaging.loop import Event, SimClock, SimLock, SimLoop, SimThread, Thread
 
@@ -88,7 +88,7 @@ def under_the_loop() -> Iterator[None]:
         patch.object(appender, "threading", locks),
         patch.object(commit_log, "threading", locks),
         patch.object(state_file, "threading", locks),
-        patch.object(archiver, "threading", locks),
+        patch.object(rounds, "threading", locks),
         patch.object(loop_hot_store, "asyncio", ask),
         patch.object(scheduler, "threading", SimpleNamespace(Event=Event, Thread=Thread)),
         patch.object(turns, "threading", SimpleNamespace(Event=Event, Lock=SimLock)),

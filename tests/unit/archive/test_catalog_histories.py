@@ -8,8 +8,8 @@ from infra.object_store.memory import MemoryStore
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
 from neve.archive.journal import Abort, AnyEntry, Commit, Deleted, Expire, Gap, Topic
+from neve.archive.verify import verify
 from tests.unit.archive.test_keys_journal_catalog import committed, intent
-from tiered.journal.verify import verify
 
 
 def test_a_topic_is_settled_through_the_later_day_that_was_committed_first() -> None:

@@ -18,8 +18,7 @@ from neve.archive.expiry import plan_dropped, plan_expiry
 from neve.archive.journal import AnyEntry, Commit, CommittedName, Deleted, Expire, Gap, Intent, IntentName, RowGroup
 from neve.archive.queue_runs import QueueRuns
 from neve.archive.sealed import unseal
-from neve.cli.verify import check_queues
-from tiered.journal.verify import verify
+from neve.archive.verify import tiling_faults, verify
 
 HOUR = 3_600_000
 
@@ -197,7 +196,8 @@ def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch
         store.put(name_of(number).key, bytes(104))
     assert verify(catalog, store).problems == []
     assert asked == [("t", 0), ("t", 1)]
-    assert list(check_queues(catalog, "t")) == []
+    held = [(run.first, run.last) for run in catalog.runs("t", 0)]
+    assert list(tiling_faults([*held, *catalog.gap_spans("t", 0)], 0)) == []
     assert catalog.count_existing("t", 0, 0, 20) == 15
     assert catalog.count_existing("t", 0, 12, 13) == 0
     assert catalog.count_existing("u", 0, 3, 13) == 10

@@ -45,8 +45,8 @@ def test_a_transaction_ends_after_its_half_message_was_carried(
             store.roll()
             await broker.context.flusher.flush_now()
             border = store.segments()[0].end
-            assert halves.carry(border)
-            assert not halves.carry(border)
+            assert halves.reappend(border)
+            assert not halves.reappend(border)
             store.evict(0)
             if not restarted:
                 await finish(connection, stored)

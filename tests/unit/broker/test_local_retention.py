@@ -11,6 +11,7 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from infra.config import ConfigError
 from infra.disk import Room
+from lifecycle.lifecycle import ArchiveLifecycle
 from tests.broker_in_process import running, send
 
 SEGMENTS = 4
@@ -38,7 +39,7 @@ def test_without_an_archive_the_oldest_goes_when_the_disk_is_full(
                 await send(connection, "orders", b"x" * 900_000)
             fill(broker, monkeypatch, percent)
             assert broker.archive.lifecycle is not None
-            await asyncio.to_thread(broker.archive.lifecycle.run_retention)
+            await asyncio.to_thread(broker.archive.lifecycle.evict.run)
             assert broker.context.store.min_offset("orders", 0) == evicted
 
     asyncio.run(scenario())
@@ -55,12 +56,12 @@ def test_a_trace_of_each_message_keeps_no_archived_segment_on_a_crowded_disk(
                 await send(connection, "RMQ_SYS_TRACE_TOPIC", b"trace")
                 await send(connection, "orders", b"x" * 900_000)
             lifecycle = broker.archive.lifecycle
-            assert lifecycle is not None
-            await asyncio.to_thread(lifecycle.run_offload)
-            await asyncio.to_thread(lifecycle.run_retention)
+            assert isinstance(lifecycle, ArchiveLifecycle)
+            await asyncio.to_thread(lifecycle.offload.run)
+            await asyncio.to_thread(lifecycle.evict.run)
             assert broker.context.store.min_offset("orders", 0) == 0
             fill(broker, monkeypatch, 76)
-            await asyncio.to_thread(lifecycle.run_retention)
+            await asyncio.to_thread(lifecycle.evict.run)
             assert broker.context.store.min_offset("orders", 0) >= SEGMENTS
 
     asyncio.run(scenario())
@@ -91,8 +92,8 @@ def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp
             assert uploader._work_dir == str(left.parent)
             await send(connection, "orders")
             lifecycle = broker.archive.lifecycle
-            assert lifecycle is not None
-            (report,) = await asyncio.to_thread(lifecycle.run_offload, roll=True)
+            assert isinstance(lifecycle, ArchiveLifecycle)
+            (report,) = await asyncio.to_thread(lifecycle.offload.run, roll=True)
             assert len(report.committed) == 1
 
     asyncio.run(scenario())

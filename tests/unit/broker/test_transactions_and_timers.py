@@ -286,7 +286,7 @@ def test_a_waiting_timer_is_carried_out_of_its_segment_and_comes_once(machine: C
     first.store.roll()
     segment = first.store.segments()[0]
     assert (first.timers.pinned_from(), len(first.timers)) == (segment.base, 102)
-    while first.timers.carry(segment.end):
+    while first.timers.reappend(segment.end):
         assert len(first.timers) >= 101
     pinned = first.timers.pinned_from()
     assert pinned is not None
@@ -310,7 +310,7 @@ def test_a_crash_before_the_mark_of_a_carried_timer_loses_none(machine: Callable
     first.timer(b"a", TIMER_DELAY_SEC="3600")
     first.store.roll()
     first.timers._mark = lambda: None  # type: ignore[method-assign]
-    assert first.timers.carry(first.store.segments()[0].end)
+    assert first.timers.reappend(first.store.segments()[0].end)
     second = machine()
     first.clock.advance(3_600_000)
     second.timers.deliver_due()
@@ -325,9 +325,9 @@ def test_a_half_message_is_carried_out_of_its_segment_and_known_by_where_it_was(
     first.halves.asked(first.halves.waiting()[:2])
     first.store.roll()
     segment = first.store.segments()[0]
-    assert not first.halves.carry(segment.end), "most end by themselves within minutes"
+    assert not first.halves.reappend(segment.end), "most end by themselves within minutes"
     first.clock.advance(CARRY_AGAIN_MS)
-    while first.halves.carry(segment.end):
+    while first.halves.reappend(segment.end):
         assert len(first.halves) == 100
     first.store.after_flush(first.store.flush())
     first.store.evict(segment.base)
@@ -353,12 +353,12 @@ def test_a_half_message_that_was_carried_stays_for_half_an_hour(machine: Callabl
     one = machine()
     one.half(b"a")
     one.clock.advance(CARRY_AGAIN_MS)
-    assert one.halves.carry(one.store.max_physical_offset)
+    assert one.halves.reappend(one.store.max_physical_offset)
     end = one.store.max_physical_offset
     one.clock.advance(CARRY_AGAIN_MS - 1)
-    assert not one.halves.carry(end)
+    assert not one.halves.reappend(end)
     one.clock.advance(1)
-    assert one.halves.carry(end)
+    assert one.halves.reappend(end)
     (half,) = one.halves.waiting()
     assert len(half.earlier) == 2
 
@@ -369,7 +369,7 @@ def test_a_crash_before_the_mark_of_a_carried_half_message_leaves_one_of_it(mach
     first.half(b"b")
     first.clock.advance(CARRY_AGAIN_MS)
     first.halves._mark = lambda *_: False  # type: ignore[method-assign]
-    assert first.halves.carry(first.store.max_physical_offset)
+    assert first.halves.reappend(first.store.max_physical_offset)
     second = machine()
     assert len(second.halves) == 2
     half = second.halves.carried_from(stored.physical_offset)
@@ -390,14 +390,14 @@ def test_a_half_message_that_can_not_be_carried_keeps_its_place(
     with monkeypatch.context() as patch:
         patch.setattr(one.store, "put", full)
         with pytest.raises(StoreFull):
-            one.halves.carry(one.store.max_physical_offset)
+            one.halves.reappend(one.store.max_physical_offset)
     half = one.halves.find(stored.queue_offset)
     assert half is not None
     assert (half.earlier, one.halves.pinned_from()) == ([], stored.physical_offset)
 
 
 def carry_all(timers: TimerMessages, below: int) -> None:
-    while timers.carry(below):
+    while timers.reappend(below):
         pass
 
 
@@ -421,7 +421,7 @@ def test_what_was_carried_stays_for_half_an_hour_however_often_the_disk_is_crowd
 def test_what_is_due_soon_is_not_carried(machine: Callable[[], Machine]) -> None:
     one = machine()
     one.timer(b"a", TIMER_DELAY_SEC=str(CARRY_AGAIN_MS // 1000))
-    assert not one.timers.carry(one.store.max_physical_offset)
+    assert not one.timers.reappend(one.store.max_physical_offset)
 
 
 def test_timers_that_are_carried_or_delivered_leave_no_entries_without_bound(machine: Callable[[], Machine]) -> None:
@@ -474,7 +474,7 @@ def test_a_delayed_message_that_waits_for_days_is_carried_out_of_its_segment_and
         delay(first, b"%d" % index, 2)
     first.store.roll()
     segment = first.store.segments()[0]
-    while schedule.carry(segment.end, first.timers):
+    while schedule.reappend(segment.end, first.timers):
         assert len(first.timers) <= 40
     assert len(first.timers) == 40
     assert schedule.oldest_pending_physical() == segment.base, "what is due soon goes by itself"
@@ -505,7 +505,7 @@ def test_no_more_delayed_messages_become_timers_than_may_wait(machine: Callable[
     schedule = schedule_of(one)
     for index in range(5):
         delay(one, b"%d" % index, 2)
-    while schedule.carry(one.store.max_physical_offset, one.timers):
+    while schedule.reappend(one.store.max_physical_offset, one.timers):
         assert len(one.timers) <= 3
     assert (len(one.timers), schedule.pending()) == (3, 2)
 
@@ -523,7 +523,7 @@ def test_a_timer_that_can_not_be_carried_keeps_its_place(
     with monkeypatch.context() as patch:
         patch.setattr(first.store, "put", full)
         with pytest.raises(StoreFull):
-            first.timers.carry(first.store.segments()[0].end)
+            first.timers.reappend(first.store.segments()[0].end)
     assert (first.timers.pinned_from(), len(first.timers)) == (0, 1)
     first.clock.advance(3_600_000)
     first.timers.deliver_due()

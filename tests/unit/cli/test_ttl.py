@@ -7,8 +7,9 @@ import pytest
 from neve.archive.catalog import Catalog
 from neve.archive.expiry import plan_expiry
 from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
+from neve.archive.ttl import FOR_EVER_HOURS
 from neve.cli.topic_ttl import expiry_plan, hours_of
-from neve.cli.ttl import FOREVER_HOURS, format_ttl, parse_ttl, shorter
+from neve.cli.ttl import format_ttl, parse_ttl, shorter
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR
@@ -16,7 +17,7 @@ NOW = 1_000 * HOUR
 
 @pytest.mark.parametrize(
     ("text", "hours"),
-    [("1h", 1), ("36h", 36), ("90d", 2160), ("2w", 336), ("120m", 2), ("forever", FOREVER_HOURS), (" 7D ", 168)],
+    [("1h", 1), ("36h", 36), ("90d", 2160), ("2w", 336), ("120m", 2), ("forever", FOR_EVER_HOURS), (" 7D ", 168)],
 )
 def test_a_ttl_is_read_as_whole_hours(text: str, hours: int) -> None:
     assert parse_ttl(text) == hours
@@ -42,7 +43,7 @@ def test_what_is_no_ttl_is_refused_with_the_reason(text: str, reason: str) -> No
         parse_ttl(text)
 
 
-@pytest.mark.parametrize("hours", [1, 23, 24, 36, 720, FOREVER_HOURS])
+@pytest.mark.parametrize("hours", [1, 23, 24, 36, 720, FOR_EVER_HOURS])
 def test_format_is_parsed_again(hours: int) -> None:
     assert parse_ttl(format_ttl(hours)) == hours
 
@@ -55,14 +56,14 @@ def test_a_ttl_is_shorter_where_it_may_delete_what_was_kept() -> None:
     assert shorter(24, 48)
     assert shorter(24, None)  # the default may be for ever
     assert not shorter(48, 24)
-    assert not shorter(FOREVER_HOURS, None)
+    assert not shorter(FOR_EVER_HOURS, None)
 
 
 def test_the_hours_come_from_the_attribute_and_forever_has_one_number() -> None:
     assert hours_of({}) is None
     assert hours_of({"reserve.time": "-1"}) is None
     assert hours_of({"reserve.time": "720"}) == 720
-    assert hours_of({"reserve.time": "2000000"}) == FOREVER_HOURS
+    assert hours_of({"reserve.time": "2000000"}) == FOR_EVER_HOURS
 
 
 def catalog_of(*objects: tuple[int, ...]) -> Catalog:
@@ -103,7 +104,7 @@ def test_the_plan_takes_nothing_early() -> None:
     exactly = catalog_of((NOW - 24 * HOUR,))
     assert expiry_plan("t", [exactly], 24, NOW - 1)["rows_gone"] == 0
     assert expiry_plan("t", [exactly], 24, NOW)["rows_gone"] == 10
-    assert expiry_plan("t", [catalog_of((0,))], FOREVER_HOURS, NOW)["rows_gone"] == 0
+    assert expiry_plan("t", [catalog_of((0,))], FOR_EVER_HOURS, NOW)["rows_gone"] == 0
 
 
 @pytest.mark.parametrize("live", [NOW, -1])

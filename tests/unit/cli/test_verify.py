@@ -7,19 +7,22 @@ from pathlib import Path
 
 from neve.archive.journal import AnyEntry, Commit, CommittedName, Epoch, Gap, Intent, IntentName, RowGroup, encode_entry
 from neve.archive.keys import journal_key
+from neve.archive.verify import tiling_faults
 from neve.cli import main
-from neve.cli.verify import tiling, verify_store
+from neve.cli.verify import verify_store
 
 DATA = b"PAR1 rows and footer PAR1"
 
 
 def test_holes_and_overlaps_between_runs_are_told() -> None:
-    assert list(tiling([(0, 9), (10, 19)], [], 0)) == []
-    assert list(tiling([(0, 9), (15, 19)], [], 0)) == ["offsets 10…14 are nowhere"]
-    assert list(tiling([(0, 9), (15, 19)], [(10, 14)], 0)) == []
-    assert list(tiling([(0, 9), (15, 19)], [(10, 12)], 0)) == ["offsets 13…14 are nowhere"]
-    assert list(tiling([(0, 9), (15, 19)], [], 15)) == []
-    assert list(tiling([(0, 9), (5, 19)], [], 0)) == ["offsets 5…9 are in two objects"]
+    assert list(tiling_faults([(0, 9), (10, 19)], 0)) == []
+    assert list(tiling_faults([(0, 9), (15, 19)], 0)) == ["hole at offsets 10…14, which are nowhere"]
+    assert list(tiling_faults([(0, 9), (15, 19), (10, 14)], 0)) == []
+    assert list(tiling_faults([(0, 9), (15, 19), (10, 12)], 0)) == ["hole at offsets 13…14, which are nowhere"]
+    assert list(tiling_faults([(0, 9), (15, 19)], 15)) == []
+    assert list(tiling_faults([(0, 9), (15, 19)], 12)) == ["hole at offsets 12…14, which are nowhere"]
+    assert list(tiling_faults([(0, 9), (5, 19)], 0)) == ["overlap at offsets 5…9, which are in two places"]
+    assert list(tiling_faults([(0, 9), (5, 7)], 8)) == []
 
 
 def write_archive(root: Path) -> Path:

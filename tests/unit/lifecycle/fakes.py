@@ -14,7 +14,7 @@ from infra.clock import ManualClock
 from infra.disk import RealDisk
 from infra.object_store.memory import MemoryStore
 from infra.object_store.protocol import PreconditionFailed
-from lifecycle.archiver import Lifecycle
+from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.journal import CommittedName, IntentName, RowGroup
@@ -144,7 +144,7 @@ class FakeHot:
     def pinned_from(self) -> int | None:
         return self.pinned
 
-    def carry_waiting(self, below: int) -> None:
+    def reappend_waiting(self, below: int) -> None:
         self.carried.append(below)
         if self.timer is not None and self.timer < below:
             self.timer, self.pinned = self.tail, self.tail
@@ -242,10 +242,10 @@ class Rig:
         mark = ClockMark(self.directory / "clock", RealDisk())
         safe_clock = SafeClock(self.clock, mark)
         policy = lambda: self.policy  # noqa: E731
-        self.lifecycle = Lifecycle(self.hot, self.journal, self.worker, policy, self.clock, safe_clock=safe_clock)
+        self.lifecycle = ArchiveLifecycle(self.hot, self.journal, self.worker, policy, self.clock, safe_clock)
 
     def offload(self, evict: bool = False) -> None:
-        self.lifecycle.run_offload(roll=True, evict=evict)
+        self.lifecycle.offload.run(roll=True, evict=evict)
 
     def check_tiles(self, topic: str, queue: int = 0) -> int:
         """Every offset from 0 is in exactly one object or GAP; returns the next one."""

@@ -29,7 +29,7 @@ def rounds(rig: Rig, count: int) -> None:
     for _ in range(count):
         rig.hot.put("t", count=3)
         rig.offload()
-        rig.lifecycle.run_checkpoint()
+        rig.lifecycle.checkpoint.run()
 
 
 def checkpoints(rig: Rig) -> list[str]:
@@ -118,11 +118,11 @@ def test_a_crash_around_a_checkpoint_costs_nothing(rig: Rig, place: str) -> None
     rig.offload()
     if place == "put":
         rig.store.fail("put", UnknownOutcome("timeout"), match="checkpoint", times=9)
-        assert not rig.lifecycle.run_checkpoint()
+        assert not rig.lifecycle.checkpoint.run()
     else:
         name = "journal.after_checkpoint" if place == "entry" else "journal.before_put"
         with failpoint.armed(name), pytest.raises(FailpointError):
-            rig.lifecycle.run_checkpoint()
+            rig.lifecycle.checkpoint.run()
     rig.store.faults.clear()
     rig.restart()
     rounds(rig, 4)

@@ -52,7 +52,7 @@ def test_zombies_jobs_change_nothing(rig: Rig) -> None:
     zombie = rig.lifecycle
     rig.restart()
     before = dict(rig.store.objects)
-    for job in (lambda: zombie.run_offload(roll=True, evict=True), zombie.run_retention, zombie.run_ttl):
+    for job in (lambda: zombie.offload.run(roll=True, evict=True), zombie.evict.run, zombie.expire.run):
         with pytest.raises(Fenced):
             job()
     assert rig.store.objects == before
@@ -102,7 +102,7 @@ def test_a_data_directory_under_another_brokers_name_is_refused(rig: Rig, entrie
     rig.journal._checkpoint_entries = entries
     rig.hot.put("t", count=3)
     rig.offload()
-    rig.lifecycle.run_checkpoint()
+    rig.lifecycle.checkpoint.run()
     before = dict(rig.store.objects)
 
     def renamed() -> JournalWriter:
@@ -163,7 +163,7 @@ def test_start_without_the_store_serves_and_takes_its_epoch_later(rig: Rig) -> N
     rig.restart()
     assert not rig.attachment.online
     assert rig.journal.catalog.objects() == objects
-    for job in (rig.offload, rig.lifecycle.run_retention, rig.lifecycle.run_ttl):
+    for job in (rig.offload, rig.lifecycle.evict.run, rig.lifecycle.expire.run):
         with pytest.raises(StoreUnavailable):
             job()
     with pytest.raises(NotAttached):
@@ -192,7 +192,7 @@ def test_an_older_copy_that_went_on_without_the_store_archives_nothing(rig: Rig,
     rig.restart()
     rig.hot.put("t", count=25)  # other messages at the offsets 5 to 9
     rig.store.faults.clear()
-    for job in (rig.offload, rig.lifecycle.run_retention, rig.lifecycle.run_ttl):
+    for job in (rig.offload, rig.lifecycle.evict.run, rig.lifecycle.expire.run):
         with pytest.raises(ArchiveRefused, match="older copy"):
             job()
     with pytest.raises(ArchiveRefused, match="older copy"):

@@ -65,19 +65,19 @@ def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
 
 def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> None:
     backlog(rig).hot.disk = 0.95
-    retention = threading.Thread(target=rig.lifecycle.run_retention)
+    retention = threading.Thread(target=rig.lifecycle.evict.run)
     seen: list[int] = []
 
     def act(number: int) -> None:
         if number == 4:
             retention.start()
-            wait_until(lambda: len(rig.lifecycle._busy._line) == 2, "it waits for its turn")
+            wait_until(lambda: len(rig.lifecycle.turns._line) == 2, "it waits for its turn")
         if number == 5:
             retention.join(10)  # its turn came before this one
             seen.extend(rig.hot.evicted)
 
     on_upload(rig, act)
-    rig.lifecycle.run_offload()
+    rig.lifecycle.offload.run()
     assert seen[:3] == [0, SEGMENT, 2 * SEGMENT]
     assert rig.check_tiles("a") == 10 * SEGMENTS
 
@@ -116,7 +116,7 @@ def test_one_name_that_the_store_does_not_take_stops_no_other(rig: Rig) -> None:
     for topic in range(5):
         rig.hot.put(f"t{topic}")
     rig.store.fail("put", StoreUnavailable("slow down"), match="topic=t1/", times=1)
-    (report,) = rig.lifecycle.run_offload()
+    (report,) = rig.lifecycle.offload.run()
     assert (len(report.committed), len(report.failed)) == (4, 1)
 
 
@@ -133,7 +133,7 @@ def test_a_long_round_publishes_what_it_has_now_and_then(rig: Rig) -> None:
 
     rig.journal.append = counting  # type: ignore[method-assign]
     on_upload(rig, lambda number: rig.clock.advance(15_000))
-    rig.lifecycle.run_offload()
+    rig.lifecycle.offload.run()
     assert commits == [2, 2, 2]
 
 
@@ -153,7 +153,7 @@ def asked_for(rig: Rig) -> list[tuple[int, int]]:
 def test_the_work_of_a_backlog_grows_with_its_length(rig: Rig) -> None:
     """Each segment is counted, planned and written; not all of them again in each round."""
     ranges = asked_for(backlog(rig))
-    rig.lifecycle.run_offload()
+    rig.lifecycle.offload.run()
     assert sum(end - start for start, end in ranges) <= 3 * SEGMENTS * SEGMENT
 
 
@@ -184,7 +184,7 @@ def test_counts_of_a_topic_are_not_those_of_the_one_that_came_again(rig: Rig) ->
 
 def test_on_a_full_disk_room_is_made_first_and_sealed_segments_go_though_none_can_be_begun(rig: Rig) -> None:
     rig.hot.put("a", count=15)
-    rig.lifecycle.run_offload()
+    rig.lifecycle.offload.run()
     rig.hot.put("a", count=10)
     happened: list[str] = []
 
@@ -193,7 +193,7 @@ def test_on_a_full_disk_room_is_made_first_and_sealed_segments_go_though_none_ca
         return False
 
     rig.hot.roll = no_room  # type: ignore[method-assign]
-    rig.lifecycle.run_offload(roll=True, evict=True, progress=lambda item: happened.append(item["event"]))
+    rig.lifecycle.offload.run(roll=True, evict=True, progress=lambda item: happened.append(item["event"]))
     assert happened[:3] == ["evicted", "roll", "not_rolled"]
     assert rig.hot.evicted == [0, SEGMENT]
 
@@ -204,5 +204,5 @@ def test_what_was_stored_while_the_clock_was_ahead_is_archived_though_its_age_is
     rig.clock.set_wall(right + 86_400_000)
     rig.hot.put("a")
     rig.clock.set_wall(right)
-    (report,) = rig.lifecycle.run_offload()
+    (report,) = rig.lifecycle.offload.run()
     assert len(report.committed) == 1

@@ -227,7 +227,7 @@ def test_two_small_writes_per_round(rig: Rig) -> None:
     for number in range(8):
         rig.hot.put(f"t{number}")
     rig.store.requests.clear()
-    rig.lifecycle.run_offload(roll=True)
+    rig.lifecycle.offload.run(roll=True)
     assert rig.store.requests["put"] == 8 + 2
 
 
@@ -235,10 +235,10 @@ def test_only_due_topics_are_written(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "s", Policy(archive_min_bytes=500, archive_max_age_ms=HOUR))
     rig.hot.put("big", count=5)
     rig.hot.put("small", count=4)
-    rig.lifecycle.run_offload()
+    rig.lifecycle.offload.run()
     assert {name.topic for name in rig.journal.catalog.objects()} == {"big"}
     rig.clock.advance(HOUR)
-    rig.lifecycle.run_offload()
+    rig.lifecycle.offload.run()
     assert {name.topic for name in rig.journal.catalog.objects()} == {"big", "small"}
 
 
@@ -251,9 +251,9 @@ def test_system_topics_are_never_archived_and_hold_their_segment(tmp_path: Path)
     assert rig.hot.evicted == []
     rig.clock.advance(72 * HOUR)
     rig.hot.pinned = 500
-    assert rig.lifecycle.run_retention() == []
+    assert rig.lifecycle.evict.run() == []
     rig.hot.pinned = None
-    assert rig.lifecycle.run_retention() == [0]
+    assert rig.lifecycle.evict.run() == [0]
 
 
 def test_topics_of_the_broker_itself_hold_a_segment_only_while_something_waits(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_progress_and_status(rig: Rig) -> None:
     fill(rig)
     events: list[str] = []
     assert rig.lifecycle.status()["backlog_bytes"] == 2100
-    rig.lifecycle.run_offload(roll=True, evict=True, progress=lambda event: events.append(event["event"]))
+    rig.lifecycle.offload.run(roll=True, evict=True, progress=lambda event: events.append(event["event"]))
     assert {"intent", "uploaded", "commit", "evicted"} <= set(events)
     status = rig.lifecycle.status()
     assert (status["archive"], status["epoch"], status["backlog_bytes"], status["gaps"]) == ("online", 1, 0, 0)
@@ -295,7 +295,7 @@ def test_intents_are_appended_before_any_object(rig: Rig) -> None:
     fill(rig)
     seen: list[str] = []
     rig.store.on_call = lambda verb, key: seen.append(key) if verb == "put" else None
-    rig.lifecycle.run_offload(roll=True)
+    rig.lifecycle.offload.run(roll=True)
     first_data = next(index for index, key in enumerate(seen) if key.startswith("topic="))
     assert any("journal" in key for key in seen[:first_data])
 
@@ -309,7 +309,7 @@ def test_a_stop_ends_the_work_after_the_round_that_runs(rig: Rig) -> None:
         if event["event"] == "commit":
             rig.lifecycle.stop()
 
-    assert len(rig.lifecycle.run_offload(roll=True, progress=stop_at_commit)) == 1
+    assert len(rig.lifecycle.offload.run(roll=True, progress=stop_at_commit)) == 1
     assert rig.lifecycle.status()["backlog_bytes"] > 0
     assert rig.check_tiles("a") < 6
 

@@ -15,11 +15,13 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import NotFound, StoreUnavailable
-from lifecycle.archiver import Lifecycle
-from lifecycle.retention import FOR_EVER_HOURS, Policy, upload_rate
-from lifecycle.safe_clock import ClocksDisagree
+from lifecycle.lifecycle import LocalLifecycle
+from lifecycle.retention import Policy, upload_rate
+from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from neve.archive.expiry import plan_expiry
 from neve.archive.journal import Commit, RowGroup, Topic
+from neve.archive.ttl import FOR_EVER_HOURS
+from neve.archive.verify import verify
 from tests.unit.lifecycle.fakes import Rig
 
 HOUR = 3_600_000
@@ -46,16 +48,16 @@ def data(rig: Rig, topic: str) -> list[str]:
 def test_expires_at_its_time_and_deletes_after_the_grace(rig: Rig) -> None:
     first, second = data(rig, "a")
     rig.clock.advance((TTL - 1) * HOUR - 1)
-    assert rig.lifecycle.run_ttl()["expired"] == 0
+    assert rig.lifecycle.expire.run()["expired"] == 0
     rig.clock.advance(1)
-    assert rig.lifecycle.run_ttl() == {"expired": 1, "deleted": 0, "raised": 0}
+    assert rig.lifecycle.expire.run() == {"expired": 1, "deleted": 0, "raised": 0}
     assert [name.key for name in rig.journal.catalog.objects("a")] == [second]
     assert rig.journal.catalog.min_offset("a", 0) == 3
     rig.clock.advance(24 * HOUR - 1)
-    assert rig.lifecycle.run_ttl()["deleted"] == 0
+    assert rig.lifecycle.expire.run()["deleted"] == 0
     assert first in rig.store.objects
     rig.clock.advance(1)
-    assert rig.lifecycle.run_ttl()["deleted"] == 1
+    assert rig.lifecycle.expire.run()["deleted"] == 1
     assert data(rig, "a") == [second]
     assert len(data(rig, "b")) == 1
 
@@ -63,21 +65,21 @@ def test_expires_at_its_time_and_deletes_after_the_grace(rig: Rig) -> None:
 def test_store_clock_behind_ours_delays_and_disagreement_stops(rig: Rig) -> None:
     rig.clock.advance((TTL - 1) * HOUR)
     rig.store.clock_offset_ms = -60_000
-    assert rig.lifecycle.run_ttl()["expired"] == 0
+    assert rig.lifecycle.expire.run()["expired"] == 0
     rig.store.clock_offset_ms = -6 * 60_000
     with pytest.raises(ClocksDisagree):
-        rig.lifecycle.run_ttl()
+        rig.lifecycle.expire.run()
     rig.store.clock_offset_ms = 60_000
-    assert rig.lifecycle.run_ttl()["expired"] == 1
+    assert rig.lifecycle.expire.run()["expired"] == 1
 
 
 def test_without_a_clock_of_the_store_a_jump_expires_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.store, "now_ms", lambda: None)
     rig.clock.set_wall(rig.clock.now_ms() + 10_000 * HOUR)
-    assert rig.lifecycle.run_ttl()["expired"] == 0
+    assert rig.lifecycle.expire.run()["expired"] == 0
     assert rig.journal.catalog.min_offset("a", 0) == 0
     rig.clock.advance((TTL - 1) * HOUR)
-    assert rig.lifecycle.run_ttl()["expired"] == 1, "that much time has passed by both clocks"
+    assert rig.lifecycle.expire.run()["expired"] == 1, "that much time has passed by both clocks"
 
 
 def test_a_start_with_a_clock_far_ahead_expires_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,10 +88,10 @@ def test_a_start_with_a_clock_far_ahead_expires_nothing(rig: Rig, monkeypatch: p
     right = rig.clock.now_ms()
     rig.clock.set_wall(right + 10_000 * HOUR)
     rig.restart()
-    assert rig.lifecycle.run_ttl()["expired"] == 0
+    assert rig.lifecycle.expire.run()["expired"] == 0
     assert rig.lifecycle.status()["clock"]["trusted"] is False
     rig.lifecycle.safe_clock.confirm()
-    assert rig.lifecycle.run_ttl()["expired"] == 2
+    assert rig.lifecycle.expire.run()["expired"] == 2
 
 
 def test_without_an_archive_a_jump_hides_and_deletes_nothing(tmp_path: Path) -> None:
@@ -97,11 +99,11 @@ def test_without_an_archive_a_jump_hides_and_deletes_nothing(tmp_path: Path) -> 
     local = without_archive(rig, ttl_hours=lambda topic: TTL)
     rig.hot.put("a", count=15)
     rig.clock.set_wall(rig.clock.now_ms() + 10_000 * HOUR)
-    assert local.run_ttl()["raised"] == 0
-    assert local.run_retention() == []
+    assert local.expire.run()["raised"] == 0
+    assert local.evict.run() == []
     rig.clock.advance(TTL * HOUR)
-    assert local.run_ttl()["raised"] == 1
-    assert local.run_retention() == [0]
+    assert local.expire.run()["raised"] == 1
+    assert local.evict.run() == [0]
 
 
 def test_unknown_times_are_kept_and_hold_what_follows(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_unknown_times_are_kept_and_hold_what_follows(tmp_path: Path) -> None:
     rig.hot.put("a")
     rig.offload()
     rig.clock.advance(1000 * HOUR)
-    assert rig.lifecycle.run_ttl()["expired"] == 0
+    assert rig.lifecycle.expire.run()["expired"] == 0
 
 
 @pytest.mark.parametrize("hours", [None, -1, 0, FOR_EVER_HOURS])
@@ -124,13 +126,13 @@ def test_no_ttl_keeps_for_ever(rig: Rig, hours: int | None) -> None:
 def test_crash_between_delete_and_its_entry_repeats(rig: Rig) -> None:
     rig.clock.advance((TTL - 1) * HOUR)
     with failpoint.armed("ttl.after_expire"), pytest.raises(FailpointError):
-        rig.lifecycle.run_ttl()
+        rig.lifecycle.expire.run()
     rig.restart()
     rig.clock.advance(24 * HOUR)
     with failpoint.armed("ttl.after_delete"), pytest.raises(FailpointError):
-        rig.lifecycle.run_ttl()
+        rig.lifecycle.expire.run()
     rig.restart()
-    assert rig.lifecycle.run_ttl()["deleted"] >= 1
+    assert rig.lifecycle.expire.run()["deleted"] >= 1
     assert rig.journal.catalog.expiring() == {} or all(
         after > rig.clock.now_ms() for after in rig.journal.catalog.expiring().values()
     )
@@ -140,10 +142,10 @@ def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
     rig.hot.put("a", count=2)
     low = rig.hot.next["a", 0] - 2
     rig.clock.advance(TTL * HOUR - 1)
-    rig.lifecycle.run_ttl()
+    rig.lifecycle.expire.run()
     assert rig.hot.minimums.get(("a", 0), 0) <= low
     rig.clock.advance(1)
-    assert rig.lifecycle.run_ttl()["raised"] == 1
+    assert rig.lifecycle.expire.run()["raised"] == 1
     assert rig.hot.minimums["a", 0] == low + 2
 
 
@@ -170,7 +172,7 @@ def test_a_topic_that_begins_again_while_the_ttl_looks_keeps_its_new_messages(
         return found
 
     monkeypatch.setattr(rig.hot, verb, looked)
-    rig.lifecycle.run_ttl()
+    rig.lifecycle.expire.run()
     assert pending == []
     assert rig.hot.min_offset("a", 0) == 0
     assert rig.journal.catalog.recorded_minimum("a", 0) == 0
@@ -185,11 +187,11 @@ def test_what_an_expire_is_about_to_name_does_not_begin_again(tmp_path: Path) ->
     asked = []
     rig.store.on_call = lambda verb, key: asked.append(rig.journal.begin_again("a")) if verb == "put" else None
     with failpoint.armed("journal.before_put"), pytest.raises(FailpointError):
-        rig.lifecycle.run_ttl()
+        rig.lifecycle.expire.run()
     assert not rig.journal.begin_again("a")
     rig.restart()
     assert not rig.journal.begin_again("a"), "the EXPIRE may stand: a start must know of it"
-    rig.lifecycle.run_ttl()
+    rig.lifecycle.expire.run()
     assert set(asked) == {False}
 
 
@@ -197,7 +199,7 @@ def test_without_an_archive_a_topic_that_begins_again_keeps_its_new_messages_too
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path / "state")
-    local = Lifecycle(rig.hot, None, None, lambda: Policy(ttl_hours=lambda topic: TTL), rig.clock)
+    local = LocalLifecycle(rig.hot, lambda: Policy(ttl_hours=lambda topic: TTL), rig.clock, SafeClock(rig.clock))
     rig.hot.put("a", count=5)
     rig.clock.advance(TTL * HOUR)
     expire = rig.hot.expire_below
@@ -207,7 +209,7 @@ def test_without_an_archive_a_topic_that_begins_again_keeps_its_new_messages_too
         expire(rising, before)
 
     monkeypatch.setattr(rig.hot, "expire_below", expired)
-    local.run_ttl()
+    local.expire.run()
     assert rig.hot.min_offset("a", 0) == 0
 
 
@@ -223,16 +225,16 @@ def test_what_expired_in_a_gap_of_the_archive_stays_out_of_view(rig: Rig) -> Non
     )
     rig.journal.append(Commit(round=9, names=[later]))
     rig.clock.advance((TTL - 1) * HOUR)
-    assert rig.lifecycle.run_ttl()["raised"] == 1
+    assert rig.lifecycle.expire.run()["raised"] == 1
     assert rig.journal.catalog.recorded_minimum("a", 0) == 7
 
 
 def test_deleted_topics_objects_go_after_the_grace(rig: Rig) -> None:
     rig.journal.append(Topic(topic="b", deleted=True, minimums={0: 3}))
-    assert rig.lifecycle.run_ttl()["expired"] == 1
+    assert rig.lifecycle.expire.run()["expired"] == 1
     assert len(data(rig, "b")) == 1
     rig.clock.advance(24 * HOUR)
-    rig.lifecycle.run_ttl()
+    rig.lifecycle.expire.run()
     assert data(rig, "b") == []
     assert len(data(rig, "a")) == 2
 
@@ -242,12 +244,12 @@ def test_sweep_reports_first_and_never_touches_what_is_not_ours(rig: Rig) -> Non
     foreign = orphan.replace("broker=b/", "broker=other/")
     for key in (orphan, foreign, "topic=a/notes.txt", "topic=a/dt=2026-01-01/x.parquet", "other/file"):
         rig.store.put(key, b"?")
-    assert rig.lifecycle.run_sweep(repair=True) == []  # younger than 48 h
+    assert rig.lifecycle.sweep.run(repair=True) == []  # younger than 48 h
     rig.clock.advance(48 * HOUR)
     before = set(rig.store.objects)
-    assert rig.lifecycle.run_sweep(repair=True) == [orphan]  # reported, not deleted
+    assert rig.lifecycle.sweep.run(repair=True) == [orphan]  # reported, not deleted
     assert set(rig.store.objects) == before
-    rig.lifecycle.run_sweep(repair=True)
+    rig.lifecycle.sweep.run(repair=True)
     assert before - set(rig.store.objects) == {orphan}
 
 
@@ -256,13 +258,13 @@ def test_sweep_keeps_objects_of_open_intents(rig: Rig) -> None:
     with failpoint.armed("offload.before_commit"), pytest.raises(FailpointError):
         rig.offload()
     rig.clock.advance(100 * HOUR)
-    assert rig.lifecycle.run_sweep() == []
+    assert rig.lifecycle.sweep.run() == []
 
 
 def test_a_missing_object_is_told_not_taken_for_expired(rig: Rig) -> None:
     key = data(rig, "b")[0]
     rig.store.delete(key)
-    (problem,) = rig.lifecycle.verify().problems
+    (problem,) = verify(rig.journal.catalog, rig.store).problems
     assert key in problem
     with pytest.raises(NotFound):
         rig.store.get(key)
@@ -274,27 +276,27 @@ def test_nothing_is_evicted_before_its_commit(tmp_path: Path) -> None:
     rig.hot.put("a", count=15)
     rig.hot.disk = 0.99
     rig.clock.advance(1000 * HOUR)
-    assert rig.lifecycle.run_retention() == []
+    assert rig.lifecycle.evict.run() == []
     rig.store.fail("*", StoreUnavailable("down"), times=1000)
     with pytest.raises(StoreUnavailable):
-        rig.lifecycle.run_retention()
+        rig.lifecycle.evict.run()
     rig.store.faults.clear()
-    rig.lifecycle.run_offload()
-    assert rig.lifecycle.run_retention() == [0]
+    rig.lifecycle.offload.run()
+    assert rig.lifecycle.evict.run() == [0]
     assert rig.check_tiles("a") == 15
 
 
 def test_retention_waits_for_age_or_a_crowded_disk(rig: Rig) -> None:
     rig.hot.put("b", count=30)
     rig.offload()
-    assert rig.lifecycle.run_retention() == []
+    assert rig.lifecycle.evict.run() == []
     rig.hot.disk = 0.9
-    assert rig.lifecycle.run_retention() != []
+    assert rig.lifecycle.evict.run() != []
 
 
-def without_archive(rig: Rig, **rules: Any) -> Lifecycle:
+def without_archive(rig: Rig, **rules: Any) -> LocalLifecycle:
     policy = Policy(archived=lambda topic: False, delete_hours=None, force_mark=0.85)
-    return Lifecycle(rig.hot, None, None, lambda: replace(policy, **rules), rig.clock)
+    return LocalLifecycle(rig.hot, lambda: replace(policy, **rules), rig.clock, SafeClock(rig.clock))
 
 
 def fill_by_segments(rig: Rig, empty: float, each: float) -> None:
@@ -311,9 +313,9 @@ def test_without_an_archive_age_deletes(tmp_path: Path) -> None:
     local = without_archive(rig)
     rig.hot.put("a", count=15)
     rig.clock.advance(72 * HOUR - 1)
-    assert local.run_retention() == []
+    assert local.evict.run() == []
     rig.clock.advance(1)
-    assert local.run_retention() == [0]
+    assert local.evict.run() == [0]
     assert local.status()["archive"] == "off"
 
 
@@ -323,37 +325,37 @@ def test_without_an_archive_age_deletes_in_its_hours_or_on_a_crowded_disk(tmp_pa
     local = without_archive(rig, delete_hours=frozenset({(hour + 2) % 24}))
     rig.hot.put("a", count=35)
     rig.clock.advance(72 * HOUR)
-    assert local.run_retention() == []
+    assert local.evict.run() == []
     rig.hot.disk = 0.76
-    assert local.run_retention() == [0, 1000, 2000]
+    assert local.evict.run() == [0, 1000, 2000]
     rig.hot.disk = 0.1
     rig.hot.put("a", count=10)
     rig.clock.advance(72 * HOUR)
-    assert local.run_retention() == []
+    assert local.evict.run() == []
     rig.clock.advance(2 * HOUR)
-    assert local.run_retention() == [3000]
+    assert local.evict.run() == [3000]
 
 
 def test_without_an_archive_a_full_disk_deletes_the_oldest_whatever_its_age(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     rig.hot.put("a", count=95)
     fill_by_segments(rig, 0.10, 0.08)
-    assert without_archive(rig).run_retention() == [], "82 %: only what is old enough goes"
-    assert without_archive(rig, force_mark=math.inf).run_retention() == []
+    assert without_archive(rig).evict.run() == [], "82 %: only what is old enough goes"
+    assert without_archive(rig, force_mark=math.inf).evict.run() == []
     fill_by_segments(rig, 0.15, 0.08)
-    assert without_archive(rig, force_mark=math.inf).run_retention() == []
-    assert without_archive(rig).run_retention() == [0], "87 %: down to 5 below the mark of 85"
+    assert without_archive(rig, force_mark=math.inf).evict.run() == []
+    assert without_archive(rig).evict.run() == [0], "87 %: down to 5 below the mark of 85"
 
 
 def test_a_crowded_disk_is_relieved_step_by_step_down_to_the_lower_mark(tmp_path: Path) -> None:
     """Brokers that share a disk would otherwise evict all that each of them has."""
     rig = Rig(tmp_path / "state")
     rig.hot.put("a", count=95)
-    rig.lifecycle.run_offload(roll=True)
+    rig.lifecycle.offload.run(roll=True)
     fill_by_segments(rig, 0.0, 0.08)
-    assert rig.lifecycle.run_retention() == [0, 1000], "from 80 % over 72 % to 64 %"
+    assert rig.lifecycle.evict.run() == [0, 1000], "from 80 % over 72 % to 64 %"
     rig.hot.put("a", count=10)
-    assert rig.lifecycle.run_retention() == [], "72 % is no reason to begin"
+    assert rig.lifecycle.evict.run() == [], "72 % is no reason to begin"
 
 
 def test_records_that_no_archive_takes_keep_no_archived_ones_on_a_crowded_disk(tmp_path: Path) -> None:
@@ -362,9 +364,9 @@ def test_records_that_no_archive_takes_keep_no_archived_ones_on_a_crowded_disk(t
     rig.hot.put("RMQ_SYS_TRACE_TOPIC")
     rig.hot.put("a", count=15)
     rig.offload()
-    assert rig.lifecycle.run_retention() == []
+    assert rig.lifecycle.evict.run() == []
     rig.hot.disk = 0.76
-    assert rig.lifecycle.run_retention() == [0, 1000]
+    assert rig.lifecycle.evict.run() == [0, 1000]
 
 
 def test_only_a_deletion_says_that_a_topic_is_gone(tmp_path: Path) -> None:
@@ -374,11 +376,11 @@ def test_only_a_deletion_says_that_a_topic_is_gone(tmp_path: Path) -> None:
     rig.hot.put("lost", count=15)
     rig.hot.disk = 0.99
     rig.clock.advance(1000 * HOUR)
-    assert rig.lifecycle.run_retention() == []
+    assert rig.lifecycle.evict.run() == []
     gone["lost"] = 900
-    assert rig.lifecycle.run_retention() == [], "its record at 900 is of the topic that came again"
+    assert rig.lifecycle.evict.run() == [], "its record at 900 is of the topic that came again"
     gone["lost"] = 1000
-    assert rig.lifecycle.run_retention() == [0]
+    assert rig.lifecycle.evict.run() == [0]
 
 
 def test_uploads_get_more_room_as_the_backlog_ages_and_all_of_it_when_the_disk_is_full() -> None:
@@ -399,10 +401,10 @@ def test_a_running_lifecycle_takes_up_a_changed_policy_and_lets_go_at_its_end(ri
     assert max(rig.worker.rates) == 1000
     assert rig.lifecycle.status()["upload_bytes_per_second"] == 500, "the backlog is gone"
     rig.hot.disk = 0.9
-    rig.lifecycle.adjust_upload_rate()
+    rig.lifecycle.upload_rate.adjust()
     assert rig.worker.rates[-1] == 0
     rig.hot.disk = 0.1
-    rig.lifecycle.adjust_upload_rate()
+    rig.lifecycle.upload_rate.adjust()
     assert rig.worker.rates[-1] == 500
     rig.lifecycle.stop()
     assert rig.worker.rates[-1] == 0
@@ -430,7 +432,7 @@ def test_what_expired_before_its_round_does_not_come_back_with_it(rig: Rig) -> N
     rig.hot.put("c", count=2)
     rig.clock.advance(HOUR + 1)
     rig.hot.put("c", count=2)
-    rig.lifecycle.run_ttl()
+    rig.lifecycle.expire.run()
     assert rig.hot.min_offset("c", 0) == 2
     rig.offload()
     assert rig.journal.catalog.min_offset("c", 0) == 2, "a queue's minimum never moves back"
@@ -443,9 +445,9 @@ def test_while_the_clocks_disagree_nothing_is_evicted_for_having_expired(rig: Ri
     rig.hot.roll()
     rig.clock.advance(2 * HOUR)
     rig.store.clock_offset_ms = -2 * HOUR
-    rig.lifecycle.run_retention()
+    rig.lifecycle.evict.run()
     held = [record for record in rig.hot.records if record[1] == "d"]
     assert len(held) == 3, "by the store's clock it has not expired, and no archive has it"
     rig.store.clock_offset_ms = 0
-    rig.lifecycle.run_retention()
+    rig.lifecycle.evict.run()
     assert [record for record in rig.hot.records if record[1] == "d"] == []

@@ -9,8 +9,8 @@ import pytest
 from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, Gap
+from neve.archive.verify import verify
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal.verify import verify
 
 
 def test_a_sound_archive(rig: Rig) -> None:
@@ -69,7 +69,7 @@ def test_random_faults_and_restarts_neither_lose_nor_double(tmp_path: Path, seed
             rig.hot.put(topic, chance.randrange(2), chance.randrange(1, 9))
         for _ in range(2):
             try:
-                rig.lifecycle.run_offload(roll=chance.random() < 0.7, evict=chance.random() < 0.7)
+                rig.lifecycle.offload.run(roll=chance.random() < 0.7, evict=chance.random() < 0.7)
             except ObjectStoreError:
                 continue
         if chance.random() < 0.4:

@@ -1,0 +1,20 @@
+"""Checkpoint: the catalog is written down when the journal has grown, so that the next reader need not read it all."""
+
+from __future__ import annotations
+
+from lifecycle.turns import Turns
+from tiered.journal.writer import JournalWriter
+
+
+class WriteCheckpoint:
+    """The job."""
+
+    def __init__(self, journal: JournalWriter, turns: Turns) -> None:
+        self._journal, self._turns = journal, turns
+
+    def run(self) -> bool:
+        """True if one was written."""
+        with self._turns:
+            self._journal.ensure_online()
+            self._journal.follow()
+            return self._journal.checkpoint_if_due()

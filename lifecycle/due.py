@@ -1,0 +1,87 @@
+"""Which topics the next round takes, and what of each: within the segment of its first record that is not archived."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from infra.clock import Clock
+from lifecycle.backlog import Backlog
+from lifecycle.hot_store import HotStore, Segment
+from lifecycle.retention import Pending, Policy, due_topics, wanted_segments
+from neve.archive.catalog import Catalog
+from tiered.write.offload_plan import TopicRange, TopicUnreadable
+from tiered.write.set_aside import SetAside
+
+
+class Due:
+    """`set_aside` notes the topics whose local files can't be read; the others go on without them."""
+
+    def __init__(
+        self, hot: HotStore, catalog: Catalog, policy: Callable[[], Policy], clock: Clock, set_aside: SetAside
+    ) -> None:
+        self._hot, self._catalog, self._policy, self._clock = hot, catalog, policy, clock
+        self._set_aside = set_aside
+        self._backlog = Backlog(hot, catalog)
+        self.oldest_ms = -1  # of what is not archived, as the last look saw it; below 0: nothing, or of unknown age
+
+    def ranges(self, *, everything: bool) -> list[TopicRange]:
+        """The topics of the next round with their ranges: those whose time has come, or all."""
+        end = self._hot.flush()
+        segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
+        ranges: dict[str, TopicRange] = {}
+        pending: dict[str, Pending] = {}
+        topics = self._hot.topics()
+        existing = set(topics)
+        self._set_aside.keep(existing)
+        self._backlog.keep(existing, segments)
+        for topic in self._not_open(topics):
+            try:
+                found = self._of(topic, segments, end)
+            except TopicUnreadable as error:
+                self._set_aside.note(topic, error)
+                continue
+            if found is not None:
+                ranges[topic], pending[topic] = found
+            else:
+                self._set_aside.clear(topic)
+        self.oldest_ms = min((what.oldest_ms for what in pending.values() if what.oldest_ms >= 0), default=-1)
+        if everything:
+            return [ranges[topic] for topic in sorted(ranges)]
+        now, policy = self._clock.now_ms(), self._policy()
+        wanted = wanted_segments(segments, policy, now, self._hot.disk_ratio())
+        due = due_topics(pending, wanted, settled_through(self._catalog), policy, now)
+        return [ranges[topic] for topic in due]
+
+    def pending(self) -> dict[str, Pending]:
+        """What each topic has still to archive, as it stands now; topics without are not there."""
+        segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
+        end = max((segment.end for segment in segments), default=0)
+        archived = self._policy().archived
+        topics = [topic for topic in self._hot.topics() if archived(topic)]
+        found: dict[str, Pending] = {}
+        for topic in topics:
+            with contextlib.suppress(TopicUnreadable):  # the next round sets it aside and says why
+                pending = self._of(topic, segments, end)
+                if pending is not None:
+                    found[topic] = pending[1]
+        return found
+
+    def _not_open(self, topics: Iterable[str]) -> list[str]:
+        """Archived topics of which no earlier round has left anything open."""
+        open_topics = {name.topic for names in self._catalog.open_intents().values() for name in names}
+        archived = self._policy().archived
+        return [topic for topic in topics if topic not in open_topics and archived(topic)]
+
+    def _of(self, topic: str, segments: Sequence[Segment], end: int) -> tuple[TopicRange, Pending] | None:
+        return self._backlog.of(topic, segments, end, self._policy().gone_below(topic))
+
+
+def settled_through(catalog: Catalog) -> dict[str, int]:
+    """Topic -> the CommitLog offset below which it is settled in the archive."""
+    return {topic: catalog.through(topic) or 0 for topic in catalog.topics()}
+
+
+def ages_ms(pending: Mapping[str, Pending], now_ms: int) -> dict[str, int]:
+    """Topic -> how old its oldest message is that is not archived."""
+    return {topic: max(0, now_ms - what.oldest_ms) if what.oldest_ms >= 0 else 0 for topic, what in pending.items()}

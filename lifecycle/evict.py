@@ -1,0 +1,131 @@
+"""Evict: the local disk is freed of segments that are too old or crowd it, under the eviction rule (`retention`).
+
+One segment at a time, the oldest first, the disk asked again after each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from infra import failpoint
+from infra.clock import Clock
+from lifecycle.due import settled_through
+from lifecycle.hot_store import HotStore, Segment
+from lifecycle.retention import Moment, Policy, may_evict, moment_of
+from lifecycle.safe_clock import ClocksDisagree, SafeClock
+from lifecycle.turns import Turns
+from tiered.journal.writer import JournalWriter
+from tiered.write.offload import Progress
+
+_log = logging.getLogger(__name__)
+
+
+class Settled(Protocol):
+    """What is settled elsewhere, so that the local log may let go of it."""
+
+    def begin(self) -> None:
+        """Before a run of the job: raises where nothing may go now."""
+        ...
+
+    def through(self) -> Mapping[str, int]:
+        """Topic -> the CommitLog offset below which it is in the archive."""
+        ...
+
+    def expired_by_ms(self) -> int:
+        """The time by which a TTL lets go of what no archive has; 0: of nothing."""
+        ...
+
+
+class NothingArchived:
+    """Without an archive: the TTL and fileReservedTime alone let go."""
+
+    def __init__(self, safe_clock: SafeClock) -> None:
+        self._safe_clock = safe_clock
+
+    def begin(self) -> None:
+        """The log is this broker's alone."""
+
+    def through(self) -> Mapping[str, int]:
+        return {}
+
+    def expired_by_ms(self) -> int:
+        return self._safe_clock.now_ms()
+
+
+class SettledInArchive:
+    """By the journal, as long as it is this broker's."""
+
+    def __init__(self, journal: JournalWriter, safe_clock: SafeClock) -> None:
+        self._journal, self._safe_clock = journal, safe_clock
+
+    def begin(self) -> None:
+        self._journal.ensure_online()
+        self._journal.follow()
+
+    def through(self) -> Mapping[str, int]:
+        return settled_through(self._journal.catalog)
+
+    def expired_by_ms(self) -> int:
+        """As careful as where the TTL itself deletes."""
+        try:
+            return self._safe_clock.now_ms(self._journal.store)
+        except ClocksDisagree as error:
+            _log.warning("nothing counts as expired: %s", error)
+            return 0
+
+
+class Evict:
+    """The job, and a step of an offload that is to free the disk."""
+
+    def __init__(
+        self, hot: HotStore, settled: Settled, policy: Callable[[], Policy], clock: Clock, turns: Turns
+    ) -> None:
+        self._hot, self._settled, self._policy, self._clock, self._turns = hot, settled, policy, clock, turns
+        self.evicted = 0  # segments, since the start
+
+    def run(self) -> list[int]:
+        """Bases of the segments that went."""
+        with self._turns:
+            self._settled.begin()
+            return self.in_turn()
+
+    def in_turn(self, progress: Progress | None = None, *, everything: bool = False) -> list[int]:
+        """For who has the turn: with `everything` segments of any age go that lose nothing."""
+        evicted: list[int] = []
+        expired_by: int | None = None
+        moment: Moment | None = None
+        while not self._turns.closed and (oldest := min(self._hot.segments(), key=_base_of, default=None)) is not None:
+            if not oldest.sealed:
+                break
+            expired_by = self._settled.expired_by_ms() if expired_by is None else expired_by
+            policy, ratio = self._policy(), self._hot.disk_ratio()
+            moment = moment_of(policy, self._clock.now_ms(), expired_by, ratio, moment)
+            if not self._may_go(oldest, policy, moment._replace(crowded=moment.crowded or everything)):
+                break
+            failpoint.hit("offload.before_evict")
+            self._hot.evict(oldest.base)
+            failpoint.hit("offload.after_evict")
+            evicted.append(oldest.base)
+            self.evicted += 1
+            _log.info("the local segment at %d is evicted, the disk is %.0f %% full", oldest.base, ratio * 100)
+            if progress is not None:
+                progress({"event": "evicted", "segment": oldest.base})
+        return evicted
+
+    def _may_go(self, oldest: Segment, policy: Policy, moment: Moment) -> bool:
+        if not may_evict(oldest, self._settled.through(), policy, moment, None):
+            return False
+        pinned = self._hot.pinned_from()
+        if pinned is not None and pinned < oldest.end:
+            # A message may wait for days: it moves to the head of the log where it alone would keep a segment.
+            self._hot.reappend_waiting(oldest.end)
+            pinned = self._hot.pinned_from()
+        # What a message no longer waits for, its delivery or its end, must be as durable as the segment that goes.
+        self._hot.flush()
+        return may_evict(oldest, self._settled.through(), policy, moment, pinned)
+
+
+def _base_of(segment: Segment) -> int:
+    return segment.base

@@ -1,0 +1,116 @@
+"""The TTL on the hot tier: a queue's minimum moves up, never back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from infra.clock import Clock
+from lifecycle.hot_store import HotStore
+from lifecycle.retention import Policy
+from neve.archive.journal import Expire
+from tiered.journal.named_topics import StalePlan
+from tiered.journal.writer import JournalWriter
+from tiered.write.offload_plan import TopicUnreadable
+from tiered.write.set_aside import SetAside
+
+Minimums = dict[str, dict[int, int]]  # topic -> queue -> the lowest offset in view
+
+
+class Record(Protocol):
+    """Where it is written down what leaves the view before any round has taken it."""
+
+    def mark(self) -> int:
+        """Taken before the queues are looked at."""
+        ...
+
+    def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
+        """Raises StalePlan where a topic was deleted since: it may begin at offset 0 again."""
+        ...
+
+
+class NoRecord:
+    """Without an archive nothing can come back into view."""
+
+    def mark(self) -> int:
+        return 0
+
+    def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
+        """There is no round whose COMMIT could bring it back."""
+
+
+class RecordInJournal:
+    """What expires before a round has taken it must not come back into view with that round's COMMIT."""
+
+    def __init__(self, journal: JournalWriter, policy: Callable[[], Policy], clock: Clock) -> None:
+        self._journal, self._policy, self._clock = journal, policy, clock
+
+    def mark(self) -> int:
+        return self._journal.plan_mark()
+
+    def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
+        catalog, archived = self._journal.catalog, self._policy().archived
+        minimums: Minimums = {}
+        for topic in filter(archived, rising):
+            for queue, offset in rising[topic].items():
+                recorded = catalog.recorded_minimum(topic, queue)
+                if offset > recorded and not catalog.has_all(topic, queue, recorded, offset):
+                    minimums.setdefault(topic, {})[queue] = offset
+        if minimums:
+            after = self._clock.now_ms() + self._policy().grace_ms  # of no object
+            self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums), plan=mark)
+
+
+class HotExpiry:
+    """Hides what has expired; shows again what was hidden by a wrong clock or TTL."""
+
+    def __init__(self, hot: HotStore, record: Record, policy: Callable[[], Policy]) -> None:
+        self._hot, self._record, self._policy = hot, record, policy
+        self.set_aside = SetAside("expired")
+
+    def hide(self, now_ms: int) -> int:
+        """How many queues' minimums rose."""
+        mark = self._record.mark()
+        rising, before = self._rising(now_ms)
+        try:
+            self._record.record(rising, mark)
+        except StalePlan:
+            return self.hide(now_ms)
+        if rising:
+            # A topic may have come again meanwhile, at offset 0: only what is old now goes.
+            self._hot.expire_below(rising, before)
+        return sum(map(len, rising.values()))
+
+    def show(self) -> tuple[Minimums, int]:
+        """All that the local log still has; `hide` then takes again what has expired. How many minimums moved."""
+        minimums: Minimums = {}
+        moved = 0
+        for topic in self._hot.topics():
+            for queue in self._hot.queues_of(topic):
+                before = self._hot.min_offset(topic, queue)
+                minimums.setdefault(topic, {})[queue] = self._hot.show_from(topic, queue, 0)
+                moved += minimums[topic][queue] < before
+        return minimums, moved
+
+    def _rising(self, now: int) -> tuple[Minimums, dict[str, int]]:
+        """The queues' new minimums; topic -> the time before which its TTL lets go."""
+        rising: Minimums = {}
+        before: dict[str, int] = {}
+        policy, topics = self._policy(), self._hot.topics()
+        self.set_aside.keep(set(topics))
+        for topic in topics:
+            ttl = policy.ttl_ms(topic)
+            if ttl is None:
+                continue
+            before[topic] = now - ttl + 1
+            try:
+                queues = self._hot.queues_of(topic)
+                ends = {queue: self._hot.offset_by_time(topic, queue, before[topic], False) for queue in queues}
+            except TopicUnreadable as error:
+                self.set_aside.note(topic, error)
+                continue
+            self.set_aside.clear(topic)
+            risen = {queue: end for queue, end in ends.items() if end > self._hot.min_offset(topic, queue)}
+            if risen:
+                rising[topic] = risen
+        return rising, before

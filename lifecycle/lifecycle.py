@@ -1,0 +1,142 @@
+"""The jobs put together: those of a broker alone with its disk, and those of one with an archive.
+
+One step of one job at a time (`turns`): each finds the journal, the log and the bucket as the one before left them.
+Each starts by making sure it may. A job that finds the archive taken over or out of reach raises: the scheduler counts
+and logs it, and runs it again at its next time. Nothing is evicted or deleted on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from infra.clock import Clock
+from lifecycle.checkpoint import WriteCheckpoint
+from lifecycle.due import Due, ages_ms
+from lifecycle.evict import Evict, NothingArchived, SettledInArchive
+from lifecycle.expire import ExpireArchived, ExpireLocal
+from lifecycle.hot_expiry import HotExpiry, NoRecord, RecordInJournal
+from lifecycle.hot_store import HotStore
+from lifecycle.offload import Offload
+from lifecycle.retention import Pending, Policy
+from lifecycle.rounds import Rounds
+from lifecycle.safe_clock import SafeClock
+from lifecycle.salvage import Salvage
+from lifecycle.sweep import Sweep
+from lifecycle.turns import Turns
+from lifecycle.unexpire import UnexpireArchived, UnexpireLocal
+from lifecycle.upload_rate import UploadRate
+from neve.archive.verify import VerifyReport, verify
+from tiered.journal.writer import JournalWriter
+from tiered.write.offload import OffloadRound, Uploader
+
+
+class LocalLifecycle:
+    """The jobs of a broker without an archive: retention as RocketMQ has it, and the TTL."""
+
+    def __init__(self, hot: HotStore, policy: Callable[[], Policy], clock: Clock, safe_clock: SafeClock) -> None:
+        self.safe_clock = safe_clock
+        self.turns = Turns()
+        self._hot_expiry = HotExpiry(hot, NoRecord(), policy)
+        self.evict = Evict(hot, NothingArchived(safe_clock), policy, clock, self.turns)
+        self.expire = ExpireLocal(self._hot_expiry, safe_clock, self.turns)
+        self.unexpire = UnexpireLocal(self._hot_expiry, safe_clock, self.turns)
+
+    def stop(self) -> None:
+        """Begin no further step."""
+        self.turns.close()
+
+    def set_aside(self) -> dict[str, str]:
+        """Topics that no job can read, and why."""
+        return dict(self._hot_expiry.set_aside.reasons())
+
+    def status(self) -> dict[str, Any]:
+        """Figures for metrics and the admin page."""
+        return {"archive": "off", **_common(self.evict, 0, self.safe_clock, self.set_aside())}
+
+
+class ArchiveLifecycle:
+    """The jobs of a broker with an archive."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        hot: HotStore,
+        journal: JournalWriter,
+        worker: Uploader,
+        policy: Callable[[], Policy],
+        clock: Clock,
+        safe_clock: SafeClock,
+        *,
+        cluster: str = "DefaultCluster",
+    ) -> None:
+        self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
+        turns = self.turns = Turns()
+        self._hot_expiry = HotExpiry(hot, RecordInJournal(journal, policy, clock), policy)
+        self._round = OffloadRound(journal, hot, worker, clock, turns, lambda: turns.closed, cluster=cluster)
+        self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside)
+        self.upload_rate = UploadRate(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
+        self._rounds = Rounds(self._round, self._due, self.upload_rate, turns, clock)
+        self.evict = Evict(hot, SettledInArchive(journal, safe_clock), policy, clock, turns)
+        self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
+        self.salvage = Salvage(self._rounds)
+        self.expire = ExpireArchived(hot, journal, self._hot_expiry, policy, safe_clock, turns)
+        self.unexpire = UnexpireArchived(journal, self._hot_expiry, policy, safe_clock, turns)
+        self.checkpoint = WriteCheckpoint(journal, turns)
+        self.sweep = Sweep(journal, worker, safe_clock, turns)
+
+    def stop(self) -> None:
+        """Begin no further step; an upload under way goes on as fast as it can."""
+        self.turns.close()
+        self.upload_rate.adjust()
+
+    def set_aside(self) -> dict[str, str]:
+        """Topics that no job can read, and why."""
+        return {**self._hot_expiry.set_aside.reasons(), **self._round.set_aside.reasons()}
+
+    def backlog(self) -> dict[str, Pending]:
+        """What each topic has still to archive; topics without are not there."""
+        return self._due.pending()
+
+    def ages_ms(self, backlog: Mapping[str, Pending]) -> dict[str, int]:
+        """Topic -> how old its oldest message is that is not archived."""
+        return ages_ms(backlog, self._clock.now_ms())
+
+    def verify(self, deep: bool = False) -> VerifyReport:
+        """Journal against objects: one HEAD per object; `deep` reads each of them as well. Takes no turn."""
+        return verify(self._journal.catalog, self._journal.store, deep=deep)
+
+    def status(self, backlog: Mapping[str, Pending] | None = None) -> dict[str, Any]:
+        """Figures for metrics and the admin page, of a backlog that was seen just now; reads the local log only."""
+        journal, worker = self._journal, self._worker
+        backlog = self.backlog() if backlog is None else backlog
+        return {
+            "archive": "fenced" if journal.fenced else "online" if journal.online else "unreachable",
+            "epoch": journal.epoch,
+            "journal_entries": journal.catalog.next_seq,
+            "objects": journal.catalog.object_count,
+            "gaps": journal.catalog.gap_count,
+            "open_names": sum(map(len, journal.catalog.open_intents().values())),
+            "orphans": self.sweep.orphan_count,
+            "backlog_bytes": sum(what.bytes for what in backlog.values()),
+            "backlog_age_ms": max(self.ages_ms(backlog).values(), default=0),
+            "last_round": self._rounds.last,
+            "upload_bytes_per_second": self.upload_rate.bytes_per_second,
+            "upload_waited_ms": int(worker.upload_waited * 1000),
+            "rows": worker.written.rows,
+            "rows_with_wire": worker.written.wire,
+            "rows_damaged": worker.written.damaged,
+            "store_requests": dict(journal.store.requests),
+            **_common(self.evict, self.expire.deleted, self.safe_clock, self.set_aside()),
+        }
+
+
+def _common(evict: Evict, deleted: int, clock: SafeClock, set_aside: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "evicted_segments": evict.evicted,
+        "deleted_objects": deleted,
+        "clock": msgspec.to_builtins(clock.state()),
+        "topics_set_aside": len(set_aside),
+        "set_aside": set_aside,
+    }

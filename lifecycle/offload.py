@@ -1,0 +1,40 @@
+"""Offload: what is due goes into the archive, a round after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lifecycle.evict import Evict
+from lifecycle.hot_store import HotStore
+from lifecycle.rounds import Rounds
+from lifecycle.turns import Turns
+from tiered.journal.writer import JournalWriter
+from tiered.write.offload import Progress, RoundReport
+
+
+class Offload:
+    """The job; a backlog of many segments takes a turn for each step of it."""
+
+    def __init__(self, hot: HotStore, journal: JournalWriter, rounds: Rounds, evict: Evict, turns: Turns) -> None:
+        self._hot, self._journal, self._rounds, self._evict, self._turns = hot, journal, rounds, evict, turns
+
+    def run(self, roll: bool = False, evict: bool = False, progress: Progress | None = None) -> list[RoundReport]:
+        """Finish what is open, then write what is due; with `roll` everything, with `evict` free the local disk."""
+        with self._rounds.lock:
+            with self._turns:
+                self._journal.ensure_online()
+                self._journal.follow()
+                if evict:
+                    self._evict.in_turn(progress, everything=True)  # before a roll, which needs room
+                if roll and not self._hot.roll():
+                    _tell(progress, event="not_rolled", reason="no room for a next segment")
+            reports = self._rounds.run(everything=roll, progress=progress)
+            if evict:
+                with self._turns:
+                    self._evict.in_turn(progress, everything=True)
+        return reports
+
+
+def _tell(progress: Progress | None, **event: Any) -> None:
+    if progress is not None:
+        progress(event)

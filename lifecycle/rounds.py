@@ -1,0 +1,52 @@
+"""Round after round until nothing is due: what an offload and a salvage have in common."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from infra.clock import Clock
+from lifecycle.due import Due
+from lifecycle.turns import Turns
+from lifecycle.upload_rate import UploadRate
+from tiered.write.offload import OffloadRound, Progress, RoundReport
+from tiered.write.offload_plan import TopicRange
+
+
+class Rounds:
+    """`lock`: held by who runs rounds, for as long as the backlog takes."""
+
+    def __init__(self, rounds: OffloadRound, due: Due, rate: UploadRate, turns: Turns, clock: Clock) -> None:
+        self._rounds, self._due, self._rate, self._turns, self._clock = rounds, due, rate, turns, clock
+        self.lock = threading.Lock()
+        self.last: dict[str, Any] = {}  # of the last run: its last round and what became of all
+
+    def run(self, *, everything: bool, progress: Progress | None = None) -> list[RoundReport]:
+        """Finish what is open, then write what is due, or everything."""
+        assert self.lock.locked(), "one at a time"
+        reports = self._rounds.resume(progress)
+        while not self._turns.closed and (ranges := self._ranges(everything=everything)):
+            report = self._rounds.run(ranges, progress)
+            if report is None:
+                break
+            reports.append(report)
+            if not report.committed:
+                break  # each name failed: the next run tries again
+        self._note(reports)
+        return reports
+
+    def _ranges(self, *, everything: bool) -> list[TopicRange]:
+        ranges = self._due.ranges(everything=everything)
+        self._rate.adjust()
+        return ranges
+
+    def _note(self, reports: Sequence[RoundReport]) -> None:
+        if reports:
+            self.last = {
+                "round": reports[-1].round,
+                "time_ms": self._clock.now_ms(),
+                "objects": sum(len(report.committed) for report in reports),
+                "failed": sum(len(report.failed) for report in reports),
+                "aborted": sum(len(report.aborted) for report in reports),
+            }

@@ -1,0 +1,80 @@
+"""Sweep: objects of this broker that nothing vouches for, and uploads that nobody finished."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from infra.object_store.protocol import AccessDenied
+from lifecycle.safe_clock import SafeClock
+from lifecycle.turns import Turns
+from neve.archive import keys
+from neve.archive.ttl import HOUR_MS
+from tiered.journal.writer import JournalWriter
+
+_log = logging.getLogger(__name__)
+
+ORPHAN_AGE_MS = 48 * HOUR_MS
+
+
+class StaleUploads(Protocol):
+    """Who forgets the unfinished uploads of a broker's dead workers; returns how many."""
+
+    def remove_stale_uploads(self, store_url: str, broker: str) -> int: ...
+
+
+class Sweep:
+    """The job; what it finds is told first, and deleted only when a sweep before has told of it."""
+
+    def __init__(self, journal: JournalWriter, uploads: StaleUploads, safe_clock: SafeClock, turns: Turns) -> None:
+        self._journal, self._uploads, self._safe_clock, self._turns = journal, uploads, safe_clock, turns
+        self._reported: dict[str, int] = {}  # orphan -> size, as the last sweep found them
+
+    @property
+    def orphan_count(self) -> int:
+        """As the last sweep found them."""
+        return len(self._reported)
+
+    def run(self, repair: bool = False) -> list[str]:
+        """Orphans older than 48 h. `repair` deletes those reported before."""
+        with self._turns:
+            self._journal.ensure_online()
+            self._journal.follow()
+            now = self._safe_clock.now_ms(self._journal.store)
+            self._remove_stale_uploads()
+            found = self._orphans(now)
+            for key, size in found.items():
+                if repair and key in self._reported:
+                    self._journal.store.delete(key)
+                    _log.warning("deleted the orphan %s of %d bytes", key, size)
+                else:
+                    _log.warning("orphan: %s of %d bytes is in no catalog and no open intent", key, size)
+            self._reported = found
+            return sorted(found)
+
+    def _remove_stale_uploads(self) -> None:
+        """Costs room only, so a bucket that does not let us look stops nothing."""
+        try:
+            removed = self._uploads.remove_stale_uploads(self._journal.store.url, self._journal.broker)
+        except AccessDenied as error:
+            _log.warning(
+                "unfinished uploads stay: grant s3:ListBucketMultipartUploads, s3:AbortMultipartUpload: %s", error
+            )
+        else:
+            if removed:
+                _log.warning("removed %d uploads that nobody finished for a day", removed)
+
+    def _orphans(self, now: int) -> dict[str, int]:
+        journal = self._journal
+        top = f"{journal.prefix.strip('/')}/" if journal.prefix.strip("/") else ""
+        found: dict[str, int] = {}
+        for folder in journal.store.list_prefixes(top):
+            if not folder.removeprefix(top).startswith("topic="):
+                continue
+            for info in journal.store.list(folder):
+                parts = keys.parse_data_key(info.key)
+                if parts is None or parts.broker != journal.broker or journal.catalog.knows(info.key):
+                    continue  # not ours to judge
+                if info.modified_ms + ORPHAN_AGE_MS <= now:
+                    found[info.key] = info.size
+        return found

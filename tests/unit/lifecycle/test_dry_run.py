@@ -1,0 +1,86 @@
+"""What `neve topic ttl plan` shows is what the broker's next sweep does, whatever the archive has gone through."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lifecycle.retention import Policy
+from neve.archive.catalog import Catalog
+from neve.archive.expiry import rows_below
+from neve.archive.ttl import HOUR_MS
+from neve.cli.topic_ttl import expiry_plan
+from tests.unit.lifecycle.fakes import Rig
+
+TOPIC = "t"
+_puts = st.tuples(st.just("put"), st.integers(0, 1), st.integers(1, 9))
+_hours = st.tuples(st.just("hours"), st.integers(-60, 60))  # back: what was stored before is from the future
+_unknown = st.tuples(st.just("unknown"), st.booleans())
+_others = st.sampled_from([("offload",), ("evict",), ("sweep",), ("unexpire",)])
+_histories = st.lists(st.one_of(_puts, _puts, _hours, _unknown, _others), max_size=24)
+# Three objects; the one in the middle was stored while the clock was 60 hours ahead.
+_LIVE_IN_THE_MIDDLE: list[tuple[object, ...]] = [
+    ("put", 0, 9), ("offload",), ("hours", 60), ("put", 0, 9), ("offload",), ("hours", -60), ("put", 0, 9),
+    ("offload",), ("hours", 50),
+]  # fmt: skip
+
+
+@given(_histories, st.integers(0, 80), st.sampled_from([0, 1, 24, 1_000_000]))
+@example(_LIVE_IN_THE_MIDDLE, 0, 24)
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_the_dry_run_shows_what_the_sweep_does(history: list[tuple[object, ...]], later: int, ttl: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        rig = lived(Path(directory), history)
+        rig.clock.advance(later * HOUR_MS)
+        rig.lifecycle.safe_clock.confirm()
+        rig.offload()  # the dry run speaks of the archive
+        rig.policy = Policy(ttl_hours=lambda topic: ttl)
+        catalog = rig.journal.catalog
+        plan = expiry_plan(TOPIC, [catalog], ttl, rig.clock.now_ms())
+        before, rows = {name.key: name for name in catalog.objects(TOPIC)}, visible(catalog)
+        rig.lifecycle.expire.run()
+        gone = [name for key, name in before.items() if key not in {name.key for name in catalog.objects(TOPIC)}]
+        assert plan["objects_gone"] == len(gone)
+        assert plan["bytes_gone"] == sum(name.size for name in gone)
+        assert (plan["rows_gone"], plan["rows_kept"]) == (rows - visible(catalog), visible(catalog))
+
+
+def test_what_lies_behind_a_live_object_is_neither_promised_nor_taken() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        rig = lived(Path(directory), _LIVE_IN_THE_MIDDLE)
+        rig.policy = Policy(ttl_hours=lambda topic: 24)
+        plan = expiry_plan(TOPIC, [rig.journal.catalog], 24, rig.clock.now_ms())
+        assert (plan["objects_gone"], plan["rows_gone"], plan["rows_kept"]) == (1, 9, 18)
+        assert rig.lifecycle.expire.run()["expired"] == 1
+
+
+def lived(directory: Path, history: list[tuple[object, ...]]) -> Rig:
+    """A broker after that; sweeps on the way go by a TTL of 24 hours."""
+    rig = Rig(directory, Policy(ttl_hours=lambda topic: 24))
+    for verb, *arguments in history:
+        match verb, arguments:
+            case "put", [int(queue), int(count)]:
+                rig.hot.put(TOPIC, queue, count)
+            case "hours", [int(hours)]:
+                rig.clock.set_wall(rig.clock.now_ms() + hours * HOUR_MS)
+                rig.lifecycle.safe_clock.confirm()
+            case "unknown", [bool(unknown)]:
+                rig.worker.unknown_times = unknown
+            case "offload", []:
+                rig.offload()
+            case "evict", []:
+                rig.offload(evict=True)
+            case "sweep", []:
+                rig.lifecycle.expire.run()
+            case "unexpire", []:
+                rig.lifecycle.unexpire.run()
+    return rig
+
+
+def visible(catalog: Catalog) -> int:
+    """Rows that readers see."""
+    hidden = sum(rows_below(name, lambda q: catalog.recorded_minimum(TOPIC, q)) for name in catalog.objects(TOPIC))
+    return sum(name.rows for name in catalog.objects(TOPIC)) - hidden
