@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -97,3 +98,18 @@ def test_only_infra_looks_at_the_clock_or_throws_dice() -> None:
         if ast.unparse(call.func) in CLOCK
     ]
     assert looks == []
+
+
+def test_the_changelog_says_each_thing_once_under_its_kind_and_area() -> None:
+    """Lists that grow at both ends are merged by keeping both sides."""
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    bullets = re.split(r"^- ", text, flags=re.MULTILINE)[1:]
+    assert [one for one, count in Counter(one.split("\n\n")[0].strip() for one in bullets).items() if count > 1] == []
+    for release in text.split("\n## ")[1:]:
+        kinds = re.findall(r"^### (.+)$", release, re.MULTILINE)
+        assert kinds == [kind for kind in ("Added", "Changed", "Fixed", "Removed") if kind in kinds]
+        for kind in release.split("\n### ")[1:]:
+            title, *areas = kind.split("\n#### ")
+            assert title.strip() in kinds, "nothing stands before the first area"
+            assert all("\n- " in area for area in areas)
+        assert "\n- " not in release.split("\n### ")[0]
