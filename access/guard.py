@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import cast
+from typing import Protocol
 
 import msgspec
 
@@ -14,7 +14,8 @@ from access.model import ENABLED, MAX_NAME, SUPER, User, check_name, check_user,
 from access.permissions import NEEDS, Need, RetryOwners, of_owners, topic_need
 from access.store import AuthStore, Tables
 from infra.disk import Disk
-from infra.remoting_server import Answer, Connection, Handler
+from infra.remoting_server import Answer, Connection
+from infra.request_router import RequestRouter
 from infra.startup import StartupError
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import ResponseCode
@@ -54,30 +55,48 @@ def inner_credentials(config: SecurityConfig) -> tuple[str, str] | None:
     return read_credentials(text, "innerClientAuthenticationCredentials") if text else None
 
 
-class Guard:
-    """A handler that lets through what is signed and allowed."""
+class Guard(Protocol):
+    """Who signed, and may they: asked for each request, and by handlers of what they learn later."""
 
-    def __init__(
-        self, handler: Handler, store: AuthStore, *, authorize: bool, cluster: str, retry_owners: RetryOwners
-    ) -> None:
-        self._handler, self._store = handler, store
+    def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
+        """Why the request is not served; None: it is."""
+
+    def require(self, connection: Connection, command: RemotingCommand) -> None:
+        """For a handler that held a request back: may its signer still do that? Raises BrokerError."""
+
+    def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
+        """For a handler that learns only from a record whose topic the request touches. Raises BrokerError."""
+
+    def may_use_topic(self, connection: Connection, name: str, topic: str, action: str) -> bool:
+        """Whom the server is about to tell of a topic's message, by the name that signed for its connection."""
+
+
+class Unguarded:
+    """Of a server without authentication: everybody may do everything."""
+
+    def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
+        return None
+
+    def require(self, connection: Connection, command: RemotingCommand) -> None:
+        """Nothing is asked."""
+
+    def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
+        """Nothing is asked."""
+
+    def may_use_topic(self, connection: Connection, name: str, topic: str, action: str) -> bool:
+        return True
+
+
+class SignatureGuard:
+    """Lets through what is signed by a known user and, with authorization, what that user's policies allow."""
+
+    def __init__(self, store: AuthStore, *, authorize: bool, cluster: str, retry_owners: RetryOwners) -> None:
+        self.store = store
         self._authorize, self._cluster, self._retry_owners = authorize, cluster, retry_owners
 
-    @property
-    def reads(self) -> frozenset[int]:
-        """Of the handler behind it."""
-        return cast("frozenset[int]", getattr(self._handler, "reads", frozenset()))
-
-    def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
-        refusal = self._refusal(connection, command)
-        if refusal is None:
-            return self._handler(connection, command)
-        log.warning("request %d of %s:%d refused: %s", command.code, *connection.remote, refusal)
-        return RemotingCommand.response(command, ResponseCode.NO_PERMISSION, refusal)
-
-    def _refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
+    def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
         try:
-            tables = self._store.tables
+            tables = self.store.tables
         except (StartupError, OSError) as error:
             log.error("users and policies: %s", error)
             return "users and policies cannot be read"
@@ -111,25 +130,22 @@ class Guard:
             return "the request's body does not parse"
 
     def require(self, connection: Connection, command: RemotingCommand) -> None:
-        """For a handler that held a request back: may its signer still do that? Raises BrokerError."""
-        refusal = self._refusal(connection, command)
+        refusal = self.refusal(connection, command)
         if refusal is not None:
             raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
 
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
-        """For a handler that learns only from a record whose topic the request touches. Raises BrokerError."""
         refusal = self._topic_refused(connection, command.ext.get(ACCESS_KEY, ""), topic, action)
         if refusal is not None:
             raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
 
     def may_use_topic(self, connection: Connection, name: str, topic: str, action: str) -> bool:
-        """Whom the server is about to tell of a topic's message, by the name that signed for its connection."""
         return self._topic_refused(connection, name, topic, action) is None
 
     def _topic_refused(self, connection: Connection, name: str, topic: str, action: str) -> str | None:
         if not self._authorize:
             return None
-        tables = self._store.tables
+        tables = self.store.tables
         user = tables.users.get(name)
         if user is not None and user.user_type == SUPER:
             return None
@@ -138,6 +154,25 @@ class Guard:
     def _refused(self, tables: Tables, name: str, connection: Connection, need: Need) -> str | None:
         refusals = (_refused(tables, name, connection, one) for one in of_owners(need, self._retry_owners))
         return next((refusal for refusal in refusals if refusal is not None), None)
+
+
+class GuardedHandler:
+    """A server's handler that hands on to the one behind it what the guard lets through."""
+
+    def __init__(self, guard: Guard, behind: RequestRouter) -> None:
+        self._guard, self._behind = guard, behind
+
+    @property
+    def reads(self) -> frozenset[int]:
+        """Of the handler behind it."""
+        return self._behind.reads
+
+    def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
+        refusal = self._guard.refusal(connection, command)
+        if refusal is None:
+            return self._behind(connection, command)
+        log.warning("request %d of %s:%d refused: %s", command.code, *connection.remote, refusal)
+        return RemotingCommand.response(command, ResponseCode.NO_PERMISSION, refusal)
 
 
 def _refused(tables: Tables, name: str, connection: Connection, need: Need) -> str | None:

@@ -1,4 +1,4 @@
-"""What a controller needs: its router with or without the check in front."""
+"""How a controller guards its server: first the guard, which handlers ask too; then the handlers; then both."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from pathlib import Path
 
 from access.admin import AuthAdmin
 from access.config import SecurityConfig
-from access.guard import Guard, open_store
+from access.guard import Guard, GuardedHandler, SignatureGuard, Unguarded, open_store
 from access.permissions import RetryOwners
 from infra.disk import Disk
 from infra.request_router import RequestRouter
 
 
-def guarded(
-    router: RequestRouter,
-    config: SecurityConfig,
-    path: Path,
-    disk: Disk,
-    *,
-    cluster: str,
-    retry_owners: RetryOwners = lambda _: (),
-) -> RequestRouter | Guard:
-    """The router itself when authentication is off; else behind the check, with 3001 to 3010 served as well."""
+def make_guard(
+    config: SecurityConfig, path: Path, disk: Disk, *, cluster: str, retry_owners: RetryOwners = lambda _: ()
+) -> SignatureGuard | Unguarded:
+    """Of users and policies in the file at `path`; of none when authentication is off. Raises StartupError."""
     store = open_store(config, path, disk)
     if store is None:
+        return Unguarded()
+    return SignatureGuard(store, authorize=config.authorization_enabled, cluster=cluster, retry_owners=retry_owners)
+
+
+def guarded(router: RequestRouter, guard: Guard) -> RequestRouter | GuardedHandler:
+    """The router itself when authentication is off; else behind the guard, with 3001 to 3010 served as well."""
+    if not isinstance(guard, SignatureGuard):
         return router
-    AuthAdmin(store).register_on(router)
-    return Guard(router, store, authorize=config.authorization_enabled, cluster=cluster, retry_owners=retry_owners)
+    AuthAdmin(guard.store).register_on(router)
+    return GuardedHandler(guard, router)

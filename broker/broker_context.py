@@ -1,15 +1,18 @@
 """What the processors share: the broker's parts, made by the controller, and the few questions all of them ask."""
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from access.guard import Guard
 from broker.clients.client_manager import ClientManager
 from broker.clients.rebalance_lock import RebalanceLock
+from broker.clients.registration import Registration
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
 from broker.intake.log_writer import LogWriter
+from broker.life import BrokerLife
 from broker.pop.assignment import RequestModes
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook
@@ -19,8 +22,8 @@ from broker.stats.broker_stats import BrokerStats
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
-from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
-from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
@@ -28,9 +31,6 @@ from infra.clock import Clock
 from infra.metrics import Metrics
 from infra.remoting_server import Connection
 from infra.supervisor import Faults
-from neve.errors import BrokerError
-from neve.remoting.body import QueueData
-from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 
 
@@ -63,36 +63,29 @@ class BrokerContext:
     # The address that clients dial; port 0 in the configuration is known only after the bind.
     address: tuple[str, int] = ("127.0.0.1", 0)
     boot_ms: int = 0
+    life: BrokerLife
+    registration: Registration
+    guard: Guard
     # The time by which what waits may be given up: late rather than early.
     trusted_ms: Callable[[], int] = lambda: 0
-    accepting: bool = False
-    # Why sends are refused now (disk above its mark), or None.
-    refuse_writes: str | None = None
-    refused_from: float = 0.0  # by the monotonic clock
-    # Publishes the topics to the name servers at once; set by the controller.
-    register_now: Callable[[], Awaitable[None]] | None = None
-    register_soon: Callable[[], None] = lambda: None
-    # A topic's queues in the whole cluster, as a name server says; None when none says anything.
-    route_of: Callable[[str], Awaitable[list[QueueData] | None]] | None = None
-    # Raises BrokerError if the signer of a request that was held back may no longer do that.
-    require: Callable[[Connection, RemotingCommand], None] = lambda *_: None
-    # Raises BrokerError if a request's signer may not do that (Pub, Sub) with the topic that a record has.
-    require_topic: Callable[[Connection, RemotingCommand, str, str], None] = lambda *_: None
-    # May that user, from that connection, do that (Pub, Sub) with that topic?
-    may_use_topic: Callable[[Connection, str, str, str], bool] = lambda *_: True
     turn: "itertools.count[int]" = field(default_factory=itertools.count)
 
-    def find_topic(self, topic: str) -> TopicConfig:
-        config = self.topics.select(topic)
-        if config is None:
-            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
-        return config
+    def __post_init__(self) -> None:
+        """What is asked by its old name until its asker has it as a part of its own."""
+        self.register_soon = self.registration.soon
+        self.require_topic, self.may_use_topic = self.guard.require_topic, self.guard.may_use_topic
+        self.find_topic, self.find_group = self.topics.require, self.groups.require
 
-    def find_group(self, group: str) -> SubscriptionGroupConfig:
-        config = self.groups.find(group, create=self.config.auto_create_subscription_group)
-        if config is None:
-            raise BrokerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
-        return config
+    @property
+    def accepting(self) -> bool:
+        return self.life.accepting
+
+    @property
+    def refuse_writes(self) -> str | None:
+        return self.life.refusal
+
+    def require(self, connection: Connection, command: RemotingCommand) -> None:
+        self.guard.require(connection, command)
 
     def pinned_from(self) -> int | None:
         """The lowest log position that a message in waiting needs; nothing from it on may be evicted."""
@@ -112,5 +105,5 @@ class BrokerContext:
         """Forget the connection's clients and waiting pulls when it is gone."""
         if "watched" not in connection.state:
             connection.state["watched"] = True
-            connection.on_close(self.clients.connection_closed)
+            self.clients.watch(connection)
             connection.on_close(self.hold.connection_closed)

@@ -7,30 +7,53 @@ stop:   accepting off → ports → held pulls answered → jobs → flush, tabl
 import asyncio
 import functools
 import logging
+import os
 from collections.abc import Callable
 
-from access.guard import Guard
-from access.wiring import guarded
+from access.wiring import guarded, make_guard
 from broker import rocketmqs_store
 from broker.archiving.archive_wiring import ArchiveWiring
 from broker.archiving.restore import Restore, refuse_unfinished
 from broker.broker_context import BrokerContext
 from broker.clients.broker_outer_api import BrokerOuterApi
-from broker.clients.client_manager import ClientManager, ConsumerGroup
+from broker.clients.client_manager import ClientManager
+from broker.clients.consumer_ids_change import ConsumerIdsChangeListener
 from broker.clients.rebalance_lock import RebalanceLock
+from broker.clients.registration import Registration
 from broker.config import BrokerConfig
+from broker.intake.disk_mark import DiskMark
+from broker.intake.express_lane import ExpressSend
 from broker.intake.flusher import Flusher
 from broker.intake.log_writer import LogWriter
+from broker.life import BrokerLife
 from broker.pop.assignment import RequestModes
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.revive import PopRevive
 from broker.reading.pull_request_hold import PullRequestHold
 from broker.reading.tiered_store import TieredStore
-from broker.requests import table as processor_table
+from broker.requests.admin import AdminProcessor
+from broker.requests.admin_inspect import AdminInspectProcessor
+from broker.requests.admin_offsets import AdminOffsetsProcessor
+from broker.requests.admin_relay import AdminRelayProcessor
+from broker.requests.admin_stats import AdminStatsProcessor, Totals
+from broker.requests.client_manage import ClientManageProcessor
+from broker.requests.consumer_manage import ConsumerManageProcessor
+from broker.requests.end_transaction import EndTransactionProcessor
+from broker.requests.lock_batch import LockBatchProcessor
+from broker.requests.pop_ack import PopAckProcessor
+from broker.requests.pop_message import PopMessageProcessor
+from broker.requests.pull_message import PullMessageProcessor
+from broker.requests.query_assignment import QueryAssignmentProcessor
+from broker.requests.query_message import QueryMessageProcessor
+from broker.requests.queue_range import QueueRangeProcessor
+from broker.requests.recall_message import RecallMessageProcessor
+from broker.requests.reply_message import ReplyMessageProcessor
+from broker.requests.send_back import SendBackProcessor
+from broker.requests.send_message import SendMessageProcessor
+from broker.requests.table import Processors
 from broker.stats.admin_pages import register_pages
 from broker.stats.broker_stats import BrokerStats
-from broker.stats.conditions import look_at_disk
 from broker.store.appender import Shown
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreError, StoreFull, StoreLocked
@@ -66,6 +89,7 @@ from infra.startup import (
 from infra.supervisor import HANGING_S, Faults, Stop, Supervisor, Trouble
 from infra.tls import server_tls
 from lifecycle.scheduler import KNOWN_FAILURES
+from neve.record.ids import UniqueIdGenerator
 
 log = logging.getLogger(__name__)
 
@@ -101,70 +125,119 @@ class BrokerController:
         # Records and ids carry the port: it has to be known before the log is opened.
         config.listen_port = config.listen_port or free_port(config.bind_address)
         self.metrics = Metrics()
-        self.stopped = asyncio.Event()
-        self.exit_code = 0
         # What did not end when the broker stopped; its threads would keep the process.
         self.left_behind: list[str] = []
         self._supervisor = Supervisor("broker")
         self.faults = Faults()
-        self._register_wanted = asyncio.Event()
+        self.life = BrokerLife(clock)
         self._descriptors = budget(open_files_limit(), mappings_limit())
-        host = config.broker_ip1 or local_address(
-            config.name_servers[0].rpartition(":")[0] if config.name_servers else None
-        )
-        self.context = self._make_context(host)
-        self.revive = PopRevive(self.context, self.context.writer, self._supervisor.spawn)
-        self.processors = processor_table.Processors(self.context, self._drop_topic)
+        # The address that clients dial.
+        self.address = (self._own_host(), config.listen_port)
+        self.context = self._make_context()
+        context = self.context
+        self.revive = PopRevive(context, context.writer, self._supervisor.spawn)
+        self.sender = SendMessageProcessor(context, self._ids())
+        self.totals = Totals(context, self.sender)
+        self._disk_mark = DiskMark(config, self.totals.disk_ratio, self.life)
         self.router = RequestRouter()
-        self.processors.register_on(self.router)
+        self._make_processors().register_on(self.router)
         limits = RemotingLimits(
             max_connections=config.max_connections,
             max_unfinished=config.max_unfinished_bytes,
             backlog=self._descriptors.accepts,
         )
-        auth = config.root / "config" / "auth" / "auth.json"
-        handler = guarded(
-            self.router,
-            config,
-            auth,
-            disk,
-            cluster=config.broker_cluster_name,
-            retry_owners=self.context.retry_names.owners,
-        )
-        if isinstance(handler, Guard):
-            self.context.require, self.context.require_topic = handler.require, handler.require_topic
-            self.context.may_use_topic = handler.may_use_topic
         self.server = RemotingServer(
-            handler,
+            guarded(self.router, self.guard),
             host=config.bind_address,
             port=config.listen_port,
             limits=limits,
             room=self._connections_room,
             tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
         )
-        self.outer_api = BrokerOuterApi(config, lambda: self.context.address)
-        self.context.route_of = self.outer_api.route
-        self.archive = ArchiveWiring(self.context, disk, cold_groups=self._descriptors.cold_groups)
+        self.archive = ArchiveWiring(context, disk, cold_groups=self._descriptors.cold_groups)
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
 
-    def _make_context(self, host: str) -> BrokerContext:
+    def _own_host(self) -> str:
+        config = self.config
+        peer = config.name_servers[0].rpartition(":")[0] if config.name_servers else None
+        return config.broker_ip1 or local_address(peer)
+
+    def _ids(self) -> UniqueIdGenerator:
+        salt = int.from_bytes(os.urandom(4)) & 0x7FFFFFFF
+        return UniqueIdGenerator(self.address[0], os.getpid(), salt, self._clock.now_ms())
+
+    def _make_processors(self) -> Processors:
+        config, clock, context, sender = self.config, self._clock, self.context, self.sender
+        topics, groups, offsets, clients = context.topics, context.groups, context.offsets, context.clients
+        return Processors(
+            sender=sender,
+            send_back=SendBackProcessor(context, sender),
+            express=ExpressSend(context, sender),
+            puller=PullMessageProcessor(context),
+            clients=ClientManageProcessor(
+                config, clock, clients=clients, topics=topics, groups=groups, registration=self.registration
+            ),
+            consumers=ConsumerManageProcessor(
+                topics=topics, groups=groups, offsets=offsets, clients=clients, store=context.store
+            ),
+            ranges=QueueRangeProcessor(context.tiered),
+            locks=LockBatchProcessor(config.broker_name, context.locks, topics=topics, groups=groups),
+            popper=PopMessageProcessor(context),
+            pop_acks=PopAckProcessor(context),
+            assignment=QueryAssignmentProcessor(
+                config.broker_name,
+                modes=context.modes,
+                topics=topics,
+                groups=groups,
+                clients=clients,
+                name_servers=self.name_servers,
+            ),
+            query=QueryMessageProcessor(context),
+            transactions=EndTransactionProcessor(context, sender),
+            recall=RecallMessageProcessor(context, sender),
+            replies=ReplyMessageProcessor(context, sender),
+            admin=AdminProcessor(context, self._drop_topic),
+            stats=AdminStatsProcessor(context, self.totals),
+            offsets=AdminOffsetsProcessor(context),
+            relay=AdminRelayProcessor(context),
+            inspect=AdminInspectProcessor(context),
+        )
+
+    def _make_context(self) -> BrokerContext:
         config, clock, disk = self.config, self._clock, self._disk
         root = config.root
-        store = self._make_store(host)
+        store = self._make_store()
         writer = LogWriter(store)
         tables = root / "config"
         flusher = Flusher(
             store,
             clock,
             interval_ms=lambda: config.flush_interval_commit_log,
-            on_failure=self._flush_failed,
+            on_failure=self.life.sync_failed,
             faults=self.faults,
         )
         sync_log, revives = flusher.flush_now, revive_log(config.broker_cluster_name)
         offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log)
         topics = TopicConfigManager(disk, tables / "topics.json", clock, lambda: config.max_topics)
-        groups = SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock, lambda: config.max_groups)
+        groups = SubscriptionGroupManager(
+            disk,
+            tables / "subscriptionGroup.json",
+            clock,
+            lambda: config.max_groups,
+            auto_create=lambda: config.auto_create_subscription_group,
+        )
+        retry_names = RetryNames(topics.topics, groups.groups, offsets.stands, lambda: config.enable_retry_topic_v2)
+        self.guard = make_guard(
+            config,
+            tables / "auth" / "auth.json",
+            disk,
+            cluster=config.broker_cluster_name,
+            retry_owners=retry_names.owners,
+        )
+        self.name_servers = BrokerOuterApi(config, self.address)
+        self.registration = Registration(self.name_servers, topics)
+        members_changed = ConsumerIdsChangeListener(groups).changed
         context = BrokerContext(
             config=config,
             clock=clock,
@@ -180,9 +253,9 @@ class BrokerController:
             offsets=offsets,
             pops=PopBook(store, writer, offsets, clock, disk, tables / "popState.json", revives, sync_log),
             polling=PopPolling(),
-            retry_names=RetryNames(topics.topics, groups.groups, offsets.stands, lambda: config.enable_retry_topic_v2),
+            retry_names=retry_names,
             modes=RequestModes(disk, tables / "messageRequestMode.json"),
-            clients=ClientManager(clock, self._members_changed, lambda: config.max_client_bytes),
+            clients=ClientManager(clock, members_changed, lambda: config.max_client_bytes),
             locks=RebalanceLock(clock, lambda: config.max_queue_locks),
             hold=PullRequestHold(clock, config.max_held_pulls, self.faults),
             schedule=ScheduleMessage(
@@ -200,12 +273,13 @@ class BrokerController:
                 store, writer, clock, config, lambda topic: topics.select(topic) is not None, self.faults
             ),
             transactions=HalfMessages(store, writer, clock),
-            address=(host, config.listen_port),
+            address=self.address,
             boot_ms=clock.now_ms(),
+            life=self.life,
+            registration=self.registration,
+            guard=self.guard,
         )
         offsets.on_set = self._offset_set
-        context.register_soon = self._register_wanted.set
-        context.register_now = self._register
         return context
 
     def unfinished_bytes(self) -> int:
@@ -214,14 +288,14 @@ class BrokerController:
     def in_work_bytes(self) -> int:
         return self.server.in_work.bytes
 
-    def _make_store(self, host: str) -> MessageStore:
+    def _make_store(self) -> MessageStore:
         config = self.config
         return MessageStore(
             self._store_config(
                 config.root,
                 commit_log_file_size=config.mapped_file_size_commit_log,
                 flush_disk_type=config.flush_disk_type,
-                store_host=(host, config.listen_port),
+                store_host=self.address,
                 mapped_queue_files=self._descriptors.queue_files,
                 code_of=code_of_entry,
             ),
@@ -254,10 +328,10 @@ class BrokerController:
             raise
         self.context.store.tell(self._appended)
         self._start_tasks()
-        self.context.accepting = True
-        await self._register()
+        self.life.started()
+        await self.registration.now()
         self.archive.start_jobs()
-        log.info("broker %s serves %s:%d", self.config.broker_name, *self.context.address)
+        log.info("broker %s serves %s:%d", self.config.broker_name, *self.address)
         if not self.config.name_servers:
             log.warning("namesrvAddr is empty: clients find no route to this broker, they reach it by its address only")
 
@@ -318,9 +392,8 @@ class BrokerController:
     async def _listen(self) -> None:
         try:
             await self.server.start()
-            host = self.context.address[0]
-            self.context.address = (host, self.server.port)
-            await self._listen_vip(self.server.port - _VIP_OFFSET)
+            assert self.server.port == self.address[1], "records and ids carry another port"
+            await self._listen_vip(self.address[1] - _VIP_OFFSET)
             if self.config.admin_port >= 0:
                 register_pages(self._admin, self)
                 self.admin_address = await self._admin.start()
@@ -338,20 +411,20 @@ class BrokerController:
     def _start_tasks(self) -> None:
         every, context = self._supervisor.every, self.context
         self._supervisor.vital("flush", context.flusher.run(), self._flusher_ended)
-        self._supervisor.keep("register", self._register_when_wanted)
+        self._supervisor.keep("register", self.registration.keep)
         every("schedule", _SCHEDULE_PERIOD, self._deliver_delayed)
         every("timers", _SCHEDULE_PERIOD, self._deliver_timers)
         every("held-pulls", _TICK, context.hold.check_deadlines)
         every("flush-deadlines", _TICK, context.flusher.check_deadlines)
-        every("disk-mark", _TICK, functools.partial(look_at_disk, context, self.processors.totals.disk_ratio))
-        every("totals", _TICK, self.processors.totals.sample)
+        every("disk-mark", _TICK, self._disk_mark.look)
+        every("totals", _TICK, self.totals.sample)
         every("stats", _TICK, context.stats.sample)
         every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)
         every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context, context.writer).run)
         every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
         every("clients", _CLIENT_SCAN, context.clients.expire)
         every("queue-locks", _CLIENT_SCAN, context.locks.expire)
-        every("register-period", self.config.register_name_server_period / 1000, self._register)
+        every("register-period", self.config.register_name_server_period / 1000, self.registration.now)
         every("persist", self.config.flush_consumer_offset_interval / 1000, self._persist)
 
     # ---- running -----------------------------------------------------------------------------------------------
@@ -374,11 +447,11 @@ class BrokerController:
                 asyncio.get_running_loop().call_soon(hold.wake)
 
     def _deliver_delayed(self) -> None:
-        if self.context.accepting:
+        if self.life.accepting:
             self.context.schedule.deliver_due()
 
     def _deliver_timers(self) -> None:
-        if self.context.accepting:
+        if self.life.accepting:
             self.context.timers.deliver_due()
 
     def _prepare_log(self) -> None:
@@ -399,27 +472,9 @@ class BrokerController:
         if failures:
             raise ExceptionGroup("tables that could not be saved", failures)
 
-    async def _register(self) -> None:
-        if self.config.name_servers:
-            await self.outer_api.register(self.context.topics.to_wire())
-
-    async def _register_when_wanted(self) -> None:
-        while True:
-            await self._register_wanted.wait()
-            self._register_wanted.clear()
-            try:
-                await self._register()
-                await self.context.topics.file.save()
-            except Exception:
-                self._register_wanted.set()  # for the next try
-                raise
-
     def _offset_set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         if self.context.pops.set_elsewhere(group, topic, queue_id, offset):
             self.context.polling.wake(group, topic, queue_id)
-
-    def _members_changed(self, group: ConsumerGroup) -> None:
-        self.processors.clients.notify_consumers(group)
 
     async def _drop_topic(self, topic: str) -> None:
         """Gone for clients at once; the archive expires its objects by their own rules.
@@ -449,7 +504,7 @@ class BrokerController:
         context.polling.wake_topic(topic)
         for retry in retries:
             await self._drop_topic(retry)
-        await self._register()
+        await self.registration.now()
         # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
         if not begins_again and ends != buried:  # sent while the archive wrote; a round may have taken it
             await self.archive.bury(topic, ends)
@@ -475,26 +530,20 @@ class BrokerController:
         """How many connections the process has descriptors for, beside its log."""
         return self._descriptors.connections(self.context.store.descriptors)
 
-    def _flush_failed(self, error: BaseException) -> None:
-        self.context.accepting = False
-        self.exit_code = EXIT_FAILED
-        self.stopped.set()
-
     # ---- stop --------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Ask for a clean stop; `shutdown` does it."""
-        self.stopped.set()
+        self.life.ask_to_end()
 
     async def shutdown(self) -> None:
         """Ends in bounded time, whatever fails or hangs: what is left undone the next start does, as after a crash."""
         context, stop = self.context, Stop("broker", _STOP_S)
-        context.accepting = False
+        self.life.stop()
         self.server.stop_accepting()
         context.hold.release_all()
         context.polling.wake_all()
-        if self.config.name_servers:
-            await stop.step("name servers", self.outer_api.unregister())
+        await stop.step("name servers", self.registration.take_back())
         await stop.step("archive", self.archive.shutdown())
         if not context.flusher.failed:
             await stop.step("tables", self._persist())
@@ -511,7 +560,7 @@ class BrokerController:
             await stop.step("store", asyncio.to_thread(context.store.shutdown))
         self.left_behind = stop.left_behind
         if self.left_behind:
-            self.exit_code = self.exit_code or EXIT_FAILED
+            self.life.exit_code = self.life.exit_code or EXIT_FAILED
         log.info("broker %s stopped", self.config.broker_name)
 
 

@@ -114,7 +114,7 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
         controller = BrokerController(config, SystemClock(), disk, restore)
         catch_signals(controller.stop)
         await controller.start()
-        ready: dict[str, Any] = {"broker": "{}:{}".format(*controller.context.address)}
+        ready: dict[str, Any] = {"broker": "{}:{}".format(*controller.address)}
         if name_server is not None:
             ready["namesrv"] = f"127.0.0.1:{name_server.port}"
         if controller.admin_address is not None:
@@ -122,11 +122,11 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
         if restore is not None:
             ready["restored"] = restore.report
         announce(ready)
-        await controller.stopped.wait()
+        await controller.life.end_wanted.wait()
         await controller.shutdown()
         if controller.left_behind:
-            leave(controller.exit_code)
-        return controller.exit_code
+            leave(controller.life.exit_code)
+        return controller.life.exit_code
     finally:
         if name_server is not None:
             await name_server.shutdown()

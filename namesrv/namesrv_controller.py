@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from access.wiring import guarded
+from access.wiring import guarded, make_guard
 from infra.clock import Clock
 from infra.descriptors import budget
 from infra.disk import Disk
@@ -43,8 +43,9 @@ class NamesrvController:
             backlog=descriptors.accepts,
         )
         auth = config.kv_path.parent / "auth" / "auth.json"
+        guard = make_guard(config, auth, disk, cluster=config.cluster_name)
         self._server = RemotingServer(
-            guarded(router, config, auth, disk, cluster=config.cluster_name),
+            guarded(router, guard),
             host=config.bind_address,
             port=config.listen_port,
             limits=limits,

@@ -34,7 +34,7 @@ async def running(
     config, disk = load(BrokerConfig, None, [*own, *settings]), disk or RealDisk()
     broker = BrokerController(config, clock or SystemClock(), disk, Restore(config, disk) if restoring else None)
     await broker.start()
-    connection = await open_connection(*broker.context.address)
+    connection = await open_connection(*broker.address)
     try:
         async with asyncio.timeout(DEADLINE_S):
             yield broker, connection

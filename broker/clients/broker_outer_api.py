@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -27,7 +26,8 @@ _ROUTE_TIMEOUT = 2.0
 class BrokerOuterApi:
     """One connection to each name server, made again when it is gone; one that fails doesn't hold the others."""
 
-    def __init__(self, config: BrokerConfig, address: Callable[[], tuple[str, int]]) -> None:
+    def __init__(self, config: BrokerConfig, address: tuple[str, int]) -> None:
+        """`address` is the one that clients dial."""
         self._config, self._address = config, address
         self._connections: dict[str, Connection] = {}
         self._credentials = inner_credentials(config)
@@ -35,10 +35,15 @@ class BrokerOuterApi:
         self.registered: set[str] = set()
         self.failures = 0
 
+    @property
+    def are_there(self) -> bool:
+        """Whether the configuration names any."""
+        return bool(self._config.name_servers)
+
     async def register(self, topics: dict[str, Any]) -> int:
         """The whole topic table to all name servers; how many took it."""
         body, checksum = await asyncio.to_thread(_registration, topics)
-        host, port = self._address()
+        host, port = self._address
         ext = {
             **self._identity(),
             "haServerAddr": f"{host}:{port + 1}",
@@ -73,7 +78,7 @@ class BrokerOuterApi:
         return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
 
     def _identity(self) -> dict[str, str]:
-        host, port = self._address()
+        host, port = self._address
         return {
             "brokerName": self._config.broker_name,
             "brokerAddr": f"{host}:{port}",

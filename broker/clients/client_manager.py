@@ -80,6 +80,7 @@ class ClientManager:
         # The way back, so that a connection's end costs its own groups only.
         self._consumers_of: dict[Connection, set[str]] = {}
         self._producers_of: dict[Connection, set[str]] = {}
+        self._watched: set[Connection] = set()
         self.bytes = 0
 
     def register_producer(self, group: str, channel: ClientChannel) -> None:
@@ -149,7 +150,14 @@ class ClientManager:
         if info is not None and connection in info.channels:
             self._remove(info, connection)
 
+    def watch(self, connection: Connection) -> None:
+        """Forget its clients when it is gone."""
+        if connection not in self._watched:
+            self._watched.add(connection)
+            connection.on_close(self.connection_closed)
+
     def connection_closed(self, connection: Connection) -> None:
+        self._watched.discard(connection)
         for group in tuple(self._producers_of.get(connection, ())):
             self._remove_producer(group, connection)
         for group in tuple(self._consumers_of.get(connection, ())):

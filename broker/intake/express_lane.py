@@ -67,7 +67,7 @@ class ExpressSend:
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
         """Take plain sends from `frames` until there is none, or another frame comes first."""
         context = self._context
-        if not context.accepting or context.refuse_writes or not context.config.broker_permission & PERM_WRITE:
+        if not context.life.takes_sends or not context.config.broker_permission & PERM_WRITE:
             return
         buffer = frames.buffer
         batch: _Batch | None = None

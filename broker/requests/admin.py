@@ -83,8 +83,8 @@ class AdminProcessor:
             )
         changed = [topics.update(config) for config in configs]
         await topics.file.save()
-        if any(changed) and self._context.register_now is not None:
-            await self._context.register_now()
+        if any(changed):
+            await self._context.registration.now()
 
     def _queues(self, name: str, number: int) -> int:
         """Tables, statistics and positions have a row for each queue, whether anything is in it or not."""

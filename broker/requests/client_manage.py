@@ -2,14 +2,18 @@
 
 from typing import NamedTuple
 
-from broker.broker_context import BrokerContext
-from broker.clients.client_manager import MAX_CLIENT_ID, ClientChannel, ConsumerGroup
+from broker.clients.client_manager import MAX_CLIENT_ID, ClientChannel, ClientManager
+from broker.clients.registration import Registration
+from broker.config import BrokerConfig
 from broker.requests.pull_message import parse_expression
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
 from broker.validators import RETRY_PREFIX, group_fault
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import ConsumerData, HeartbeatData, SubscriptionData, convert, lenient_loads, loads_as
-from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
 from neve.remoting.signature import ACCESS_KEY
@@ -30,8 +34,18 @@ class _Beat(NamedTuple):
 
 
 class ClientManageProcessor:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        clients: ClientManager,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        registration: Registration,
+    ) -> None:
+        self._config, self._clock, self._clients = config, clock, clients
+        self._topics, self._groups, self._registration = topics, groups, registration
 
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """A client says the same every 30 s, and it may be a megabyte: what changes nothing is not read again."""
@@ -44,14 +58,14 @@ class ClientManageProcessor:
 
     def _hear_again(self, connection: Connection, request: RemotingCommand, beat: _Beat) -> bool:
         """False: it has to be read, something that it speaks of has changed."""
-        context, channel = self._context, self._channel(connection, request, beat.client_id)
+        channel = self._channel(connection, request, beat.client_id)
         for group, revision in beat.consumers:
-            if group not in context.groups.groups or context.topics.select(RETRY_PREFIX + group) is None:
+            if group not in self._groups.groups or self._topics.select(RETRY_PREFIX + group) is None:
                 return False
-            if not context.clients.says_the_same(group, channel, revision):
+            if not self._clients.says_the_same(group, channel, revision):
                 return False
         for group in beat.producers:
-            context.clients.register_producer(group, channel)
+            self._clients.register_producer(group, channel)
         return True
 
     def _hear(self, connection: Connection, request: RemotingCommand, said: tuple[int, int]) -> _Beat:
@@ -59,8 +73,8 @@ class ClientManageProcessor:
         if len(data.client_id) > MAX_CLIENT_ID:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"a client id of {len(data.client_id)} characters")
         connection.state.pop(_BEAT, None)
-        channel, clients = self._channel(connection, request, data.client_id), self._context.clients
-        self._context.watch(connection)
+        channel, clients = self._channel(connection, request, data.client_id), self._clients
+        clients.watch(connection)
         for producer in data.producer_data_set:
             if len(producer.group_name) > _MAX_PRODUCER_GROUP:
                 raise BrokerError(ResponseCode.INVALID_PARAMETER, "a producer group's name is too long")
@@ -77,27 +91,28 @@ class ClientManageProcessor:
         return _Beat(said, data.client_id, changed, producers, revisions)
 
     def _channel(self, connection: Connection, request: RemotingCommand, client_id: str) -> ClientChannel:
-        clock, user = self._context.clock, request.ext.get(ACCESS_KEY, "")
+        clock, user = self._clock, request.ext.get(ACCESS_KEY, "")
         return ClientChannel(
             connection, client_id, request.language, request.version, clock.monotonic(), clock.now_ms(), user
         )
 
     def _register_consumer(self, channel: ClientChannel, data: HeartbeatData, consumer: ConsumerData) -> bool:
-        context, group = self._context, consumer.group_name
+        group = consumer.group_name
         fault = group_fault(group)
         if fault is not None:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
-        config = context.groups.find(group, create=context.config.auto_create_subscription_group)
+        config = self._groups.find(group)
         if config is None:
             return False
         retry = RETRY_PREFIX + group
-        if context.topics.select(retry) is None:
+        if self._topics.select(retry) is None:
             flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
-            context.topics.create_plain(retry, min(config.retry_queue_nums, context.config.max_queues_per_topic), flag)
-            context.register_soon()
+            queue_nums = min(config.retry_queue_nums, self._config.max_queues_per_topic)
+            self._topics.create_plain(retry, queue_nums, flag)
+            self._registration.soon()
         subs = None if data.without_sub else consumer.subscription_data_set
         kinds = (consumer.consume_type, consumer.message_model, consumer.consume_from_where)
-        context.clients.register_consumer(group, channel, kinds, subs)
+        self._clients.register_consumer(group, channel, kinds, subs)
         fingerprints: dict[str, int] = channel.connection.state.setdefault("fingerprints", {})
         known = fingerprints.get(group)
         fingerprints[group] = data.heartbeat_fingerprint
@@ -107,7 +122,7 @@ class ClientManageProcessor:
         ext = request.ext
         require_str(ext, "clientID")
         group = ext.get("consumerGroup")
-        self._context.clients.unregister(connection, ext.get("producerGroup"), group)
+        self._clients.unregister(connection, ext.get("producerGroup"), group)
         if group:
             connection.state.get("fingerprints", {}).pop(group, None)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
@@ -116,15 +131,5 @@ class ClientManageProcessor:
         value = lenient_loads(request.body)
         if isinstance(value, dict) and value.get("subscriptionData"):
             data = convert(value["subscriptionData"], SubscriptionData)
-            parse_expression(data.sub_string, data.expression_type, sql=self._context.config.enable_property_filter)
+            parse_expression(data.sub_string, data.expression_type, sql=self._config.enable_property_filter)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
-
-    def notify_consumers(self, info: ConsumerGroup) -> None:
-        """Tell a group's members to share out their queues anew."""
-        config = self._context.groups.groups.get(info.name)
-        if config is not None and not config.notify_consumer_ids_changed_enable:
-            return
-        for connection in info.channels:
-            connection.send_oneway(
-                RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": info.name})
-            )

@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from broker.broker_context import BrokerContext
-from broker.clients.client_manager import BROADCASTING
+from broker.clients.broker_outer_api import BrokerOuterApi
+from broker.clients.client_manager import BROADCASTING, ClientManager
 from broker.pop import assignment
+from broker.pop.assignment import RequestModes
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
 from broker.validators import PERM_READ, RETRY_PREFIX
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -16,19 +19,29 @@ _MAX_QUEUES = 100_000
 
 
 class QueryAssignmentProcessor:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        broker_name: str,
+        *,
+        modes: RequestModes,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        clients: ClientManager,
+        name_servers: BrokerOuterApi,
+    ) -> None:
+        self._broker_name, self._modes, self._topics, self._groups = broker_name, modes, topics, groups
+        self._clients, self._name_servers = clients, name_servers
 
     async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Without a field: the client keeps what it has; with an empty one it would drop all."""
         value = _body(request)
         topic, group, client = (str(value.get(name, "")) for name in ("topic", "consumerGroup", "clientId"))
         strategy = str(value.get("strategyName") or assignment.AVERAGE)
-        mode, neighbours = self._context.modes.find(topic, group)
+        mode, neighbours = self._modes.find(topic, group)
         if topic.startswith(RETRY_PREFIX) or value.get("messageModel") == BROADCASTING:
             mode = assignment.PULL
         queues = await self._queues(topic)
-        info = self._context.clients.consumers.get(group)
+        info = self._clients.consumers.get(group)
         if not queues or (info is None and value.get("messageModel") != BROADCASTING):
             return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({}))
         clients = info.client_ids() if info is not None else []
@@ -48,36 +61,35 @@ class QueryAssignmentProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"messageQueueAssignments": found}))
 
     async def set_mode(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        value, context = _body(request), self._context
+        value = _body(request)
         topic, group = str(value.get("topic", "")), str(value.get("consumerGroup", ""))
         mode = str(value.get("mode", assignment.PULL))
         if topic.startswith(RETRY_PREFIX):
             raise BrokerError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
         if mode not in (assignment.PULL, assignment.POP):
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"mode {mode} is neither PULL nor POP")
-        context.find_topic(topic)
-        context.find_group(group)
+        self._topics.require(topic)
+        self._groups.require(group)
         try:
             neighbours = int(value.get("popShareQueueNum") or 0)
         except (TypeError, ValueError, OverflowError) as error:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum is no number") from error
         if not -(2**31) <= neighbours < 2**31:  # it is kept in a table that must be written again
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum has more than 32 bits")
-        context.modes.set(topic, group, mode, neighbours)
-        await context.modes.file.save()
+        self._modes.set(topic, group, mode, neighbours)
+        await self._modes.file.save()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def all_modes(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(self._context.modes.to_wire()))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(self._modes.to_wire()))
 
     async def _queues(self, topic: str) -> list[MessageQueue]:
-        route_of = self._context.route_of
-        datas = await route_of(topic) if route_of is not None else None
+        datas = await self._name_servers.route(topic)
         if datas is None:
-            own = self._context.topics.select(topic)
+            own = self._topics.select(topic)
             if own is None:
                 return []
-            datas = [QueueData(self._context.config.broker_name, own.read_queue_nums, own.write_queue_nums, own.perm)]
+            datas = [QueueData(self._broker_name, own.read_queue_nums, own.write_queue_nums, own.perm)]
         readable = [data for data in datas if data.perm & PERM_READ]
         if sum(max(data.read_queue_nums, 0) for data in readable) > _MAX_QUEUES:  # whoever registers may say anything
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the route of {topic} has more than {_MAX_QUEUES} queues")

@@ -1,30 +1,29 @@
 """Which request code goes where."""
 
-import os
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from broker.broker_context import BrokerContext
 from broker.intake.express_lane import ExpressSend
 from broker.requests.admin import AdminProcessor
 from broker.requests.admin_inspect import AdminInspectProcessor
 from broker.requests.admin_offsets import AdminOffsetsProcessor
 from broker.requests.admin_relay import AdminRelayProcessor
-from broker.requests.admin_stats import AdminStatsProcessor, Totals
+from broker.requests.admin_stats import AdminStatsProcessor
 from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
 from broker.requests.end_transaction import EndTransactionProcessor
+from broker.requests.lock_batch import LockBatchProcessor
 from broker.requests.pop_ack import PopAckProcessor
 from broker.requests.pop_message import PopMessageProcessor
 from broker.requests.pull_message import PullMessageProcessor
 from broker.requests.query_assignment import QueryAssignmentProcessor
 from broker.requests.query_message import QueryMessageProcessor
+from broker.requests.queue_range import QueueRangeProcessor
 from broker.requests.recall_message import RecallMessageProcessor
 from broker.requests.reply_message import ReplyMessageProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
 from infra.remoting_server import Handler
 from infra.request_router import RequestRouter
-from neve.record.ids import UniqueIdGenerator
 from neve.remoting.codes import RequestCode as Code
 
 # What takes its time and changes nothing: it ends when its asker hangs up.
@@ -36,67 +35,69 @@ _READS = frozenset({
 })  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
 class Processors:
-    def __init__(self, context: BrokerContext, drop_topic: Callable[[str], Awaitable[None]]) -> None:
-        now, salt = context.clock.now_ms(), int.from_bytes(os.urandom(4)) & 0x7FFFFFFF
-        self.sender = SendMessageProcessor(context, UniqueIdGenerator(context.address[0], os.getpid(), salt, now))
-        self._send_back = SendBackProcessor(context, self.sender)
-        self._express = ExpressSend(context, self.sender)
-        self.puller = PullMessageProcessor(context)
-        self.clients = ClientManageProcessor(context)
-        self.totals = Totals(context, self.sender)
-        self._consumers = ConsumerManageProcessor(context)
-        self.popper = PopMessageProcessor(context)
-        self._pop_acks = PopAckProcessor(context)
-        self._assignment = QueryAssignmentProcessor(context)
-        self._query = QueryMessageProcessor(context)
-        self._transactions = EndTransactionProcessor(context, self.sender)
-        self._recall = RecallMessageProcessor(context, self.sender)
-        self._replies = ReplyMessageProcessor(context, self.sender)
-        self._admin = AdminProcessor(context, drop_topic)
-        self._stats = AdminStatsProcessor(context, self.totals)
-        self._offsets = AdminOffsetsProcessor(context)
-        self._relay = AdminRelayProcessor(context)
-        self._inspect = AdminInspectProcessor(context)
+    """One of each; the composition makes them."""
+
+    sender: SendMessageProcessor
+    send_back: SendBackProcessor
+    express: ExpressSend
+    puller: PullMessageProcessor
+    clients: ClientManageProcessor
+    consumers: ConsumerManageProcessor
+    ranges: QueueRangeProcessor
+    locks: LockBatchProcessor
+    popper: PopMessageProcessor
+    pop_acks: PopAckProcessor
+    assignment: QueryAssignmentProcessor
+    query: QueryMessageProcessor
+    transactions: EndTransactionProcessor
+    recall: RecallMessageProcessor
+    replies: ReplyMessageProcessor
+    admin: AdminProcessor
+    stats: AdminStatsProcessor
+    offsets: AdminOffsetsProcessor
+    relay: AdminRelayProcessor
+    inspect: AdminInspectProcessor
 
     def register_on(self, router: RequestRouter) -> None:
-        router.express = self._express.serve
+        router.express = self.express.serve
         for table in (self._messaging(), self._popping(), self._administration(), self._inspection()):
             for code, handler in table.items():
                 router.register(code, handler, reads=code in _READS)
 
     def _messaging(self) -> dict[Code, Handler]:
-        consumers, clients = self._consumers, self.clients
+        consumers, ranges, locks, clients = self.consumers, self.ranges, self.locks, self.clients
         return {
             Code.SEND_MESSAGE: self.sender.send,
             Code.SEND_MESSAGE_V2: self.sender.send,
             Code.SEND_BATCH_MESSAGE: self.sender.send,
-            Code.CONSUMER_SEND_MSG_BACK: self._send_back.send_back,
-            Code.END_TRANSACTION: self._transactions.end,
-            Code.RESUME_CHECK_HALF_MESSAGE: self._transactions.resume_check,
-            Code.RECALL_MESSAGE: self._recall.recall,
-            Code.SEND_REPLY_MESSAGE: self._replies.reply,
-            Code.SEND_REPLY_MESSAGE_V2: self._replies.reply,
+            Code.CONSUMER_SEND_MSG_BACK: self.send_back.send_back,
+            Code.END_TRANSACTION: self.transactions.end,
+            Code.RESUME_CHECK_HALF_MESSAGE: self.transactions.resume_check,
+            Code.RECALL_MESSAGE: self.recall.recall,
+            Code.SEND_REPLY_MESSAGE: self.replies.reply,
+            Code.SEND_REPLY_MESSAGE_V2: self.replies.reply,
             Code.PULL_MESSAGE: self.puller.pull,
             Code.LITE_PULL_MESSAGE: self.puller.pull,
-            Code.QUERY_MESSAGE: self._query.query,
-            Code.VIEW_MESSAGE_BY_ID: self._query.view,
+            Code.QUERY_MESSAGE: self.query.query,
+            Code.VIEW_MESSAGE_BY_ID: self.query.view,
             Code.QUERY_CONSUMER_OFFSET: consumers.query_offset,
             Code.UPDATE_CONSUMER_OFFSET: consumers.update_offset,
-            Code.GET_MAX_OFFSET: consumers.max_offset,
-            Code.GET_MIN_OFFSET: consumers.min_offset,
-            Code.SEARCH_OFFSET_BY_TIMESTAMP: consumers.search_offset,
-            Code.GET_EARLIEST_MSG_STORETIME: consumers.earliest_store_time,
+            Code.GET_MAX_OFFSET: ranges.max_offset,
+            Code.GET_MIN_OFFSET: ranges.min_offset,
+            Code.SEARCH_OFFSET_BY_TIMESTAMP: ranges.search_offset,
+            Code.GET_EARLIEST_MSG_STORETIME: ranges.earliest_store_time,
             Code.GET_CONSUMER_LIST_BY_GROUP: consumers.consumer_list,
-            Code.LOCK_BATCH_MQ: consumers.lock_batch,
-            Code.UNLOCK_BATCH_MQ: consumers.unlock_batch,
+            Code.LOCK_BATCH_MQ: locks.lock_batch,
+            Code.UNLOCK_BATCH_MQ: locks.unlock_batch,
             Code.HEART_BEAT: clients.heartbeat,
             Code.UNREGISTER_CLIENT: clients.unregister,
             Code.CHECK_CLIENT_CONFIG: clients.check_client,
         }
 
     def _popping(self) -> dict[Code, Handler]:
-        popper, acks, assignment = self.popper, self._pop_acks, self._assignment
+        popper, acks, assignment = self.popper, self.pop_acks, self.assignment
         return {
             Code.QUERY_ASSIGNMENT: assignment.query,
             Code.SET_MESSAGE_REQUEST_MODE: assignment.set_mode,
@@ -108,11 +109,11 @@ class Processors:
             Code.ACK_MESSAGE: acks.ack,
             Code.BATCH_ACK_MESSAGE: acks.batch_ack,
             Code.CHANGE_MESSAGE_INVISIBLETIME: acks.change_invisible,
-            Code.POP_ROLLBACK: self._admin.nothing_to_do,  # what is out was always in the log
+            Code.POP_ROLLBACK: self.admin.nothing_to_do,  # what is out was always in the log
         }
 
     def _administration(self) -> dict[Code, Handler]:
-        admin, stats = self._admin, self._stats
+        admin, stats = self.admin, self.stats
         return {
             Code.UPDATE_AND_CREATE_TOPIC: admin.update_topic,
             Code.UPDATE_AND_CREATE_TOPIC_LIST: admin.update_topic_list,
@@ -141,7 +142,7 @@ class Processors:
         }
 
     def _inspection(self) -> dict[Code, Handler]:
-        offsets, relay, inspect = self._offsets, self._relay, self._inspect
+        offsets, relay, inspect = self.offsets, self.relay, self.inspect
         return {
             Code.INVOKE_BROKER_TO_RESET_OFFSET: offsets.reset_offset,
             Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets,

@@ -102,7 +102,7 @@ class _Pages:
     async def ready(self, request: Request) -> Response:
         """503 also where a task of the broker fails again and again; a store that is away is no reason."""
         troubles = self._controller.troubles()
-        ready = self._controller.context.accepting and not troubles
+        ready = self._controller.life.accepting and not troubles
         text = "ready" if ready else "not ready"
         return self._health(text, 200 if ready else 503, troubles, self._conditions())
 
@@ -269,10 +269,10 @@ def register_pages(http: AdminHttp, controller: BrokerController) -> None:
 
 def _register_metrics(controller: BrokerController) -> None:
     counter, gauge = controller.metrics.counter, controller.metrics.gauge
-    context, processors = controller.context, controller.processors
-    counter("messages_in_total", "messages stored", processors.totals.put)
-    counter("messages_out_total", "messages read", processors.totals.got)
-    counter("bytes_in_total", "bytes stored", lambda: processors.sender.bytes)
+    context = controller.context
+    counter("messages_in_total", "messages stored", controller.totals.put)
+    counter("messages_out_total", "messages read", controller.totals.got)
+    counter("bytes_in_total", "bytes stored", lambda: controller.sender.bytes)
     counter("bytes_out_total", "bytes read", lambda: context.stats.bytes_out)
     counter("pop_revives_total", "popped messages that came back", lambda: controller.revive.revived)
     gauge("pop_revives_waiting", "messages to come back that wait for the archive", lambda: controller.revive.waiting)
@@ -295,11 +295,11 @@ def _register_metrics(controller: BrokerController) -> None:
     gauge(
         "disk_used_ratio",
         "used share of the data disk, as `df` counts it: used / (used + available)",
-        processors.totals.disk_ratio,
+        controller.totals.disk_ratio,
     )
     gauge("topics", "topics of this broker", lambda: len(context.topics.topics))
     gauge("consumer_groups_online", "groups with a member", lambda: len(context.clients.consumers))
-    gauge("name_servers", "name servers that know this broker", lambda: len(controller.outer_api.registered))
+    gauge("name_servers", "name servers that know this broker", lambda: len(controller.name_servers.registered))
     counter("cold_reads_total", "pulls answered from the archive", lambda: context.tiered.cold_reads)
     counter("cold_read_failures_total", "pulls the archive could not answer", lambda: context.tiered.cold_failures)
     counter("old_reads_total", "local reads below hotBytes", lambda: context.tiered.old.count)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.archiving.archive_wiring import ArchiveWiring
 from broker.broker_context import BrokerContext
 from infra.object_store.protocol import ObjectStoreError
-
-log = logging.getLogger(__name__)
 
 # A job that asks the store for little and takes longer than this waits for an answer that does not come.
 _HANGING_S = 120.0
@@ -24,27 +20,13 @@ class Condition(NamedTuple):
     means: str
 
 
-def look_at_disk(context: BrokerContext, used_ratio: Callable[[], float]) -> None:
-    """Refuses sends while the disk is above its mark."""
-    mark, ratio = context.config.disk_space_warning_level_ratio / 100, used_ratio()
-    if ratio <= mark:
-        if context.refuse_writes is not None:
-            log.info("the disk has room again, %.0f %% used: sends are taken", ratio * 100)
-        context.refuse_writes = None
-        return
-    if context.refuse_writes is None:
-        context.refused_from = context.clock.monotonic()
-        log.error("the disk is full, %.0f %% used, mark %.0f %%: sends are refused", ratio * 100, mark * 100)
-    context.refuse_writes = f"the broker's disk is full, {ratio:.0%} used, mark {mark:.0%}"
-
-
 def conditions(context: BrokerContext, archive: ArchiveWiring) -> list[Condition]:
     """None: all is well."""
     found = []
-    if context.refuse_writes is not None:
-        since = _ago(context, context.clock.monotonic() - context.refused_from)
+    if (why := context.life.refusal) is not None:
+        since = _ago(context, context.clock.monotonic() - context.life.refused_since)
         means = "sends are refused with code 14; reads, acks and archiving go on"
-        found.append(Condition("disk full", since, context.refuse_writes, means))
+        found.append(Condition("disk full", since, why, means))
     if archive.journal is not None and archive.journal.fenced:
         means = "nothing is archived, deleted or evicted here; hot messages are served"
         found.append(Condition("archive fenced", 0, "another process has taken it over", means))

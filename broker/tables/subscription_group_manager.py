@@ -11,6 +11,8 @@ from broker import validators
 from broker.tables.state_file import DataVersion, StateFile
 from infra.clock import Clock
 from infra.disk import Disk
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
 from neve.remoting.headers import Int32, Int64
 
 SYSTEM_GROUPS = (
@@ -49,8 +51,17 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class SubscriptionGroupManager:
-    def __init__(self, disk: Disk, path: Path, clock: Clock, limit: Callable[[], int] = lambda: sys.maxsize) -> None:
-        self._clock, self._limit = clock, limit
+    def __init__(
+        self,
+        disk: Disk,
+        path: Path,
+        clock: Clock,
+        limit: Callable[[], int] = lambda: sys.maxsize,
+        *,
+        auto_create: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`auto_create`: whether a group that a client names is made with the defaults."""
+        self._clock, self._limit, self._auto_create = clock, limit, auto_create
         self.groups: dict[str, SubscriptionGroupConfig] = {}
         # group → topics it may not read (request 353).
         self._forbidden: dict[str, set[str]] = {}
@@ -83,13 +94,20 @@ class SubscriptionGroupManager:
         """So many groups more may clients name."""
         return self._limit() - len(self.groups)
 
-    def find(self, group: str, *, create: bool) -> SubscriptionGroupConfig | None:
+    def find(self, group: str) -> SubscriptionGroupConfig | None:
         """The group's settings; made with the defaults where the broker creates groups by itself."""
         found = self.groups.get(group)
-        if found is None and create and self.room > 0 and validators.group_fault(group) is None:
+        if found is None and self._auto_create() and self.room > 0 and validators.group_fault(group) is None:
             found = SubscriptionGroupConfig(group_name=group)
             self.update(found)
         return found
+
+    def require(self, group: str) -> SubscriptionGroupConfig:
+        """As `find`; BrokerError where there is no such group."""
+        config = self.find(group)
+        if config is None:
+            raise BrokerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
+        return config
 
     def update(self, config: SubscriptionGroupConfig) -> None:
         self.groups[config.group_name] = config

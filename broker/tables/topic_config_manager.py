@@ -12,7 +12,9 @@ from broker.tables.state_file import DataVersion, StateFile
 from broker.validators import DEFAULT_TOPIC, PERM_INHERIT, PERM_READ, PERM_WRITE
 from infra.clock import Clock
 from infra.disk import Disk
+from neve.errors import BrokerError
 from neve.remoting import body
+from neve.remoting.codes import ResponseCode
 
 
 class TopicConfig(body.TopicConfig, rename="camel", kw_only=True):
@@ -71,6 +73,13 @@ class TopicConfigManager:
 
     def select(self, topic: str) -> TopicConfig | None:
         return self.topics.get(topic)
+
+    def require(self, topic: str) -> TopicConfig:
+        """BrokerError where there is no such topic."""
+        config = self.topics.get(topic)
+        if config is None:
+            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        return config
 
     def ensure_system(self, configs: Iterable[TopicConfig]) -> None:
         """What a stock broker has at start; a user's own change of one stays."""

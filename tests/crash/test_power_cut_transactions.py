@@ -29,7 +29,7 @@ SETTINGS = (
 async def broker_on(disk: SimDisk) -> AsyncIterator[tuple[BrokerController, Connection]]:
     controller = BrokerController(load(BrokerConfig, None, SETTINGS), SystemClock(), disk)
     await controller.start()
-    connection = await open_connection(*controller.context.address)
+    connection = await open_connection(*controller.address)
     try:
         yield controller, connection
     finally:

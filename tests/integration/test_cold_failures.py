@@ -68,7 +68,7 @@ def test_while_the_store_hangs_hot_traffic_goes_on_and_cold_pulls_wait(tmp_path:
         kept = path.with_suffix(".kept")
         path.rename(kept)
         os.mkfifo(path)  # who opens it to read waits for a writer
-        other = await open_connection(*broker.context.address)
+        other = await open_connection(*broker.address)
         waiting = [asyncio.create_task(pull(other, n % COUNT, f"g{n % 7}")) for n in range(PULLS)]
         patient = asyncio.create_task(pull(connection, 3))
         await until(lambda: tiered.cold_parked == PULLS + 1)

@@ -269,7 +269,7 @@ def test_a_broker_answers_whatever_it_is_asked_and_goes_on(tmp_path: Path, caplo
         async with running(tmp_path, "longPollingEnable=false", "enablePropertyFilter=true") as (broker, connection):
             await send(connection, "T")
             before = peak()
-            stranger = Stranger(await open_connection(*broker.context.address))
+            stranger = Stranger(await open_connection(*broker.address))
             await stranger.ask_all(hostile_requests(broker.router.codes))
             await stranger.ask_all((Code.SEND_MESSAGE_V2, {**SOUND, "i": text}, b"x") for text in properties())
             assert stranger.answers[0] > 100

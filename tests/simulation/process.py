@@ -130,7 +130,11 @@ class Process:
         self.wiring = ArchiveWiring(self.context, disk, cold_groups=4)  # type: ignore[arg-type]
         self._restore = Restore(config, disk) if restore else None
         self._controller: Any = SimpleNamespace(
-            context=self.context, config=config, archive=self.wiring, _register=_registered, _drop_topic=self._dropped
+            context=self.context,
+            config=config,
+            archive=self.wiring,
+            registration=SimpleNamespace(now=_registered),
+            _drop_topic=self._dropped,
         )
 
     def start(self, loaded: Callable[[], None]) -> None:

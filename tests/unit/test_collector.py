@@ -40,7 +40,7 @@ def alive() -> dict[str, int]:
 async def a_client(broker: BrokerController, number: int) -> None:
     """Everything that a client leaves behind: its heartbeat, a queue, a waiting pull, a waiting pop, an error."""
     topic = f"of-client-{number}"
-    connection = await open_connection(*broker.context.address)
+    connection = await open_connection(*broker.address)
     try:
         await send(connection, topic)
         subscription = {"topic": topic, "subString": "*", "expressionType": "TAG", "subVersion": 0}
@@ -64,7 +64,7 @@ async def a_client(broker: BrokerController, number: int) -> None:
 
 
 async def ask_once(broker: BrokerController, code: int, **ext: object) -> RemotingCommand:
-    connection = await open_connection(*broker.context.address)
+    connection = await open_connection(*broker.address)
     try:
         return await ask(connection, code, **ext)
     finally:

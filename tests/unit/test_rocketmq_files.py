@@ -110,7 +110,7 @@ def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_no_eff
         broker = BrokerController(config, SystemClock(), RealDisk())
         await broker.start()
         try:
-            assert broker.context.address[1] > 0
+            assert broker.address[1] > 0
         finally:
             await broker.shutdown()
 

@@ -84,7 +84,7 @@ def _check_return(world: World, sent: Sent, physical: int) -> None:
 def check_tasks(world: World) -> None:
     """Who is gone is told of; without a fault of the disk nothing fails at all."""
     controller = world.server.controller
-    if not controller.context.accepting:
+    if not controller.life.accepting:
         return
     alive = {task.get_name() for task in controller._supervisor._tasks if not task.done()}
     troubles = world.server.loop.ask(controller.troubles)

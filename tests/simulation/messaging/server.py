@@ -53,7 +53,7 @@ class Server:
 
     @property
     def wants_to_end(self) -> bool:
-        return self.controller.stopped.is_set()
+        return self.controller.life.end_wanted.is_set()
 
     def die(self) -> None:
         """Without a word."""

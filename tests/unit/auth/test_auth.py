@@ -9,7 +9,7 @@ import pytest
 from access.guard import open_store
 from access.model import AuthError, Entry, Policy, check_policy, is_allowed
 from access.permissions import NEEDS, of_owners, topic_need
-from access.wiring import guarded
+from access.wiring import guarded, make_guard
 from broker.config import BrokerConfig
 from infra.config import ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
@@ -131,7 +131,7 @@ class Server:
         router.register(Code.SEND_MESSAGE, lambda _, request: RemotingCommand.response(request, 0))
         router.register(9999, lambda _, request: RemotingCommand.response(request, 0))
         config = load(BrokerConfig, None, settings)
-        handler = guarded(router, config, path / "auth" / "auth.json", RealDisk(), cluster="c")
+        handler = guarded(router, make_guard(config, path / "auth" / "auth.json", RealDisk(), cluster="c"))
         self.server = RemotingServer(handler, host="127.0.0.1")
 
     async def __aenter__(self) -> Connection:

@@ -168,7 +168,7 @@ def test_questions_for_a_consumer_are_relayed(tmp_path: Path) -> None:
         sent = await send(connection, "T")
         where = {"consumerGroup": "g", "clientId": "c1"}
         assert (await ask(connection, Code.GET_CONSUMER_RUNNING_INFO, **where)).code == 1
-        consumer = await open_connection(*broker.context.address, handler=answer)
+        consumer = await open_connection(*broker.address, handler=answer)
         await heartbeat(consumer)
         info = await ask(connection, Code.GET_CONSUMER_RUNNING_INFO, jstackEnable="false", **where)
         assert (info.code, info.remark, info.body[:6]) == (0, "told", b'{"mess')
@@ -176,7 +176,7 @@ def test_questions_for_a_consumer_are_relayed(tmp_path: Path) -> None:
         await ask(connection, Code.CONSUME_MESSAGE_DIRECTLY, msgId=sent.ext["msgId"], topic="T", **where)
         assert [record.body for record in iter_records(asked[-1].body)] == [b"body"]
         assert asked[-1].ext["brokerName"] == "broker-a"
-        lost = offset_msg_id(broker.context.address, 999_999)
+        lost = offset_msg_id(broker.address, 999_999)
         assert (await ask(connection, Code.CONSUME_MESSAGE_DIRECTLY, msgId=lost, **where)).code == 1
         status = await ask(connection, Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, topic="T", group="g")
         assert lenient_loads(status.body) == {"consumerTable": {"c1": {MessageQueue("T", "broker-a", 0): 7}}}

@@ -124,7 +124,7 @@ def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> None:
             (half,) = transactions.waiting()
             fill(disk)
             check_back, half.checks = CheckBack(broker.context, broker.context.writer), 3
-            where = offset_msg_id(broker.context.address, half.physical_offset)
+            where = offset_msg_id(broker.address, half.physical_offset)
             answer = await ask(connection, Code.RESUME_CHECK_HALF_MESSAGE, msgId=where)
             assert (answer.code, half.checks) == (REFUSED, 3)
             for _ in range(2):

@@ -126,7 +126,7 @@ def test_who_passed_a_queue_gets_its_messages_if_the_one_who_read_there_hangs_up
 ) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
-        leaving = await open_connection(*member.broker.context.address)
+        leaving = await open_connection(*member.broker.address)
         lost = asyncio.create_task(Member(member.broker, leaving).ask_pop(queue=COLD_QUEUE))
         while not archive.asked:
             await ask(member.connection, Code.GET_BROKER_HA_STATUS)

@@ -185,7 +185,7 @@ def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> None:
                 answer = await as_user("alice", code, **place, extraInfo=taken.receipt, **more)
                 assert answer.code == ResponseCode.SUCCESS, answer.remark
             # the retries of another's pair stay closed
-            broker.context.groups.find("h", create=True)
+            broker.context.groups.find("h")
             broker.context.topics.create_plain("%RETRY%h_t", 1)
             pull = {
                 "consumerGroup": "g", "topic": "%RETRY%h_t", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,

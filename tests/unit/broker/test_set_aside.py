@@ -329,8 +329,8 @@ def test_a_flusher_that_ends_ends_the_broker(tmp_path: Path, flush_disk_type: st
             broker.context.flusher._interval_ms = fail
             await broker.context.flusher.flush_now()
             async with asyncio.timeout(20):
-                await broker.stopped.wait()
-            assert (broker.exit_code, broker.context.accepting) == (EXIT_FAILED, False)
+                await broker.life.end_wanted.wait()
+            assert (broker.life.exit_code, broker.life.accepting) == (EXIT_FAILED, False)
             assert [(await page(broker, name))[0] for name in ("livez", "readyz")] == [503, 503]
             with pytest.raises(AssertionError, match="until it has started"):
                 await send(connection, "orders")
@@ -348,10 +348,10 @@ def test_the_task_that_registers_topics_outlives_a_failure_and_forgets_nothing(t
                 if len(tries) == 1:
                     raise OSError(errno.EMFILE, "Too many open files")
 
-            broker._register = register  # type: ignore[method-assign]
-            broker.context.register_soon()
+            broker.registration.now = register  # type: ignore[method-assign]
+            broker.registration.soon()
             await until(lambda: len(tries) == 2, "the topics are registered after all")
-            broker.context.register_soon()
+            broker.registration.soon()
             await until(lambda: len(tries) == 3)
 
     asyncio.run(main())

@@ -90,7 +90,7 @@ def test_the_progress_of_all_groups_over_many_small_topics_is_told_in_slices(
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
             for group in ("g", "h"):
-                broker.context.groups.find(group, create=True)
+                broker.context.groups.find(group)
                 for number in range(TOPICS):
                     broker.context.topics.create_plain(f"topic-{number}", QUEUES)
                     broker.context.offsets.commit(group, f"topic-{number}", 0, 1)

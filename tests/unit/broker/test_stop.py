@@ -70,7 +70,7 @@ def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_synced(
             monkeypatch.setattr(store, "flush", hang)
             connection.close()
             await broker.shutdown()
-            assert (broker.left_behind, broker.exit_code) == (["flush"], EXIT_FAILED)
+            assert (broker.left_behind, broker.life.exit_code) == (["flush"], EXIT_FAILED)
             assert store.directory.begin() is False, "marked as not cleanly stopped"
             may_go.set()
             await asyncio.to_thread(broker.context.flusher.close)
@@ -94,7 +94,7 @@ def test_a_sync_that_fails_in_the_stop_ends_it_as_a_failure(tmp_path: Path, monk
             monkeypatch.setattr(broker.context.store, "flush", fail)
             await broker.shutdown()
             monkeypatch.undo()
-            assert (broker.left_behind, broker.exit_code) == ([], EXIT_FAILED)
+            assert (broker.left_behind, broker.life.exit_code) == ([], EXIT_FAILED)
         async with running(tmp_path / "broker") as (broker, _):
             assert stored(broker) == 1
 

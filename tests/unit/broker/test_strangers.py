@@ -65,7 +65,7 @@ def test_a_client_takes_out_only_what_came_over_its_connection(tmp_path: Path) -
         async with running(tmp_path) as (broker, connection):
             await send(connection, "T")
             assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
-            stranger = await open_connection(*broker.context.address)
+            stranger = await open_connection(*broker.address)
             assert (await ask(stranger, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
             assert broker.context.clients.consumers["g"].client_ids() == ["A"]
             assert (await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
@@ -97,7 +97,9 @@ def test_a_held_pull_is_told_when_its_permission_has_gone(tmp_path: Path, taken:
     asyncio.run(main())
 
 
-def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(tmp_path: Path) -> None:
+def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
             await send(connection, "T")
@@ -107,7 +109,7 @@ def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(tmp_path: Path) 
             def refuse(_: Connection, command: RemotingCommand) -> None:
                 raise BrokerError(ResponseCode.NO_PERMISSION, f"not {command.code} any more")
 
-            broker.context.require = refuse
+            monkeypatch.setattr(broker.guard, "require", refuse)
             await send(connection, "T", b"secret")
             assert (await waiting).remark == "not 11 any more"
 
@@ -255,7 +257,7 @@ def test_what_heartbeats_say_has_an_end_and_is_forgotten_with_their_connection(t
             for _ in range(3):
                 assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g", topics=("T", "U")))).code == 0
             assert clients.bytes == first, "the same again costs nothing"
-            stranger = await open_connection(*broker.context.address)
+            stranger = await open_connection(*broker.address)
             topics = tuple(f"topic-{number}" for number in range(1000))
             answers = [await ask(stranger, Code.HEART_BEAT, heartbeat("B", f"h{n}", topics=topics)) for n in range(9)]
             producers = json.dumps({"clientID": "B", "producerDataSet": [{"groupName": f"p{n}"} for n in range(2000)]})

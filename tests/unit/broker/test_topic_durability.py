@@ -108,7 +108,7 @@ async def broker_on(root: Path, disk: GatedDisk) -> AsyncIterator[tuple[BrokerCo
     config = load(BrokerConfig, None, [*settings, "bindAddress=127.0.0.1", "flushConsumerOffsetInterval=10m"])
     broker = BrokerController(config, SystemClock(), disk)
     await broker.start()
-    connection = await open_connection("127.0.0.1", broker.context.address[1])
+    connection = await open_connection("127.0.0.1", broker.address[1])
     try:
         async with asyncio.timeout(60):
             disk.writes = disk.on_loop = 0

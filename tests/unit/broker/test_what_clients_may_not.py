@@ -134,7 +134,7 @@ def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> No
             def take(_: Connection, command: RemotingCommand) -> None:
                 asked[name] += [bytes(record.body) for record in iter_records(command.body)]
 
-            producer = await open_connection(*broker.context.address, handler=take)
+            producer = await open_connection(*broker.address, handler=take)
             producers.append(producer)
             data = {"clientID": name, "producerDataSet": [{"groupName": "payments"}]}
             await as_user(producer, name, Code.HEART_BEAT, json.dumps(data).encode())

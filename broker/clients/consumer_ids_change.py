@@ -1,0 +1,24 @@
+"""A group's members are told when they, or their topics, change: they share out their queues anew."""
+
+from __future__ import annotations
+
+from broker.clients.client_manager import ConsumerGroup
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+
+
+class ConsumerIdsChangeListener:
+    """A group may have been set up not to be told."""
+
+    def __init__(self, groups: SubscriptionGroupManager) -> None:
+        self._groups = groups
+
+    def changed(self, info: ConsumerGroup) -> None:
+        config = self._groups.groups.get(info.name)
+        if config is not None and not config.notify_consumer_ids_changed_enable:
+            return
+        for connection in info.channels:
+            connection.send_oneway(
+                RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": info.name})
+            )

@@ -1,0 +1,42 @@
+"""This broker and its topics at the name servers: at the start, at their period, and when topics change."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.clients.broker_outer_api import BrokerOuterApi
+from broker.tables.topic_config_manager import TopicConfigManager
+
+
+class Registration:
+    """Says what there is now to all name servers; without any it has nothing to do."""
+
+    def __init__(self, name_servers: BrokerOuterApi, topics: TopicConfigManager) -> None:
+        self._name_servers, self._topics = name_servers, topics
+        self._wanted = asyncio.Event()
+
+    def soon(self) -> None:
+        """The topics have changed; nobody waits for the name servers to hear it."""
+        self._wanted.set()
+
+    async def now(self) -> None:
+        """Returns when each name server has answered or failed."""
+        if self._name_servers.are_there:
+            await self._name_servers.register(self._topics.to_wire())
+
+    async def keep(self) -> None:
+        """Never ends: does what was wanted soon, and saves the topics that it told."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self.now()
+                await self._topics.file.save()
+            except Exception:
+                self._wanted.set()  # for the next try
+                raise
+
+    async def take_back(self) -> None:
+        """The broker ends."""
+        if self._name_servers.are_there:
+            await self._name_servers.unregister()

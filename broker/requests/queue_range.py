@@ -1,0 +1,47 @@
+"""Where a queue begins and ends, and what time it is in between: 29 to 32."""
+
+from broker import validators
+from broker.reading.tiered_store import TieredStore
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import require_int, require_str
+
+
+class QueueRangeProcessor:
+    """Of both tiers together."""
+
+    def __init__(self, tiered: TieredStore) -> None:
+        self._tiered = tiered
+
+    def max_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic, queue = self._queue(request)
+        return _offset(request, self._tiered.max_offset(topic, queue))
+
+    def min_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic, queue = self._queue(request)
+        return _offset(request, self._tiered.min_offset(topic, queue))
+
+    async def search_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic, queue = self._queue(request)
+        upper = request.ext.get("boundaryType", "LOWER").upper() == "UPPER"
+        timestamp = require_int(request.ext, "timestamp")
+        return _offset(request, await self._tiered.offset_by_time(topic, queue, timestamp, upper))
+
+    async def earliest_store_time(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic, queue = self._queue(request)
+        time = await self._tiered.store_time(topic, queue, self._tiered.min_offset(topic, queue))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"timestamp": str(time)})
+
+    @staticmethod
+    def _queue(request: RemotingCommand) -> tuple[str, int]:
+        """An unknown topic or queue is no error here: its offsets are 0."""
+        topic, queue = require_str(request.ext, "topic"), require_int(request.ext, "queueId")
+        if validators.topic_fault(topic) is not None or not 0 <= queue < 1 << 31:
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"topic {topic!r}, queueId {queue}")
+        return topic, queue
+
+
+def _offset(request: RemotingCommand, offset: int) -> RemotingCommand:
+    return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"offset": str(max(offset, 0))})
