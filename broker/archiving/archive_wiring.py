@@ -138,7 +138,8 @@ class ArchiveWiring:
             raise StartupError(f"archive {config.store_url}: {reason}", EXIT_ARCHIVE) from error
         self._state = StateKeeper(self.journal, context.clock)
         self._uploader = WorkerClient(work_dir=self._work_dir())
-        self.reader = context.tiered.cold = self._cold_reader(self.journal)
+        self.reader = self._cold_reader(self.journal)
+        context.tiered.attach(self.reader)
         return attachment
 
     def _work_dir(self) -> Path:

@@ -87,8 +87,9 @@ class PopQueue:
     # One pop reads at a time; somebody may have passed by meanwhile.
     busy: bool = False
     passed_by: bool = False
-    # Monotonic: until then its archive is not asked again; what it said last.
+    # Monotonic: until then what could not be read is not asked for again; where that was, and why.
     unreadable_until: float = 0.0
+    unreadable_at: int = -1
     unreadable: str = ""
     # The latest pop time, and that of what may go out again.
     newest: int = 0

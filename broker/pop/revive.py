@@ -2,8 +2,8 @@
 
 Put there first, then taken off the book: a crash between the two shows a message twice, never not at all.
 
-    due ─▶ hot, or in order: at once
-        └▶ cold: the line of its queue ─▶ one of a few lanes, one record after the other
+    due ─▶ its message is at hand, or it is in order: at once
+        └▶ its message has to be waited for: the line of its queue ─▶ one of a few lanes, one after the other
 
 So an archive that hangs holds up nobody but the messages that only it has. What stands in a line is still in the book:
 acknowledged, hidden for longer or reset meanwhile, it is left alone when its turn comes.
@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
+from enum import Enum, auto
 from typing import Any
 
 from broker.broker_context import BrokerContext
@@ -20,7 +21,9 @@ from broker.intake.log_writer import LogWriter, found_by
 from broker.intake.message import NewMessage
 from broker.pop.pop_book import Flight, Key, PopQueue
 from broker.pop.pop_log import Acked
+from broker.reading.tiered_store import PendingRead
 from broker.store.errors import StoreError
+from broker.store.message_store import GetResult
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, fitting_properties, iter_records
 from neve.record.properties import PROPERTY_POP_CK, PROPERTY_TAGS, tags_code
@@ -33,10 +36,18 @@ _RETRY_LATER_MS = 10_000
 _MAX_BYTES = 1 << 20
 # After so many the loop serves others.
 _SLICE = 64
-# Queues whose cold messages are read at a time; the others' lines wait, and are no longer than what may be out.
+# Queues whose messages are waited for at a time; the others' lines are no longer than what may be out.
 _LANES = 32
 
 Due = tuple[PopQueue, int, Flight]
+
+
+class _Tried(Enum):
+    """What became of one message that is due."""
+
+    DONE = auto()  # it came back, or is not out any more
+    NOT_NOW = auto()
+    PENDING = auto()  # it has to be waited for
 
 
 class PopRevive:
@@ -55,20 +66,20 @@ class PopRevive:
 
     @property
     def waiting(self) -> int:
-        """Messages that wait for the archive."""
+        """Messages in the lines."""
         return sum(map(len, self._lines.values()))
 
     async def run_due(self) -> int:
-        """How many messages came back at once; those that only the archive has come back by themselves."""
+        """How many messages came back at once; those that have to be waited for come back by themselves."""
         if not self._context.accepting:
             return 0
         before, due = self.revived, deque(self._context.pops.take_due())
         try:
             while due:
-                queue, offset, flight = due[0]
-                if self._is_cold(queue, offset, flight):
-                    self._lines.setdefault(queue.key, deque()).append(due[0])
-                elif not await self._try(*due[0]):
+                tried = await self._try(*due[0], waits=False)
+                if tried is _Tried.PENDING:
+                    self._lines.setdefault(due[0][0].key, deque()).append(due[0])
+                elif tried is _Tried.NOT_NOW:
                     self._put_off(*due[0])
                 due.popleft()
                 if len(due) % _SLICE == 0:
@@ -79,11 +90,7 @@ class PopRevive:
         self._fill_lanes()
         return self.revived - before
 
-    # ---- cold ones
-
-    def _is_cold(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
-        _, topic, queue_id = queue.key
-        return not flight.in_order and not self._context.tiered.is_hot(topic, queue_id, offset)
+    # ---- lines
 
     def _fill_lanes(self) -> None:
         for key in [key for key in self._lines if key not in self._running][: _LANES - len(self._running)]:
@@ -94,7 +101,7 @@ class PopRevive:
         """A queue's line to its end, or to the first message that can't be read now: the others look again later."""
         line = self._lines[key]
         try:
-            while line and self._context.accepting and await self._try(*line[0]):
+            while line and self._context.accepting and await self._try(*line[0], waits=True) is _Tried.DONE:
                 line.popleft()
                 await asyncio.sleep(0)
         finally:
@@ -106,17 +113,20 @@ class PopRevive:
 
     # ---- one message
 
-    async def _try(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
-        """False: it can't be revived now."""
+    async def _try(self, queue: PopQueue, offset: int, flight: Flight, *, waits: bool) -> _Tried:
         try:
-            self.revived += await self._revive(queue, offset, flight)
+            revived = await self._revive(queue, offset, flight, waits=waits)
         except (BrokerError, StoreError) as error:
             log.warning("revive of %s offset %d: %s", queue.key, offset, error)
-            return False
+            return _Tried.NOT_NOW
         except Exception as error:  # noqa: BLE001 - one message; those behind it have their turn
             self._context.faults.add("a popped message", error, f"of {queue.key}, offset {offset}")
             self._put_off(queue, offset, flight)
-        return True
+            return _Tried.DONE
+        if revived is None:
+            return _Tried.PENDING
+        self.revived += revived
+        return _Tried.DONE
 
     def _put_off(self, queue: PopQueue, offset: int, flight: Flight) -> None:
         self._context.pops.put_off(queue, offset, flight, self._context.clock.now_ms() + _RETRY_LATER_MS)
@@ -132,15 +142,21 @@ class PopRevive:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"topic {topic} or group {group} is not known now")
         return self._context.pops.find(*queue.key) is queue and queue.flights.get(offset) is flight
 
-    async def _revive(self, queue: PopQueue, offset: int, flight: Flight) -> int:
+    async def _revive(self, queue: PopQueue, offset: int, flight: Flight, *, waits: bool) -> int | None:
+        """How many messages came back; None: its message has to be waited for."""
         context = self._context
-        group, topic, queue_id = queue.key
+        group, topic, _ = queue.key
         if not self._is_out(queue, offset, flight):
             return 0
         if flight.in_order:  # its turn is with the last of its batch that comes into view
             number = len(queue.flights)
             return number if self._again_in_place(queue) else 0
-        record, retry = await self._read(group, topic, queue_id, offset), context.retry_names.of_pair(group, topic)
+        answer = context.tiered.get_message(*queue.key, offset, 1, _MAX_BYTES)
+        if isinstance(answer, PendingRead):
+            if not waits:
+                return None
+            answer = await answer
+        record, retry = _record_at(answer, offset), context.retry_names.of_pair(group, topic)
         if not self._is_out(queue, offset, flight):
             return 0
         if record is not None:
@@ -149,7 +165,7 @@ class PopRevive:
                 return 0
         if record is not None:
             self._put_to_retry(retry, record, flight)
-        context.pops.record(Acked(group, topic, queue_id, flight.pop_time, [offset]))
+        context.pops.record(Acked(*queue.key, flight.pop_time, [offset]))
         return int(record is not None)
 
     def _again_in_place(self, queue: PopQueue) -> bool:
@@ -158,15 +174,6 @@ class PopRevive:
         if released:
             self._context.polling.wake(*queue.key)
         return released
-
-    async def _read(self, group: str, topic: str, queue_id: int, offset: int) -> MessageRecord | None:
-        tiered = self._context.tiered
-        if tiered.is_hot(topic, queue_id, offset):
-            result = await tiered.load(tiered.get_hot(topic, queue_id, offset, 1, _MAX_BYTES, None))
-        else:
-            result = await tiered.get_cold(topic, queue_id, offset, 1, _MAX_BYTES, None, group=group)
-        records = (record for buffer in result.buffers for record in iter_records(buffer))
-        return next((record for record in records if record.queue_offset == offset), None)
 
     async def _make_topic(self, retry: str) -> None:
         """A restart knows it before the message in it is gone from where it was."""
@@ -193,3 +200,8 @@ class PopRevive:
             keys=found_by(properties),
         )
         self._writer.put(again)
+
+
+def _record_at(result: GetResult, offset: int) -> MessageRecord | None:
+    records = (record for buffer in result.buffers for record in iter_records(buffer))
+    return next((record for record in records if record.queue_offset == offset), None)

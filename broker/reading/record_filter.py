@@ -1,17 +1,16 @@
 """Picks the records of a read that a predicate over their properties wants."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
-from broker.reading.tiered_store import ReadResult
+from broker.reading.message_filter import Predicate
+from broker.store.message_store import GetResult
 from neve.record.codec import raw_properties
 from neve.record.layout import I32, I64, QUEUE_OFFSET_AT
 from neve.record.properties import bytes_to_properties
 from neve.remoting.codes import GetMessageStatus
 
-Predicate = Callable[[Mapping[str, str]], bool]
 
-
-def select(result: ReadResult, wanted: Predicate, max_count: int, max_bytes: int) -> ReadResult:
+def select(result: GetResult, wanted: Predicate, max_count: int, max_bytes: int) -> GetResult:
     """The same read with only what is wanted; ends before the first wanted record that has no room."""
     if result.status != GetMessageStatus.FOUND:
         return result
@@ -28,7 +27,7 @@ def select(result: ReadResult, wanted: Predicate, max_count: int, max_bytes: int
     else:
         following = result.next_offset
     status = GetMessageStatus.FOUND if taken else GetMessageStatus.NO_MATCHED_MESSAGE
-    return ReadResult(status, following, result.min_offset, result.max_offset, list(taken), len(taken))
+    return GetResult(status, following, result.min_offset, result.max_offset, taken, len(taken))
 
 
 def _records(buffers: list[memoryview]) -> Iterator[tuple[int, memoryview, dict[str, str]]]:

@@ -1,7 +1,13 @@
-"""Reads over both tiers: hot from the local log, cold from the archive while the request is parked.
+"""Where a read goes: the one question, `get_message`, and what else is asked of messages over both tiers.
 
 offset:  cold min ............ hot min ................ max
          └── ColdReader ──────┘└── MessageStore ───────┘
+
+    get_message ─▶ local and in memory ─▶ the result, at once
+                ├▶ local, perhaps on the disk alone ─▶ a pending read: in a thread (`old_reads`)
+                └▶ in the archive ─▶ a pending read: by the cold reader, while the request is parked
+
+Nobody outside this room asks which it is: a result is there, or it is awaited.
 
 Which tier answers what both have is `tieredStorageLevel`, as in RocketMQ:
 DISABLE      the local log alone; what only the archive has is not there
@@ -11,16 +17,17 @@ FORCE        the archive answers all that it has; the local log what is not arch
 """
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from broker.config import BrokerConfig
+from broker.reading.message_filter import EVERY_MESSAGE, LOOKED_AT_BYTES, LOOKED_AT_COUNT, MessageFilter
 from broker.reading.old_reads import OldReads, Piece, pieces_of
-from broker.store.message_store import MessageStore
+from broker.reading.record_filter import select
+from broker.store.message_store import GetResult, MessageStore
 from infra.metrics import Histogram
 from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
@@ -40,17 +47,22 @@ _LATENCY_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"
 
 
-class ReadResult(msgspec.Struct):
-    """What a pull gets, of either tier."""
+class PendingRead:
+    """A read that has to wait, for the disk or for the archive; it begins when it is awaited.
 
-    status: GetMessageStatus
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    buffers: list[Any] = []
-    count: int = 0
-    # Not empty: the buffers are views of pages that may be on the disk; `load` reads these instead.
-    pending: list[Piece] = []
+    Who doesn't want to wait drops it. Awaiting it raises BrokerError SYSTEM_BUSY where nothing can be read now.
+    """
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[], Coroutine[Any, Any, GetResult]]) -> None:
+        self._read = read
+
+    def __await__(self) -> Generator[Any, Any, GetResult]:
+        return self._read().__await__()
+
+
+Answer = GetResult | PendingRead
 
 
 class ColdTier(Protocol):
@@ -86,7 +98,7 @@ class TieredStore:
         self.hot = store
         self.old = OldReads(store.disk)
         self._config = config
-        self.cold: ColdTier | None = None
+        self._cold: ColdTier | None = None
         self._pool = ThreadPoolExecutor(_QUERY_THREADS, "cold-query")
         self._queries = 0
         self.cold_reads = 0
@@ -94,8 +106,40 @@ class TieredStore:
         self.cold_parked = 0
         self.cold_latency = Histogram(_LATENCY_BOUNDS)
 
-    def is_hot(self, topic: str, queue_id: int, offset: int) -> bool:
-        """True when the local log answers: at once, on the loop."""
+    def attach(self, cold: ColdTier) -> None:
+        """From now on there is an archive."""
+        self._cold = cold
+
+    def close(self) -> None:
+        self.old.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- the one question ------------------------------------------------------------------------------------
+
+    def get_message(  # noqa: PLR0917 - as RocketMQ's message store asks it
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        message_filter: MessageFilter = EVERY_MESSAGE,
+        client: Hashable = None,
+    ) -> Answer:
+        """What a queue has from an offset on that the filter lets through; at least one message, however large.
+
+        `group` is who reads, `client` which one of it where each goes its own way.
+        """
+        if self._is_local(topic, queue_id, offset):
+            return self._get_local(topic, queue_id, offset, max_count, max_bytes, message_filter)
+        return PendingRead(
+            functools.partial(
+                self._read_archive, group, topic, queue_id, offset, max_count, max_bytes, message_filter, client
+            )
+        )
+
+    def _is_local(self, topic: str, queue_id: int, offset: int) -> bool:
         cold, level = self._archive(), self._config.tiered_storage_level
         if cold is None:
             return True
@@ -106,82 +150,100 @@ class TieredStore:
         return not cold.has(topic, queue_id, offset)
 
     def _archive(self) -> ColdTier | None:
-        return None if self._config.tiered_storage_level == DISABLE else self.cold
+        return None if self._config.tiered_storage_level == DISABLE else self._cold
 
     def _in_newest_segment(self, topic: str, queue_id: int, offset: int) -> bool:
         """RocketMQ asks the kernel which pages are loaded; what is being written is, without asking."""
         entry = self.hot.entry(topic, queue_id, offset)
         return entry is None or entry[0] >= self.hot.newest_segment_base
 
-    def get_hot(  # noqa: PLR0917
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, codes: frozenset[int] | None
-    ) -> ReadResult:
-        """At once. Where the result has `pending`, it has to be given to `load` before anybody looks into it."""
-        hot = self.hot
-        old_below = hot.max_physical_offset - self._config.hot_bytes
-        got = hot.get(topic, queue_id, offset, max_count, max_bytes, codes, old_below=old_below)
-        result = ReadResult(
-            got.status,
-            got.next_offset,
-            self._min(got.min_offset, topic, queue_id),
-            got.max_offset,
-            got.buffers,
-            got.count,
-        )
-        if got.runs:
-            pieces = pieces_of(hot.file_at, got.runs)
-            if not self.old.in_memory(pieces):
-                result.pending = pieces
-        return result
+    # ---- out of the local log
 
-    async def load(self, result: ReadResult) -> ReadResult:
-        """Read what is pending, parked like a long poll. Raises BrokerError SYSTEM_BUSY."""
-        if result.pending:
-            loaded = await self.old.load(result.pending)
-            if loaded is not None:
-                result.buffers = loaded
-            result.pending = []
-        return result
-
-    async def get_cold(  # noqa: PLR0917
+    def _get_local(  # noqa: PLR0917
         self,
         topic: str,
         queue_id: int,
         offset: int,
         max_count: int,
         max_bytes: int,
-        codes: frozenset[int] | None,
-        *,
-        group: str,
-        client: Hashable = None,
-    ) -> ReadResult:
-        """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive is silent.
+        message_filter: MessageFilter,
+    ) -> Answer:
+        hot, predicate = self.hot, message_filter.predicate
+        count, size = max_count, max_bytes
+        if predicate is not None:
+            count, size = LOOKED_AT_COUNT, LOOKED_AT_BYTES
+        old_below = hot.max_physical_offset - self._config.hot_bytes
+        got = hot.get(topic, queue_id, offset, count, size, message_filter.codes, old_below=old_below)
+        if self._cold is not None:
+            got = self._over_both(got, topic, queue_id)
+        if got.runs:
+            pieces = pieces_of(hot.file_at, got.runs)
+            if not self.old.in_memory(pieces):
+                return PendingRead(functools.partial(self._read_old, got, pieces, max_count, max_bytes, message_filter))
+        return got if predicate is None else select(got, predicate, max_count, max_bytes)
 
-        `group` is who reads, `client` which one of it where each goes its own way.
-        """
+    def _over_both(self, got: GetResult, topic: str, queue_id: int) -> GetResult:
+        """A result of the local log, with the minimum of both tiers."""
+        low = self._min(got.min_offset, topic, queue_id)
+        if low == got.min_offset:
+            return got
+        return GetResult(got.status, got.next_offset, low, got.max_offset, got.buffers, got.count, got.runs)
+
+    async def _read_old(
+        self, got: GetResult, pieces: list[Piece], max_count: int, max_bytes: int, message_filter: MessageFilter
+    ) -> GetResult:
+        """Parked like a long poll; the mapped buffers answer where the file was evicted meanwhile."""
+        loaded = await self.old.load(pieces)
+        if loaded is not None:
+            got = GetResult(got.status, got.next_offset, got.min_offset, got.max_offset, loaded, got.count)
+        predicate = message_filter.predicate
+        return got if predicate is None else select(got, predicate, max_count, max_bytes)
+
+    # ---- out of the archive
+
+    async def _read_archive(  # noqa: PLR0917
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        message_filter: MessageFilter,
+        client: Hashable,
+    ) -> GetResult:
+        """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive is silent."""
+        predicate = message_filter.predicate
+        count, size = (max_count, max_bytes) if predicate is None else (LOOKED_AT_COUNT, LOOKED_AT_BYTES)
         self.cold_reads += 1
         self.cold_parked += 1
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             async with asyncio.timeout(self._config.cold_read_timeout / 1000):
-                got = await self._read_cold(group, client, topic, queue_id, offset, max_count, max_bytes, codes)
+                got = await self._read_cold(group, client, topic, queue_id, offset, count, size, message_filter.codes)
         except (ColdUnavailable, TimeoutError) as error:
             self.cold_failures += 1
             log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
-            if offset >= self.hot.min_offset(topic, queue_id):
-                return await self.load(self.get_hot(topic, queue_id, offset, max_count, max_bytes, codes))
-            raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
+            if offset < self.hot.min_offset(topic, queue_id):
+                raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
+            local = self._get_local(topic, queue_id, offset, max_count, max_bytes, message_filter)
+            return local if isinstance(local, GetResult) else await local
         finally:
             self.cold_parked -= 1
             self.cold_latency.observe(loop.time() - began)
+        result = self._as_of_both(got, topic, queue_id, offset)
+        return result if predicate is None else select(result, predicate, max_count, max_bytes)
+
+    def _as_of_both(self, got: ColdResult, topic: str, queue_id: int, offset: int) -> GetResult:
+        """What the archive said, with the ends of both tiers; where it has nothing, the way to what there is."""
         low, high = self.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
         status, following = got.status, got.next_offset
         if status not in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
             # A gap, or below the first message that is kept: the consumer goes on at the next one that is there.
             following = following if following > offset else max(self.hot.min_offset(topic, queue_id), low)
             status = GetMessageStatus.OFFSET_TOO_SMALL if following > offset else GetMessageStatus.OFFSET_OVERFLOW_ONE
-        return ReadResult(status, following, low, high, list(got.buffers), got.count)
+        return GetResult(status, following, low, high, got.buffers, got.count)
 
     async def _read_cold(  # noqa: PLR0917
         self,
@@ -195,7 +257,7 @@ class TieredStore:
         codes: frozenset[int] | None,
     ) -> ColdResult:
         """No thread waits; whoever is cancelled here, by the clock or by its connection's end, leaves the line."""
-        cold = self.cold
+        cold = self._cold
         assert cold is not None
         while isinstance(located := cold.locate(group, topic, queue_id, offset, client), Located):
             decoding = located.decoded
@@ -208,18 +270,24 @@ class TieredStore:
                 return cold.take(located, decoded, max_count, max_bytes, codes)
         return located
 
+    # ---- offsets and times -------------------------------------------------------------------------------------
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         return self._min(self.hot.min_offset(topic, queue_id), topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self.hot.max_offset(topic, queue_id)
 
+    def is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether nothing of the queue has left the local log yet."""
+        return self.hot.min_offset(topic, queue_id) <= 0
+
     def count_messages(self, topic: str, queue_id: int, first: int, end: int) -> int:
         """How many messages there are in [first, end): none below the minimum, and none in a gap of the archive."""
         first = max(first, self.min_offset(topic, queue_id))
-        if self.cold is None:
+        if self._cold is None:
             return max(0, end - first)
-        return self.cold.count_existing(topic, queue_id, first, end)
+        return self._cold.count_existing(topic, queue_id, first, end)
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
         """Over both tiers. The oldest hot message decides which one is asked: times run back only with the clock."""
@@ -242,10 +310,12 @@ class TieredStore:
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """-1: no such message, or its time can't be read now."""
         cold = self._archive()
-        if cold is None or self.is_hot(topic, queue_id, offset):
+        if cold is None or self._is_local(topic, queue_id, offset):
             return self.hot.store_time(topic, queue_id, offset)
         found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
         return -1 if found is None else found
+
+    # ---- messages by key or place --------------------------------------------------------------------------------
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
         """Records with a key out of both tiers, newest first, and what of the archive was not searched."""
@@ -289,9 +359,7 @@ class TieredStore:
         finally:
             self._queries -= 1
 
-    def close(self) -> None:
-        self.old.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    # ---- inside --------------------------------------------------------------------------------------------------
 
     def _min(self, hot_min: int, topic: str, queue_id: int) -> int:
         cold = self._archive()

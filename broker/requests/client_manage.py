@@ -5,7 +5,7 @@ from typing import NamedTuple
 from broker.clients.client_manager import MAX_CLIENT_ID, ClientChannel, ClientManager
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
-from broker.requests.pull_message import parse_expression
+from broker.reading.message_filter import parse_expression
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.validators import RETRY_PREFIX, group_fault

@@ -1,8 +1,8 @@
 """Pops (200050) with what belongs to them: peeks, notifications, the number of waiting pops (200052, 54, 55).
 
 A pop takes from the topic's queues, beginning anywhere, and from the group's pop-retry topics; what it finds is
-out until it is acknowledged or its time is up. With messages in hand it does not wait for the archive: a cold queue has
-its turn when it is the first, and one that can't be read now keeps back no other.
+out until it is acknowledged or its time is up. With messages in hand it does not wait for a read: a queue that needs
+that has its turn when it is the first, and one that can't be read now keeps back no other.
 
 What a pop does when it finds nothing: it stands in line, looks again (something may have come between), and only then
 sleeps. Whoever makes something visible wakes one in line.
@@ -21,10 +21,10 @@ from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo
 from broker.pop.polling import ANY_QUEUE, Waiter
 from broker.pop.pop_book import PopQueue
 from broker.pop.pop_log import Popped
+from broker.reading.message_filter import MessageFilter, parse_expression
 from broker.reading.pull_request_hold import MAX_HELD_SIZE
-from broker.reading.record_filter import select
-from broker.reading.tiered_store import ReadResult
-from broker.requests.pull_message import Wanted, parse_expression
+from broker.reading.tiered_store import PendingRead
+from broker.store.message_store import GetResult
 from broker.tables.retry_names import NORMAL, RETRY_V1, RETRY_V2, real_topic, retry_version
 from broker.validators import PERM_READ, topic_fault
 from infra.remoting_server import Connection
@@ -37,10 +37,9 @@ from neve.remoting.headers import Int32, Int64, optional_int, parse_header, requ
 
 _MAX_COUNT = 32
 _MAX_BYTES = 4 << 20
-_FILTER_COUNT = 256
 _MAX_POLL_MS = 60_000
 _ATTEMPT_ID_MAX = 255
-# A queue whose archive gave no answer is left alone for so long.
+# What can't be read now is left alone for so long.
 _UNREADABLE_SECONDS = 5.0
 # One pop in so many looks at the retry topic first, so that a busy topic doesn't keep retries away.
 _RETRY_FIRST_EVERY = 5
@@ -73,7 +72,7 @@ class Taking:
     """One pop on its way through the queues."""
 
     header: PopHeader
-    wanted: Wanted
+    message_filter: MessageFilter
     queues: list[int]
     pop_time: int
     room: int
@@ -112,7 +111,8 @@ class PopMessageProcessor:
         for topic, queue_id in self._places(taking):
             if taking.room <= 0:
                 break
-            result = await self._read(taking, topic, queue_id, self._next_offset(taking, topic, queue_id))
+            result = await self._read(taking, topic, queue_id, self._next_offset(taking, topic, queue_id), waits=True)
+            assert result is not None, "it waits"
             taking.buffers += result.buffers
             taking.room -= result.count
             taking.rest += max(result.max_offset - result.next_offset, 0)
@@ -156,13 +156,13 @@ class PopMessageProcessor:
         fault = topic_fault(context.retry_names.of_pair(header.consumer_group, header.topic))
         if fault is not None:  # what comes back would find no topic
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"the group's retry topic of {header.topic}: {fault}")
-        wanted = parse_expression(header.exp, header.exp_type, sql=context.config.enable_property_filter)
+        message_filter = parse_expression(header.exp, header.exp_type, sql=context.config.enable_property_filter)
         if header.queue_id == ANY_QUEUE:
             first = _spread(next(self._turn), topic.read_queue_nums)
             queues = [(first + step) % topic.read_queue_nums for step in range(topic.read_queue_nums)]
         else:
             queues = [header.queue_id]
-        return Taking(header, wanted, queues, context.clock.now_ms(), count)
+        return Taking(header, message_filter, queues, context.clock.now_ms(), count)
 
     def _deadline(self, header: PopHeader, request: RemotingCommand) -> float:
         """When to answer at the latest, by this broker's clock alone: `bornTime` is a client's idea of the time."""
@@ -215,8 +215,7 @@ class PopMessageProcessor:
         low = tiered.min_offset(topic, queue_id)
         if topic != taking.header.topic or taking.header.init_mode == 0:
             return low
-        young = self._context.store.min_offset(topic, queue_id) <= 0
-        return 0 if young else max(tiered.max_offset(topic, queue_id) - 1, low)
+        return 0 if tiered.is_young(topic, queue_id) else max(tiered.max_offset(topic, queue_id) - 1, low)
 
     def _next_offset(self, taking: Taking, topic: str, queue_id: int) -> int:
         """Where a pop would begin; asking changes nothing."""
@@ -240,9 +239,8 @@ class PopMessageProcessor:
             return
         if self._is_closed(taking, queue):
             return
-        left = max(context.tiered.max_offset(topic, queue_id) - queue.start(in_order=header.order), 0)
-        if taking.room <= 0 or (taking.buffers and not self._is_hot(taking, queue)):
-            taking.rest += left
+        if taking.room <= 0:
+            taking.rest += self._left(taking, queue)
             return
         queue.busy = True
         try:
@@ -255,14 +253,15 @@ class PopMessageProcessor:
 
     def _is_closed(self, taking: Taking, queue: PopQueue) -> bool:
         header, clock = taking.header, self._context.clock
-        if queue.unreadable_until > clock.monotonic() and not self._is_hot(taking, queue):
+        if queue.unreadable_until > clock.monotonic() and queue.unreadable_at == queue.start(in_order=header.order):
             taking.failure = queue.unreadable
             return True
         return queue.is_blocked(clock.now_ms(), in_order=header.order, attempt=header.attempt_id)
 
-    def _is_hot(self, taking: Taking, queue: PopQueue) -> bool:
+    def _left(self, taking: Taking, queue: PopQueue) -> int:
+        """What a later pop finds there."""
         _, topic, queue_id = queue.key
-        return self._context.tiered.is_hot(topic, queue_id, queue.start(in_order=taking.header.order))
+        return max(self._context.tiered.max_offset(topic, queue_id) - queue.start(in_order=taking.header.order), 0)
 
     async def _read_and_hand_out(self, taking: Taking, queue: PopQueue) -> None:
         group, topic, queue_id = queue.key
@@ -270,19 +269,21 @@ class PopMessageProcessor:
         while self._context.pops.find(group, topic, queue_id) is queue:
             start, turn = queue.start(in_order=in_order), queue.turn
             try:
-                result = await self._read(taking, topic, queue_id, start)
+                result = await self._read(taking, topic, queue_id, start, waits=not taking.buffers)
             except BrokerError as error:
                 queue.unreadable_until = self._context.clock.monotonic() + _UNREADABLE_SECONDS
-                queue.unreadable = error.remark or ""
+                queue.unreadable_at, queue.unreadable = start, error.remark or ""
                 taking.failure = queue.unreadable
                 return
             if queue.turn != turn or queue.start(in_order=in_order) != start:
                 continue  # it was set elsewhere meanwhile
-            if self._context.pops.find(group, topic, queue_id) is queue:
+            if result is None:
+                taking.rest += self._left(taking, queue)
+            elif self._context.pops.find(group, topic, queue_id) is queue:
                 self._hand_out(taking, queue, start, result)
             return
 
-    def _hand_out(self, taking: Taking, queue: PopQueue, start: int, result: ReadResult) -> None:
+    def _hand_out(self, taking: Taking, queue: PopQueue, start: int, result: GetResult) -> None:
         header = taking.header
         records = [record for buffer in result.buffers for record in iter_records(buffer)]
         if result.next_offset == start and not records:
@@ -336,26 +337,25 @@ class PopMessageProcessor:
         properties[PROPERTY_POP_CK] = checkpoint.to_text()
         return reencode_record(record, topic=header.topic, properties=properties)
 
-    async def _read(self, taking: Taking, topic: str, queue_id: int, offset: int) -> ReadResult:
-        tiered, wanted = self._context.tiered, taking.wanted
-        predicate = wanted.predicate
-        count = _FILTER_COUNT if predicate is not None else taking.room
+    async def _read(self, taking: Taking, topic: str, queue_id: int, offset: int, *, waits: bool) -> GetResult | None:
+        """From there on, over what isn't wanted; as far as it can be read without waiting, or not at all: None."""
+        group, result = taking.header.consumer_group, None
         while True:
-            if tiered.is_hot(topic, queue_id, offset):
-                result = await tiered.load(tiered.get_hot(topic, queue_id, offset, count, _MAX_BYTES, wanted.codes))
-            else:
-                result = await tiered.get_cold(
-                    topic, queue_id, offset, count, _MAX_BYTES, wanted.codes, group=taking.header.consumer_group
-                )
-            if predicate is not None:
-                result = select(result, predicate, taking.room, _MAX_BYTES)
+            answer = self._context.tiered.get_message(
+                group, topic, queue_id, offset, taking.room, _MAX_BYTES, taking.message_filter
+            )
+            if isinstance(answer, PendingRead):
+                if not waits:
+                    return result
+                answer = await answer
+            result = answer
             if result.status not in _GOES_ON or result.next_offset <= offset:
                 break
             offset = result.next_offset
             await asyncio.sleep(0)
         if result.status not in _GOES_ON and result.status != GetMessageStatus.FOUND:
             # The end of the queue, or a group that stands above it.
-            result = ReadResult(result.status, offset, result.min_offset, result.max_offset)
+            result = GetResult(result.status, offset, result.min_offset, result.max_offset)
         return result
 
     def _answer(self, request: RemotingCommand, taking: Taking, code: int) -> RemotingCommand:

@@ -14,9 +14,9 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.reading.old_reads import pieces_of
-from broker.reading.tiered_store import ReadResult, TieredStore
+from broker.reading.tiered_store import Answer, PendingRead, TieredStore
 from broker.store.config import StoreConfig
-from broker.store.message_store import MessageStore
+from broker.store.message_store import GetResult, MessageStore
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from neve.remoting.codes import GetMessageStatus
@@ -68,7 +68,20 @@ def store(tmp_path: Path, disk: SlowDisk) -> Iterator[MessageStore]:
     store.shutdown()
 
 
-def wire(result: ReadResult) -> tuple[str, int, int, bytes]:
+def ask(tiered: TieredStore, queue: int, offset: int, count: int, room: int) -> Answer:
+    return tiered.get_message("g", "T", queue, offset, count, room)
+
+
+def at_once(answer: Answer) -> GetResult:
+    assert isinstance(answer, GetResult)
+    return answer
+
+
+async def awaited(answer: Answer) -> GetResult:
+    return await answer if isinstance(answer, PendingRead) else answer
+
+
+def wire(result: GetResult) -> tuple[str, int, int, bytes]:
     return (result.status, result.next_offset, result.count, b"".join(bytes(part) for part in result.buffers))
 
 
@@ -87,10 +100,9 @@ def test_what_is_read_from_the_file_is_what_the_mapping_shows(
         for queue in (0, 1):
             for offset in range(COUNT + 1):
                 for count, room in ((1, 1), (7, 1 << 20), (32, 3000), (200, 1 << 20)):
-                    expected = mapped.get_hot("T", queue, offset, count, room, None)
-                    got = await old.load(old.get_hot("T", queue, offset, count, room, None))
+                    expected = at_once(ask(mapped, queue, offset, count, room))
+                    got = await awaited(ask(old, queue, offset, count, room))
                     assert wire(got) == wire(expected)
-                    assert got.pending == []
 
     asyncio.run(main())
     assert mapped.old.count == 0
@@ -105,9 +117,9 @@ def test_only_what_lies_below_hot_bytes_leaves_the_mapping(store: MessageStore, 
     for offset in range(COUNT):
         entry = store.entry("T", 0, offset)
         assert entry is not None
-        assert bool(tiered.get_hot("T", 0, offset, 1, 1000, None).pending) == (entry[0] < edge)
+        assert isinstance(ask(tiered, 0, offset, 1, 1000), PendingRead) == (entry[0] < edge)
     config.hot_bytes = 0
-    assert tiered.get_hot("T", 0, COUNT - 1, 1, 1000, None).pending
+    assert isinstance(ask(tiered, 0, COUNT - 1, 1, 1000), PendingRead)
     assert set(disk.threads) <= {threading.current_thread().name}
     tiered.close()
 
@@ -127,11 +139,11 @@ def test_a_segment_may_be_evicted_while_it_is_read(store: MessageStore, disk: Sl
     old, mapped = both(store)
 
     async def main() -> None:
-        expected = wire(mapped.get_hot("T", 0, 0, 200, 1 << 20, None))
-        planned = old.get_hot("T", 0, 0, 200, 1 << 20, None)
+        expected = wire(at_once(ask(mapped, 0, 0, 200, 1 << 20)))
+        planned = ask(old, 0, 0, 200, 1 << 20)
         if when == "during":
             disk.gate.clear()
-        reading = asyncio.create_task(old.load(planned))
+        reading = asyncio.create_task(awaited(planned))
         if when == "during":
             await until(lambda: bool(disk.threads) and not disk.threads[-1].startswith("Main"))
         while store.segments()[0].sealed:
@@ -148,15 +160,15 @@ def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStor
 
     async def main() -> None:
         disk.gate.clear()
-        reads = [asyncio.create_task(tiered.load(tiered.get_hot("T", 0, 0, 5, 1000, None))) for _ in range(100)]
+        reads = [asyncio.create_task(awaited(ask(tiered, 0, 0, 5, 1000))) for _ in range(100)]
         await until(lambda: tiered.old.waiting >= 100)
-        hot = tiered.get_hot("T", 1, COUNT - 1, 5, 1000, None)
-        assert (hot.status, hot.count, hot.pending) == (GetMessageStatus.FOUND, 1, [])
+        hot = at_once(ask(tiered, 1, COUNT - 1, 5, 1000))
+        assert (hot.status, hot.count) == (GetMessageStatus.FOUND, 1)
         for task in reads[:50]:
             task.cancel()
         disk.gate.set()
         answers = await asyncio.gather(*reads, return_exceptions=True)
-        assert sum(isinstance(answer, ReadResult) for answer in answers) == 50
+        assert sum(isinstance(answer, GetResult) for answer in answers) == 50
         assert tiered.old.waiting == 0
 
     asyncio.run(main())

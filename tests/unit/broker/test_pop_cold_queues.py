@@ -3,52 +3,73 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.reading.tiered_store import ReadResult
 from broker.requests import pop_message
 from broker.requests.pop_message import _spread
 from infra.clock import ManualClock
 from infra.remoting_server import open_connection
-from neve.errors import BrokerError, NeveError
+from neve.errors import NeveError
+from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.codes import RequestCode as Code
-from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running, send
 from tests.popping import Member
+from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
 
 COLD_QUEUE, ANY = 1, -1
 
 
 class Archive:
-    """What has queue 1 of the topic: silent, at first, and it counts how often it is asked."""
+    """Alone has queue 1 of the topic: silent, at first, and it counts how often it is asked."""
 
-    def __init__(self, broker: BrokerController, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._tiered = broker.context.tiered
-        self._is_hot = self._tiered.is_hot
+    def __init__(self, broker: BrokerController) -> None:
+        store = broker.context.store
+        self._record = bytes(store.get("t", COLD_QUEUE, 0, 1, 1 << 20).buffers[0])
+        store.set_min_offset("t", COLD_QUEUE, 1)
         self.is_down, self.asked = True, 0
         self.held: asyncio.Future[None] | None = None
-        monkeypatch.setattr(self._tiered, "is_hot", self.is_hot)
-        monkeypatch.setattr(self._tiered, "get_cold", self.get_cold)
+        tier: Any = self
+        broker.context.tiered.attach(tier)
 
-    def is_hot(self, topic: str, queue_id: int, offset: int) -> bool:
-        return (topic, queue_id) != ("t", COLD_QUEUE) and self._is_hot(topic, queue_id, offset)
+    def has(self, topic: str, queue_id: int, offset: int) -> bool:
+        return (topic, queue_id, offset) == ("t", COLD_QUEUE, 0)
 
-    async def get_cold(self, topic: str, queue_id: int, offset: int, *limits: object, group: str) -> ReadResult:
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        return 0 if (topic, queue_id) == ("t", COLD_QUEUE) else None
+
+    def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> Located:
+        assert self.has(topic, queue_id, offset), "the local log has all others"
         self.asked += 1
+        decoded: Future[Any] = Future()
         if self.held is not None:
-            await self.held
+            self.held.add_done_callback(lambda _: self._answer(decoded))
+        else:
+            self._answer(decoded)
+        nobody: Any = None
+        return Located(nobody, nobody, offset, decoded)
+
+    def _answer(self, decoded: "Future[Any]") -> None:
         if self.is_down:
-            raise BrokerError(ResponseCode.SYSTEM_BUSY, "the archive can't be read now, try again later")
-        return self._tiered.get_hot(topic, queue_id, offset, *limits)  # type: ignore[arg-type]
+            decoded.set_exception(ColdUnavailable("no answer"))
+        else:
+            decoded.set_result(self._record)
+
+    def has_moved(self, located: Located) -> bool:
+        return False
+
+    def take(self, located: Located, decoded: bytes, *limits: object) -> ColdResult:
+        return ColdResult(GetMessageStatus.FOUND, located.offset + 1, [memoryview(decoded)], 1)
 
 
 Work = Callable[[Member, Archive, ManualClock], Awaitable[None]]
 
 
-def with_member(root: Path, monkeypatch: pytest.MonkeyPatch, work: Work) -> None:
+def with_member(root: Path, work: Work) -> None:
     async def main() -> None:
         clock = ManualClock()
         async with running(root, clock=clock) as (broker, connection):
@@ -58,14 +79,12 @@ def with_member(root: Path, monkeypatch: pytest.MonkeyPatch, work: Work) -> None
             )  # fmt: skip
             assert answer.code == 0, answer.remark
             await send(connection, "t", b"cold", queue=COLD_QUEUE)
-            await work(Member(broker, connection), Archive(broker, monkeypatch), clock)
+            await work(Member(broker, connection), Archive(broker), clock)
 
     asyncio.run(main())
 
 
-def test_a_silent_archive_keeps_back_no_hot_message_and_makes_none_come_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_archive_keeps_back_no_hot_message_and_makes_none_come_again(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         for number in range(8):
             await send(member.connection, "t", b"hot %d" % number)
@@ -78,23 +97,19 @@ def test_a_silent_archive_keeps_back_no_hot_message_and_makes_none_come_again(
         archive.is_down = False
         assert [one.body for one in await member.pop(queue=ANY)] == [b"cold"]
 
-    with_member(tmp_path, monkeypatch, work)
+    with_member(tmp_path, work)
 
 
-def test_a_member_that_gets_nothing_hears_that_the_archive_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_that_gets_nothing_hears_that_the_archive_is_silent(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         answer = await member.ask_pop(queue=ANY)
         assert (answer.code, archive.asked) == (ResponseCode.SYSTEM_BUSY, 1)
         assert "archive" in (answer.remark or "")
 
-    with_member(tmp_path, monkeypatch, work)
+    with_member(tmp_path, work)
 
 
-def test_a_member_that_waits_for_the_archive_gets_what_comes_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_that_waits_for_the_archive_gets_what_comes_meanwhile(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         waiting = asyncio.create_task(member.pop(queue=ANY, poll=50_000))
         await member.until_in_line()
@@ -102,10 +117,10 @@ def test_a_member_that_waits_for_the_archive_gets_what_comes_meanwhile(
         assert [one.body for one in await waiting] == [b"hot"]
         assert archive.asked == 1  # left alone for a while
 
-    with_member(tmp_path, monkeypatch, work)
+    with_member(tmp_path, work)
 
 
-def test_with_messages_in_hand_nobody_waits_for_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_messages_in_hand_nobody_waits_for_the_archive(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
         for number in range(6):
@@ -118,12 +133,10 @@ def test_with_messages_in_hand_nobody_waits_for_the_archive(tmp_path: Path, monk
         # one had the cold queue's turn; no hot message waited for it
         assert got == Counter([b"cold", *(b"hot %d" % number for number in range(5))])
 
-    with_member(tmp_path, monkeypatch, work)
+    with_member(tmp_path, work)
 
 
-def test_who_passed_a_queue_gets_its_messages_if_the_one_who_read_there_hangs_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_passed_a_queue_gets_its_messages_if_the_one_who_read_there_hangs_up(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
         archive.held, archive.is_down = asyncio.get_running_loop().create_future(), False
         leaving = await open_connection(*member.broker.address)
@@ -138,7 +151,7 @@ def test_who_passed_a_queue_gets_its_messages_if_the_one_who_read_there_hangs_up
         with pytest.raises(NeveError):
             await lost
 
-    with_member(tmp_path, monkeypatch, work)
+    with_member(tmp_path, work)
 
 
 def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(
@@ -152,7 +165,7 @@ def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(
         clock.advance(11)
         assert [one.body for one in await waiting] == [b"cold"]
 
-    with_member(tmp_path, monkeypatch, work)
+    with_member(tmp_path, work)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 16])

@@ -265,11 +265,10 @@ def test_a_popped_message_that_fails_to_come_back_holds_up_no_other(
         pops=SimpleNamespace(
             take_due=lambda: flights, put_off=lambda queue, offset, flight, until: put_off.append(offset)
         ),
-        tiered=SimpleNamespace(is_hot=lambda topic, queue_id, offset: True),
     )  # fmt: skip
-    revive = PopRevive(context, LogWriter(world.store), lambda name, work: pytest.fail("nothing is cold"))
+    revive = PopRevive(context, LogWriter(world.store), lambda name, work: pytest.fail("nothing is waited for"))
 
-    async def revive_one(queue: PopQueue, offset: int, flight: Flight) -> int:
+    async def revive_one(queue: PopQueue, offset: int, flight: Flight, *, waits: bool) -> int:
         if offset == 0:
             raise OSError(errno.EIO, "Input/output error")
         return 1

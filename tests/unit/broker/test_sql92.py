@@ -4,7 +4,7 @@ import pytest
 
 from broker.reading.record_filter import select
 from broker.reading.sql92 import SqlError, compile_sql
-from broker.reading.tiered_store import ReadResult
+from broker.store.message_store import GetResult
 from neve.record.codec import encode_record
 from neve.record.layout import BORN_HOST_V6
 from neve.record.properties import properties_to_bytes
@@ -97,7 +97,7 @@ def record(offset: int, sys_flag: int = 0) -> bytes:
 
 def test_only_wanted_records_are_kept() -> None:
     records = [record(offset, BORN_HOST_V6 if offset % 2 else 0) for offset in range(10)]
-    read = ReadResult(
+    read = GetResult(
         GetMessageStatus.FOUND, 10, 0, 10, [memoryview(b"".join(records[:4])), memoryview(b"".join(records[4:]))], 10
     )
     every = select(read, compile_sql("n >= 3 AND n <> 8"), 32, 1 << 20)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from broker.config import BrokerConfig
-from broker.reading.tiered_store import TieredStore
+from broker.reading.tiered_store import PendingRead, TieredStore
+from broker.store.message_store import GetResult
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Gap, RowGroup
 from neve.errors import BrokerError
@@ -25,12 +26,19 @@ HOT = range(200, 300)
 
 
 class Hot:
-    """A local log that begins far above the archive's end."""
+    """A local log that begins far above the archive's end; nothing of it is asked for."""
 
     disk = None
+    max_physical_offset = 0
+
+    def __init__(self) -> None:
+        self.begin = HOT.start
+
+    def get(self, *_: object, **__: object) -> GetResult:
+        return GetResult(GetMessageStatus.FOUND, HOT.stop, HOT.start, HOT.stop)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        return HOT.start
+        return self.begin
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         return HOT.stop
@@ -80,26 +88,35 @@ def source() -> Source:
     return Source()
 
 
-def tiered_over(source: Source, timeout_ms: int = 20_000) -> TieredStore:
-    hot: Any = Hot()
+def tiered_over(
+    source: Source, timeout_ms: int = 20_000, hot: Any = None, cold: ColdReader | None = None
+) -> TieredStore:
+    hot = hot or Hot()
     tiered = TieredStore(hot, BrokerConfig(cold_read_timeout=timeout_ms))
-    tiered.cold = ColdReader(catalog(), source, "")
+    tiered.attach(cold or ColdReader(catalog(), source, ""))
     return tiered
 
 
-def read(tiered: TieredStore, offset: int, group: str = "g") -> Any:
-    return tiered.get_cold("t", 0, offset, 4, 1 << 20, None, group=group)
+async def read(tiered: TieredStore, offset: int, group: str = "g", client: str | None = None) -> GetResult:
+    answer = tiered.get_message(group, "t", 0, offset, 4, 1 << 20, client=client)
+    assert isinstance(answer, PendingRead)
+    return await answer
 
 
 def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> None:
     async def main() -> None:
-        tiered = tiered_over(source)
+        hot = Hot()
+        tiered = tiered_over(source, hot=hot)
         got = await read(tiered, 3)
         assert (got.status, got.next_offset, got.count, got.min_offset, got.max_offset) == ("FOUND", 7, 4, 0, HOT.stop)
         for offset in (ARCHIVED, ARCHIVED + 50):
             moved = await read(tiered, offset)
             assert (moved.status, moved.next_offset, moved.count) == (GetMessageStatus.OFFSET_TOO_SMALL, HOT.start, 0)
-        end = await read(tiered, HOT.start)
+        hot.begin = HOT.stop
+        asked = tiered.get_message("g", "t", 0, HOT.start, 4, 1 << 20)
+        hot.begin = HOT.start
+        assert isinstance(asked, PendingRead)
+        end = await asked
         assert (end.status, end.next_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, HOT.start)
         tiered.close()
 
@@ -111,11 +128,18 @@ def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
         tiered = tiered_over(source)
         for step in range(2):
             for client, start in (("a", 0), ("b", 50)):
-                await tiered.get_cold("t", 0, start + 4 * step, 4, 1 << 20, None, group="g", client=client)
+                await read(tiered, start + 4 * step, client=client)
         await until(lambda: source.reads == 4)
         tiered.close()
 
     asyncio.run(main())
+
+
+def test_a_read_that_nobody_waits_for_asks_nothing_of_the_archive(source: Source) -> None:
+    tiered = tiered_over(source)
+    assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
+    assert (tiered.cold_reads, tiered.cold_parked, source.reads) == (0, 0, 0)
+    tiered.close()
 
 
 def test_a_store_that_is_down_is_asked_twice_and_the_client_told_to_come_back(source: Source) -> None:
@@ -140,7 +164,8 @@ def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_in_time
         reads = [asyncio.create_task(read(tiered, n % ARCHIVED, f"g{n % 5}")) for n in range(500)]
         await until(lambda: tiered.cold_parked == 500)
         assert threading.active_count() - before <= 8
-        assert not tiered.is_hot("t", 0, HOT.start - 1) and tiered.is_hot("t", 0, HOT.start)
+        last_cold, first_hot = (tiered.get_message("g", "t", 0, HOT.start + step, 4, 1000) for step in (-1, 0))
+        assert isinstance(last_cold, PendingRead) and isinstance(first_hot, GetResult)
         answers = await asyncio.gather(*reads, return_exceptions=True)
         assert all(isinstance(answer, BrokerError) and answer.code == ResponseCode.SYSTEM_BUSY for answer in answers)
         assert tiered.cold_parked == 0
@@ -154,9 +179,8 @@ def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_in_time
 
 def test_a_read_whose_connection_closed_leaves_the_line(source: Source) -> None:
     async def main() -> None:
-        tiered = tiered_over(source)
-        cold = tiered.cold
-        assert isinstance(cold, ColdReader)
+        cold = ColdReader(catalog(), source, "")
+        tiered = tiered_over(source, cold=cold)
         source.gate.clear()
         reads = [asyncio.create_task(read(tiered, n * ROWS)) for n in range(GROUPS)]
         await until(lambda: tiered.cold_parked == GROUPS and cold.waiting == 1)
