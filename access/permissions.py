@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 
-RETRY, DLQ = "%RETRY%", "%DLQ%"
 # The kind of a need that only the server's tables can name: see `of_owners`.
 RETRY_TOPIC = "RetryTopic"
-AUTO_CREATE_TOPIC = "TBW102"
 
 
 class Need(NamedTuple):
@@ -39,8 +38,8 @@ CREATE, UPDATE, DELETE, LIST = (frozenset({name}) for name in ("Create", "Update
 
 def topic_need(name: str, actions: frozenset[str]) -> Need:
     """A retry or dead-letter topic is its group's: who may consume as the group may use it."""
-    if name.startswith((RETRY, DLQ)):
-        kind, owner = (RETRY_TOPIC, name) if name.startswith(RETRY) else ("Group", name.removeprefix(DLQ))
+    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        kind, owner = (RETRY_TOPIC, name) if name.startswith(RETRY_PREFIX) else ("Group", name.removeprefix(DLQ_PREFIX))
         return Need(kind, owner, actions - P | S if actions & P else actions)
     return Need("Topic", name, actions)
 
@@ -50,7 +49,7 @@ def of_owners(need: Need, retry_owners: RetryOwners) -> Iterator[Need]:
     if need.kind != RETRY_TOPIC:
         yield need
         return
-    for group, topic in retry_owners(need.name) or ((need.name.removeprefix(RETRY), None),):
+    for group, topic in retry_owners(need.name) or ((need.name.removeprefix(RETRY_PREFIX), None),):
         yield Need("Group", group, need.actions)
         if topic is not None:
             yield Need("Topic", topic, need.actions)
@@ -165,7 +164,7 @@ def _create_groups(command: RemotingCommand, cluster: str) -> Iterator[Need]:
 def _route(command: RemotingCommand, cluster: str) -> Iterator[Need]:
     """The route of the template for new topics says no more than where the brokers are."""
     name = command.ext.get("topic", "")
-    if name != AUTO_CREATE_TOPIC:
+    if name != DEFAULT_TOPIC:
         yield topic_need(name, PSG)
 
 

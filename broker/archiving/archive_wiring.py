@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from broker import validators
 from broker.archiving.loop_hot_store import LoopHotStore
 from broker.archiving.restore import Restore
 from broker.archiving.state_capture import capture_state
@@ -31,6 +30,7 @@ from neve.archive.journal import MalformedEntry, NewerFormat, Topic
 from neve.archive.keys import NameTooLong
 from neve.archive.state import StateTooLarge
 from neve.errors import BrokerError
+from neve.remoting import names
 from neve.remoting.codes import ResponseCode
 from tiered.journal.writer import ArchiveRefused, Attachment, Fenced, JournalWriter
 from tiered.read.cold_reader import ColdReader
@@ -67,13 +67,13 @@ class ArchiveWiring:
 
     def policy(self) -> Policy:
         config, topics, store = self._context.config, self._context.topics, self._context.store
-        internal = {*validators.PINNED_TOPICS, revive_log(config.broker_cluster_name)}
+        internal = {*names.PINNED_TOPICS, revive_log(config.broker_cluster_name)}
 
         def ttl_hours(topic: str) -> int | None:
             found = topics.select(topic)
             if found is None:
                 return None  # its TTL is not known: kept until somebody says more
-            hours = int(found.attributes.get(validators.RESERVE_TIME, -1))
+            hours = int(found.attributes.get(names.RESERVE_TIME, -1))
             hours = config.default_ttl_hours if hours == -1 else hours
             return None if hours <= 0 else hours
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from broker import validators
 from broker.broker_context import BrokerContext
 from broker.config import BrokerConfig
 from broker.store.errors import StoreError
@@ -33,6 +32,7 @@ from infra.object_store.protocol import BadStoreUrl, ObjectStoreError
 from infra.startup import EXIT_ARCHIVE, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.archive.follow import catalogs
 from neve.archive.journal import MalformedEntry, NewerFormat
+from neve.remoting import names
 from tiered.journal.restore_plan import RestorePlan, gaps_of, plan_restore, read_basis
 from tiered.journal.writer import JournalWriter
 
@@ -224,7 +224,7 @@ def _archived(config: BrokerConfig) -> Callable[[str], bool]:
         config.broker_name, config.broker_cluster_name, auto_create=True, queues=1, trace=True
     )
     own = {topic.topic_name for topic in made}
-    return lambda topic: topic not in own and not validators.is_system_topic(topic)
+    return lambda topic: topic not in own and not names.is_system_topic(topic)
 
 
 # ---- looking only ----------------------------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ from broker.requests.send_message import SPECIAL_PROPERTIES, SendMessageProcesso
 from broker.stats.broker_stats import Traffic
 from broker.store.appender import Place, Send
 from broker.store.errors import StoreError
-from broker.validators import PERM_WRITE, RETRY_PREFIX, may_be_sent_to
 from infra.remoting_server import Connection
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.remoting.command import FLAG_ONEWAY
 from neve.remoting.frame import MARK_SIZE, FrameDecoder
 from neve.remoting.headers import SendV2Frame
+from neve.remoting.names import PERM_WRITE, RETRY_PREFIX, may_be_sent_to
 
 # How every client that we know of begins the JSON header of a SEND_MESSAGE_V2.
 _START = b'{"code":310,'

@@ -32,12 +32,12 @@ from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile, SyncLog
-from broker.validators import REVIVE_LOG_PREFIX
 from infra.clock import Clock
 from infra.disk import Disk
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode
+from neve.remoting.names import REVIVE_LOG_PREFIX
 
 log = logging.getLogger(__name__)
 

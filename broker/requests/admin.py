@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from broker import validators
 from broker.broker_context import BrokerContext
 from broker.tables.state_file import encode_table
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
@@ -12,6 +11,7 @@ from broker.tables.topic_config_manager import TopicConfig
 from infra.config import ConfigError, live_keys, parse_properties, to_properties, update_live
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
+from neve.remoting import names
 from neve.remoting.body import convert, dumps, dumps_standard, lenient_loads
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -49,9 +49,9 @@ class AdminProcessor:
         if "message.type=MIXED" in (ext.get("attributes") or ""):
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported.")
         try:
-            changes = validators.parse_attributes(ext.get("attributes") or "")
+            changes = names.parse_attributes(ext.get("attributes") or "")
             current = known.attributes if known is not None else {}
-            config.attributes = validators.apply_attributes(current, changes, creating=known is None)
+            config.attributes = names.apply_attributes(current, changes, creating=known is None)
         except ValueError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         await self._apply([config])
@@ -68,7 +68,7 @@ class AdminProcessor:
             try:
                 changes = {(name if name[:1] in "+-" else f"+{name}"): text for name, text in config.attributes.items()}
                 current = known.attributes if known is not None else {}
-                config.attributes = validators.apply_attributes(current, changes, creating=known is None)
+                config.attributes = names.apply_attributes(current, changes, creating=known is None)
             except ValueError as error:
                 raise BrokerError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         await self._apply(configs)
@@ -91,7 +91,7 @@ class AdminProcessor:
         return _in_range(name, number, 0, self._context.config.max_queues_per_topic)
 
     def _check_name(self, topic: str) -> None:
-        fault = validators.topic_fault(topic)
+        fault = names.topic_fault(topic)
         if fault is None and self._context.topics.is_system(topic):
             fault = f"The topic[{topic}] is conflict with system topic."
         if fault is not None:
@@ -116,8 +116,8 @@ class AdminProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(config.to_wire()))
 
     def system_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        names = sorted(validators.SYSTEM_TOPICS | self._context.topics.system)
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"topicList": names}))
+        own = sorted(names.SYSTEM_TOPICS | self._context.topics.system)
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"topicList": own}))
 
     # ---- groups ----------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class AdminProcessor:
     async def _apply_groups(self, configs: list[SubscriptionGroupConfig]) -> None:
         groups = self._context.groups
         for config in configs:
-            fault = validators.group_fault(config.group_name)
+            fault = names.group_fault(config.group_name)
             if fault is None and len(dumps(config)) > _MAX_GROUP_BYTES:
                 fault = f"the settings of the group {config.group_name} are longer than {_MAX_GROUP_BYTES} bytes"
             if fault is not None:

@@ -8,7 +8,6 @@ from broker.config import BrokerConfig
 from broker.reading.message_filter import parse_expression
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from broker.validators import RETRY_PREFIX, group_fault
 from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -16,6 +15,7 @@ from neve.remoting.body import ConsumerData, HeartbeatData, SubscriptionData, co
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
+from neve.remoting.names import RETRY_PREFIX, group_fault
 from neve.remoting.signature import ACCESS_KEY
 
 _UNIT_SUBSCRIPTION = 2

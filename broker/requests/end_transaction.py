@@ -3,7 +3,6 @@
 from broker.broker_context import BrokerContext
 from broker.intake.message import NewMessage
 from broker.requests.send_message import REFUSALS, Outgoing, SendMessageProcessor, refusal
-from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
 from broker.waiting.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, immunity
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -13,6 +12,7 @@ from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
+from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC
 
 
 class EndTransactionProcessor:

@@ -8,13 +8,13 @@ from broker.broker_context import BrokerContext
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo
 from broker.pop.pop_book import MAX_OUT, PopQueue, is_out
 from broker.pop.pop_log import Acked, Changed
-from broker.tables.retry_names import real_topic
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_int, require_str
+from neve.remoting.names import real_topic
 
 _BATCH_BITS_MAX = 4096
 

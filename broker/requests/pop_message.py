@@ -25,8 +25,6 @@ from broker.reading.message_filter import MessageFilter, parse_expression
 from broker.reading.pull_request_hold import MAX_HELD_SIZE
 from broker.reading.tiered_store import PendingRead
 from broker.store.message_store import GetResult
-from broker.tables.retry_names import NORMAL, RETRY_V1, RETRY_V2, real_topic, retry_version
-from broker.validators import PERM_READ, topic_fault
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records, reencode_record
@@ -34,6 +32,7 @@ from neve.record.properties import PROPERTY_POP_CK
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int32, Int64, optional_int, parse_header, require_str
+from neve.remoting.names import NORMAL, PERM_READ, RETRY_V1, RETRY_V2, real_topic, retry_version, topic_fault
 
 _MAX_COUNT = 32
 _MAX_BYTES = 4 << 20

@@ -14,12 +14,12 @@ from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter, parse_ex
 from broker.reading.pull_request_hold import MAX_HELD_SIZE, HeldPull
 from broker.reading.tiered_store import Answer, PendingRead
 from broker.store.message_store import GetResult
-from broker.validators import PERM_READ
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import PullMessageHeader, parse_header
+from neve.remoting.names import PERM_READ
 
 log = logging.getLogger(__name__)
 

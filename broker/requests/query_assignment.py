@@ -8,12 +8,12 @@ from broker.pop import assignment
 from broker.pop.assignment import RequestModes
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from broker.validators import PERM_READ, RETRY_PREFIX
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, QueueData, dumps, lenient_loads
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import PERM_READ, RETRY_PREFIX
 
 _MAX_QUEUES = 100_000
 

@@ -1,9 +1,9 @@
 """Where a queue begins and ends, and what time it is in between: 29 to 32."""
 
-from broker import validators
 from broker.reading.tiered_store import TieredStore
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
+from neve.remoting import names
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_int, require_str
@@ -38,7 +38,7 @@ class QueueRangeProcessor:
     def _queue(request: RemotingCommand) -> tuple[str, int]:
         """An unknown topic or queue is no error here: its offsets are 0."""
         topic, queue = require_str(request.ext, "topic"), require_int(request.ext, "queueId")
-        if validators.topic_fault(topic) is not None or not 0 <= queue < 1 << 31:
+        if names.topic_fault(topic) is not None or not 0 <= queue < 1 << 31:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"topic {topic!r}, queueId {queue}")
         return topic, queue
 

@@ -2,7 +2,6 @@
 
 from broker.broker_context import BrokerContext
 from broker.requests.send_message import DLQ_QUEUES, VERSION_MAX_RECONSUME, Outgoing, SendMessageProcessor
-from broker.validators import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record, parse_host
@@ -12,6 +11,7 @@ from neve.record.properties import properties_to_bytes
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_int, require_int, require_str
+from neve.remoting.names import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX
 
 _FIRST_DELAY_LEVEL = 3
 

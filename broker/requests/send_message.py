@@ -7,7 +7,6 @@ import functools
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from broker import validators
 from broker.broker_context import BrokerContext
 from broker.intake.flusher import WaitingSend
 from broker.intake.message import NewMessage
@@ -30,7 +29,6 @@ from broker.store.appender import Place, Send
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult
 from broker.tables.topic_config_manager import TopicConfig
-from broker.validators import DLQ_PREFIX, HALF_TOPIC, PERM_WRITE, RETRY_PREFIX, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from broker.waiting.half_messages import TRANSACTION_BITS
 from broker.waiting.timer_message import OUT_MS, RECALL_KEY, TIMER_PROPERTIES, recall_key
 from infra.remoting_server import Connection
@@ -39,9 +37,11 @@ from neve.record.bodies import decode_batch
 from neve.record.ids import UniqueIdGenerator
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.record.properties import bytes_to_properties, tags_code, text_to_properties
+from neve.remoting import names
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import SERIALIZE_JSON, RemotingCommand, encode_command
 from neve.remoting.headers import SendMessageHeader, parse_send_header
+from neve.remoting.names import DLQ_PREFIX, HALF_TOPIC, PERM_WRITE, RETRY_PREFIX, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 
 # A client before 3.4.9 sends a maxReconsumeTimes that isn't meant.
 VERSION_MAX_RECONSUME = 121
@@ -149,7 +149,7 @@ class SendMessageProcessor:
     def check_topic(self, header: SendMessageHeader, request: RemotingCommand) -> TopicConfig:
         topics, topic = self._context.topics, header.topic
         config = topics.topics.get(topic)
-        if not validators.may_be_sent_to(topic):
+        if not names.may_be_sent_to(topic):
             raise BrokerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
         if config is None:
             config = self._create_topic(header)
@@ -184,7 +184,7 @@ class SendMessageProcessor:
 
     def _create_topic(self, header: SendMessageHeader) -> TopicConfig:
         context, topic = self._context, header.topic
-        fault = validators.topic_fault(topic)
+        fault = names.topic_fault(topic)
         if fault is not None:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
         config = context.topics.create_in_send(
@@ -459,7 +459,7 @@ class SendMessageProcessor:
     def ensure_topic(self, topic: str, queues: int) -> TopicConfig:
         found = self._context.topics.select(topic)
         if found is None:
-            fault = validators.topic_fault(topic)
+            fault = names.topic_fault(topic)
             if fault is not None:
                 raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
             found = self._context.topics.create_plain(topic, queues)

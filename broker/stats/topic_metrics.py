@@ -19,7 +19,7 @@ from broker.broker_context import BrokerContext
 from broker.stats.broker_stats import BrokerStats, TopicTraffic
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
-from broker.validators import RETRY_PREFIX
+from neve.remoting.names import RETRY_PREFIX
 
 # Queues, or names, looked at before other requests get their turn: about a millisecond.
 _SLICE = 200

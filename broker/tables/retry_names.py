@@ -13,9 +13,8 @@ its V1 topic from before, it still gets from there.
 from collections.abc import Callable, Container
 from typing import NamedTuple
 
-from broker.validators import RETRY_PREFIX
+from neve.remoting.names import RETRY_PREFIX, RETRY_V1, RETRY_V2, real_topic
 
-NORMAL, RETRY_V1, RETRY_V2 = "0", "1", "2"
 _V1, _V2 = "_", "+"
 
 
@@ -80,17 +79,3 @@ class RetryNames:
 
     def _is_alone(self, name: str, group: str, topic: str) -> bool:
         return all(owner == (group, topic) for owner in self.owners(name))
-
-
-def real_topic(topic: str, group: str, retry: str) -> str:
-    """The topic that an acknowledgement in its short form means."""
-    if retry == NORMAL:
-        return topic
-    return f"{RETRY_PREFIX}{group}{_V2 if retry == RETRY_V2 else _V1}{topic}"
-
-
-def retry_version(stored: str, group: str, topic: str) -> str:
-    """How a receipt says in which topic its message is stored."""
-    if stored == topic:
-        return NORMAL
-    return RETRY_V2 if stored == real_topic(topic, group, RETRY_V2) else RETRY_V1

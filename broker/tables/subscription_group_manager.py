@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from broker import validators
 from broker.tables.state_file import DataVersion, StateFile
 from infra.clock import Clock
 from infra.disk import Disk
 from neve.errors import BrokerError
+from neve.remoting import names
 from neve.remoting.codes import ResponseCode
 from neve.remoting.headers import Int32, Int64
 
@@ -97,7 +97,7 @@ class SubscriptionGroupManager:
     def find(self, group: str) -> SubscriptionGroupConfig | None:
         """The group's settings; made with the defaults where the broker creates groups by itself."""
         found = self.groups.get(group)
-        if found is None and self._auto_create() and self.room > 0 and validators.group_fault(group) is None:
+        if found is None and self._auto_create() and self.room > 0 and names.group_fault(group) is None:
             found = SubscriptionGroupConfig(group_name=group)
             self.update(found)
         return found

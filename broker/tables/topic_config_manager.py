@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 
-from broker import validators
 from broker.tables.state_file import DataVersion, StateFile
-from broker.validators import DEFAULT_TOPIC, PERM_INHERIT, PERM_READ, PERM_WRITE
 from infra.clock import Clock
 from infra.disk import Disk
 from neve.errors import BrokerError
-from neve.remoting import body
+from neve.remoting import body, names
 from neve.remoting.codes import ResponseCode
+from neve.remoting.names import DEFAULT_TOPIC, PERM_INHERIT, PERM_READ, PERM_WRITE
 
 
 class TopicConfig(body.TopicConfig, rename="camel", kw_only=True):
@@ -90,7 +89,7 @@ class TopicConfigManager:
                 self._changed(config.topic_name)
 
     def is_system(self, topic: str) -> bool:
-        return topic in self.system or validators.is_system_topic(topic)
+        return topic in self.system or names.is_system_topic(topic)
 
     def update(self, config: TopicConfig) -> bool:
         """True if anything changed."""
@@ -176,21 +175,21 @@ def system_topics(broker: str, cluster: str, *, auto_create: bool, queues: int, 
 
     inherit = PERM_READ | PERM_WRITE | PERM_INHERIT
     topics = [
-        plain(validators.SELF_TEST_TOPIC, 1),
-        plain(validators.BENCHMARK_TOPIC, 1024),
+        plain(names.SELF_TEST_TOPIC, 1),
+        plain(names.BENCHMARK_TOPIC, 1024),
         plain(cluster, 16, inherit),
         plain(broker, 1, inherit),
-        plain(validators.OFFSET_MOVED_TOPIC, 1),
-        plain(validators.SCHEDULE_TOPIC, 18),
+        plain(names.OFFSET_MOVED_TOPIC, 1),
+        plain(names.SCHEDULE_TOPIC, 18),
         plain(f"{cluster}_REPLY_TOPIC", 1),
         plain(f"rmq_sys_REVIVE_LOG_{cluster}", 8),
         plain(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT),
-        plain(validators.HALF_TOPIC, 1),
-        plain(validators.OP_HALF_TOPIC, 1),
-        plain(validators.WHEEL_TIMER_TOPIC, 1),
+        plain(names.HALF_TOPIC, 1),
+        plain(names.OP_HALF_TOPIC, 1),
+        plain(names.WHEEL_TIMER_TOPIC, 1),
     ]
     if auto_create:
         topics.append(plain(DEFAULT_TOPIC, queues, inherit))
     if trace:
-        topics.append(plain(validators.TRACE_TOPIC, 1))
+        topics.append(plain(names.TRACE_TOPIC, 1))
     return topics

@@ -7,12 +7,12 @@ from broker.broker_context import BrokerContext
 from broker.intake.log_writer import LogWriter
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
-from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC
 from broker.waiting.half_messages import ROLLBACK, TRANSACTION_BITS, Half
 from neve.record.codec import MessageRecord, decode_record, reencode_record
 from neve.record.ids import offset_msg_id
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC
 
 log = logging.getLogger(__name__)
 

@@ -26,11 +26,11 @@ from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
 from broker.intake.message import NewMessage
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
-from broker.validators import HALF_TOPIC, OP_HALF_TOPIC
 from infra.clock import Clock
 from neve.record.codec import MessageRecord, decode_record, iter_records
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.record.properties import tags_code
+from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC
 
 log = logging.getLogger(__name__)
 

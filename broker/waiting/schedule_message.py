@@ -15,7 +15,6 @@ from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from broker.tables.state_file import StateFile, SyncLog
-from broker.validators import SCHEDULE_TOPIC
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import Clock
 from infra.config import ConfigError
@@ -23,6 +22,7 @@ from infra.disk import Disk
 from infra.supervisor import Faults
 from neve.record.codec import MessageRecord, iter_records
 from neve.record.properties import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
+from neve.remoting.names import SCHEDULE_TOPIC
 
 log = logging.getLogger(__name__)
 

@@ -27,13 +27,13 @@ from broker.store.config import code_of_tags
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
 from broker.store.message_store import MessageStore, PutResult
-from broker.validators import WHEEL_TIMER_TOPIC
 from infra.clock import Clock
 from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import PROPERTIES_LENGTH_MAX
 from neve.remoting.codes import ResponseCode
+from neve.remoting.names import WHEEL_TIMER_TOPIC
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ import click
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.output import ask, emit, emit_one, output_option, say
 from neve.cli.topic_names import topic_names
-from neve.cli.topic_ttl import RESERVE_TIME, hours_of, ttl
+from neve.cli.topic_ttl import hours_of, ttl
 from neve.cli.ttl import format_ttl, ttl_value
+from neve.remoting.names import RESERVE_TIME
 
 
 @click.group()

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from neve.cli.failures import UNREACHABLE, Failure
+from neve.remoting.names import is_system_topic
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient
-
-SYSTEM_TOPICS = frozenset(
-    {"TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRACE_TOPIC"}
-)
 
 
 async def topic_names(client: AsyncClient, everything: bool) -> list[str]:
@@ -35,4 +32,4 @@ async def topic_names(client: AsyncClient, everything: bool) -> list[str]:
 
 
 def _is_systems(name: str) -> bool:
-    return name in SYSTEM_TOPICS or name.startswith(("rmq_sys_", "RMQ_SYS_", "%"))
+    return is_system_topic(name) or name.startswith("%")

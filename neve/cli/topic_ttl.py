@@ -16,11 +16,11 @@ from neve.cli.failures import UNREACHABLE, Failure, explain
 from neve.cli.output import ask, emit, output_option, say, size_text, store_option
 from neve.cli.topic_names import topic_names
 from neve.cli.ttl import BROKER_DEFAULT, format_ttl, shorter, ttl_value
+from neve.remoting.names import RESERVE_TIME
 
 if TYPE_CHECKING:
     from neve.archive.catalog import Catalog
 
-RESERVE_TIME = "reserve.time"
 PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_gone", "bytes_gone", "rows_kept")
 
 

@@ -21,6 +21,7 @@ from neve.errors import BrokerError, ClientError, ProtocolError
 from neve.record.codec import MalformedRecord, decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.names import DEFAULT_TOPIC
 
 _SHOWN_TO_ALL = 10_000  # ms that an id search looks ahead of our clock
 _KEY_RESULTS = 32
@@ -52,7 +53,7 @@ class Admin:
         signed = [f"-{key}" if value is None else f"+{key}={value}" for key, value in (attributes or {}).items()]
         ext = {
             "topic": name,
-            "defaultTopic": "TBW102",
+            "defaultTopic": DEFAULT_TOPIC,
             "readQueueNums": str(queues),
             "writeQueueNums": str(queues),
             "perm": str(perm),

@@ -13,16 +13,14 @@ from neve.record.ids import offset_msg_id
 from neve.record.layout import COMPRESSED, COMPRESSION_MASK
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_RETRY_TOPIC, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
 from neve.remoting.body import MessageQueue
+from neve.remoting.names import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from neve.record.codec import MessageRecord
 
 log = logging.getLogger(__name__)
 
-RETRY_PREFIX = "%RETRY%"
-
 __all__ = [
-    "RETRY_PREFIX",
     "BrokerInfo",
     "ConsumeStats",
     "Message",

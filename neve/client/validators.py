@@ -9,22 +9,10 @@ from neve.errors import ClientError
 from neve.record.layout import PROPERTIES_LENGTH_MAX
 from neve.record.properties import properties_to_bytes
 from neve.remoting.codes import ResponseCode
+from neve.remoting.names import NOT_FOR_SENDING, TOPIC_LENGTH_MAX
 
-TOPIC_LENGTH_MAX = 127
-GROUP_LENGTH_MAX = 255
+GROUP_LENGTH_MAX = 255  # a stock client's; a broker takes fewer
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-
-# Topics that only brokers write to.
-NOT_FOR_SENDING = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
 
 # Names that clients and brokers give a meaning to: an application's own property must not look like one of them.
 RESERVED_PROPERTIES = frozenset(

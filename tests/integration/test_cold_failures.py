@@ -10,12 +10,12 @@ from pathlib import Path
 
 from broker.broker_controller import BrokerController
 from broker.pop.pop_log import Acked, Popped
-from broker.tables.retry_names import RETRY_V1, real_topic
 from infra.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import RETRY_V1, real_topic
 from tests.broker_in_process import ask, offload, running, send
 from tests.waiting import until
 

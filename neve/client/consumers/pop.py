@@ -29,11 +29,12 @@ from neve.client.group.rebalance import Rebalancer
 from neve.client.group.received import Received, received
 from neve.client.group.refusals import Refusals
 from neve.client.group.send_back import SendBack
-from neve.client.model import RETRY_PREFIX, Message, MessageQueue
+from neve.client.model import Message, MessageQueue
 from neve.client.net.session import Session
 from neve.client.trace.format import Ended
 from neve.client.trace.recorder import ConsumeTraces
 from neve.errors import ClientError, NeveError
+from neve.remoting.names import RETRY_PREFIX
 
 log = logging.getLogger(__name__)
 

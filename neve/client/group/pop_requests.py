@@ -26,12 +26,12 @@ from neve.record.properties import PROPERTY_POP_CK
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import NORMAL, RETRY_V1, RETRY_V2, real_topic
 
 ANY_QUEUE = -1  # pop from whichever of the broker's queues has something
 POP_BATCH_MAX = 32
 _ANSWER_MARGIN = 10.0  # after the broker's own wait a pop is given this much longer
 _NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
-_RETRY_TOPICS = {"1": "%RETRY%{group}_{topic}", "2": "%RETRY%{group}+{topic}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Receipt:
 
     def real_topic(self, topic: str, group: str) -> str:
         """Where the message is stored; `topic` is the one that was popped."""
-        return _RETRY_TOPICS.get(self.retry, "{topic}").format(group=group, topic=topic)
+        return real_topic(topic, group, self.retry if self.retry in (RETRY_V1, RETRY_V2) else NORMAL)
 
 
 class Popped(NamedTuple):

@@ -10,9 +10,10 @@ from neve.client.group.fetcher import Fetcher
 from neve.client.group.offset_store import OffsetStore
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller
-from neve.client.model import RETRY_PREFIX, MessageQueue
+from neve.client.model import MessageQueue
 from neve.client.net.session import Session
 from neve.errors import ClientError, NeveError
+from neve.remoting.names import RETRY_PREFIX
 
 log = logging.getLogger(__name__)
 

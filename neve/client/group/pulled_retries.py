@@ -22,9 +22,10 @@ from neve.client.group.pull import Puller, Subscription
 from neve.client.group.received import Received, Settles
 from neve.client.group.send_back import SendBack
 from neve.client.group.settlement import Settlement
-from neve.client.model import RETRY_PREFIX, MessageQueue
+from neve.client.model import MessageQueue
 from neve.client.net.session import Session
 from neve.errors import NeveError
+from neve.remoting.names import RETRY_PREFIX
 
 log = logging.getLogger(__name__)
 

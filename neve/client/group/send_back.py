@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from neve.client.model import RETRY_PREFIX, Message
+from neve.client.model import Message
 from neve.client.net.session import Session
 from neve.errors import BrokerError, ClientError, NeveError
 from neve.record.layout import COMPRESSED, COMPRESSION_MASK
@@ -18,6 +18,7 @@ from neve.record.properties import (
     properties_to_bytes,
 )
 from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.names import DEFAULT_TOPIC, RETRY_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class SendBack:
         return {
             "a": "CLIENT_INNER_PRODUCER",
             "b": topic,
-            "c": "TBW102",
+            "c": DEFAULT_TOPIC,
             "d": "4",
             "e": str(queue_id),
             "f": str(message.sys_flag & (COMPRESSED | COMPRESSION_MASK)),

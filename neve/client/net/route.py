@@ -12,8 +12,7 @@ from neve.errors import ProtocolError
 MASTER_ID = 0
 PERM_READ = 4
 PERM_WRITE = 2
-DEFAULT_TOPIC = "TBW102"  # its route stands in for a topic that the first send will create
-DEFAULT_TOPIC_QUEUES = 4
+DEFAULT_TOPIC_QUEUES = 4  # of a topic that the first send will create; the route of DEFAULT_TOPIC stands in for it
 QUEUES_MAX = 65_536  # of a route; each is an object here
 
 

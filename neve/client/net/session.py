@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from neve.client.model import BrokerInfo, MessageQueue
 from neve.client.net.connection import Connection, ConnectionFailed, ConnectionPool
-from neve.client.net.route import DEFAULT_TOPIC, TopicRoute, parse_brokers, parse_route, route_from_default
+from neve.client.net.route import TopicRoute, parse_brokers, parse_route, route_from_default
 from neve.client.options import ClientOptions
 from neve.client.trace.recorder import Traces
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
@@ -19,6 +19,7 @@ from neve.record.ids import UniqueIdGenerator
 from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, lenient_loads
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import DEFAULT_TOPIC
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
 from neve.client.net.connection import ConnectionFailed
-from neve.client.net.route import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, TopicRoute
+from neve.client.net.route import DEFAULT_TOPIC_QUEUES, TopicRoute
 from neve.client.net.session import Session, ext_int
 from neve.client.send.draft import Draft, Drafts, message_to_send, timing
 from neve.client.send.latency import FaultTable
@@ -18,6 +18,7 @@ from neve.client.validators import check_topic
 from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import DEFAULT_TOPIC
 
 #: Refusals after which another broker may take the message. `send_async` gives up at any refusal, as Java's does.
 RETRYABLE = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker.tables.retry_names import RETRY_V1, real_topic
 from broker.waiting.half_messages import COMMIT, ROLLBACK
 from broker.waiting.timer_message import DELIVER_MS
 from neve.record.codec import iter_records
@@ -15,6 +14,7 @@ from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import RETRY_V1, real_topic
 from tests.simulation.messaging.model import DELAY, HALF, PLAIN, TIMER, Flight, Place, Popped, Return, Sent
 
 if TYPE_CHECKING:

@@ -20,9 +20,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.store.appender import Shown
-from broker.tables.retry_names import RETRY_V1, real_topic
-from broker.validators import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from neve.record.codec import MessageRecord, iter_records
+from neve.remoting.names import (
+    DLQ_PREFIX,
+    HALF_TOPIC,
+    RETRY_PREFIX,
+    RETRY_V1,
+    SCHEDULE_TOPIC,
+    WHEEL_TIMER_TOPIC,
+    real_topic,
+)
 from tests.simulation.messaging.clients import POPPED, READERS, WORKERS
 from tests.simulation.messaging.model import DELAY, HALF, TIMER, Copy, Return, Sent
 

@@ -16,11 +16,11 @@ import pytest
 from broker.intake.flusher import Flusher
 from broker.requests.send_back import SendBackProcessor
 from broker.tables.state_file import StateFile
-from broker.validators import DLQ_PREFIX
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
 from infra.supervisor import Supervisor
 from neve.record.codec import MessageRecord
+from neve.remoting.names import DLQ_PREFIX
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import run
 from tests.simulation.messaging import clients

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from broker.validators import CHECK_MAX_TOPIC, OP_HALF_TOPIC
 from broker.waiting.check_back import CheckBack
 from broker.waiting.half_messages import COMMIT, ROLLBACK
 from infra.disk import DiskFull
@@ -19,6 +18,7 @@ from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import CHECK_MAX_TOPIC, OP_HALF_TOPIC
 from tests.broker_in_process import ask, running, send
 from tests.doubles.sim_disk import SimDisk
 

@@ -16,11 +16,11 @@ from broker.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
-from broker.tables.retry_names import real_topic
 from infra.clock import ManualClock
 from infra.disk import RealDisk
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue
+from neve.remoting.names import real_topic
 from tests.synced import nothing_to_sync
 
 

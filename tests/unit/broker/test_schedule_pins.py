@@ -8,11 +8,11 @@ from pathlib import Path
 from broker.intake.log_writer import LogWriter
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from broker.validators import SCHEDULE_TOPIC
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.supervisor import Faults
+from neve.remoting.names import SCHEDULE_TOPIC
 from tests.synced import nothing_to_sync
 
 

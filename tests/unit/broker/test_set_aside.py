@@ -21,7 +21,6 @@ from broker.pop.revive import PopRevive
 from broker.reading.pull_request_hold import HeldPull, PullRequestHold
 from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.message_store import MessageStore
-from broker.validators import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from broker.waiting.check_back import CheckBack
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
@@ -32,6 +31,7 @@ from infra.supervisor import FAILING_RUNS, HANGING_S, Faults
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command
+from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from tests.broker_in_process import running, send
 from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync

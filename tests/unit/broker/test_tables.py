@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from broker import validators
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.config import BrokerConfig
 from broker.reading.pull_request_hold import SLICE, HeldPull, PullRequestHold
@@ -18,6 +17,7 @@ from infra.clock import ManualClock
 from infra.config import ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
 from infra.supervisor import Faults
+from neve.remoting import names
 from tests.synced import nothing_to_sync
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ def test_a_configuration_takes_rocketmq_keys_with_units(tmp_path: Path) -> None:
 
 def test_the_brokers_own_topics_are_known_and_nobody_elses_is() -> None:
     for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "rmq_sys_REVIVE_LOG_c"):
-        assert validators.is_system_topic(topic)
+        assert names.is_system_topic(topic)
     for topic in ("orders", "%RETRY%g", "%DLQ%g"):
-        assert not validators.is_system_topic(topic)
+        assert not names.is_system_topic(topic)
 
 
 @pytest.mark.parametrize(
@@ -76,25 +76,25 @@ def test_a_running_broker_changes_only_keys_that_are_meant_for_it() -> None:
 @pytest.mark.parametrize("value", ["0", "-2", "1.5", "x", ""])
 def test_a_time_to_live_that_would_delete_at_once_or_means_nothing_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match=r"reserve\.time"):
-        validators.check_reserve_time(value)
+        names.check_reserve_time(value)
 
 
 def test_attributes_change_by_sign() -> None:
-    changes = validators.parse_attributes("+reserve.time=720,-message.type")
-    result = validators.apply_attributes({"message.type": "FIFO"}, changes, creating=False)
+    changes = names.parse_attributes("+reserve.time=720,-message.type")
+    result = names.apply_attributes({"message.type": "FIFO"}, changes, creating=False)
     assert result == {"reserve.time": "720"}
     with pytest.raises(ValueError, match="unsupported"):
-        validators.apply_attributes({}, {"+colour": "red"}, creating=True)
+        names.apply_attributes({}, {"+colour": "red"}, creating=True)
     with pytest.raises(ValueError, match="not"):
-        validators.parse_attributes("reserve.time=1")
+        names.parse_attributes("reserve.time=1")
 
 
 def test_topic_names_are_rocketmqs() -> None:
-    assert validators.topic_fault("orders_1-%|A") is None
-    assert validators.topic_fault("a b") is not None
-    assert validators.topic_fault("") is not None
-    assert validators.topic_fault("x" * 128) is not None
-    assert validators.topic_fault("%RETRY%" + "x" * 200) is None
+    assert names.topic_fault("orders_1-%|A") is None
+    assert names.topic_fault("a b") is not None
+    assert names.topic_fault("") is not None
+    assert names.topic_fault("x" * 128) is not None
+    assert names.topic_fault("%RETRY%" + "x" * 200) is None
 
 
 def test_a_topic_inherits_only_where_the_default_allows_it(tmp_path: Path) -> None:

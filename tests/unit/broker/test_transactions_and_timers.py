@@ -12,7 +12,6 @@ from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore, PutResult
-from broker.validators import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from broker.waiting.half_messages import COMMIT, ROLLBACK, HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages, code_of_entry
@@ -23,6 +22,7 @@ from neve.errors import BrokerError
 from neve.record.codec import decode_record, iter_records
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.codes import ResponseCode
+from neve.remoting.names import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync
 

@@ -1,4 +1,8 @@
-"""Names, permissions and attributes: RocketMQ's rules (TopicValidator, PermName, TopicAttributes) as functions."""
+"""Names, permissions and attributes, as the protocol has them.
+
+Source: RocketMQ's TopicValidator, MixAll, PermName, KeyBuilder, TopicAttributes. What a name of a retry topic can mean
+where it is ambiguous, only the tables of a broker say: broker.tables.retry_names.
+"""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +30,8 @@ SYSTEM_TOPICS = frozenset(
     {DEFAULT_TOPIC, SCHEDULE_TOPIC, BENCHMARK_TOPIC, HALF_TOPIC, TRACE_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC}
     | {SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
-_NOT_ALLOWED_TO_SEND = frozenset(
+#: Topics that only brokers write to.
+NOT_FOR_SENDING = frozenset(
     {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
 # The broker believes what it finds there.
@@ -75,9 +80,26 @@ def is_retry_or_dlq(topic: str) -> bool:
     return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
+#: Where a popped message lies, as a receipt says it: its topic, or the pair's retry topic in the old or new form.
+NORMAL, RETRY_V1, RETRY_V2 = "0", "1", "2"
+_BETWEEN = {RETRY_V1: "_", RETRY_V2: "+"}
+
+
+def real_topic(topic: str, group: str, retry: str) -> str:
+    """The topic that a receipt or an acknowledgement in its short form means."""
+    return topic if retry == NORMAL else f"{RETRY_PREFIX}{group}{_BETWEEN[retry]}{topic}"
+
+
+def retry_version(stored: str, group: str, topic: str) -> str:
+    """How a receipt says in which topic its message is stored."""
+    if stored == topic:
+        return NORMAL
+    return RETRY_V2 if stored == real_topic(topic, group, RETRY_V2) else RETRY_V1
+
+
 def may_be_sent_to(topic: str) -> bool:
     """By a client: not what the broker writes for itself."""
-    return topic not in _NOT_ALLOWED_TO_SEND and not topic.startswith(_OWN_BOOKS)
+    return topic not in NOT_FOR_SENDING and not topic.startswith(_OWN_BOOKS)
 
 
 def is_system_topic(topic: str) -> bool:
