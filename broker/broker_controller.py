@@ -179,7 +179,7 @@ class BrokerController:
                 config, clock, clients=clients, topics=topics, groups=groups, registration=self.registration
             ),
             consumers=ConsumerManageProcessor(
-                topics=topics, groups=groups, offsets=offsets, clients=clients, store=context.store
+                topics=topics, groups=groups, offsets=offsets, clients=clients, tiered=context.tiered
             ),
             ranges=QueueRangeProcessor(context.tiered),
             locks=LockBatchProcessor(config.broker_name, context.locks, topics=topics, groups=groups),

@@ -28,10 +28,11 @@ from broker.reading.message_filter import EVERY_MESSAGE, LOOKED_AT_BYTES, LOOKED
 from broker.reading.old_reads import OldReads, Piece, pieces_of
 from broker.reading.record_filter import select
 from broker.store.message_store import GetResult, MessageStore
-from infra.metrics import Histogram
+from infra.metrics import Histogram, Metrics
 from neve.errors import BrokerError
+from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus, ResponseCode
-from tiered.read.cold_query import Found
+from tiered.read.cold_query import Found, has_key
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
 
 log = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ class ColdTier(Protocol):
 
 class TieredStore:
     def __init__(self, store: MessageStore, config: BrokerConfig) -> None:
-        self.hot = store
-        self.old = OldReads(store.disk)
+        self._hot = store
+        self.old_reads = OldReads(store.disk)
         self._config = config
         self._cold: ColdTier | None = None
         self._pool = ThreadPoolExecutor(_QUERY_THREADS, "cold-query")
@@ -110,8 +111,18 @@ class TieredStore:
         """From now on there is an archive."""
         self._cold = cold
 
+    def register_metrics(self, metrics: Metrics) -> None:
+        metrics.counter("cold_reads_total", "pulls answered from the archive", lambda: self.cold_reads)
+        metrics.counter("cold_read_failures_total", "pulls the archive could not answer", lambda: self.cold_failures)
+        metrics.counter("old_reads_total", "local reads below hotBytes", lambda: self.old_reads.count)
+        metrics.counter(
+            "old_reads_waited_total", "local reads that had to wait for the disk", lambda: self.old_reads.waited
+        )
+        metrics.gauge("cold_parked", "pulls that wait for the archive", lambda: self.cold_parked)
+        metrics.histogram("cold_read_seconds", "from a cold pull to its answer", self.cold_latency)
+
     def close(self) -> None:
-        self.old.close()
+        self.old_reads.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- the one question ------------------------------------------------------------------------------------
@@ -143,7 +154,7 @@ class TieredStore:
         cold, level = self._archive(), self._config.tiered_storage_level
         if cold is None:
             return True
-        if offset < self.hot.min_offset(topic, queue_id):
+        if offset < self._hot.min_offset(topic, queue_id):
             return False
         if level == NOT_IN_DISK or (level == NOT_IN_MEM and self._in_newest_segment(topic, queue_id, offset)):
             return True
@@ -154,8 +165,8 @@ class TieredStore:
 
     def _in_newest_segment(self, topic: str, queue_id: int, offset: int) -> bool:
         """RocketMQ asks the kernel which pages are loaded; what is being written is, without asking."""
-        entry = self.hot.entry(topic, queue_id, offset)
-        return entry is None or entry[0] >= self.hot.newest_segment_base
+        entry = self._hot.entry(topic, queue_id, offset)
+        return entry is None or entry[0] >= self._hot.newest_segment_base
 
     # ---- out of the local log
 
@@ -168,7 +179,7 @@ class TieredStore:
         max_bytes: int,
         message_filter: MessageFilter,
     ) -> Answer:
-        hot, predicate = self.hot, message_filter.predicate
+        hot, predicate = self._hot, message_filter.predicate
         count, size = max_count, max_bytes
         if predicate is not None:
             count, size = LOOKED_AT_COUNT, LOOKED_AT_BYTES
@@ -178,7 +189,7 @@ class TieredStore:
             got = self._over_both(got, topic, queue_id)
         if got.runs:
             pieces = pieces_of(hot.file_at, got.runs)
-            if not self.old.in_memory(pieces):
+            if not self.old_reads.in_memory(pieces):
                 return PendingRead(functools.partial(self._read_old, got, pieces, max_count, max_bytes, message_filter))
         return got if predicate is None else select(got, predicate, max_count, max_bytes)
 
@@ -193,7 +204,7 @@ class TieredStore:
         self, got: GetResult, pieces: list[Piece], max_count: int, max_bytes: int, message_filter: MessageFilter
     ) -> GetResult:
         """Parked like a long poll; the mapped buffers answer where the file was evicted meanwhile."""
-        loaded = await self.old.load(pieces)
+        loaded = await self.old_reads.load(pieces)
         if loaded is not None:
             got = GetResult(got.status, got.next_offset, got.min_offset, got.max_offset, loaded, got.count)
         predicate = message_filter.predicate
@@ -225,7 +236,7 @@ class TieredStore:
         except (ColdUnavailable, TimeoutError) as error:
             self.cold_failures += 1
             log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
-            if offset < self.hot.min_offset(topic, queue_id):
+            if offset < self._hot.min_offset(topic, queue_id):
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
             local = self._get_local(topic, queue_id, offset, max_count, max_bytes, message_filter)
             return local if isinstance(local, GetResult) else await local
@@ -237,11 +248,11 @@ class TieredStore:
 
     def _as_of_both(self, got: ColdResult, topic: str, queue_id: int, offset: int) -> GetResult:
         """What the archive said, with the ends of both tiers; where it has nothing, the way to what there is."""
-        low, high = self.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
+        low, high = self.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
         status, following = got.status, got.next_offset
         if status not in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
             # A gap, or below the first message that is kept: the consumer goes on at the next one that is there.
-            following = following if following > offset else max(self.hot.min_offset(topic, queue_id), low)
+            following = following if following > offset else max(self._hot.min_offset(topic, queue_id), low)
             status = GetMessageStatus.OFFSET_TOO_SMALL if following > offset else GetMessageStatus.OFFSET_OVERFLOW_ONE
         return GetResult(status, following, low, high, got.buffers, got.count)
 
@@ -273,14 +284,14 @@ class TieredStore:
     # ---- offsets and times -------------------------------------------------------------------------------------
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        return self._min(self.hot.min_offset(topic, queue_id), topic, queue_id)
+        return self._min(self._hot.min_offset(topic, queue_id), topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        return self.hot.max_offset(topic, queue_id)
+        return self._hot.max_offset(topic, queue_id)
 
     def is_young(self, topic: str, queue_id: int) -> bool:
-        """Whether nothing of the queue has left the local log yet."""
-        return self.hot.min_offset(topic, queue_id) <= 0
+        """Nothing of it has left the local log yet: a new group reads all of a young queue, but not years of one."""
+        return self._hot.min_offset(topic, queue_id) <= 0
 
     def count_messages(self, topic: str, queue_id: int, first: int, end: int) -> int:
         """How many messages there are in [first, end): none below the minimum, and none in a gap of the archive."""
@@ -291,10 +302,10 @@ class TieredStore:
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
         """Over both tiers. The oldest hot message decides which one is asked: times run back only with the clock."""
-        hot_min, high = self.hot.min_offset(topic, queue_id), self.hot.max_offset(topic, queue_id)
+        hot_min, high = self._hot.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
         cold = self._archive()
         if cold is not None and self.min_offset(topic, queue_id) < hot_min:
-            oldest_hot = self.hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
+            oldest_hot = self._hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
             if oldest_hot < 0 or timestamp < oldest_hot or (timestamp == oldest_hot and not upper):
                 try:
                     found = await self._in_thread(cold.offset_by_time, topic, queue_id, timestamp, upper)
@@ -305,13 +316,17 @@ class TieredStore:
                     return found
                 if hot_min == high:
                     return high - 1 if upper else high
-        return self.hot.offset_by_time(topic, queue_id, timestamp, upper)
+        return self._hot.offset_by_time(topic, queue_id, timestamp, upper)
+
+    def store_time_at_hand(self, topic: str, queue_id: int, offset: int) -> int:
+        """Without waiting; -1: no such message, or it would have to be waited for."""
+        return self._hot.store_time(topic, queue_id, offset)
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """-1: no such message, or its time can't be read now."""
         cold = self._archive()
         if cold is None or self._is_local(topic, queue_id, offset):
-            return self.hot.store_time(topic, queue_id, offset)
+            return self._hot.store_time(topic, queue_id, offset)
         found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
         return -1 if found is None else found
 
@@ -319,7 +334,9 @@ class TieredStore:
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
         """Records with a key out of both tiers, newest first, and what of the archive was not searched."""
-        found = self.hot.query(topic, key, max_num, begin, end)
+        # the local index knows hashes only
+        hashed = self._hot.query(topic, key, max_num, begin, end)
+        found = [raw for raw in hashed if has_key(decode_record(raw), topic, key)]
         cold = self._archive()
         if cold is None or len(found) >= max_num:
             return Found(found)
@@ -329,9 +346,9 @@ class TieredStore:
 
     async def record_at(self, physical_offset: int) -> bytes | None:
         """None: there is none. Raises BrokerError SYSTEM_BUSY where that is not sure."""
-        found = self.hot.record_at(physical_offset)
+        found = self._hot.record_at(physical_offset)
         cold = self._archive()
-        if found is not None or cold is None or not 0 <= physical_offset < self.hot.min_physical_offset:
+        if found is not None or cold is None or not 0 <= physical_offset < self._hot.min_physical_offset:
             return found
         archived = await self._ask_cold("record", cold.record_at, physical_offset) or _NOT_ASKED
         if not archived.records and archived.unsearched:

@@ -123,16 +123,16 @@ class AdminOffsetsProcessor:
         return await wide_answer(request, {"consumeTimeSpanSet": spans})
 
     async def _span(self, topic: str, group: str, queue: int) -> dict[str, Any]:
-        context, store = self._context, self._context.tiered
-        low, high = store.min_offset(topic, queue), store.max_offset(topic, queue)
-        earliest = await store.store_time(topic, queue, low)
+        context, tiered = self._context, self._context.tiered
+        low, high = tiered.min_offset(topic, queue), tiered.max_offset(topic, queue)
+        earliest = await tiered.store_time(topic, queue, low)
         consumed = context.offsets.query(group, topic, queue)
-        last = await store.store_time(topic, queue, consumed - 1) if consumed > low else earliest
-        waiting = await store.store_time(topic, queue, max(consumed, low)) if consumed < high else -1
+        last = await tiered.store_time(topic, queue, consumed - 1) if consumed > low else earliest
+        waiting = await tiered.store_time(topic, queue, max(consumed, low)) if consumed < high else -1
         return {
             "messageQueue": MessageQueue(topic, context.config.broker_name, queue),
             "minTimeStamp": earliest,
-            "maxTimeStamp": await store.store_time(topic, queue, high - 1) if high > low else -1,
+            "maxTimeStamp": await tiered.store_time(topic, queue, high - 1) if high > low else -1,
             "consumeTimeStamp": last if last >= 0 else earliest,
             "delayTime": max(context.clock.now_ms() - waiting, 0) if waiting >= 0 else 0,
         }

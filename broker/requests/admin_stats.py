@@ -28,7 +28,7 @@ _ZEROS = (
 def queue_stats(context: BrokerContext, group: str, topic: str, queue: int) -> dict[str, int]:
     """Where a group stands in a queue, as RocketMQ's OffsetWrapper has it."""
     consumed = max(context.offsets.query(group, topic, queue), 0)
-    last = context.store.store_time(topic, queue, consumed - 1) if consumed else 0
+    last = context.tiered.store_time_at_hand(topic, queue, consumed - 1) if consumed else 0
     return {
         "brokerOffset": max(context.tiered.max_offset(topic, queue), 0),
         "consumerOffset": consumed,
@@ -53,7 +53,7 @@ class AdminStatsProcessor:
             high = max(context.tiered.max_offset(topic, queue), 0)
             low = max(context.tiered.min_offset(topic, queue), 0)
             described = {
-                "lastUpdateTimestamp": max(context.store.store_time(topic, queue, high - 1), 0) if high else 0,
+                "lastUpdateTimestamp": max(context.tiered.store_time_at_hand(topic, queue, high - 1), 0) if high else 0,
                 "maxOffset": high,
                 "minOffset": low,
             }

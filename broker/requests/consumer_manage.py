@@ -1,7 +1,7 @@
 """Where a group stands, and who is in it: 14, 15, 38."""
 
 from broker.clients.client_manager import ClientManager
-from broker.store.message_store import MessageStore
+from broker.reading.tiered_store import TieredStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
@@ -21,25 +21,21 @@ class ConsumerManageProcessor:
         groups: SubscriptionGroupManager,
         offsets: ConsumerOffsetManager,
         clients: ClientManager,
-        store: MessageStore,
+        tiered: TieredStore,
     ) -> None:
         self._topics, self._groups, self._offsets, self._clients = topics, groups, offsets, clients
-        self._store = store
+        self._tiered = tiered
 
     def query_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext
         group, topic = require_str(ext, "consumerGroup"), require_str(ext, "topic")
         queue = require_int(ext, "queueId")
         offset = self._offsets.query(group, topic, queue)
-        if offset < 0 and optional_bool(ext, "setZeroIfNotFound", True) and self._is_young(topic, queue):
+        if offset < 0 and optional_bool(ext, "setZeroIfNotFound", True) and self._tiered.is_young(topic, queue):
             offset = 0
         if offset < 0:
             raise BrokerError(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"offset": str(offset)})
-
-    def _is_young(self, topic: str, queue: int) -> bool:
-        """Record 0 is still hot: a new group reads all of a young topic, but not years of an archive."""
-        return self._store.min_offset(topic, queue) <= 0
 
     def update_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext

@@ -3,11 +3,9 @@
 from broker.broker_context import BrokerContext
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
-from neve.record.codec import decode_record
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_int, require_str
-from tiered.read.cold_query import has_key
 
 _MAX_HITS = 64
 _UNIQUE_HITS = 32
@@ -28,10 +26,7 @@ class QueryMessageProcessor:
             require_int(ext, "beginTimestamp"),
             require_int(ext, "endTimestamp"),
         )
-        # The index knows hashes only, and tells the newest first.
-        hits = [
-            record for record in reversed(found.records) if has_key(decode_record(record), ext["topic"], ext["key"])
-        ]
+        hits = found.records[::-1]
         left = f"not searched: {found.unsearched}" if found.unsearched else None
         if not hits and left:
             raise BrokerError(
@@ -43,7 +38,7 @@ class QueryMessageProcessor:
             "indexLastUpdateTimestamp": str(self._context.clock.now_ms()),
             "indexLastUpdatePhyoffset": str(self._context.store.max_physical_offset),
         }
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, left, ext=answer, parts=list(hits))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, left, ext=answer, parts=hits)
 
     async def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         offset = require_int(request.ext, "offset")

@@ -300,12 +300,7 @@ def _register_metrics(controller: BrokerController) -> None:
     gauge("topics", "topics of this broker", lambda: len(context.topics.topics))
     gauge("consumer_groups_online", "groups with a member", lambda: len(context.clients.consumers))
     gauge("name_servers", "name servers that know this broker", lambda: len(controller.name_servers.registered))
-    counter("cold_reads_total", "pulls answered from the archive", lambda: context.tiered.cold_reads)
-    counter("cold_read_failures_total", "pulls the archive could not answer", lambda: context.tiered.cold_failures)
-    counter("old_reads_total", "local reads below hotBytes", lambda: context.tiered.old.count)
-    counter("old_reads_waited_total", "local reads that had to wait for the disk", lambda: context.tiered.old.waited)
-    gauge("cold_parked", "pulls that wait for the archive", lambda: context.tiered.cold_parked)
-    controller.metrics.histogram("cold_read_seconds", "from a cold pull to its answer", context.tiered.cold_latency)
+    context.tiered.register_metrics(controller.metrics)
     reader = controller.archive.reader
     if reader is not None:
         gauge("cold_queue", "row groups in line to be fetched", lambda: reader.waiting)

@@ -105,8 +105,8 @@ def test_what_is_read_from_the_file_is_what_the_mapping_shows(
                     assert wire(got) == wire(expected)
 
     asyncio.run(main())
-    assert mapped.old.count == 0
-    assert (old.old.waited == 0) is cached
+    assert mapped.old_reads.count == 0
+    assert (old.old_reads.waited == 0) is cached
     old.close()
 
 
@@ -161,7 +161,7 @@ def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStor
     async def main() -> None:
         disk.gate.clear()
         reads = [asyncio.create_task(awaited(ask(tiered, 0, 0, 5, 1000))) for _ in range(100)]
-        await until(lambda: tiered.old.waiting >= 100)
+        await until(lambda: tiered.old_reads.waiting >= 100)
         hot = at_once(ask(tiered, 1, COUNT - 1, 5, 1000))
         assert (hot.status, hot.count) == (GetMessageStatus.FOUND, 1)
         for task in reads[:50]:
@@ -169,7 +169,7 @@ def test_a_disk_that_hangs_holds_nobody_but_who_reads_from_it(store: MessageStor
         disk.gate.set()
         answers = await asyncio.gather(*reads, return_exceptions=True)
         assert sum(isinstance(answer, GetResult) for answer in answers) == 50
-        assert tiered.old.waiting == 0
+        assert tiered.old_reads.waiting == 0
 
     asyncio.run(main())
     tiered.close()

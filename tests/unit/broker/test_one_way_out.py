@@ -1,0 +1,65 @@
+"""Only `broker/reading` knows that there are tiers: everybody else asks it, and gets a result or awaits one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+BROKER = ROOT / "broker"
+READING = BROKER / "reading"
+# It makes the reader of the archive and hands it to `broker/reading`.
+ATTACHES = {Path("broker/archiving/archive_wiring.py")}
+# What says which tier has a message, or reads one of them alone.
+TIERS = {"is_hot", "is_local", "get_hot", "get_cold", "old_reads", "hot", "cold", "hot_bytes"}
+TIERS |= {"tiered_storage_level", "newest_segment_base"}
+# Reads of the local log alone.
+LOCAL_READS = {"get", "entry", "min_offset", "store_time", "offset_by_time", "query", "record_at"}
+# What these read never leaves the local log before they are done with it: their own topics, and the queues themselves.
+OWN_TOPICS = {
+    Path("broker/pop/pop_book.py"): {"get"},
+    Path("broker/requests/admin_inspect.py"): {"entry", "min_offset"},
+    Path("broker/requests/end_transaction.py"): {"record_at"},
+}
+
+
+def modules(*rooms: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for room in rooms:
+        for path in sorted(room.rglob("*.py")):
+            if not path.is_relative_to(READING):
+                yield path.relative_to(ROOT), ast.parse(path.read_text("utf-8"))
+
+
+def test_nobody_outside_reading_asks_which_tier_has_a_message() -> None:
+    asked = [
+        f"{path}:{node.lineno} {node.attr}"
+        for path, tree in modules(BROKER)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in TIERS
+    ]
+    assert asked == []
+
+
+def test_nobody_outside_reading_reads_the_archive() -> None:
+    imports = {
+        path
+        for path, tree in modules(BROKER)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tiered.read")
+    }
+    assert imports == ATTACHES
+
+
+def test_no_request_reads_messages_past_the_one_question() -> None:
+    """A read of the store alone would not see what has left it."""
+    reads: dict[Path, set[str]] = {}
+    for path, tree in modules(BROKER / "requests", BROKER / "pop"):
+        for node in ast.walk(tree):
+            match node:
+                case (
+                    ast.Call(func=ast.Attribute(attr=verb, value=ast.Attribute(attr="store" | "_store")))
+                    | ast.Call(func=ast.Attribute(attr=verb, value=ast.Name(id="store")))
+                ) if verb in LOCAL_READS:
+                    reads.setdefault(path, set()).add(verb)
+    assert reads == OWN_TOPICS
