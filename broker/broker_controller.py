@@ -89,6 +89,7 @@ from infra.startup import (
 from infra.supervisor import HANGING_S, Faults, Stop, Supervisor, Trouble
 from infra.tls import server_tls
 from lifecycle.scheduler import KNOWN_FAILURES
+from neve.entropy import salt, system_entropy
 from neve.record.ids import UniqueIdGenerator
 
 log = logging.getLogger(__name__)
@@ -164,8 +165,7 @@ class BrokerController:
         return config.broker_ip1 or local_address(peer)
 
     def _ids(self) -> UniqueIdGenerator:
-        salt = int.from_bytes(os.urandom(4)) & 0x7FFFFFFF
-        return UniqueIdGenerator(self.address[0], os.getpid(), salt, self._clock.now_ms())
+        return UniqueIdGenerator(self.address[0], os.getpid(), salt(system_entropy), self._clock.now_ms())
 
     def _make_processors(self) -> Processors:
         config, clock, context, sender = self.config, self._clock, self.context, self.sender

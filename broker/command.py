@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import importlib
 import json
-import secrets
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from broker.config import BrokerConfig
 from infra.config import ConfigError, Loaded, read
 from infra.server_command import announce, catch_signals, leave, run_and_exit, settings_option
 from infra.startup import EXIT_IN_USE, StartupError, check_port
+from neve.entropy import system_entropy
 
 RestoreFrom = click.option(
     "--restore-from",
@@ -159,7 +159,7 @@ def _shared_security(config: BrokerConfig) -> dict[str, Any]:
     if config.authentication_enabled:
         config.auth_config_path = config.auth_config_path or str(config.root / "config" / "auth" / "auth.json")
         if not config.inner_client_authentication_credentials:
-            inner = {"accessKey": "neve.inner", "secretKey": secrets.token_urlsafe(32)}
+            inner = {"accessKey": "neve.inner", "secretKey": system_entropy(32).hex()}
             config.inner_client_authentication_credentials = json.dumps(inner)
     if config.tls_server_mode == "enforcing":
         config.tls_enable = True

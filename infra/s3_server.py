@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
-import secrets
 import shlex
 import shutil
 import signal
@@ -20,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from neve.entropy import system_entropy
 
 START_SECONDS = 60.0
 
@@ -92,7 +93,7 @@ def running(
     port = port or _free_port()
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
-    access_key, secret_key = keys or (f"neve{secrets.token_hex(6)}", secrets.token_hex(20))
+    access_key, secret_key = keys or (f"neve{system_entropy(6).hex()}", system_entropy(20).hex())
     launch = Launch(directory, data, f"127.0.0.1:{port}", access_key, secret_key)
     log_path = directory / f"{program.binary}.log"
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}

@@ -11,7 +11,6 @@ queue_state   JSON: minimum offsets that were asked for, and deleted topics
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -21,6 +20,7 @@ import msgspec
 from broker.store.errors import StoreCorrupt, StoreLocked
 from infra import failpoint
 from infra.disk import Disk, DiskLocked
+from neve.entropy import Entropy, system_entropy, unique_name
 
 _VERSION = 1
 _OPEN, _RECOVERING = "abort", "recovering"
@@ -60,8 +60,9 @@ class StateImage(NamedTuple):
 class DataDirectory:
     """The small files of a store."""
 
-    def __init__(self, root: Path, disk: Disk) -> None:
+    def __init__(self, root: Path, disk: Disk, entropy: Entropy = system_entropy) -> None:
         self.root = root
+        self._entropy = entropy
         self._disk = disk
         self._release: Callable[[], None] | None = None
         self._writing = threading.Lock()
@@ -88,7 +89,7 @@ class DataDirectory:
             return self._disk.read(path).decode().strip()
         if not log_is_empty:
             raise StoreCorrupt(f"{path} is missing beside a CommitLog: restore it, the archive knows the log by it")
-        made = uuid.uuid4().hex
+        made = unique_name(self._entropy)
         self._disk.write_atomic(path, made.encode())
         return made
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from infra import failpoint
+from infra.clock import Clock, SystemClock
 from infra.object_store.protocol import (
     AccessDenied,
     BadStoreUrl,
@@ -30,14 +29,16 @@ from infra.object_store.protocol import (
     check_prefix,
     unpaced,
 )
+from neve.entropy import Entropy, system_entropy, unique_name
 
 UPLOADS = ".upload"
 STALE_UPLOAD_SECONDS = 24 * 3600
 
 
 class DirectoryStore:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, clock: Clock | None = None, entropy: Entropy = system_entropy) -> None:
         self.root = root.absolute()
+        self._clock, self._entropy = clock or SystemClock(), entropy
         self.url = f"dir:{self.root}"
         self.requests: Counter[str] = Counter()
 
@@ -133,7 +134,7 @@ class DirectoryStore:
         removed = 0
         for path in _files(self.root / UPLOADS):
             try:
-                if path.stat().st_mtime < time.time() - STALE_UPLOAD_SECONDS:
+                if path.stat().st_mtime < self._clock.now_ms() / 1000 - STALE_UPLOAD_SECONDS:
                     path.unlink()
                     removed += 1
             except FileNotFoundError:
@@ -155,7 +156,7 @@ class DirectoryStore:
     def _stage(self, data: bytes | Path, pace: Pace) -> Path:
         directory = self.root / UPLOADS
         _make_directories(directory, self.root)
-        temporary = directory / uuid.uuid4().hex
+        temporary = directory / unique_name(self._entropy)
         try:
             with temporary.open("xb") as file:
                 if isinstance(data, Path):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import logging
 import threading
-import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from infra.object_store.protocol import (
     StoreUnavailable,
     UnknownOutcome,
 )
+from neve.entropy import system_entropy, unique_name
 
 _log = logging.getLogger(__name__)
 _FAILURES = (ClientError, BotoCoreError)
@@ -113,7 +113,7 @@ class MultipartUploads:
         with self._proof:
             if self._proven:
                 return
-            place = {"Bucket": self._bucket, "Key": f"{self._prefix}.probe-{uuid.uuid4().hex}"}
+            place = {"Bucket": self._bucket, "Key": f"{self._prefix}.probe-{unique_name(system_entropy)}"}
             try:
                 self._client.put_object(**place, Body=b"first")
                 where = {**place, "UploadId": self._client.create_multipart_upload(**place)["UploadId"]}

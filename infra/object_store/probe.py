@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,13 +17,14 @@ from infra.object_store.protocol import (
     StoreUnavailable,
     UnknownOutcome,
 )
+from neve.entropy import Entropy, system_entropy, unique_name
 
 PROBE_RACERS = 4
 
 
-def probe(store: ObjectStore) -> None:
+def probe(store: ObjectStore, entropy: Entropy = system_entropy) -> None:
     """Prove on the real store what the fence rests on: one winner in a race of conditional PUTs; read; delete."""
-    key = f".probe-{uuid.uuid4().hex}"  # hidden from Hadoop readers, and no folder remains
+    key = f".probe-{unique_name(entropy)}"  # hidden from Hadoop readers, and no folder remains
 
     def race(number: int) -> bool:
         try:

@@ -8,9 +8,8 @@ import pwd
 import resource
 import shutil
 import subprocess
-import time
-import uuid
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,8 @@ import click
 
 from neve.cli.failures import FAILED, Failure
 from neve.cli.output import emit, output_option, store_option
+from neve.clock import system_now_ms
+from neve.entropy import system_entropy, unique_name
 from neve.extras import install_command
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -143,8 +144,8 @@ def check_files() -> Check:
 
 
 def check_local_clock() -> Check:
-    year = time.gmtime().tm_year
-    return Check("clock", OK if 2024 < year < 2100 else FAIL, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    now = datetime.fromtimestamp(system_now_ms() / 1000, UTC)
+    return Check("clock", OK if 2024 < now.year < 2100 else FAIL, f"{now:%Y-%m-%dT%H:%M:%SZ}")
 
 
 def check_store(url: str) -> Iterator[Check]:
@@ -168,7 +169,7 @@ def check_directory(name: str, root: Path) -> Check:
         if not os.access(existing, os.W_OK | os.X_OK):
             return Check(name, FAIL, f"cannot make {root}: {user} may not write to {existing}")
         return Check(name, OK, f"{root} will be made; {user} may")
-    probe = root / f".neve-doctor-{uuid.uuid4().hex}"
+    probe = root / f".neve-doctor-{unique_name(system_entropy)}"
     try:
         with probe.open("xb") as file:
             file.write(b"probe")
@@ -189,7 +190,7 @@ def _user() -> str:
 def _check_s3(source: Any) -> Iterator[Check]:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    where: dict[str, str] = {"Bucket": source.bucket, "Key": source.name(f"_neve/.probe/{uuid.uuid4().hex}")}
+    where: dict[str, str] = {"Bucket": source.bucket, "Key": source.name(f"_neve/.probe/{unique_name(system_entropy)}")}
     client = source.client
     steps: tuple[tuple[str, Any], ...] = (
         ("write once", lambda: client.put_object(**where, Body=b"probe", IfNoneMatch="*")),
@@ -229,6 +230,6 @@ def _store_clock(answer: Any) -> Check:
     header = answer["ResponseMetadata"]["HTTPHeaders"].get("date") if isinstance(answer, dict) else None
     if header is None:
         return Check("store: clock", WARN, "the store tells no time")
-    apart = abs(parsedate_to_datetime(header).timestamp() - time.time_ns() / 1e9)
+    apart = abs(parsedate_to_datetime(header).timestamp() - system_now_ms() / 1000)
     state = OK if apart < CLOCK_APART_S else FAIL
     return Check("store: clock", state, f"{apart:.0f} s apart from this machine's")

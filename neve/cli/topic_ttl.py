@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from neve.cli.failures import UNREACHABLE, Failure, explain
 from neve.cli.output import ask, emit, output_option, say, size_text, store_option
 from neve.cli.topic_names import topic_names
 from neve.cli.ttl import BROKER_DEFAULT, format_ttl, shorter, ttl_value
+from neve.clock import system_now_ms
 from neve.remoting.names import RESERVE_TIME
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
     from neve.archive.follow import catalogs
     from neve.cli.store import open_source
 
-    return expiry_plan(topic, catalogs(open_source(store)).values(), hours, time.time_ns() // 1_000_000)
+    return expiry_plan(topic, catalogs(open_source(store)).values(), hours, system_now_ms())
 
 
 def expiry_plan(topic: str, catalogs: Iterable[Catalog], hours: int, now_ms: int) -> dict[str, Any]:

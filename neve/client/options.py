@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-
-def system_now_ms() -> int:
-    return time.time_ns() // 1_000_000
+from neve.clock import system_now_ms
+from neve.entropy import Entropy, system_entropy
 
 
 def _fresh_instance_name() -> str:
-    return f"{os.getpid()}#{time.monotonic_ns()}"
+    return f"{os.getpid()}#{int.from_bytes(system_entropy(6))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +36,7 @@ class ClientOptions:
     commit_interval: float = 5.0
     trace: bool = False  # what becomes of messages is sent to RMQ_SYS_TRACE_TOPIC
     now_ms: Callable[[], int] = system_now_ms
+    entropy: Entropy = system_entropy
     credentials: tuple[str, str] | None = field(
         default=None, repr=False
     )  # access key and secret key: requests are signed

@@ -18,7 +18,14 @@ OFFERED = {"neve.client.sync", "infra.object_store.memory"}
 # Imported when a verb is called (`neve.cli.main`).
 NAMED_IN_TEXT = re.compile(r"\"((?:neve|broker|namesrv)(?:\.\w+)+)")
 MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
-CLOCK = {"time.time", "datetime.now", "datetime.utcnow", "random.random", "random.choice", "random.randrange"}
+# Only these look at the machine's clocks, and only this one throws dice.
+CLOCKS = {"infra/clock.py", "neve/clock.py"}
+DICE = {"neve/entropy.py"}
+TIMES = {
+    *(f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")),
+    *("time.gmtime", "time.localtime", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
+}
+THROWS = re.compile(r"(os\.urandom|uuid\.uuid[14]|secrets\.\w+|random\.(?!Random$)\w+|\w+\.SystemRandom)$")
 
 
 @cache
@@ -89,14 +96,23 @@ def test_tests_wait_for_conditions_and_never_for_time() -> None:
     assert sleeps == []
 
 
-def test_only_infra_looks_at_the_clock_or_throws_dice() -> None:
-    looks = [
-        f"{path}:{call.lineno}"
-        for path, tree in trees().items()
-        if path.parts[0] in PACKAGES and path.parts[0] != "infra"
-        for call in calls(tree)
-        if ast.unparse(call.func) in CLOCK
-    ]
+def test_the_clock_and_the_dice_are_injected() -> None:
+    """Whatever is named, called or not: a default or a factory looks as well."""
+    looks = []
+    for path, tree in trees().items():
+        if path.parts[0] not in PACKAGES:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                named = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Attribute):
+                named = [ast.unparse(node)]
+            else:
+                continue
+            for name in named:
+                at_clock = name in TIMES and path.as_posix() not in CLOCKS
+                if at_clock or (THROWS.match(name) and path.as_posix() not in DICE):
+                    looks.append(f"{path}:{node.lineno} {name}")
     assert looks == []
 
 

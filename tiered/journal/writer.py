@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import logging
 import threading
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +46,7 @@ from neve.archive.journal import (
     decode_entry,
     encode_entry,
 )
+from neve.entropy import Entropy, system_entropy, unique_name
 from tiered.journal.local_journal import Identity, LocalJournal, OtherBroker
 from tiered.journal.named_topics import NamedTopics
 
@@ -98,9 +98,10 @@ class JournalWriter:
         clock: Clock,
         cluster: str = "DefaultCluster",
         checkpoint_entries: int = CHECKPOINT_ENTRIES,
+        entropy: Entropy = system_entropy,
     ) -> None:
         self.store, self.prefix, self.broker = store, prefix, broker
-        self.writer = uuid.uuid4().hex
+        self.writer = unique_name(entropy)
         self.catalog = Catalog()
         self.aborted: set[str] = set()  # keys that an ABORT closed: never to be planned again
         self.epoch = 0

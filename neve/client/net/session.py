@@ -100,8 +100,8 @@ class Session:
         else:
             raise ConnectionFailed(f"no name server can be used: {'; '.join(problems)}")
         self.client_id = f"{ip}@{self.options.instance_name}"
-        salt = int.from_bytes(os.urandom(4), "big")
-        self._ids = UniqueIdGenerator(ip, os.getpid(), salt, self.options.now_ms())
+        salt_of_ids = int.from_bytes(self.options.entropy(4))
+        self._ids = UniqueIdGenerator(ip, os.getpid(), salt_of_ids, self.options.now_ms())
         self.spawn(self._heartbeat_forever(), "heartbeat")
 
     def another_pool(self) -> ConnectionPool:

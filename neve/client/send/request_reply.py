@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Iterable, Mapping
+from uuid import UUID
 
 from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.net.connection import Connection
@@ -64,7 +64,7 @@ class Requests:
         timeout: float,
     ) -> Message:
         """See `AsyncClient.request`."""
-        correlation = str(uuid.uuid4())
+        correlation = str(UUID(bytes=self._session.options.entropy(16), version=4))
         own = {
             PROPERTY_CORRELATION_ID: correlation,
             PROPERTY_REPLY_TO_CLIENT: self._session.client_id,
