@@ -87,16 +87,6 @@ class BrokerContext:
     def require(self, connection: Connection, command: RemotingCommand) -> None:
         self.guard.require(connection, command)
 
-    def pinned_from(self) -> int | None:
-        """The lowest log position that a message in waiting needs; nothing from it on may be evicted."""
-        parts = (
-            self.schedule.oldest_pending_physical(),
-            self.timers.pinned_from(),
-            self.transactions.pinned_from(),
-            self.pops.oldest_needed_physical(),
-        )
-        return min((position for position in parts if position is not None), default=None)
-
     def any_queue(self, queue_nums: int) -> int:
         """A queue for who doesn't care: each in its turn."""
         return next(self.turn) % max(queue_nums, 1)

@@ -5,6 +5,7 @@ stop:   accepting off → ports → held pulls answered → jobs → flush, tabl
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -12,8 +13,11 @@ from collections.abc import Callable
 
 from access.wiring import guarded, make_guard
 from broker import rocketmqs_store
-from broker.archiving.archive_wiring import ArchiveWiring
+from broker.archiving.archive import AnyArchive, open_archive
+from broker.archiving.local_side import LocalSide
+from broker.archiving.pins import WaitingMessages
 from broker.archiving.restore import Restore, refuse_unfinished
+from broker.archiving.state import Tables
 from broker.broker_context import BrokerContext
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import ClientManager
@@ -155,7 +159,16 @@ class BrokerController:
             room=self._connections_room,
             tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
         )
-        self.archive = ArchiveWiring(context, disk, cold_groups=self._descriptors.cold_groups)
+        self._local_side = LocalSide(
+            config,
+            context.store,
+            context.flusher,
+            Tables(context.topics, context.groups, context.offsets),
+            WaitingMessages(context.schedule, context.timers, context.transactions, context.pops),
+            clock,
+            disk,
+        )
+        self.archive: AnyArchive  # from the start on, once the log is recovered
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
 
@@ -315,17 +328,16 @@ class BrokerController:
             refuse_unfinished(self.config, self._disk)
         await asyncio.to_thread(self._check_disk)
         await asyncio.to_thread(self._load)
-        try:
-            await self.archive.attach(self._restore)
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(asyncio.to_thread, self.context.store.shutdown)
+            await self._open_archive()
+            undo.push_async_callback(self.archive.shutdown)
+            undo.push_async_callback(self.server.shutdown)
             for line in self.context.offsets.clip(self.context.store.max_offset):
                 log.warning("group offset above the end of its queue: %s", line)
             self._load_pops()
             await self._listen()
-        except BaseException:
-            await self.server.shutdown()
-            await self.archive.shutdown()
-            await asyncio.to_thread(self.context.store.shutdown)
-            raise
+            undo.pop_all()
         self.context.store.tell(self._appended)
         self._start_tasks()
         self.life.started()
@@ -334,6 +346,12 @@ class BrokerController:
         log.info("broker %s serves %s:%d", self.config.broker_name, *self.address)
         if not self.config.name_servers:
             log.warning("namesrvAddr is empty: clients find no route to this broker, they reach it by its address only")
+
+    async def _open_archive(self) -> None:
+        self.archive = await open_archive(self._local_side, self._restore, cold_groups=self._descriptors.cold_groups)
+        self.context.trusted_ms = self.archive.safe_clock.now_ms
+        if self.archive.reader is not None:
+            self.context.tiered.attach(self.archive.reader)
 
     def _check_disk(self) -> None:
         root = self.context.root
@@ -484,14 +502,14 @@ class BrokerController:
         context = self.context
         if context.topics.select(topic) is None:
             return
-        buried = _ends(context.store, topic)
+        told = _ends(context.store, topic)
         retries = [name for group in context.groups.groups for name in context.retry_names.gone_with(group, topic)]
-        named = self.archive.has_named(topic)
+        named = self.archive.tombstones.has_named(topic)
         if named:
-            await self.archive.bury(topic, buried)
-        begins_again = not named and self.archive.begin_again(topic)
+            await self.archive.tombstones.record(topic, told)
+        begins_again = not named and self.archive.tombstones.begin_again(topic)
         if not named and not begins_again:  # a round has named it meanwhile
-            await self.archive.bury(topic, buried)
+            await self.archive.tombstones.record(topic, told)
         # no await from begin_again to here: no message may come in between
         ends = _ends(context.store, topic)
         context.store.delete_topic(topic, begin_again=begins_again)
@@ -506,8 +524,8 @@ class BrokerController:
             await self._drop_topic(retry)
         await self.registration.now()
         # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
-        if not begins_again and ends != buried:  # sent while the archive wrote; a round may have taken it
-            await self.archive.bury(topic, ends)
+        if not begins_again and ends != told:  # sent while the archive wrote; a round may have taken it
+            await self.archive.tombstones.record(topic, ends)
 
     def troubles(self) -> list[Trouble]:
         """What is wrong with the broker's own tasks."""

@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
-from broker.broker_context import BrokerContext
+from broker.archiving.state import Tables
 from broker.config import BrokerConfig
 from broker.store.errors import StoreError
+from broker.store.message_store import MessageStore
 from broker.store.opening import clear_store
 from broker.tables import topic_config_manager
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
@@ -111,9 +112,8 @@ class Restore:
         failpoint.hit("restore.after_plan")
         return self._marker.plan
 
-    def apply(self, context: BrokerContext, plan: RestorePlan) -> None:
+    def apply(self, store: MessageStore, tables: Tables, plan: RestorePlan) -> None:
         """Log, queues and tables, on the loop, before anything is served."""
-        store = context.store
         store.go_on_after(plan.newest_ms)
         try:
             if store.max_physical_offset < plan.log_start:
@@ -122,16 +122,16 @@ class Restore:
             store.restore_queues(plan.queues, plan.ended)
             failpoint.hit("restore.after_queues")
             for topic in plan.topics:
-                context.topics.update(msgspec.convert(topic, TopicConfig))
+                tables.topics.update(msgspec.convert(topic, TopicConfig))
             for group in plan.groups:
-                context.groups.update(msgspec.convert(group, SubscriptionGroupConfig))
-            context.groups.forbid(plan.forbidden)
-            context.offsets.restore(plan.offsets)
-            for file in (context.topics.file, context.groups.file, context.offsets.file):
+                tables.groups.update(msgspec.convert(group, SubscriptionGroupConfig))
+            tables.groups.forbid(plan.forbidden)
+            tables.offsets.restore(plan.offsets)
+            for file in (tables.topics.file, tables.groups.file, tables.offsets.file):
                 file.save_now()
         except (StoreError, OSError) as error:
             raise StartupError(
-                f"{context.root}: the restore stopped: {error}; it may go on later", EXIT_DISK
+                f"{self._config.root}: the restore stopped: {error}; it may go on later", EXIT_DISK
             ) from error
         failpoint.hit("restore.after_tables")
 

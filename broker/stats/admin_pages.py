@@ -218,10 +218,7 @@ class _Pages:
         return json_response({"objects": report.objects, "rows": report.rows, "findings": report.problems})
 
     async def unexpire(self, request: Request) -> Response:
-        lifecycle = self._archive.lifecycle
-        if lifecycle is None:
-            return Response(503, b"not started yet\n")
-        return json_response({"event": "unexpired", **await self._in_thread(lifecycle.unexpire.run)})
+        return json_response({"event": "unexpired", **await self._in_thread(self._archive.lifecycle.unexpire.run)})
 
     async def sweep(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
@@ -231,10 +228,7 @@ class _Pages:
         return json_response({"event": "swept", "orphans": found})
 
     async def confirm_clock(self, request: Request) -> Response:
-        clock = self._archive.safe_clock
-        if clock is None:
-            return Response(503, b"not started yet\n")
-        before = await self._in_thread(clock.confirm)
+        before = await self._in_thread(self._archive.safe_clock.confirm)
         return json_response({"event": "confirmed", "before": msgspec.to_builtins(before)})
 
     async def run_job(self, request: Request) -> Response:
@@ -341,7 +335,6 @@ def _register_archive_metrics(controller: BrokerController) -> None:
 
 def _register_clock_metrics(controller: BrokerController) -> None:
     counter, gauge, clock = controller.metrics.counter, controller.metrics.gauge, controller.archive.safe_clock
-    assert clock is not None
     gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
     gauge(
         "clock_behind_seconds",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.archiving.archive_wiring import ArchiveWiring
+from broker.archiving.archive import AnyArchive
 from broker.broker_context import BrokerContext
 from infra.object_store.protocol import ObjectStoreError
 
@@ -20,7 +20,7 @@ class Condition(NamedTuple):
     means: str
 
 
-def conditions(context: BrokerContext, archive: ArchiveWiring) -> list[Condition]:
+def conditions(context: BrokerContext, archive: AnyArchive) -> list[Condition]:
     """None: all is well."""
     found = []
     if (why := context.life.refusal) is not None:
@@ -34,13 +34,13 @@ def conditions(context: BrokerContext, archive: ArchiveWiring) -> list[Condition
         means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"
         found.append(Condition("archive unreachable", *away, means))
     clock = archive.safe_clock
-    if clock is not None and not (state := clock.state()).trusted:
+    if not (state := clock.state()).trusted:
         means = f"what expires is {state.behind_ms // 1000} s late, until `neve archive confirm-clock`"
         found.append(Condition("clock not trusted", state.since_ms, state.why, means))
     return found
 
 
-def store_away(context: BrokerContext, archive: ArchiveWiring) -> tuple[int, str] | None:
+def store_away(context: BrokerContext, archive: AnyArchive) -> tuple[int, str] | None:
     """Since when the archive's store has not answered, by the jobs that ask it all the time, and what they heard."""
     if archive.journal is None:
         return None

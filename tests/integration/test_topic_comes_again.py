@@ -67,14 +67,14 @@ async def _sent_meanwhile(tmp_path: Path) -> None:
     async with in_process.running(tmp_path / "data", *settings) as (broker, client):
         await in_process.send(client, TOPIC)
         await in_process.offload(broker)
-        bury = broker.archive.bury
+        record = broker.archive.tombstones.record
 
         async def buried(topic: str, minimums: Mapping[int, int]) -> None:
-            await bury(topic, minimums)
+            await record(topic, minimums)
             if topic == TOPIC and minimums[0] == 1:
                 await in_process.send(client, TOPIC)
 
-        broker.archive.bury = buried  # type: ignore[method-assign]
+        broker.archive.tombstones.record = buried  # type: ignore[method-assign]
         assert (await in_process.ask(client, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == 0
         assert broker.archive.journal is not None
         assert broker.archive.journal.catalog.recorded_minimum(TOPIC, 0) == 2
@@ -92,16 +92,16 @@ async def _buried_later(tmp_path: Path) -> None:
     async with in_process.running(tmp_path / "data", *settings) as (broker, client):
         await in_process.send(client, TOPIC)
         await in_process.offload(broker)
-        bury = broker.archive.bury
+        record = broker.archive.tombstones.record
 
         async def once(topic: str, minimums: Mapping[int, int]) -> None:
             if minimums[0] > 1:
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, "the store is down")
-            await bury(topic, minimums)
+            await record(topic, minimums)
             await in_process.send(client, TOPIC)
             await in_process.offload(broker)  # a round takes what came meanwhile
 
-        broker.archive.bury = once  # type: ignore[method-assign]
+        broker.archive.tombstones.record = once  # type: ignore[method-assign]
         assert (await in_process.ask(client, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SYSTEM_BUSY
         assert broker.archive.journal is not None
         assert broker.archive.lifecycle is not None

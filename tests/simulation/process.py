@@ -1,7 +1,7 @@
 """One broker process without its sockets and threads: the broker's own start, jobs and topic deletion, run in line.
 
 What the broker hands to threads runs where it stands, so a coroutine of the start ends in one go. Nothing of the
-start's order is told here a second time: `BrokerController._load`, `ArchiveWiring.attach` and `_drop_topic` are driven.
+start's order is told here a second time: `BrokerController._load`, `open_archive` and `_drop_topic` are driven.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from broker.archiving import archive_wiring
-from broker.archiving.archive_wiring import ArchiveWiring
-from broker.archiving.loop_hot_store import LoopHotStore
+from broker.archiving.archive import open_archive
+from broker.archiving.local_side import LocalSide
+from broker.archiving.outside import Outside
 from broker.archiving.restore import Restore, refuse_unfinished
+from broker.archiving.state import Tables
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.reading.tiered_store import TieredStore
@@ -56,55 +57,64 @@ async def _in_line(work: Callable[..., T], *arguments: Any, **keywords: Any) -> 
     return work(*arguments, **keywords)
 
 
-class _HotStore(LoopHotStore):
-    """Calls from job threads, where there is one thread only."""
+class _InLine:
+    """Asks the loop where there is one thread only."""
 
-    crowded = False
-
-    def _call(self, work: Callable[[], T]) -> T:
+    def call(self, work: Callable[[], T]) -> T:
         return work()
 
-    def flush(self) -> int:
-        self._starting = True  # the way that needs no flusher
-        return super().flush()
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return drive(work)
 
-    def evict(self, base: int) -> None:
-        self._starting = True
-        super().evict(base)
 
-    def disk_ratio(self) -> float:
-        return 0.99 if _HotStore.crowded else 0.1
+class _Flusher:
+    """Makes the log durable where it stands."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.flushed_offset = 0
+
+    async def flush_now(self) -> None:
+        self.flushed_offset = self._store.flush()
+        self._store.after_flush(self.flushed_offset)
+
+    async def upkeep_now(self) -> None:
+        self._store.upkeep()
+
+
+def outside(
+    make_worker: Callable[[], AnyWorker], open_store: Callable[[], FaultyStore], is_crowded: Callable[[], bool]
+) -> Outside:
+    """What the archive has of the machine: the caller's thread, and the simulated store."""
+    return Outside(
+        in_thread=_in_line,
+        bounded=lambda work, seconds: _in_line(work),
+        ask_loop=_InLine,
+        open_store=lambda url: open_store(),
+        make_worker=lambda **keywords: make_worker(),  # type: ignore[arg-type]
+        disk_ratio=lambda disk, root: 0.99 if is_crowded() else 0.1,
+    )
 
 
 @contextlib.contextmanager
-def in_line(make_worker: Callable[[], AnyWorker], open_store: Callable[[], FaultyStore]) -> Iterator[None]:
-    """While this holds, the broker's parts run in the caller's thread and meet the simulated store."""
-    wiring_asyncio = SimpleNamespace(to_thread=_in_line, get_running_loop=lambda: None)
-    with (
-        patch.object(archive_wiring, "asyncio", wiring_asyncio),
-        patch.object(archive_wiring, "run_bounded", lambda work, seconds: _in_line(work)),
-        patch.object(archive_wiring, "open_store", lambda url: open_store()),
-        patch.object(archive_wiring, "WorkerClient", lambda **keywords: make_worker()),
-        patch.object(archive_wiring, "LoopHotStore", _HotStore),
-        patch.object(state_file.asyncio, "to_thread", _in_line),  # type: ignore[attr-defined]
-    ):
+def in_line() -> Iterator[None]:
+    """While this holds, tables are saved in the caller's thread."""
+    with patch.object(state_file.asyncio, "to_thread", _in_line):  # type: ignore[attr-defined]
         yield
-
-
-def set_crowded(crowded: bool) -> None:
-    _HotStore.crowded = crowded
 
 
 class Process:
     """Not started yet; `start` may raise StartupError or die."""
 
-    def __init__(self, disk: SimDisk, clock: ManualClock, config: BrokerConfig, *, restore: bool = False) -> None:
+    def __init__(
+        self, disk: SimDisk, clock: ManualClock, config: BrokerConfig, machine: Outside, *, restore: bool = False
+    ) -> None:
         self.disk, self.clock, self.config = disk, clock, config
         self.pinned: int | None = None
         root = config.root
         self.store = MessageStore(_store_config(root, config), disk, clock)
         tables = root / "config"
-        nothing = SimpleNamespace(load=lambda: None, pending=lambda: 0, __len__=lambda: 0, reappend=lambda *_: False)
+        nothing = SimpleNamespace(load=lambda: None, pending=lambda: 0, __len__=lambda: 0)
         topics = TopicConfigManager(disk, tables / "topics.json", clock)
         groups = SubscriptionGroupManager(disk, tables / "subscriptionGroup.json", clock)
         offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", nothing_to_sync)
@@ -125,14 +135,16 @@ class Process:
             hold=SimpleNamespace(release_topic=lambda topic: None),
             polling=SimpleNamespace(wake_topic=lambda topic: None),
             pops=SimpleNamespace(drop=lambda topic: None),
-            pinned_from=lambda: self.pinned,
         )
-        self.wiring = ArchiveWiring(self.context, disk, cold_groups=4)  # type: ignore[arg-type]
+        flusher: Any = _Flusher(self.store)
+        self.local_side = LocalSide(
+            config, self.store, flusher, Tables(topics, groups, offsets), _Pins(self), clock, disk, machine
+        )
+        self.archive: Any = None
         self._restore = Restore(config, disk) if restore else None
         self._controller: Any = SimpleNamespace(
             context=self.context,
             config=config,
-            archive=self.wiring,
             registration=SimpleNamespace(now=_registered),
             _drop_topic=self._dropped,
         )
@@ -147,29 +159,30 @@ class Process:
         BrokerController._load(self._controller)
         try:
             loaded()
-            drive(self.wiring.attach(self._restore))
+            self.archive = self._controller.archive = drive(open_archive(self.local_side, self._restore, cold_groups=4))
+            if self.archive.reader is not None:
+                self.context.tiered.attach(self.archive.reader)
             self.context.offsets.clip(self.store.max_offset)
         except Exception:
-            drive(self.wiring.shutdown())
+            if self.archive is not None:
+                drive(self.archive.shutdown())
             self.store.shutdown()
             raise
 
     @property
     def lifecycle(self) -> Any:
-        return self.wiring.lifecycle
+        return self.archive.lifecycle
 
     @property
     def journal(self) -> Any:
-        return self.wiring.journal
+        return self.archive.journal
 
     def flush(self) -> None:
         self.store.after_flush(self.store.flush())
         self.store.upkeep()
 
     def write_state(self) -> None:
-        keeper = self.wiring._state
-        assert keeper is not None
-        keeper.run(_HotStore(self.context, None, starting=True).state)  # type: ignore[arg-type]
+        self.archive.state_job()()
 
     def drop_topic(self, topic: str) -> None:
         drive(self._dropped(topic))
@@ -179,16 +192,32 @@ class Process:
 
     def stop(self) -> None:
         """As `BrokerController.shutdown`, without what it has to do with clients."""
-        drive(self.wiring.shutdown())
+        drive(self.archive.shutdown())
         if self.store.failed is None:
             for table in (self.context.topics, self.context.groups, self.context.offsets):
                 table.file.save_now()
             self.flush()
-            drive(self.wiring.write_last_state())
+            drive(self.archive.write_last_state())
         self.store.shutdown()
 
     def told_minimum(self, topic: str, queue: int) -> int:
         return int(self.context.tiered.min_offset(topic, queue))
+
+
+class _Pins:
+    """What waits is told by the story."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def lowest(self) -> int | None:
+        return self._process.pinned
+
+    def reappend(self, below: int) -> bool:
+        return False
+
+    def counts(self) -> dict[str, int]:
+        return {"timers": 0, "delayed": 0, "half_messages": 0}
 
 
 class _Nothing:
@@ -197,9 +226,6 @@ class _Nothing:
 
     def __len__(self) -> int:
         return 0
-
-    def reappend(self, below: int) -> bool:
-        return False
 
 
 async def _registered() -> None:

@@ -26,7 +26,7 @@ from tests.doubles.sim_disk import SimDisk
 from tests.simulation import invariants, traffic
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.model import Bucket, Message, Model
-from tests.simulation.process import BROKER, Killed, Process, in_line, queues_of, set_crowded
+from tests.simulation.process import BROKER, Killed, Process, in_line, outside, queues_of
 from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker, Row
 from tiered.journal.writer import Fenced
 from tiered.write import segment_writer
@@ -83,7 +83,9 @@ class World:
         self.alone = False  # the process that runs has no clients: it is superseded
         self.busy = False  # a job runs: others may act between its requests
         self.decoded: dict[str, tuple[bytes, list[Row]]] = {}
+        self.crowded = False
         self.process: Process
+        self._machine = outside(self._make_worker, lambda: self.bucket_store, lambda: self.crowded)
 
     def _make_config(self) -> BrokerConfig:
         pick = self.random.choice
@@ -108,7 +110,7 @@ class World:
         logging.disable(logging.CRITICAL)
         small = contextlib.ExitStack()
         try:
-            with small, in_line(self._make_worker, lambda: self.bucket_store):
+            with small, in_line():
                 for name in ("GROUP_BYTES", "GROUP_BYTES_AT_QUEUE_CHANGE"):
                     small.callback(setattr, segment_writer, name, getattr(segment_writer, name))
                 segment_writer.GROUP_BYTES, segment_writer.GROUP_BYTES_AT_QUEUE_CHANGE = 2000, 500  # type: ignore[attr-defined]
@@ -121,7 +123,6 @@ class World:
             raise Violation(text) from error
         finally:
             failpoint.disarm()
-            set_crowded(False)
             logging.disable(logging.NOTSET)
 
     def _tell_all(self, steps: int) -> None:
@@ -245,7 +246,7 @@ class World:
             return
         queues = self.process.store.queues().get(topic, [])
         ends = {queue: self.process.store.next_offset(topic, queue) for queue in queues}
-        named = self.process.wiring.has_named(topic)
+        named = self.process.archive.tombstones.has_named(topic)
         self.tell(f"delete topic {topic}, named: {named}")
         self.deletions += 1
         try:
@@ -274,7 +275,7 @@ class World:
 
     def _crowd(self) -> None:
         crowded = self.random.random() < 0.5
-        set_crowded(crowded)
+        self.crowded = crowded
         self.tell(f"crowded: {crowded}")
 
     def _pin(self) -> None:
@@ -315,7 +316,7 @@ class World:
     def _start(self, kept: int = 0, *, restore: bool = False, keep_names: bool = False) -> None:
         """Until the broker stands. `kept`: the log must reach so far."""
         while True:
-            process = Process(self.disk, self.clock, self.config, restore=restore)
+            process = Process(self.disk, self.clock, self.config, self._machine, restore=restore)
             try:
                 process.start(functools.partial(self._loaded, process, kept, keep_names=keep_names))
             except StartupError as error:
@@ -475,7 +476,7 @@ class World:
                 self.model.tell_minimum(place, self.process.told_minimum(*place), self.bucket, self._has_expired)
 
     def _has_expired(self, message: Message) -> bool:
-        ttl = self.process.wiring.policy().ttl_ms(message.topic)
+        ttl = self.process.archive.policy().ttl_ms(message.topic)
         now = min(self.clock.now_ms(), self.clock.now_ms() + self.bucket_store.clock_offset_ms)
         return ttl is not None and message.stored_ms + ttl <= now
 

@@ -76,7 +76,7 @@ class StoreFormat(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class GoOnFrom:
     """What the broker does before its first send: nothing, or go on above what the archive has named."""
 
     online: bool
@@ -125,7 +125,7 @@ class JournalWriter:
 
     # --- start ---------------------------------------------------------------------------------------------
 
-    def attach(self, log_end: int) -> Attachment:
+    def attach(self, log_end: int) -> GoOnFrom:
         """Before the first send: settle whose archive this is, and from where the local log may go on."""
         with self._lock:
             identity = self._load_identity()
@@ -141,7 +141,7 @@ class JournalWriter:
                 if not self.online:
                     self._go_offline_from(log_end)
             self._starting_at = None
-            return self._attachment(identity, log_end)
+            return self._go_on_from(identity, log_end)
 
     def attach_restoring(self, claim: Callable[[], None], *, take_over: bool) -> None:
         """For a restore: the archive becomes this log's, whoever had it; who had it is fenced from here on.
@@ -256,7 +256,7 @@ class JournalWriter:
                 "use another bucket or prefix"
             )
 
-    def _attachment(self, identity: Identity | None, log_end: int) -> Attachment:
+    def _go_on_from(self, identity: Identity | None, log_end: int) -> GoOnFrom:
         high = max(self.catalog.intent_end, identity.high if identity else 0)
         following = {
             (topic, queue): last + 1
@@ -272,7 +272,7 @@ class JournalWriter:
                 log_end,
                 high,
             )
-        return Attachment(self.online, self.epoch, resume_at, following)
+        return GoOnFrom(self.online, self.epoch, resume_at, following)
 
     # --- append --------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import greenlet
 
 from broker import broker_controller
-from broker.archiving import loop_hot_store
+from broker.archiving import ask_loop
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.store import appender, commit_log
@@ -89,7 +89,7 @@ def under_the_loop() -> Iterator[None]:
         patch.object(commit_log, "threading", locks),
         patch.object(state_file, "threading", locks),
         patch.object(rounds, "threading", locks),
-        patch.object(loop_hot_store, "asyncio", ask),
+        patch.object(ask_loop, "asyncio", ask),
         patch.object(scheduler, "threading", SimpleNamespace(Event=Event, Thread=Thread)),
         patch.object(turns, "threading", SimpleNamespace(Event=Event, Lock=SimLock)),
     ):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.archiving.archive import Archive
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from infra.config import ConfigError
@@ -87,8 +88,8 @@ def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp
     async def scenario() -> None:
         async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, connection):
             assert list(left.parent.iterdir()) == []
-            uploader = broker.archive._uploader
-            assert uploader is not None
+            assert isinstance(broker.archive, Archive)
+            uploader = broker.archive.uploader
             assert uploader._work_dir == str(left.parent)
             await send(connection, "orders")
             lifecycle = broker.archive.lifecycle

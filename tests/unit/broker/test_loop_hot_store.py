@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from broker.archiving.loop_hot_store import LoopHotStore
+from broker.archiving.ask_loop import AskLoop
+from broker.archiving.hot_store import LoopHotStore, SyncByFlusher
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
@@ -50,8 +50,9 @@ def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
             put(store, queue_id)
         flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
         flushing = asyncio.create_task(flusher.run())
-        context: Any = SimpleNamespace(store=store, flusher=flusher)
-        hot = LoopHotStore(context, asyncio.get_running_loop())
+        ask = AskLoop(asyncio.get_running_loop())
+        nothing_waits: Any = None
+        hot = LoopHotStore(store, nothing_waits, ask, SyncByFlusher(flusher, ask), lambda: 0.1)
         disk.written.clear()
         before = dict.fromkeys(("t", "gone"), clock.now_ms() + 1)
         await asyncio.to_thread(hot.expire_below, {"t": dict.fromkeys(range(QUEUES), 1), "gone": {0: 1}}, before)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.archiving.loop_hot_store import LoopHotStore
+from broker.archiving.ask_loop import AskLoop
 from broker.stats.topic_metrics import consumer_lags
 from broker.store.message_store import MessageStore
 from neve.remoting.body import lenient_loads
@@ -76,8 +76,8 @@ def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, counted: Ca
             for number in range(1_200):
                 store.queue_for(f"topic-{number}", 0)
             taken = counted("following_of")
-            hot = LoopHotStore(broker.context, asyncio.get_running_loop())
-            state = await asyncio.to_thread(hot.state)
+            ask = AskLoop(asyncio.get_running_loop())
+            state = await asyncio.to_thread(broker.archive.capture.from_thread, ask)
             assert taken.all == len(state.queues) >= 1_200
             assert taken.most <= 500
 

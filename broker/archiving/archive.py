@@ -1,0 +1,160 @@
+"""The archive beside the broker: attached before the first send, its jobs in threads, its reads behind the hot ones.
+
+Without `storeUrl` only local retention and TTL run. Nothing here is imported by the hot path.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from broker.archiving.attach import Attached, attach
+from broker.archiving.attachment import Attachment, Event, State
+from broker.archiving.local_side import LocalSide
+from broker.archiving.restore import Restore
+from broker.archiving.tombstone import JournalTombstones, NoTombstones, Tombstones
+from infra.object_store.protocol import ObjectStoreError
+from lifecycle.lifecycle import ArchiveLifecycle, LocalLifecycle
+from lifecycle.safe_clock import SafeClock
+from lifecycle.scheduler import JobScheduler
+from neve.archive.journal import NewerFormat
+from neve.archive.state import StateTooLarge
+from tiered.journal.writer import Fenced
+from tiered.worker.client import WorkerClient
+
+log = logging.getLogger(__name__)
+
+_TTL_SECONDS = 60.0
+_UPLOAD_RATE_SECONDS = 5.0
+_RETENTION_SECONDS = 10.0
+_CLOCK_SECONDS = 10.0
+_CHECKPOINT_SECONDS = 60.0
+_SWEEP_SECONDS = 6 * 3600.0
+# Jobs look at the end between two names; one that hangs in its store is left behind: what it began is begun again.
+_STOP_SECONDS = 30.0
+
+
+class WithoutArchive:
+    """Only what concerns the broker's own disk."""
+
+    journal = None
+    reader = None
+
+    def __init__(self, local: LocalSide) -> None:
+        """Once the log is recovered."""
+        self._local = local
+        self._attachment = Attachment(archived=False)
+        self.policy, self.capture = local.policy, local.capture
+        self.safe_clock = local.safe_clock()
+        self.lifecycle = LocalLifecycle(local.hot_store(), local.policy, local.clock, self.safe_clock)
+        self.tombstones: Tombstones = NoTombstones(local.disk, local.archive_files)
+        self.jobs = JobScheduler(local.clock)
+
+    @property
+    def state(self) -> State:
+        return self._attachment.state
+
+    def start_jobs(self) -> None:
+        """The broker serves."""
+        _plan_local_jobs(self.jobs, self.lifecycle, self.safe_clock)
+        self.jobs.start()
+
+    async def write_last_state(self) -> None:
+        """There is no bucket to write it to."""
+
+    async def shutdown(self) -> None:
+        """The loop stays free for what jobs ask of the store."""
+        self._attachment.happens(Event.STOP)
+        self.lifecycle.stop()
+        await _end_jobs(self.jobs, self._local)
+        self._attachment.happens(Event.ENDED)
+
+    def status(self) -> dict[str, Any]:
+        """Asks the store through the loop: call it in a thread."""
+        return self.lifecycle.status()
+
+
+class Archive:
+    """A broker's archive, settled."""
+
+    def __init__(self, local: LocalSide, attachment: Attachment, attached: Attached) -> None:
+        self._local, self._attachment, self._attached = local, attachment, attached
+        self.policy, self.capture = local.policy, local.capture
+        self.journal, self.reader = attached.journal, attached.reader
+        self.safe_clock, self.lifecycle = attached.safe_clock, attached.lifecycle
+        self.tombstones: Tombstones = JournalTombstones(attached.journal, local.outside.in_thread)
+        self.jobs = JobScheduler(local.clock)
+        self._hanging: list[str] = []
+
+    @property
+    def state(self) -> State:
+        return self._attachment.state
+
+    @property
+    def uploader(self) -> WorkerClient:
+        """Who encodes and uploads."""
+        return self._attached.uploader
+
+    def start_jobs(self) -> None:
+        """The broker serves."""
+        config, lifecycle, jobs = self._local.config, self.lifecycle, self.jobs
+        jobs.every("offload", config.archive_period / 1000, lifecycle.offload.run)
+        jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.upload_rate.adjust)
+        jobs.every("state", config.state_period / 1000, self.state_job())
+        jobs.every("checkpoint", _CHECKPOINT_SECONDS, lifecycle.checkpoint.run)
+        jobs.every("sweep", _SWEEP_SECONDS, lifecycle.sweep.run)
+        _plan_local_jobs(jobs, lifecycle, self.safe_clock)
+        jobs.start()
+
+    def state_job(self) -> functools.partial[bool]:
+        """Writes the broker's state into its bucket; made on the loop, run in a thread."""
+        capture = functools.partial(self.capture.from_thread, self._local.outside.ask_loop())
+        return functools.partial(self._attached.keeper.run, capture)
+
+    async def write_last_state(self) -> None:
+        """The broker has stopped giving out offsets: its bucket gets where it stands, unless the store is down."""
+        if not self.journal.online or self._hanging:
+            return
+        state = self.capture.at_once()
+        try:
+            await self._local.outside.bounded(lambda: self._attached.keeper.run_last(state), _STOP_SECONDS)
+        except (ObjectStoreError, Fenced, StateTooLarge, NewerFormat, TimeoutError) as error:
+            log.warning("the last state is not in the archive: %s", error)
+
+    async def shutdown(self) -> None:
+        """The name that is being made ends first; the loop stays free for what it asks of the store."""
+        self._attachment.happens(Event.STOP)
+        self.lifecycle.stop()
+        self._hanging = await _end_jobs(self.jobs, self._local)
+        await self._attached.close(self._local.outside.in_thread)
+        self._attachment.happens(Event.ENDED)
+
+    def status(self) -> dict[str, Any]:
+        """Asks the store through the loop: call it in a thread."""
+        return self.lifecycle.status()
+
+
+AnyArchive = WithoutArchive | Archive
+
+
+async def open_archive(local: LocalSide, restore: Restore | None, *, cold_groups: int) -> AnyArchive:
+    """Once the log is recovered, before the first send. Raises StartupError with what to do."""
+    if not local.config.store_url:
+        return WithoutArchive(local)
+    attachment = Attachment(archived=True)
+    return Archive(local, attachment, await attach(local, attachment, restore, cold_groups=cold_groups))
+
+
+def _plan_local_jobs(jobs: JobScheduler, lifecycle: LocalLifecycle | ArchiveLifecycle, clock: SafeClock) -> None:
+    jobs.every("clock", _CLOCK_SECONDS, clock.look)
+    jobs.every("retention", _RETENTION_SECONDS, lifecycle.evict.run)
+    jobs.every("ttl", _TTL_SECONDS, lifecycle.expire.run)
+
+
+async def _end_jobs(jobs: JobScheduler, local: LocalSide) -> list[str]:
+    """Those that hang."""
+    hanging = await local.outside.in_thread(jobs.shutdown, _STOP_SECONDS)
+    if hanging:
+        log.error("jobs that hang are left behind, the next start goes on with them: %s", ", ".join(hanging))
+    return hanging

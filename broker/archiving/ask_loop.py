@@ -1,0 +1,36 @@
+"""How a job's thread asks the broker's loop: the store and the tables live there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+_TIMEOUT_S = 120.0  # of a loop that is busy: longer, and the job has failed
+
+
+class Ask(Protocol):
+    """Called in a thread; both raise what the work raises, and TimeoutError where the loop does not come to it."""
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Done on the loop in one step."""
+        ...
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
+class AskLoop:
+    """The running broker's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def call(self, work: Callable[[], T]) -> T:
+        async def run() -> T:
+            return work()
+
+        return self.wait(run())
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)

@@ -1,0 +1,208 @@
+"""Whose archive this is, and where the local log and its queues go on, settled before the first send.
+
+Whatever forbids it ends the start with a StartupError that says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.archiving.attachment import Attachment, Event
+from broker.archiving.local_side import LocalSide
+from broker.archiving.offsets import log_goes_on_at, minimums_to_raise, queues_to_raise
+from broker.archiving.outside import InThread
+from broker.archiving.restore import Restore
+from infra.disk import Disk
+from infra.object_store.protocol import BadStoreUrl, ObjectStoreError
+from infra.startup import EXIT_ARCHIVE, StartupError
+from lifecycle.lifecycle import ArchiveLifecycle
+from lifecycle.safe_clock import SafeClock
+from lifecycle.state_keeper import StateKeeper
+from neve.archive.journal import MalformedEntry, NewerFormat
+from neve.archive.keys import NameTooLong
+from neve.archive.state import StateTooLarge
+from tiered.journal.writer import ArchiveRefused, Fenced, GoOnFrom, JournalWriter
+from tiered.read.cold_reader import ColdReader
+from tiered.worker.client import WorkerClient
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A broker's archive, settled."""
+
+    journal: JournalWriter
+    keeper: StateKeeper
+    uploader: WorkerClient
+    fetcher: WorkerClient
+    reader: ColdReader
+    safe_clock: SafeClock
+    lifecycle: ArchiveLifecycle
+
+    async def close(self, in_thread: InThread) -> None:
+        """Nothing is read or written any more."""
+        self.reader.close()
+        for worker in (self.uploader, self.fetcher):
+            await in_thread(worker.close)
+
+
+async def attach(local: LocalSide, attachment: Attachment, restore: Restore | None, *, cold_groups: int) -> Attached:
+    """The archive, settled. `cold_groups`: how many row groups of it the process may keep mapped."""
+    attachment.happens(Event.ATTACH if restore is None else Event.RESTORE)
+    try:
+        attached = await _settle(local, restore, cold_groups)
+    except StartupError:
+        attachment.happens(Event.REFUSED)
+        raise
+    attachment.happens(Event.SETTLED)
+    return attached
+
+
+async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -> Attached:
+    config, in_thread = local.config, local.outside.in_thread
+    go_on: GoOnFrom | None = None
+    with _refusing(config.store_url):
+        store = local.outside.open_store(config.store_url)
+        journal = JournalWriter(
+            store,
+            "",
+            config.broker_name,
+            local.store.log_uuid,
+            local=local.archive_files,
+            disk=local.disk,
+            clock=local.clock,
+            cluster=config.broker_cluster_name,
+            checkpoint_entries=config.journal_checkpoint_entries,
+        )
+        if restore is None:
+            go_on = await in_thread(journal.attach, local.store.max_physical_offset)
+        else:
+            take_over = restore.takes_over
+            await in_thread(lambda: journal.attach_restoring(restore.claim, take_over=take_over))
+    safe_clock = local.safe_clock()
+    uploader = local.outside.make_worker(work_dir=_work_dir(local.disk, local.archive_files))
+    fetcher = _fetcher(local)
+    reader = _cold_reader(local, journal, fetcher, cold_groups)
+
+    def lifecycle(*, starting: bool) -> ArchiveLifecycle:
+        hot, cluster = local.hot_store(starting=starting), config.broker_cluster_name
+        return ArchiveLifecycle(hot, journal, uploader, local.policy, local.clock, safe_clock, cluster=cluster)
+
+    keeper = StateKeeper(journal, local.clock)
+    attached = Attached(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle(starting=False))
+    try:
+        if restore is not None:
+            await _fill(local, restore, attached, lifecycle(starting=True))
+        else:
+            assert go_on is not None
+            await _go_on_above(local, go_on, journal, lifecycle(starting=True))
+    except BaseException:
+        await attached.close(in_thread)
+        raise
+    return attached
+
+
+@contextlib.contextmanager
+def _refusing(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (ArchiveRefused, BadStoreUrl, ObjectStoreError, NewerFormat, MalformedEntry, NameTooLong) as error:
+        reason = str(error).removeprefix(f"{url}: ")
+        raise StartupError(f"archive {url}: {reason}", EXIT_ARCHIVE) from error
+
+
+def _work_dir(disk: Disk, archive_files: Path) -> Path:
+    """Where objects are encoded: beside the log, for they may be as large as a segment. What a crash left goes."""
+    work = archive_files / "encode"
+    disk.make_dirs(work)
+    for name in disk.list_dir(work):
+        for file in disk.list_dir(work / name):
+            disk.remove(work / name / file)
+        disk.remove_dir(work / name)
+    return work
+
+
+def _fetcher(local: LocalSide) -> WorkerClient:
+    config = local.config
+    # A directory is a disk already: a second copy of it would gain nothing.
+    cache_bytes = 0 if config.store_url.startswith("dir:") else config.cold_cache_disk_bytes
+    cache_dir = local.root / "coldcache" if cache_bytes else None
+    return local.outside.make_worker(cache_dir=cache_dir, cache_bytes=cache_bytes)
+
+
+def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient, cold_groups: int) -> ColdReader:
+    config = local.config
+    return ColdReader(
+        journal.catalog,
+        fetcher,
+        config.store_url,
+        config.cold_cache_bytes,
+        mapped_max=cold_groups,
+        fetch_budget=config.cold_fetch_bytes,
+        is_current=lambda: journal.online,
+        clock=local.clock,
+    )
+
+
+# ---- a log that goes on ----------------------------------------------------------------------------------------------
+
+
+async def _go_on_above(local: LocalSide, go_on: GoOnFrom, journal: JournalWriter, lifecycle: ArchiveLifecycle) -> None:
+    """No offset that the archive ever named is given again, whatever the local log has lost."""
+    store = local.store
+    if go_on.resume_at is not None:
+        await _salvage(local, lifecycle, online=go_on.online)
+        if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
+            store.restart_log_at(position)
+    for (topic, queue), following in queues_to_raise(go_on.queue_next, store.next_offset).items():
+        store.create_queue_at(topic, queue, following)
+        # What lies below is in the archive or lost; read here, it would end in a hole.
+        store.set_min_offset(topic, queue, store.max_offset(topic, queue))
+    rising = minimums_to_raise(store.queues(), journal.catalog.recorded_minimum, store.min_offset)
+    hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
+    if any(hidden):
+        store.save_queue_state()
+
+
+async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: bool) -> None:
+    """What the shortened log still holds goes into the archive first."""
+    why = "it can't be reached"
+    if online:
+        try:
+            reports = await local.outside.in_thread(lifecycle.salvage.run)
+        except (ObjectStoreError, Fenced) as error:
+            why = str(error)
+        else:
+            failed = [text for report in reports for text in report.failed.values()]
+            if not failed:
+                return
+            why = failed[0]
+    raise StartupError(
+        f"the local log ends below its archive {local.config.store_url}, which must take what is left "
+        f"of it before the log goes on: {why}",
+        EXIT_ARCHIVE,
+    )
+
+
+# ---- an empty log that is filled -------------------------------------------------------------------------------------
+
+
+async def _fill(local: LocalSide, restore: Restore, attached: Attached, lifecycle: ArchiveLifecycle) -> None:
+    """The archive is ours now: fill the empty store from it."""
+    journal, in_thread = attached.journal, local.outside.in_thread
+    try:
+        await in_thread(lifecycle.salvage.run)  # closes what the former owner left open
+        plan = await in_thread(restore.plan, journal)
+        restore.apply(local.store, local.tables, plan)
+        await in_thread(restore.record_gaps, journal, plan)
+        # Where this log begins: a further restore must begin above it, though nothing was archived in between.
+        state = local.capture.at_once()
+        await in_thread(attached.keeper.run, lambda: state)
+    except (ObjectStoreError, Fenced, NewerFormat, MalformedEntry, StateTooLarge) as error:
+        raise StartupError(
+            f"archive {local.config.store_url}: the restore stopped: {error}; the same command goes on with it",
+            EXIT_ARCHIVE,
+        ) from error
+    restore.end()

@@ -1,0 +1,52 @@
+"""The broker as its archive meets it: the store and tables that are archived, and the machine they live on."""
+
+from __future__ import annotations
+
+import functools
+
+from broker.archiving.hot_store import LoopHotStore, SyncAtStart, SyncByFlusher
+from broker.archiving.outside import Outside
+from broker.archiving.pins import Pins
+from broker.archiving.policy import ConfiguredPolicy
+from broker.archiving.state import StateCapture, Tables
+from broker.config import BrokerConfig
+from broker.intake.flusher import Flusher
+from broker.store.message_store import MessageStore
+from infra.clock import Clock
+from infra.disk import Disk
+from lifecycle.safe_clock import ClockMark, SafeClock
+
+
+class LocalSide:
+    """Named parts, the same with an archive and without."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        flusher: Flusher,
+        tables: Tables,
+        pins: Pins,
+        clock: Clock,
+        disk: Disk,
+        outside: Outside | None = None,
+    ) -> None:
+        self.config, self.store, self.tables, self.clock, self.disk = config, store, tables, clock, disk
+        self.outside = outside or Outside()
+        self.root = config.root
+        self.archive_files = config.root / "archive"  # the journal's local copy and what is being encoded
+        self.policy = ConfiguredPolicy(config, tables.topics, store)
+        self.capture = StateCapture(config.broker_name, store, tables, pins)
+        self._flusher, self._pins = flusher, pins
+
+    def hot_store(self, *, starting: bool = False) -> LoopHotStore:
+        """For job threads; `starting`: the flusher doesn't run yet. On the loop."""
+        ask = self.outside.ask_loop()
+        syncing = SyncAtStart(self.store, ask) if starting else SyncByFlusher(self._flusher, ask)
+        ratio = functools.partial(self.outside.disk_ratio, self.disk, self.root)
+        return LoopHotStore(self.store, self._pins, ask, syncing, ratio)
+
+    def safe_clock(self) -> SafeClock:
+        """Once the log is recovered: it says how late it is at least."""
+        mark = ClockMark(self.root / "clock", self.disk)
+        return SafeClock(self.clock, mark, self.store.newest_store_time)

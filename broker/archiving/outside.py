@@ -1,0 +1,50 @@
+"""What the archive takes from the machine: threads, its store, its workers. A simulation gives its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from broker.archiving.ask_loop import Ask, AskLoop
+from infra.bounded_thread import run_bounded
+from infra.disk import Disk
+from infra.object_store.open import open_store
+from infra.object_store.protocol import ObjectStore
+from tiered.worker.client import WorkerClient
+
+T = TypeVar("T")
+
+
+class InThread(Protocol):
+    """Runs a call beside the loop."""
+
+    def __call__(self, work: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
+
+
+class Bounded(Protocol):
+    """Runs a call that may hang, and waits so long for it."""
+
+    def __call__(self, work: Callable[[], T], seconds: float, /) -> Awaitable[T]: ...
+
+
+def _used_share(disk: Disk, root: Path) -> float:
+    return disk.room(root).used_ratio
+
+
+def _ask_running_loop() -> Ask:
+    return AskLoop(asyncio.get_running_loop())
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Each as a running broker has it."""
+
+    in_thread: InThread = asyncio.to_thread
+    bounded: Bounded = run_bounded
+    ask_loop: Callable[[], Ask] = _ask_running_loop
+    open_store: Callable[[str], ObjectStore] = open_store
+    make_worker: Callable[..., WorkerClient] = WorkerClient
+    disk_ratio: Callable[[Disk, Path], float] = _used_share

@@ -1,0 +1,58 @@
+"""What keeps a segment of the log: messages in waiting, which no archive takes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from broker.pop.pop_book import PopBook
+from broker.waiting.half_messages import HalfMessages
+from broker.waiting.schedule_message import ScheduleMessage
+from broker.waiting.timer_message import TimerMessages
+
+
+class Pins(Protocol):
+    """Asked on the loop."""
+
+    def lowest(self) -> int | None:
+        """The lowest log position that a message in waiting needs; nothing from it on may be evicted. None: no pin."""
+        ...
+
+    def reappend(self, below: int) -> bool:
+        """Append again some of what waits below a position; True: there is more."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """How many wait, by kind."""
+        ...
+
+
+class WaitingMessages:
+    """Delayed messages, timers, half messages, and what is popped and not acknowledged."""
+
+    def __init__(
+        self, schedule: ScheduleMessage, timers: TimerMessages, transactions: HalfMessages, pops: PopBook
+    ) -> None:
+        self._schedule, self._timers, self._transactions, self._pops = schedule, timers, transactions, pops
+
+    def lowest(self) -> int | None:
+        parts = (
+            self._schedule.oldest_pending_physical(),
+            self._timers.pinned_from(),
+            self._transactions.pinned_from(),
+            self._pops.oldest_needed_physical(),
+        )
+        return min((position for position in parts if position is not None), default=None)
+
+    def reappend(self, below: int) -> bool:
+        return (
+            self._schedule.reappend(below, self._timers)
+            or self._timers.reappend(below)
+            or self._transactions.reappend(below)
+        )
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "timers": len(self._timers),
+            "delayed": self._schedule.pending(),
+            "half_messages": len(self._transactions),
+        }

@@ -1,0 +1,49 @@
+"""The configuration and the topics as the lifecycle's policy: what is archived, how long what stays."""
+
+from __future__ import annotations
+
+import math
+
+from broker.config import BrokerConfig
+from broker.pop.pop_book import revive_log
+from broker.store.message_store import MessageStore
+from broker.tables.topic_config_manager import TopicConfigManager
+from lifecycle.retention import Policy
+from neve.remoting import names
+
+
+class ConfiguredPolicy:
+    """Made anew at each look: some keys change on a running broker, topics come and go."""
+
+    def __init__(self, config: BrokerConfig, topics: TopicConfigManager, store: MessageStore) -> None:
+        self._config, self._topics, self._store = config, topics, store
+        self._delete_hours = config.delete_hours  # a word that is none is refused before anything is begun
+
+    def __call__(self) -> Policy:
+        config, topics = self._config, self._topics
+        archiving = bool(config.store_url)
+        crowded = config.disk_max_used_space_ratio / 100
+        forced = config.disk_space_clean_forcibly_ratio / 100 if config.clean_file_forcibly_enable else math.inf
+        internal = {*names.PINNED_TOPICS, revive_log(config.broker_cluster_name)}
+        return Policy(
+            archive_min_bytes=config.archive_min_bytes,
+            archive_max_age_ms=config.archive_max_age,
+            reserved_ms=config.file_reserved_time * 3_600_000,
+            delete_hours=None if archiving else self._delete_hours,
+            disk_mark=crowded,
+            force_mark=crowded if archiving else forced,
+            grace_ms=config.expire_grace,
+            upload_bytes_per_second=config.archive_upload_bytes_per_second,
+            archived=lambda topic: archiving and not topics.is_system(topic),
+            internal=internal.__contains__,
+            gone_below=self._store.gone_below,
+            ttl_hours=self._ttl_hours,
+        )
+
+    def _ttl_hours(self, topic: str) -> int | None:
+        found = self._topics.select(topic)
+        if found is None:
+            return None  # its TTL is not known: kept until somebody says more
+        hours = int(found.attributes.get(names.RESERVE_TIME, -1))
+        hours = self._config.default_ttl_hours if hours == -1 else hours
+        return None if hours <= 0 else hours
