@@ -29,7 +29,8 @@ from tests.simulation.messaging.loop import Event, SimClock, SimLock, SimLoop, S
 T = TypeVar("T")
 PORT = 10911
 ROOT = "/store"
-START_S, STOP_S = 60.0, 120.0
+# A slow disk makes a start long, at a second for each call; one that hangs would never end.
+START_S, STOP_S = 3600.0, 120.0
 
 small_store = functools.partial(
     StoreConfig, queue_first_step=4096, queue_file_size=8000, index_slots=64, index_entries=200, checkpoint_bytes=16000
