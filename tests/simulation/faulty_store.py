@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 
 from infra.clock import ManualClock
-from infra.object_store.memory import MemoryStore
 from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
+from tests.doubles.memory_store import MemoryStore
 
 URL = "sim:"
 

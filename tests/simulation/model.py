@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from infra.object_store.memory import MemoryStore
 from neve.archive import keys
 from neve.archive.journal import (
     Abort,
@@ -27,6 +26,7 @@ from neve.archive.journal import (
     Topic,
     decode_entry,
 )
+from tests.doubles.memory_store import MemoryStore
 
 Place = tuple[str, int]  # topic, queue
 

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("access", "broker", "infra", "lifecycle", "namesrv", "neve", "tiered")
 # Run by name: `python -m`, or named in pyproject.toml.
 STARTED = {"tiered.worker.process", "infra.minio", "neve.cli.main", "broker.command", "namesrv.command"}
-# Imported by users; the double of an object store, by tests.
-OFFERED = {"neve.client.sync", "infra.object_store.memory"}
+# Imported by users.
+OFFERED = {"neve.client.sync"}
 # Imported when a verb is called (`neve.cli.main`).
 NAMED_IN_TEXT = re.compile(r"\"((?:neve|broker|namesrv)(?:\.\w+)+)")
 MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from infra.object_store.memory import MemoryStore
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
 from neve.archive.journal import Abort, AnyEntry, Commit, Deleted, Expire, Gap, Topic
 from neve.archive.verify import verify
+from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent
 
 

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from infra.clock import ManualClock
-from infra.object_store.memory import MemoryStore
 from neve.archive.catalog import Catalog
 from neve.archive.checkpoint import CatalogState, decode_checkpoint, encode_checkpoint
 from neve.archive.expiry import plan_dropped, plan_expiry
@@ -19,6 +18,7 @@ from neve.archive.journal import AnyEntry, Commit, CommittedName, Deleted, Expir
 from neve.archive.queue_runs import QueueRuns
 from neve.archive.sealed import unseal
 from neve.archive.verify import tiling_faults, verify
+from tests.doubles.memory_store import MemoryStore
 
 HOUR = 3_600_000
 

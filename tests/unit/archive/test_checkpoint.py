@@ -7,7 +7,6 @@ import hashlib
 import msgspec
 import pytest
 
-from infra.object_store.memory import MemoryStore
 from neve.archive.catalog import Catalog, OutOfOrder
 from neve.archive.checkpoint import KIND, decode_checkpoint, encode_checkpoint
 from neve.archive.follow import journal_end, read_catalog
@@ -27,6 +26,7 @@ from neve.archive.journal import (
 )
 from neve.archive.keys import checkpoint_key, journal_key
 from neve.archive.sealed import Damaged, seal, unseal
+from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent
 
 A, B, C, D = (

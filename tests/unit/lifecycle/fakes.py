@@ -12,12 +12,12 @@ import numpy as np
 
 from infra.clock import ManualClock
 from infra.disk import RealDisk
-from infra.object_store.memory import MemoryStore
 from infra.object_store.protocol import PreconditionFailed
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.journal import CommittedName, IntentName, RowGroup
+from tests.doubles.memory_store import MemoryStore
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload import ContentConflict, RowCounts
 from tiered.write.offload_plan import EntryRun

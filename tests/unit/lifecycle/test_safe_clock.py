@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.clock import ManualClock
-from infra.object_store.memory import MemoryStore
 from lifecycle.safe_clock import ABSENCE_MS, TOLERANCE_MS, ClockMark, ClocksDisagree, ClockState, SafeClock
+from tests.doubles.memory_store import MemoryStore
 from tests.doubles.sim_disk import SimDisk
 
 HOUR = 3_600_000

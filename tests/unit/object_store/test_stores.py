@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from infra.object_store.directory import DirectoryStore
-from infra.object_store.memory import MemoryStore
 from infra.object_store.open import open_store
 from infra.object_store.probe import probe
 from infra.object_store.protocol import (
@@ -25,6 +24,7 @@ from infra.object_store.protocol import (
     UnknownOutcome,
     unpaced,
 )
+from tests.doubles.memory_store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "directory"])
