@@ -58,10 +58,10 @@ from broker.requests.send_message import SendMessageProcessor
 from broker.requests.table import Processors
 from broker.stats.admin_pages import register_pages
 from broker.stats.broker_stats import BrokerStats
-from broker.store.appender import Shown
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreError, StoreFull, StoreLocked
 from broker.store.message_store import MessageStore
+from broker.store.visibility import Shown
 from broker.tables import topic_config_manager
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames

@@ -107,7 +107,7 @@ class LoopHotStore:
         self._call(lambda: store.evict(base))
 
     def topics(self) -> Sequence[str]:
-        return sorted(self._call(lambda: list(self._store.table_by_topic)))
+        return sorted(self._call(self._store.topics))
 
     def queues_of(self, topic: str) -> Sequence[int]:
         return self._call(lambda: self._store.queues_of(topic))

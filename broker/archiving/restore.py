@@ -18,9 +18,9 @@ import msgspec
 
 from broker.archiving.state import Tables
 from broker.config import BrokerConfig
+from broker.store.data_directory import clear_store
 from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
-from broker.store.opening import clear_store
 from broker.tables import topic_config_manager
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig

@@ -1,4 +1,8 @@
-"""The CommitLog's files: allocated whole, mapped, named by their first physical offset."""
+"""The CommitLog's files: allocated whole, mapped, named by their first physical offset.
+
+Invariant: the files rise without overlap, and only the last may be unsealed. Where in it the next record goes is
+`log_end`'s business.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ class LogFile:
 
 
 class CommitLog:
-    """The list of files. Positions inside the active one are the store's business."""
+    """The list of files."""
 
     def __init__(self, config: StoreConfig, disk: Disk) -> None:
         self.directory = config.root / "commitlog"
@@ -66,6 +70,11 @@ class CommitLog:
         self._disk = disk
         self._next: LogFile | None = None
         self._allocation = threading.Lock()
+
+    @property
+    def min_offset(self) -> int:
+        """Where the log begins; 0 of an empty one."""
+        return self.files[0].base if self.files else 0
 
     def open(self) -> None:
         """Map what is there."""
@@ -198,6 +207,7 @@ class CommitLog:
     def seal(self, file: LogFile, position: int) -> None:
         """Close a file behind its last record."""
         rest = file.size - position
+        assert rest >= 0 and not file.sealed
         if rest >= END_SIZE:
             file.map[position : position + END_SIZE] = end_record(rest)
         file.sealed = True

@@ -15,6 +15,7 @@ from pathlib import Path
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, file_name, is_file_name
+from broker.store.topic_tails import TopicTail
 from infra.disk import Disk, DiskFull, OutOfDescriptors
 from neve.record.layout import topic_field
 
@@ -85,16 +86,6 @@ class MappedFiles:
 
     def __len__(self) -> int:
         return len(self._files)
-
-
-class TopicTail:
-    """The newest record of a topic, for the table of each log file."""
-
-    __slots__ = ("physical_offset", "store_time")
-
-    def __init__(self) -> None:
-        self.physical_offset = -1
-        self.store_time = 0
 
 
 class ConsumeQueue:
@@ -197,7 +188,8 @@ class ConsumeQueue:
             self.tail.count = self.position // QUEUE_ENTRY_SIZE
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """Add an entry (recovery; the store's `put` has its own copy of these lines)."""
+        """Add an entry (recovery; the append has its own copy of these lines)."""
+        assert physical_offset >= 0 and size > 0
         target = self.map
         if target is None or self.position + QUEUE_ENTRY_SIZE > self.limit:
             target = self.make_room()
@@ -312,6 +304,7 @@ class ConsumeQueue:
         """Physical offset, size and tags code; None in a hole or outside."""
         for _, view in self.slices(offset, offset + 1):
             physical_offset, size, tags_code = QUEUE_ENTRY.unpack_from(view)
+            assert physical_offset >= 0 and size > 0, f"entry {offset} of {self.directory} was never written"
             return physical_offset, size, tags_code
         return None
 

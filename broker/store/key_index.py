@@ -36,6 +36,10 @@ _HEADER_SIZE = 64
 _SLOT = Struct(">I")
 _ENTRY = Struct(">IqII")
 _ENTRY_TYPE = np.dtype([("hash", ">u4"), ("physical", ">i8"), ("seconds", ">u4"), ("previous", ">u4")])
+assert _HEADER.size == 48 <= _HEADER_SIZE
+assert _ENTRY.size == _ENTRY_TYPE.itemsize == 20
+# Keys that wait; then they are indexed with the append that brings the last one.
+_BATCH = 256
 
 # topic, keys separated by spaces, physical offset, store time
 IndexItem = tuple[str, str, int, int]
@@ -58,7 +62,7 @@ class IndexFile:
         magic, version, self.slots, self.capacity, self.count, _, newest, oldest_time, newest_time = (
             _HEADER.unpack_from(self.map)
         )
-        if magic != _MAGIC or version > _VERSION:
+        if magic != _MAGIC or version > _VERSION or not 0 < self.count <= self.capacity:
             raise StoreCorrupt(f"{path}: magic {magic:#x}, version {version}: not an index that this broker can read")
         self.newest_physical, self.oldest_time, self.newest_time = newest, oldest_time, newest_time
         self.entries_at = _HEADER_SIZE + self.slots * _SLOT.size
@@ -69,6 +73,7 @@ class IndexFile:
         """Add entries, each in front of its chain, as many as fit; returns how many."""
         count = self.count
         added = min(len(hashes), self.capacity - count)
+        assert added > 0 and count > 0
         if count == 1:
             self.oldest_time = store_times[0]
         key_hashes = np.array(hashes[:added], np.uint32)
@@ -129,7 +134,10 @@ class IndexFile:
 
 
 class KeyIndex:
-    """All files of the index. One thread only, except `dirty_paths`."""
+    """All files of the index, and the keys that wait to be in them. One thread only.
+
+    Invariant: what is asked for or described for a checkpoint has `build` before it, so that nothing waits then.
+    """
 
     def __init__(self, config: StoreConfig, disk: Disk) -> None:
         self.directory = config.root / "index"
@@ -137,6 +145,7 @@ class KeyIndex:
         self._disk = disk
         self.files: list[IndexFile] = []
         self._dirty: set[Path] = set()
+        self._wanted: list[IndexItem] = []
         self.skipped = 0  # keys since the start, for want of room
         self._skipping = False
 
@@ -155,8 +164,20 @@ class KeyIndex:
             self.files[-1].rewind(count)
             self._dirty.add(self.files[-1].path)
 
-    def add(self, items: Iterable[IndexItem]) -> None:
-        """Index a batch of messages."""
+    def want(self, items: Iterable[IndexItem]) -> None:
+        """Have the keys of messages indexed, soon."""
+        self._wanted += items
+        if len(self._wanted) >= _BATCH:
+            self.build()
+
+    def build(self) -> None:
+        """Index what waits."""
+        if self._wanted:
+            items, self._wanted = self._wanted, []
+            if self._config.index_enabled:
+                self._add(items)
+
+    def _add(self, items: Iterable[IndexItem]) -> None:
         hashes: list[int] = []
         physical_offsets: list[int] = []
         store_times: list[int] = []

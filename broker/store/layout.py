@@ -36,6 +36,10 @@ LONG = Struct(">q")
 INT = Struct(">i")
 SHORT = Struct(">H")
 
+assert END_SIZE == 8
+assert CRC_ENTRY_SIZE == 16
+assert QUEUE_ENTRY_SIZE == 20
+
 
 def file_name(number: int) -> str:
     """A file is named by its first offset."""

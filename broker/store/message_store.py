@@ -1,32 +1,47 @@
-"""The local store: one log for all topics, an index per queue, one thread (see `appender` for the exceptions)."""
+"""The local store: one log for all topics, an index per queue, one thread. RocketMQ's DefaultMessageStore.
+
+This is the front; each thing has an owner that can be read alone:
+
+    commit_log      the files of the log            log_end        where the next record goes, rolling, store time
+    consume_queue   one queue's index               queue_table    which queues there are and were, their minimums
+    key_index       messages by key                 topic_tails    the newest record of each topic
+    appender        messages to bytes               visibility     appended, synced, shown; who is told
+    recovery        what a start finds              checkpointer   how little a start has to read again
+    reading         entries to slices of the log    data_directory, queue_state, checkpoint: the small files
+
+Everything here runs on one thread, the broker's loop, except `flush`, `upkeep` and `prepare_next`, which are made for a
+thread of their own each, and `write_queue_state`: for any.
+"""
 
 from __future__ import annotations
 
-import errno
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from broker.store import reading
-from broker.store.appender import Appender, PutResult
-from broker.store.checkpoint import StateImage
-from broker.store.commit_log import LogFile
+from broker.store.appender import Appender, Place, PutResult, Send
+from broker.store.checkpointer import Checkpointer
+from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.due_checkpoint import DueCheckpoint
+from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreError, StoreFull
-from broker.store.layout import QUEUE_ENTRY_SIZE
-from broker.store.opening import open_store
+from broker.store.key_index import KeyIndex
+from broker.store.log_end import LogEnd
+from broker.store.log_scan import RecoveryReport
+from broker.store.queue_state import StateImage
+from broker.store.queue_table import QueueTable
 from broker.store.reading import EntryRun, GetResult
-from broker.store.recovery import RecoveryReport
-from infra.disk import OutOfDescriptors
+from broker.store.recovery import Recovery
+from broker.store.topic_tails import TopicTails
+from broker.store.visibility import AppendCallback, Visibility
+from infra.clock import Clock
+from infra.disk import Disk
 from neve.remoting.codes import GetMessageStatus
 
 __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport", "Segment", "StoreConfig"]
-
-log = logging.getLogger(__name__)
 
 _QUERY_LIMIT = 64
 _ALL = 1 << 62
@@ -42,126 +57,224 @@ class Segment(msgspec.Struct, frozen=True):
     topics: dict[str, tuple[int, int]]
 
 
-class MessageStore(Appender):
+class MessageStore:
     """See the module."""
+
+    def __init__(self, config: StoreConfig, disk: Disk, clock: Clock) -> None:
+        self.config, self.disk = config, disk
+        self.log_uuid = ""
+        self._now = clock.now_ms
+        self._directory = DataDirectory(config.root, disk)
+        self._log = CommitLog(config, disk)
+        self._tails = TopicTails()
+        self._queues = QueueTable(config, disk, self._log, self._tails)
+        self._index = KeyIndex(config, disk)
+        self._end = LogEnd(config, self._log, self._tails)
+        self._visibility = Visibility(config, self._log, self._end)
+        self._appender = Appender(config, self._end, self._queues, self._index, self._visibility)
+        self._checkpointer = Checkpointer(
+            config,
+            disk,
+            clock,
+            log=self._log,
+            end=self._end,
+            queues=self._queues,
+            index=self._index,
+            visibility=self._visibility,
+        )
 
     # -- start and stop
 
     def load(self) -> RecoveryReport:
         """Lock the directory, recover, and be ready to append."""
-        self.directory.lock()
+        self._directory.lock()
         try:
-            report = open_store(self)
-            self._open = True
-            self._checkpoint_now()
-            self.directory.end_recovery()
+            found = Recovery(
+                self.config,
+                self.disk,
+                directory=self._directory,
+                log=self._log,
+                tails=self._tails,
+                queues=self._queues,
+                index=self._index,
+            ).run()
+            self.log_uuid = found.log_uuid
+            end = found.end
+            self._end.adopt(end.file, end.position, last_time=end.last_time, high_time=end.high_time)
+            self._visibility.adopt(end.physical)
+            self._checkpointer.adopt(found.checkpointed)
+            self.checkpoint()
+            self._directory.end_recovery()
         except BaseException:
-            self._open = False
-            self.directory.release()
+            self._directory.release()
             raise
-        return report
+        self._end.open()
+        return found.report
 
     def shutdown(self) -> None:
         """Bring everything to the disk and leave the directory clean; after a failed sync, leave it to recovery."""
-        if not self._open:
+        if not self._end.is_open:
             return
-        self._limit = -1
+        self._end.close()
         try:
             if self.failed is None:
-                self._checkpoint_now()
+                self.checkpoint()
                 if not self.checkpoint_is_put_off:
-                    self.directory.end()
+                    self._directory.end()
         finally:
-            self._open = False
-            self.directory.release()
+            self._directory.release()
 
-    # -- checkpoints
+    def abandon(self) -> None:
+        """Let go of the directory as it is, like a process that dies: the next start recovers it."""
+        self._directory.release()
+
+    @property
+    def failed(self) -> OSError | None:
+        """Why nothing is appended any more: a write or a sync failed."""
+        return self._end.failure
+
+    # -- append
+
+    def queue_for(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue to append to; made with its first message. Raises as `put`."""
+        return self._queues.by_name.get((topic, queue_id)) or self._new_queue(topic, queue_id)
+
+    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        self._end.check_writable()
+        return self._queues.create(topic, queue_id)
+
+    def put(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes | memoryview,
+        properties: bytes,
+        *,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: tuple[str, int],
+        reconsume_times: int = 0,
+        tags_code: int = 0,
+        keys: str | None = None,
+        unique_key: str | None = None,
+        prepared_transaction_offset: int = 0,
+        beside: Send | None = None,
+    ) -> PutResult:
+        """Append a message. Raises `StoreFull`, `StoreNotWritable`, `MessageIllegal`; then nothing was stored.
+
+        With `beside` both are stored, next to each other, or neither.
+        """
+        queue = self.queue_for(topic, queue_id)
+        names = f"{unique_key or ''} {keys or ''}" if keys or unique_key else ""
+        send = (
+            queue, body, properties, tags_code, names, flag, sys_flag, born_timestamp, reconsume_times,
+            prepared_transaction_offset,
+        )  # fmt: skip
+        if beside is None:
+            ((physical_offset, size, queue_offset),) = self._appender.append([send], born_host, self._now())
+        else:
+            (physical_offset, size, queue_offset), _ = self._appender.append_both(send, beside, born_host, self._now())
+        return PutResult(physical_offset, queue_offset, size, self._end.last_time)
+
+    def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[Place]:
+        """Append messages of one sender in their order, those that fit together with one write; returns their places.
+
+        Fewer than were given: the next one can't be stored; appended alone, it says why. Raises as `put` if that is the
+        first.
+        """
+        return self._appender.append(sends, born_host, now)
+
+    def put_first(self, append: Callable[[], None]) -> None:
+        """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
+
+        Then every later append tries it again, and is refused as it was.
+        """
+        self._end.put_first(append)
+
+    # -- flush, and what readers see
+
+    def tell(self, callback: AppendCallback) -> None:
+        """Call back with all messages that readers see from then on."""
+        self._visibility.tell(callback)
+
+    @property
+    def confirmed_offset(self) -> int:
+        """Readers see what lies below."""
+        return self._visibility.confirmed
+
+    @property
+    def flushed_offset(self) -> int:
+        """What lies below is on the disk."""
+        return self._visibility.flushed
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something to flush, or a failure to tell."""
+        return self._visibility.is_dirty
+
+    def flush(self) -> int:
+        """Bring the log to the disk; returns the offset to hand to `after_flush`. For a thread.
+
+        A sync that failed is never tried again: the kernel may have dropped the pages. Raises `StoreNotWritable`.
+        """
+        return self._visibility.flush()
+
+    def after_flush(self, offset: int) -> None:
+        """On the loop, after `flush` returned `offset`: show what is confirmed by it."""
+        self._visibility.after_flush(offset)
+        self._index.build()
+        self._checkpointer.look()
+
+    # -- upkeep
 
     @property
     def wants_upkeep(self) -> bool:
         """Whether `upkeep` has something to do."""
-        return self._due is not None or self._wants_next
+        return self._checkpointer.is_due or self._end.wants_next
 
     def upkeep(self) -> None:
-        """What no send waits for: the checkpoint that is due, the next file ahead. For a thread. Raises as `flush`.
-
-        A checkpoint syncs each queue that was written to: thousands of files.
-        """
-        if self._wants_next:
+        """What no send waits for: the checkpoint that is due, the next file ahead. For a thread. Raises as `flush`."""
+        if self._end.wants_next:
             with suppress(StoreFull):  # the send that needs the file reports it
-                self.log.prepare_next()
-        with self._checkpoint_lock:
-            due = self._due
-            if due is None:
-                return
-            self.checkpoint_is_put_off = True  # until it is written
-            if self.failed is not None or self._synced < due.content.physical:
-                self.flush()  # it promises no more than what is on the disk
-            if self._synced < due.content.physical:
-                return
-            try:
-                self._complete_checkpoint(due)
-            except OutOfDescriptors as error:  # no sync has failed: it comes again whole
-                log.warning("a checkpoint waits until files can be opened again: %s", error)
-            except OSError as error:
-                raise self._sync_failed(error) from error
-
-    @property
-    def _wants_next(self) -> bool:
-        """From the second half of a file on; the send that rolls then waits for nothing."""
-        active = self._active
-        return active is not None and not self.log.next_is_ready and self._appended - active.base >= active.size // 2
-
-    def _complete_checkpoint(self, due: DueCheckpoint) -> None:
-        due.sync(self.disk, self.config.root)
-        try:
-            self.log.write_tables(due.content.physical)
-            self.directory.write_checkpoint(due.content)
-        except OSError as error:  # a full disk only makes the next recovery longer
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-        else:
-            self.checkpoint_is_put_off = False
-            self.checkpointed = due.content.physical
-        self._due = None
-
-    def _checkpoint_now(self) -> None:
-        if self._due is not None:
-            self.upkeep()
-        with self._checkpoint_lock:  # another one may still be due: it is taken along, and no upkeep is on the way
-            self._due = self._describe_checkpoint()
-        self._checkpoint_at = self._appended
-        self.after_flush(self.flush())
-        self.upkeep()
-
-    def want_checkpoint(self, physical_offset: int) -> bool:
-        """Have the next `upkeep` write a checkpoint; False: one stands at or above the offset already."""
-        if self.checkpointed >= physical_offset:
-            return False
-        if self._due is None:
-            self._due = self._describe_checkpoint()
-            self._checkpoint_at, self._checkpoint_time = self._appended, self._clock.monotonic()
-        return True
+                self._log.prepare_next()
+        self._checkpointer.write_due()
 
     def prepare_next(self) -> None:
         """Allocate the next log file ahead. For a thread. Raises `StoreFull`."""
-        self.log.prepare_next()
+        self._log.prepare_next()
+
+    @property
+    def checkpointed(self) -> int:
+        """The log position of the checkpoint on the disk."""
+        return self._checkpointer.checkpointed
+
+    @property
+    def checkpoint_is_put_off(self) -> bool:
+        """Whether one could not be written."""
+        return self._checkpointer.is_put_off
+
+    def want_checkpoint(self, physical_offset: int) -> bool:
+        """Have the next `upkeep` write a checkpoint; False: one stands at or above the offset already."""
+        return self._checkpointer.want(physical_offset)
+
+    def checkpoint(self) -> None:
+        """Write one now: it flushes, too."""
+        self._checkpointer.write_now()
 
     # -- queues
 
-    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        return self.table.get((topic, queue_id))
-
-    def _min_offset(self, queue: ConsumeQueue) -> int:
-        return queue.min_offset(max(self.min_physical_offset, self.state.deleted.get(queue.topic, 0)))
-
     def queues(self) -> dict[str, list[int]]:
         """The queues of each topic."""
-        return {topic: self.queues_of(topic) for topic in sorted(self.table_by_topic)}
+        return self._queues.names()
+
+    def topics(self) -> list[str]:
+        """Those that have queues, in no order."""
+        return self._queues.topics()
 
     def queues_of(self, topic: str) -> list[int]:
         """The queues of one topic."""
-        return sorted(self.table_by_topic.get(topic, ()))
+        return self._queues.names_of(topic)
 
     def following_offsets(self) -> dict[str, dict[int, int]]:
         """Topic -> queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""
@@ -169,110 +282,75 @@ class MessageStore(Appender):
 
     def following_topics(self) -> list[str]:
         """Those that have queues here, or had."""
-        return list(self.state.ended.keys() | self.table_by_topic.keys())
+        return self._queues.following_topics()
 
     def following_of(self, topic: str) -> dict[int, int]:
         """As `following_offsets`, of one topic."""
-        ended = {int(name): end for name, end in self.state.ended.get(topic, {}).items()}
-        return ended | {queue_id: queue.end for queue_id, queue in self.table_by_topic.get(topic, {}).items()}
+        return self._queues.following_of(topic)
 
     def deleted_below(self) -> dict[str, dict[int, int]]:
         """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
-        return {
-            topic: {int(queue_id): end for queue_id, end in ends.items()} for topic, ends in self.state.ended.items()
-        }
+        return self._queues.ended()
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that the local log has; 0 of an unknown queue."""
-        queue = self._queue(topic, queue_id)
-        return 0 if queue is None else min(self._min_offset(queue), queue.visible)
+        return self._queues.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset after the last confirmed message; 0 of an unknown queue."""
-        queue = self._queue(topic, queue_id)
+        queue = self._queues.get(topic, queue_id)
         return 0 if queue is None else queue.visible
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the queue's next message gets; of a deleted queue, should it come again."""
-        queue = self._queue(topic, queue_id)
-        return queue.end if queue is not None else self.state.ended.get(topic, {}).get(str(queue_id), 0)
+        return self._queues.next_offset(topic, queue_id)
+
+    def gone_below(self, topic: str) -> int:
+        """The physical offset below which a topic's records belong to an earlier life of it; 0: there was none."""
+        return self._queues.gone_below(topic)
 
     def set_min_offset(self, topic: str, queue_id: int, offset: int) -> None:
         """Hide the messages below an offset, for good."""
         if self.hide_below(topic, {queue_id: offset}):
             self.save_queue_state()
 
-    def save_queue_state(self) -> None:
-        """What `hide_below` hid stays hidden."""
-        self.directory.write_queue_state(self.state)
-
-    def queue_state_image(self) -> StateImage:
-        """As it is now, on the loop; `write_queue_state` is for any thread."""
-        return self.directory.image_of(self.state)
-
-    def write_queue_state(self, image: StateImage) -> None:
-        """An older image never replaces a newer one."""
-        self.directory.write_image(image)
-
-    def gone_below(self, topic: str) -> int:
-        """The physical offset below which a topic's records belong to an earlier life of it; 0: there was none."""
-        return self.state.deleted.get(topic, 0)
-
     def hide_below(self, topic: str, offsets: Mapping[int, int]) -> bool:
-        """Hide the messages of queues below offsets; for good once the state is written; whether that is new."""
-        found = False
-        for queue_id, offset in offsets.items():
-            queue = self._queue(topic, queue_id)
-            if queue is not None and offset > queue.floor:
-                queue.floor = min(offset, queue.visible)
-                self.state.floors.setdefault(topic, {})[str(queue_id)] = queue.floor
-                found = True
-        return found
+        """Hide the messages of queues below offsets; for good once the state is saved; whether that is new."""
+        return self._queues.hide_below(topic, offsets)
 
     def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
         """As `hide_below`, of the messages that were stored before a time."""
-        old = {
-            queue_id: min(offset, self.offset_by_time(topic, queue_id, timestamp, upper=False))
-            for queue_id, offset in offsets.items()
-        }
-        return self.hide_below(topic, old)
+        return self._queues.expire_below(topic, offsets, timestamp)
 
     def show_from(self, topic: str, queue_id: int, offset: int) -> int:
         """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.
 
         Returns the queue's minimum then.
         """
-        queue = self._queue(topic, queue_id)
-        if queue is not None and offset < queue.floor:
-            lowest = queue.floor
-            for first, view in reversed(list(queue.slices(offset, queue.floor))):
-                if first + len(view) // QUEUE_ENTRY_SIZE != lowest:
-                    break
-                lowest = first
-            if lowest < queue.floor:
-                queue.floor = lowest
-                self.state.floors.setdefault(topic, {})[str(queue_id)] = lowest
-                self.directory.write_queue_state(self.state)
-        return self.min_offset(topic, queue_id)
+        return self._queues.show_from(topic, queue_id, offset)
+
+    def save_queue_state(self) -> None:
+        """What `hide_below` hid stays hidden."""
+        self._queues.save()
+
+    def queue_state_image(self) -> StateImage:
+        """As it is now, on the loop; `write_queue_state` is for any thread."""
+        return self._queues.image()
+
+    def write_queue_state(self, image: StateImage) -> None:
+        """An older image never replaces a newer one."""
+        self._queues.write(image)
 
     def create_queue_at(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Make a queue go on at an offset, above what its archive or an earlier life of it has."""
-        self._check_writable()
-        queue = self._queue(topic, queue_id)
+        self._end.check_writable()
+        queue = self._queues.get(topic, queue_id)
         if queue is not None and queue.end >= next_offset:
             return
         # recovery takes a hole only from below its checkpoint
-        self._checkpoint_now()
-        self._begin_at(topic, queue_id, next_offset)
-        self._checkpoint_now()
-
-    def _begin_at(self, topic: str, queue_id: int, next_offset: int) -> None:
-        queue = self._queue(topic, queue_id) or self.add_queue(topic, queue_id)
-        queue.settle()
-        next_offset += queue.would_look_lost(next_offset)
-        queue.create(next_offset, sync=True)
-        queue.visible = next_offset
-        self._mark_dirty(queue)
+        self.checkpoint()
+        self._queues.begin_at(topic, queue_id, next_offset)
+        self.checkpoint()
 
     def restore_queues(
         self, following: Mapping[str, Mapping[int, int]], ended: Mapping[str, Mapping[int, int]]
@@ -281,17 +359,16 @@ class MessageStore(Appender):
 
         `ended` are the queues of topics that are gone, should they come again. May be repeated after a crash.
         """
-        self._check_writable()
-        for topic, ends in ended.items():
-            self.state.ended[topic] = {str(queue_id): end for queue_id, end in ends.items()}
-        self.directory.write_queue_state(self.state)
-        self._checkpoint_now()
+        self._end.check_writable()
+        self._queues.remember_ended(ended)
+        self._queues.save()
+        self.checkpoint()
         for topic, ends in following.items():
             for queue_id, end in ends.items():
-                queue = self._queue(topic, queue_id)
+                queue = self._queues.get(topic, queue_id)
                 if queue is None or queue.end < end:
-                    self._begin_at(topic, queue_id, end)
-        self._checkpoint_now()
+                    self._queues.begin_at(topic, queue_id, end)
+        self.checkpoint()
 
     def delete_topic(self, topic: str, *, begin_again: bool = False) -> None:
         """Remove a topic's queues. Its records stay in the log until their files go, but no longer belong to it.
@@ -299,31 +376,11 @@ class MessageStore(Appender):
         Should the topic come again, its queues go on where they ended; with `begin_again` at 0, which only the caller
         can allow: nothing outside this store may know the offsets that would be given a second time.
         """
-        doomed = list(self.table_by_topic.get(topic, {}).values())
-        if not doomed:
+        if not self._queues.of_topic(topic):
             return
-        if self._unconfirmed:
+        if self._visibility.is_behind:
             self.after_flush(self.flush())
-        self.state.deleted[topic] = self.max_physical_offset
-        self.state.floors.pop(topic, None)
-        if begin_again:
-            self.state.ended.pop(topic, None)
-        else:
-            ended = self.state.ended.setdefault(topic, {})
-            ended.update({str(queue.queue_id): queue.end for queue in doomed})
-        self.directory.write_queue_state(self.state)
-        for queue in doomed:
-            self.drop_queue(queue)
-            queue.delete()
-        self.dirty_queues = [queue for queue in self.dirty_queues if queue.topic != topic]
-        parent = self.config.root / "consumequeue"
-        for name in self.disk.list_dir(parent / topic):
-            # of a queue whose first file a power cut took
-            self.disk.fsync_dir(parent / topic / name)
-            self.disk.remove_dir(parent / topic / name)
-        self.disk.fsync_dir(parent / topic)
-        self.disk.remove_dir(parent / topic)
-        self.disk.fsync_dir(parent)
+        self._queues.delete(topic, self._end.appended, begin_again=begin_again)
 
     # -- reads
 
@@ -342,14 +399,13 @@ class MessageStore(Appender):
 
         Of a read that begins below the physical offset `old_below`, the result says where in the log it lies.
         """
-        queue = self._queue(topic, queue_id)
+        queue = self._queues.get(topic, queue_id)
         if queue is None:
             return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        minimum = self._min_offset(queue)
         return reading.read(
-            self.log,
+            self._log,
             queue,
-            minimum,
+            self._queues.minimum(queue),
             offset,
             max_count,
             max_bytes,
@@ -360,102 +416,92 @@ class MessageStore(Appender):
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
         """The offset of a time: the first at or after it, or with `upper` the last at or before it."""
-        queue = self._queue(topic, queue_id)
+        queue = self._queues.get(topic, queue_id)
         if queue is None:
             return 0
-        return reading.offset_by_time(self.log, queue, self._min_offset(queue), timestamp, upper=upper)
+        return reading.offset_by_time(self._log, queue, self._queues.minimum(queue), timestamp, upper=upper)
 
     def entry(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
         """Physical offset, size and tags code of a message; None if the local queue has none there."""
-        queue = self._queue(topic, queue_id)
+        queue = self._queues.get(topic, queue_id)
         return queue.entry(offset) if queue is not None and 0 <= offset < queue.visible else None
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time of a message, of a hidden one too; -1 if the local log has none there."""
-        queue = self._queue(topic, queue_id)
-        if queue is None:
-            return -1
-        return reading.store_time(self.log, queue, offset)
+        queue = self._queues.get(topic, queue_id)
+        return -1 if queue is None else reading.store_time(self._log, queue, offset)
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """The record at a physical offset, if one begins there and is confirmed."""
-        return reading.record_at(self.log, physical_offset, self._confirmed)
+        return reading.record_at(self._log, physical_offset, self._visibility.confirmed)
 
     def newest_record(self) -> bytes | None:
         """The last record of the log, if it is confirmed."""
-        last = max((tail.physical_offset for tail in self.tails.values()), default=-1)
+        last = self._tails.newest()
         return self.record_at(last) if last >= 0 else None
 
     def file_at(self, physical_offset: int) -> LogFile | None:
         """The file of the log that holds an offset."""
-        return self.log.at(physical_offset)
+        return self._log.at(physical_offset)
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
         """Records whose key has this key's hash, stored in [begin, end], newest first."""
-        self.build_index()
+        self._index.build()
         limit = min(max_num, _QUERY_LIMIT)
-        lowest = self.state.deleted.get(topic, 0)
+        lowest = self._queues.gone_below(topic)
         found: list[bytes] = []
-        for physical_offset in self.index.find(topic, key, begin, end):
+        for physical_offset in self._index.find(topic, key, begin, end):
             if len(found) >= limit:
                 break
             record = self.record_at(physical_offset) if physical_offset >= lowest else None
-            if record is not None and begin <= reading.store_time_at(self.log, physical_offset) <= end:
+            if record is not None and begin <= reading.store_time_at(self._log, physical_offset) <= end:
                 found.append(record)
         return found
 
-    # -- lifecycle
+    # -- the log as the lifecycle sees it
 
     @property
     def min_physical_offset(self) -> int:
         """Where the local log begins."""
-        return self.log.files[0].base if self.log.files else 0
+        return self._log.min_offset
 
     @property
     def max_physical_offset(self) -> int:
         """Where the next record goes."""
-        return self._appended
-
-    @property
-    def newest_store_time(self) -> int:
-        """Of the last record, or what the store was told of later ones."""
-        return self.last_time
-
-    def go_on_after(self, store_time: int) -> None:
-        """No record gets an earlier time, as long as the clock is not far behind."""
-        self.last_time = max(self.last_time, store_time)
-
-    @property
-    def descriptors(self) -> int:
-        """How many the log holds."""
-        return self.log.descriptors
-
-    @property
-    def skipped_keys(self) -> int:
-        """Keys that were not indexed since the start, for want of room."""
-        return self.index.skipped
+        return self._end.appended
 
     @property
     def newest_segment_base(self) -> int:
         """Where the file that is being written begins."""
-        return self.log.files[-1].base if self.log.files else 0
+        return self._log.files[-1].base if self._log.files else 0
+
+    @property
+    def newest_store_time(self) -> int:
+        """Of the last record, or what the store was told of later ones."""
+        return self._end.last_time
+
+    @property
+    def steps_back(self) -> int:
+        """How often the clock went back, since the start."""
+        return self._end.steps_back
+
+    def go_on_after(self, store_time: int) -> None:
+        """No record gets an earlier time, as long as the clock is not far behind."""
+        self._end.reach_time(store_time)
 
     def segments(self) -> list[Segment]:
         """The files of the log, oldest first; only the last is not sealed."""
-        return [self._segment(file) for file in self.log.files]
+        return [self._segment(file) for file in self._log.files]
 
     def _segment(self, file: LogFile) -> Segment:
-        if file is self._active and not file.sealed:
-            topics = self.topics_since(file.base)
-            newest = max(self.last_time, self.high_time) if topics else 0
-            return Segment(file.base, self._appended, False, newest, topics)
+        if file is self._end.file and not file.sealed:
+            topics, newest = self._end.table()
+            return Segment(file.base, self._end.appended, False, newest, topics)
         return Segment(file.base, file.end, file.sealed, file.newest_store_time, file.topics)
 
     def roll(self) -> None:
         """End the active file, so that it may be archived whole. Raises `StoreFull`."""
-        self._check_writable()
-        if self._active is not None and self._position:
-            self._start_file(self._active.end)
+        self._end.roll()
 
     def evict(self, base: int) -> None:
         """Remove the oldest file. The minimum of each queue follows.
@@ -463,29 +509,28 @@ class MessageStore(Appender):
         The checkpoint must lie above it: a start that finds it below the log can't tell an eviction from a lost file.
         Raises StoreFull if there is no room even for a checkpoint.
         """
-        file = self.log.files[0] if self.log.files else None
-        if file is None or file.base != base or file is self._active or file.end > self._flushed:
+        file = self._log.files[0] if self._log.files else None
+        if file is None or file.base != base or file is self._end.file or file.end > self._visibility.flushed:
             raise StoreError(f"the file at {base} is not the oldest, or not sealed and flushed")
         if self.checkpointed < file.end:
-            self._checkpoint_now()
+            self.checkpoint()
         if self.checkpointed < file.end:  # the disk is full: the file that was prepared ahead makes room
-            self.log.drop_next()
-            self._checkpoint_now()
+            self._log.drop_next()
+            self.checkpoint()
         if self.checkpointed < file.end:
             raise StoreFull(f"no room for a checkpoint above the file at {base}")
-        self.log.evict(file)
-        self.build_index()
-        self.index.evict(self.min_physical_offset)
+        self._log.evict(file)
+        self._index.build()
+        self._index.evict(self._log.min_offset)
 
     def restart_log_at(self, physical_offset: int) -> None:
         """Go on in a new file at an offset above the log's end: what lies between was lost, its offsets are taken."""
-        self._check_writable()
-        if physical_offset < self._appended:
-            raise StoreError(f"the log already reaches {self._appended}, above {physical_offset}")
-        self._checkpoint_now()
-        border = self._active.end if self._active is not None else 0
-        self._start_file(max(physical_offset, border))
-        self._checkpoint_now()
+        self._end.check_writable()
+        if physical_offset < self._end.appended:
+            raise StoreError(f"the log already reaches {self._end.appended}, above {physical_offset}")
+        self.checkpoint()
+        self._end.go_on_at(physical_offset)
+        self.checkpoint()
 
     def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryRun]:
         """Per queue the entries of records in [start, end), as arrays of their own."""
@@ -494,12 +539,34 @@ class MessageStore(Appender):
     def entry_slices(self, topic: str, start_phys: int, end_phys: int, most: int) -> Iterator[reading.EntrySlice]:
         """The same, at most so many entries at a time: between two of them other work may have its turn."""
         # a queue's file may still have entries of log files that are evicted
-        start = max(start_phys, self.state.deleted.get(topic, 0), self.min_physical_offset)
-        for queue in list(self.table_by_topic.get(topic, {}).values()):
+        start = max(start_phys, self._queues.gone_below(topic), self._log.min_offset)
+        for queue in self._queues.of_topic(topic):
             yield from reading.entry_slices(queue, queue.first_at(start), queue.first_at(end_phys), most)
 
     def files(self, start: int, end: int) -> list[tuple[str, int, int]]:
         """Path, base and length of the log's files that meet [start, end)."""
         return [
-            (str(file.path), file.base, file.size) for file in self.log.files if file.base < end and file.end > start
+            (str(file.path), file.base, file.size) for file in self._log.files if file.base < end and file.end > start
         ]
+
+    # -- how much of what it holds
+
+    @property
+    def descriptors(self) -> int:
+        """How many the log holds."""
+        return self._log.descriptors
+
+    @property
+    def mapped_queue_files(self) -> int:
+        """How many files of queues are mapped; bounded."""
+        return self._queues.mapped_files
+
+    @property
+    def next_file_is_ready(self) -> bool:
+        """Whether the log's next file is allocated ahead."""
+        return self._log.next_is_ready
+
+    @property
+    def skipped_keys(self) -> int:
+        """Keys that were not indexed since the start, for want of room."""
+        return self._index.skipped

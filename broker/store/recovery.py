@@ -1,197 +1,166 @@
-"""What a start finds in the log: verify from the checkpoint on, index again, cut the rest.
+"""What a start makes of the files: they are read into the parts that own them, checked, and made to agree.
 
-Pages reach the disk in any order, so above the checkpoint nothing is believed unchecked: magic, length, physical
-offset = position, queue offset = next of its queue, store time not before the previous, body CRC, and the CRC beside
-the log if it got to the disk. The first record that fails ends the log; what lies above is zeroed, so that no
-later append can join it to a stale record.
+Everything below the checkpoint is believed, everything above it is read again record by record (`log_scan`). What no
+file says, because it follows from all of them, is returned: where the log ends, its time, and what was found.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker.store.checkpoint import Checkpoint, read_checkpoint
 from broker.store.commit_log import CommitLog, LogFile
+from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.layout import (
-    CRC_ENTRY,
-    CRC_ENTRY_SIZE,
-    END_SIZE,
-    STANDS_STILL_MS,
-    record_crc,
-)
-from neve.record.codec import MalformedRecord, MessageRecord, decode_record
-from neve.record.layout import HEADS, MAGIC_BLANK, SIZE_AND_MAGIC, host_sizes
-
-_CHUNK = 1 << 20
+from broker.store.data_directory import DataDirectory
+from broker.store.errors import StoreCorrupt
+from broker.store.key_index import KeyIndex
+from broker.store.log_scan import LogScan, Recovered, RecoveryReport, walk_topics, zero_above
+from broker.store.queue_table import QueueTable
+from broker.store.topic_tails import TopicTails
+from infra.disk import Disk
+from neve.record.codec import MessageRecord
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY
 
 
-@dataclass(slots=True)
-class RecoveryReport:
-    """What recovery did, for the log of the start."""
+@dataclass(frozen=True, slots=True)
+class RecoveredEnd:
+    """Where the log ends: the file, the position inside it, and the times of `log_end`."""
 
-    clean: bool
-    start: int = 0
-    end: int = 0
-    records: int = 0
-    records_without_crc: int = 0
-    cut_bytes: int = 0
-    reason: str = ""
+    file: LogFile | None
+    position: int
+    last_time: int
+    high_time: int = 0
 
-
-@dataclass(slots=True)
-class Recovered:
-    """A record that passed."""
-
-    record: MessageRecord
-    tags_code: int
+    @property
+    def physical(self) -> int:
+        """The offset that the next record gets."""
+        return self.file.base + self.position if self.file is not None else 0
 
 
-class LogScan:
-    """Walks the log from a position, handing over each record that passes."""
+@dataclass(frozen=True, slots=True)
+class RecoveredStore:
+    """What a start found; the files themselves are with their owners."""
+
+    log_uuid: str
+    checkpointed: int
+    end: RecoveredEnd
+    report: RecoveryReport
+
+
+class Recovery:
+    """One start, in a directory that is locked."""
 
     def __init__(
         self,
-        log: CommitLog,
-        report: RecoveryReport,
+        config: StoreConfig,
+        disk: Disk,
         *,
-        store_time: int,
-        queue_of: Callable[[MessageRecord], ConsumeQueue | None],
-        code_of: Callable[[MessageRecord], int],
-        strict: bool,
+        directory: DataDirectory,
+        log: CommitLog,
+        tails: TopicTails,
+        queues: QueueTable,
+        index: KeyIndex,
     ) -> None:
-        self._log = log
-        self._report = report
-        self._queue_of = queue_of
-        self._code_of = code_of
-        self._strict = strict
-        self.store_time = store_time
-        self.high_time = 0  # of the file, from before a step back
-        self.position = 0
-        self.file: LogFile | None = None
+        self._config, self._disk, self._directory = config, disk, directory
+        self._log, self._tails, self._queues, self._index = log, tails, queues, index
 
-    def run(self, start: int, accept: Callable[[Recovered], None], sealed: Callable[[LogFile], None]) -> None:
-        """Scan; afterwards `file` and `position` (inside it) say where the log ends."""
-        file = self._log.at(start)
-        assert file is not None
-        position = start - file.base
-        file.crc_position = self._log.find_crc_position(file, position)
-        while True:
-            self.file, self.position = file, position
-            if self._is_end(file, position):
-                following = self._following(file)
-                if following is None:
-                    self.position = file.size
-                    return
-                sealed(file)
+    def run(self) -> RecoveredStore:
+        """Read all, and bring the log to an end."""
+        directory, log = self._directory, self._log
+        checkpoint = read_checkpoint(self._config.root, self._disk)
+        self._queues.load_state()
+        log.open()
+        log.sweep_evicted()
+        log_uuid = directory.log_uuid(log_is_empty=not log.files)
+        clean = directory.begin()
+        strict = checkpoint is not None
+        if checkpoint is None:
+            clean = not log.files
+            checkpoint = Checkpoint(log.min_offset)
+        start = checkpoint.physical
+        unsynced = not clean and directory.begin_recovery()
+        self._queues.load(start, scrub=not clean, unsynced=unsynced)
+        self._index.load(checkpoint.index_base, checkpoint.index_count, scrub=not clean)
+        report = RecoveryReport(clean, start, start)
+        end = RecoveredEnd(None, 0, checkpoint.store_time)
+        if log.files:
+            end = self._replay(checkpoint, report, strict=strict)
+            report.end = end.physical
+        elif start:
+            raise StoreCorrupt(f"the CommitLog reached {start} and is gone from {log.directory}")
+        assert end.physical >= start
+        self._queues.lower_marks(report.end)
+        self._index.build()
+        return RecoveredStore(log_uuid, start, end, report)
+
+    def _replay(self, checkpoint: Checkpoint, report: RecoveryReport, *, strict: bool) -> RecoveredEnd:
+        log = self._log
+        first = log.at(checkpoint.physical)
+        if first is None:
+            raise StoreCorrupt(
+                f"the CommitLog has no file for the checkpoint at {checkpoint.physical}: is one missing?"
+            )
+        for topic, (physical_offset, store_time) in checkpoint.topics.items():
+            self._tails.touch(topic, physical_offset, store_time)
+        for file in log.files:
+            if file.end <= first.base:
                 file.sealed = True
-                file, position = following, 0
-                file.crc_position = 0
-                continue
-            found = self._check(file, position)
-            if found is None:
-                return
-            accept(found)
-            if found.record.store_timestamp < self.store_time:
-                self.high_time = max(self.high_time, self.store_time)
-            self.store_time = found.record.store_timestamp
-            self._report.records += 1
-            file.crc_position += CRC_ENTRY_SIZE
-            position += found.record.size
-
-    @staticmethod
-    def _is_end(file: LogFile, position: int) -> bool:
-        rest = file.size - position
-        if rest < END_SIZE:
-            return True
-        size, magic = SIZE_AND_MAGIC.unpack_from(file.map, position)
-        return bool(magic == MAGIC_BLANK and size == rest)
-
-    def _following(self, file: LogFile) -> LogFile | None:
-        index = self._log.files.index(file) + 1
-        return self._log.files[index] if index < len(self._log.files) else None
-
-    def _check(self, file: LogFile, position: int) -> Recovered | None:
-        size, magic = SIZE_AND_MAGIC.unpack_from(file.map, position)
-        if size == 0 and magic == 0:
-            return None
-        view = memoryview(file.map)[position : min(position + max(size, 0), file.size)]
-        try:
-            record = decode_record(view)
-        except (MalformedRecord, IndexError) as error:
-            return self._refuse(f"malformed: {error}")
-        if record.physical_offset != file.base + position:
-            return self._refuse(f"says that it lies at {record.physical_offset}")
-        if 0 < self.store_time - record.store_timestamp <= STANDS_STILL_MS:
-            return self._refuse(f"is from {record.store_timestamp}, before {self.store_time}")
-        if zlib.crc32(record.body) & 0x7FFFFFFF != record.body_crc:
-            return self._refuse("body CRC differs")
-        tags = self._check_crc(file, position, record, view)
-        if tags is None:
-            return self._refuse("record CRC differs")
-        queue = self._queue_of(record)
-        if queue is not None and record.queue_offset != queue.end and (self._strict or queue.end > record.queue_offset):
-            return self._refuse(f"is offset {record.queue_offset} of a queue that ends at {queue.end}")
-        return Recovered(record, tags)
-
-    def _refuse(self, reason: str) -> Recovered | None:
-        assert self.file is not None
-        self._report.reason = f"record at {self.file.base + self.position}: {reason}"
-        return None
-
-    def _check_crc(self, file: LogFile, position: int, record: MessageRecord, view: memoryview) -> int | None:
-        """The tags code that was stored with the record; made anew if that did not survive."""
-        flags = record.sys_flag
-        head_size = HEADS[host_sizes(flags)].size
-        head, tail = view[:head_size], view[head_size + len(record.body) :]
-        if file.crc_position + CRC_ENTRY_SIZE > file.crc_size:
-            self._log.grow_crc(file)
-        mark, crc, tags = CRC_ENTRY.unpack_from(file.crc_map, file.crc_position)
-        if mark == position + 1:
-            return int(tags) if crc == record_crc(head, tail, tags) else None
-        if b"\0" in record.properties_raw or "\0" in record.topic:
-            return None  # the page of its end was lost: no flush covered it, for that would have synced its CRC too
-        self._report.records_without_crc += 1
-        made = self._code_of(record)
-        CRC_ENTRY.pack_into(file.crc_map, file.crc_position, position + 1, record_crc(head, tail, made), made)
-        return made
-
-
-def zero_above(log: CommitLog, file: LogFile, position: int) -> int:
-    """Remove everything above the end of the log; returns how many bytes were not zero already."""
-    removed = sum(later.size for later in log.files if later.base > file.base and _holds_data(later))
-    log.drop_after(file)
-    for start in range(position, file.size, _CHUNK):
-        chunk = file.map[start : min(start + _CHUNK, file.size)]
-        used = len(chunk) - chunk.count(0)
-        if used:
-            removed += used
-            file.map[start : start + len(chunk)] = bytes(len(chunk))
-    rest = file.crc_map[file.crc_position :]
-    if rest.count(0) != len(rest):
-        file.crc_map[file.crc_position :] = bytes(len(rest))
-    return removed
-
-
-def _holds_data(file: LogFile) -> bool:
-    return file.map[:END_SIZE] != bytes(END_SIZE)
-
-
-def walk_topics(file: LogFile) -> tuple[dict[str, tuple[int, int]], int]:
-    """The topic table of a file below the checkpoint, read again from its records."""
-    topics: dict[str, tuple[int, int]] = {}
-    newest, position = 0, 0
-    view = memoryview(file.map)
-    while file.size - position >= END_SIZE:
-        size, magic = SIZE_AND_MAGIC.unpack_from(view, position)
-        if size <= 0 or magic == MAGIC_BLANK:
-            break
-        record = decode_record(view[position : position + size])
-        newest = max(newest, record.store_timestamp)
-        topics[record.topic] = (
-            record.physical_offset,
-            max(topics.get(record.topic, (0, 0))[1], record.store_timestamp),
+                if not file.table_written:
+                    file.topics, file.newest_store_time = walk_topics(file)
+        scan = LogScan(
+            log,
+            report,
+            store_time=checkpoint.store_time,
+            queue_of=self._queue_of,
+            code_of=self._config.code_of,
+            strict=strict,
         )
-        position += size
-    return topics, newest
+        newest = max((store_time for _, store_time in checkpoint.topics.values()), default=0)
+        scan.high_time = newest if newest > checkpoint.store_time else 0
+
+        def sealed(file: LogFile) -> None:
+            # `sealed` comes with the file of the scan, whose records have all been accepted
+            file.topics = self._tails.since(file.base, scan.high_time)
+            file.newest_store_time = max(scan.store_time, scan.high_time) if file.topics else 0
+            scan.high_time = 0
+
+        scan.run(checkpoint.physical, lambda found: self._accept(found, strict=strict), sealed)
+        last = scan.file
+        assert last is not None
+        log.forget_table(last)
+        if not report.clean:
+            report.cut_bytes = zero_above(log, last, scan.position)
+            # What was read is promised from here on, and after a kill it may be in the page cache only.
+            for file in log.files:
+                if file.end > first.base:
+                    self._disk.fdatasync(file.path)
+                    self._disk.fdatasync(file.crc_path)
+        else:
+            log.drop_after(last)  # at most one, prepared ahead and never used
+        return RecoveredEnd(last, scan.position, scan.store_time, scan.high_time)
+
+    def _queue_of(self, record: MessageRecord) -> ConsumeQueue | None:
+        if record.physical_offset < self._queues.gone_below(record.topic):
+            return None
+        return self._queues.get(record.topic, record.queue_id)
+
+    def _accept(self, found: Recovered, *, strict: bool) -> None:
+        record, queues = found.record, self._queues
+        self._tails.touch(record.topic, record.physical_offset, record.store_timestamp)
+        if record.physical_offset < queues.gone_below(record.topic):
+            return
+        queue = queues.get(record.topic, record.queue_id)
+        if queue is None:
+            queue = queues.add(record.topic, record.queue_id)
+            queue.create(record.queue_offset, sync=False)
+        elif queue.end != record.queue_offset and not strict:
+            queue.settle()
+            queue.create(record.queue_offset, sync=False)
+        assert queue.end == record.queue_offset
+        queues.mark_dirty(queue)
+        queue.append(record.physical_offset, record.size, found.tags_code)
+        properties = record.properties
+        keys = f"{properties.get(PROPERTY_UNIQUE_KEY, '')} {properties.get(PROPERTY_KEYS, '')}"
+        if not keys.isspace():
+            self._index.want([(record.topic, keys, record.physical_offset, record.store_timestamp)])

@@ -55,7 +55,7 @@ class StoreAdapter:
         self.store.evict(base)
 
     def topics(self) -> Sequence[str]:
-        return sorted(self.store.table_by_topic)
+        return sorted(self.store.topics())
 
     def queues_of(self, topic: str) -> Sequence[int]:
         return self.store.queues_of(topic)

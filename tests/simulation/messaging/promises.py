@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.store.appender import Shown
+from broker.store.visibility import Shown
 from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.names import (
     DLQ_PREFIX,

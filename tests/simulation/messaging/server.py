@@ -19,7 +19,7 @@ from broker import broker_controller
 from broker.archiving import ask_loop
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
-from broker.store import appender, commit_log
+from broker.store import checkpointer, commit_log, log_end, queue_state, visibility
 from broker.store.config import StoreConfig
 from broker.tables import state_file
 from lifecycle import rounds, scheduler, turns
@@ -86,7 +86,10 @@ def under_the_loop() -> Iterator[None]:
     ask = SimpleNamespace(run_coroutine_threadsafe=_ask_loop)
     with (
         patch.object(broker_controller, "check_port", _is_free),
-        patch.object(appender, "threading", locks),
+        patch.object(checkpointer, "threading", locks),
+        patch.object(log_end, "threading", locks),
+        patch.object(queue_state, "threading", locks),
+        patch.object(visibility, "threading", locks),
         patch.object(commit_log, "threading", locks),
         patch.object(state_file, "threading", locks),
         patch.object(rounds, "threading", locks),

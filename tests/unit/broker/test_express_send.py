@@ -242,13 +242,24 @@ def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: P
     with_broker(tmp_path, work, flush_disk_type="SYNC_FLUSH")
 
 
+class DeadWriter:
+    """Of a file on a disk that is gone."""
+
+    def write(self, data: bytes, position: int) -> None:
+        raise OSError("the disk is gone")
+
+    def sync(self) -> None:
+        raise OSError("the disk is gone")
+
+
 def test_a_store_that_refuses_is_answered_by_the_general_way(tmp_path: Path) -> None:
     def work(broker: Broker) -> None:
-        broker.store._limit = -1
-        broker.store.failed = OSError("the disk is gone")
+        file = broker.store.file_at(broker.store.newest_segment_base)
+        assert file is not None
+        file.writer = file.crc_writer = DeadWriter()
         answer, stored = broker.send({}, b"x", express=True)
         assert (answer[0], stored) == (14, [])
         assert "not available" in answer[2]
-        broker.store.failed = None
+        assert broker.store.failed is not None
 
     with_broker(tmp_path, work)

@@ -10,6 +10,7 @@ import pytest
 
 from broker import broker_controller
 from broker.broker_controller import BrokerController
+from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreNotWritable
 from infra.startup import EXIT_FAILED
 from infra.supervisor import Stop
@@ -71,10 +72,10 @@ def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_synced(
             connection.close()
             await broker.shutdown()
             assert (broker.left_behind, broker.life.exit_code) == (["flush"], EXIT_FAILED)
-            assert store.directory.begin() is False, "marked as not cleanly stopped"
+            assert DataDirectory(store.config.root, store.disk).begin() is False, "marked as not cleanly stopped"
             may_go.set()
             await asyncio.to_thread(broker.context.flusher.close)
-            store.directory.release()  # as the end of the process does
+            store.abandon()  # as the end of the process does
         async with running(tmp_path / "broker") as (broker, _):
             assert stored(broker) == 1
 

@@ -77,7 +77,7 @@ def test_a_segment_is_as_old_as_the_newest_time_in_it(
         again = open_store(disk.power_cut(1), **changes)
         assert again.max_offset("a", 0) == 3, "a step back of the clock is no torn end of the log"
     assert told(again)[0] == (right + DAY, right + DAY)
-    assert again.last_time == right + HOUR
+    assert again.newest_store_time == right + HOUR
 
 
 def test_without_its_table_a_segment_is_read_again_with_its_newest_time(

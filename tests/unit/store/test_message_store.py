@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from broker.store import reading
-from broker.store.checkpoint import Checkpoint
-from broker.store.consume_queue import TopicTail
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
 from broker.store.message_store import MessageStore
+from broker.store.topic_tails import TopicTail
 from infra.clock import ManualClock
 from neve.record.codec import decode_record, iter_records
 from tests.doubles.sim_disk import SimDisk
@@ -73,7 +72,7 @@ def test_offsets_are_dense_across_rolls_and_queue_files(open_store: Open, put: P
     expected = [f"{number}".encode() * 20 for number in range(1000)]
     for number, body in enumerate(expected):
         assert put(store, body=body).queue_offset == number
-    assert len(store.log.files) > 3
+    assert len(store.segments()) > 3
     assert bodies(store) == expected
 
 
@@ -166,7 +165,9 @@ def test_a_time_finds_the_first_and_the_last_message_of_it(open_store: Open, put
     assert store.offset_by_time("unknown", 0, 1, upper=False) == 0
 
 
-def test_a_key_finds_its_messages_over_several_index_files(open_store: Open, put: Put, clock: ManualClock) -> None:
+def test_a_key_finds_its_messages_over_several_index_files(
+    open_store: Open, put: Put, clock: ManualClock, disk: SimDisk
+) -> None:
     store = open_store()
     for number in range(300):  # more keys than one index file takes
         put(store, body=b"%d" % number, keys=f"k{number} shared", unique_key=f"u{number}")
@@ -178,7 +179,7 @@ def test_a_key_finds_its_messages_over_several_index_files(open_store: Open, put
     assert newest == [b"299", b"298", b"297"]
     assert store.query("other", "k7", 10, 0, long) == []
     assert store.query("t", "k7", 10, clock.now_ms(), long) == []
-    assert len(store.index.files) > 1
+    assert len(disk.list_dir(Path("/store/index"))) > 1
 
 
 def test_a_full_disk_refuses_and_the_store_lives(open_store: Open, put: Put, disk: SimDisk) -> None:
@@ -248,7 +249,8 @@ def test_segments_know_their_topics(open_store: Open, put: Put, clock: ManualClo
     assert set(first.topics) == {"a", "b"} and set(second.topics) == {"a"}
     assert (first.newest_store_time, second.newest_store_time) == (last_b.store_timestamp, clock.now_ms())
     store.shutdown()
-    for path in (store.log.table_directory / name for name in store.disk.list_dir(store.log.table_directory)):
+    tables = Path("/store/commitlogtable")
+    for path in (tables / name for name in store.disk.list_dir(tables)):
         store.disk.remove(path)  # made again from the records
     again = open_store()
     assert [(s.base, s.topics, s.newest_store_time) for s in again.segments()] == [
@@ -266,7 +268,7 @@ def test_entries_of_a_range(open_store: Open, put: Put) -> None:
     run = runs[1]
     assert run.first_offset == next(r.queue_offset for r in stored[1::2] if r in inside)
     assert run.tags.tolist() == [2 * (run.first_offset + i) + 1 for i in range(len(run.tags))]
-    assert store.files(segment.base, segment.end) == [(str(store.log.files[1].path), segment.base, 16384)]
+    assert store.files(segment.base, segment.end) == [("/store/commitlog/00000000000000016384", segment.base, 16384)]
 
 
 def test_a_queue_goes_on_above_its_archive(open_store: Open, put: Put) -> None:
@@ -337,7 +339,7 @@ def test_mapped_queue_files_are_bounded(open_store: Open, put: Put) -> None:
     store = open_store(mapped_queue_files=4)
     for number in range(60):
         put(store, queue_id=number % 20, body=b"%d" % number)
-        assert len(store.maps) <= 5
+        assert store.mapped_queue_files <= 5
     for queue_id in range(20):
         assert bodies(store, queue_id) == [b"%d" % n for n in range(queue_id, 60, 20)]
 
@@ -359,29 +361,31 @@ def test_a_crash_right_after_an_eviction_leaves_a_log_that_opens(
     assert put(again).queue_offset == 2
 
 
+@pytest.mark.parametrize("filled", [0, 9000])
 def test_on_a_full_disk_the_file_prepared_ahead_makes_room_for_an_eviction(
-    open_store: Open, put: Put, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch, filled: int
 ) -> None:
+    """Also where the active file is so full that upkeep would prepare the next one at once."""
     store = open_store()
-    write = store.directory.write_checkpoint
+    write, may_give_up = disk.write_atomic, True
 
-    def write_if_there_is_room(content: Checkpoint) -> None:
-        if store.log.next_is_ready:
+    def write_if_there_is_room(path: Path, data: bytes) -> None:
+        if path.name == "checkpoint" and (store.next_file_is_ready or not may_give_up):
             raise OSError(errno.ENOSPC, "no space")
-        write(content)
+        write(path, data)
 
     def fill_one() -> None:
         put(store)
         store.roll()
-        put(store)
+        put(store, body=bytes(filled))
         store.prepare_next()
         store.after_flush(store.flush())
 
-    monkeypatch.setattr(store.directory, "write_checkpoint", write_if_there_is_room)
+    monkeypatch.setattr(disk, "write_atomic", write_if_there_is_room)
     fill_one()
     store.evict(0)
     assert len(store.segments()) == 1
-    monkeypatch.setattr(store.log, "drop_next", lambda: None)
+    may_give_up = False
     fill_one()
     with pytest.raises(StoreFull):
         store.evict(store.segments()[0].base)
@@ -400,7 +404,7 @@ def test_entries_of_a_topic_are_found_without_a_walk_over_all_topics(open_store:
     store = open_store()
     for topic in ("a", "b", "a"):
         put(store, topic=topic)
-    store.table = NotWalked(store.table)
+    store._queues.by_name = NotWalked(store._queues.by_name)
     assert {queue: len(run.sizes) for queue, run in store.entries("a", 0, store.max_physical_offset).items()} == {0: 2}
     assert store.entries("none", 0, store.max_physical_offset) == {}
 
@@ -444,7 +448,7 @@ def test_the_topics_of_the_active_file_are_told_without_a_look_at_those_that_did
         put(store, f"topic-{number}")
     assert len(store.segments()[-1].topics) == 200
     assert store.want_checkpoint(store.max_physical_offset)
-    tails = store.tails = CountedTails(store.tails)
+    tails = store._tails._tails = CountedTails(store._tails._tails)
     last = put(store, "topic-7").physical_offset
     assert store.segments()[-1].topics["topic-7"][0] == last
     assert tails.looked_at <= 2
@@ -457,8 +461,8 @@ def test_the_topics_of_a_file_are_what_a_walk_over_all_of_them_finds(
     def walked() -> dict[str, tuple[int, int]]:
         base = store.newest_segment_base
         return {
-            topic: (tail.physical_offset, max(tail.store_time, store.high_time))
-            for topic, tail in store.tails.items()
+            topic: (tail.physical_offset, max(tail.store_time, store._end.high_time))
+            for topic, tail in store._tails._tails.items()
             if tail.physical_offset >= base
         }
 
@@ -482,4 +486,4 @@ def test_the_topics_of_a_file_are_what_a_walk_over_all_of_them_finds(
             case _:
                 put(store, f"t{chosen.randrange(8)}", chosen.randrange(3))
         if chosen.random() < 0.4:
-            assert store.topics_since(store.newest_segment_base) == walked()
+            assert store._end.topics() == walked()

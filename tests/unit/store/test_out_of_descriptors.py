@@ -72,7 +72,7 @@ def test_a_checkpoint_that_waited_syncs_what_both_it_and_its_successor_name(
         store.after_flush(store.flush())
         store.upkeep()
         store.append(sends(store, range(2, 4)), HOST, 1000)
-        store._checkpoint_now()
+        store.checkpoint()
     store.after_flush(store.flush())
     store.upkeep()
     assert (store.checkpointed, store.checkpoint_is_put_off) == (store.max_physical_offset, False)
@@ -124,7 +124,7 @@ def test_a_map_that_is_not_to_be_had_is_taken_from_the_queue_that_needs_it_least
     real = disk.map
 
     def bounded(path: Path, size: int) -> Any:
-        if len(store.maps) >= held:
+        if store.mapped_queue_files >= held:
             raise OutOfDescriptors(errno.EMFILE, "too many open files", str(path))
         mapped.append(path)
         return real(path, size)
@@ -132,5 +132,5 @@ def test_a_map_that_is_not_to_be_had_is_taken_from_the_queue_that_needs_it_least
     monkeypatch.setattr(disk, "map", bounded)
     for number in range(12):
         store.append(sends(store, range(number, number + 1)), HOST, 1000)
-    assert len(store.maps) <= held
+    assert store.mapped_queue_files <= held
     assert sum(map(len, queues(store))) == 12

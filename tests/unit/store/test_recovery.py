@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.store.checkpoint import DataDirectory
+from broker.store.commit_log import LogFile
+from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreCorrupt, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra import failpoint
@@ -29,9 +30,15 @@ def flush(store: MessageStore) -> None:
     store.upkeep()
 
 
+def log_file(store: MessageStore, number: int = 0) -> LogFile:
+    file = store.file_at(store.segments()[number].base)
+    assert file is not None
+    return file
+
+
 def crash(store: MessageStore, disk: SimDisk) -> None:
     """The process dies, the machine lives: every page stays."""
-    store.directory.release()
+    store.abandon()
 
 
 def test_a_clean_stop_starts_at_once(open_store: Open, put: Put, clock: ManualClock) -> None:
@@ -121,7 +128,7 @@ def test_a_torn_tail_is_cut_wherever_it_tore(put: Put, open_store: Open) -> None
         for _ in range(3):
             put(store)
         last = put(store, body=b"b" * 40, properties=b"TAGS\x01abc\x02")
-        file = store.log.files[0]
+        file = log_file(store)
         end = last.physical_offset + last.size
         cut = last.physical_offset + kept if kept >= 0 else end + kept
         file.map[cut:end] = bytes(end - cut)
@@ -140,7 +147,7 @@ def test_any_flipped_byte_is_seen(open_store: Open, put: Put, disk: SimDisk, pos
     put(store)
     hurt = put(store, body=b"b" * 40, properties=b"TAGS\x01abc\x02")
     put(store)
-    store.log.files[0].map[hurt.physical_offset + position] ^= 0x10
+    log_file(store).map[hurt.physical_offset + position] ^= 0x10
     crash(store, disk)
     again = open_store()
     assert again.max_offset("t", 0) == 1
@@ -151,7 +158,7 @@ def test_a_stale_record_does_not_rise_again(open_store: Open, put: Put, disk: Si
     """A cut tail holds whole records; a new one of the torn one's size must not make them its successors."""
     store = open_store()
     stored = [put(store, body=b"%04d" % number) for number in range(10)]
-    store.log.files[0].map[stored[4].physical_offset + 90] ^= 0xFF
+    log_file(store).map[stored[4].physical_offset + 90] ^= 0xFF
     crash(store, disk)
     again = open_store()
     assert again.max_offset("t", 0) == 4
@@ -165,7 +172,7 @@ def test_a_stale_record_does_not_rise_again(open_store: Open, put: Put, disk: Si
 def test_queues_ahead_of_the_log_are_cut(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     stored = [put(store, queue_id=number % 2) for number in range(20)]
-    file = store.log.files[0]
+    file = log_file(store)
     file.map[stored[10].physical_offset : file.size] = bytes(file.size - stored[10].physical_offset)
     crash(store, disk)
     again = open_store()
@@ -176,11 +183,11 @@ def test_queues_ahead_of_the_log_are_cut(open_store: Open, put: Put, disk: SimDi
 def test_files_above_the_cut_go(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     stored = [put(store, body=b"x" * 500) for _ in range(100)]
-    assert len(store.log.files) > 3
-    store.log.files[1].map[100] ^= 1
+    assert len(store.segments()) > 3
+    log_file(store, 1).map[100] ^= 1
     crash(store, disk)
     again = open_store()
-    assert len(again.log.files) == 2
+    assert len(again.segments()) == 2
     held = sum(r.physical_offset < 16384 for r in stored)
     assert again.max_offset("t", 0) == held
     assert put(again, body=b"x" * 500).physical_offset == 16384
@@ -202,7 +209,7 @@ def test_a_file_prepared_ahead_is_no_part_of_the_log(open_store: Open, put: Put)
         store = open_store()
         put(store, body=b"x" * 9000)
         flush(store)
-        assert store.log.next_is_ready
+        assert store.next_file_is_ready
         assert not store.segments()[-1].sealed
         store.shutdown()
     again = open_store()
@@ -216,7 +223,7 @@ def test_an_interrupted_eviction_ends(open_store: Open, put: Put, disk: SimDisk)
     for _ in range(300):
         put(store, body=b"x" * 100)
     store.shutdown()
-    disk.rename(store.log.files[0].path, Path("/store/commitlog/00000000000000000000.evicted"))
+    disk.rename(log_file(store).path, Path("/store/commitlog/00000000000000000000.evicted"))
     again = open_store()
     assert again.min_physical_offset == 16384
     assert not [name for name in disk.list_dir(Path("/store/commitlog")) if name.endswith("evicted")]
@@ -250,7 +257,7 @@ def test_contradictions_are_refused(open_store: Open, put: Put, disk: SimDisk) -
     with pytest.raises(StoreCorrupt, match="log_uuid"):
         open_store()
     disk.rename(Path("/store/elsewhere"), Path("/store/log_uuid"))
-    disk.remove(store.log.files[0].path)
+    disk.remove(log_file(store).path)
     with pytest.raises(StoreCorrupt, match="gone"):
         open_store()
 
@@ -275,8 +282,9 @@ def test_an_entry_that_a_start_removed_stays_away_though_that_start_died(
     store = open_store()
     put(store)
     cuts = (disk.power_cut(seed) for seed in range(1000))
-    path = next(iter(store.table.values())).files[0].path
-    log = store.log.files[0].path
+    path = Path("/store/consumequeue/t/0/00000000000000000000")
+    assert disk.exists(path)
+    log = log_file(store).path
 
     def entries(cut: SimDisk) -> int:
         return 2 if any(cut.read_at(path, 20, 20)) else 1
@@ -320,7 +328,7 @@ def test_a_record_whose_topic_was_lost_with_its_page_is_no_record(
     head = store.record_at(0) or b""
     before_topic = len(head) - len("t") - 2 - len("kept")
     put(store, topic="rmq_topic", body=bytes(4096 - end - before_topic - 4))
-    file = store.log.files[0]
+    file = log_file(store)
     page = bytes(file.map[4092:4100])
     assert page.startswith(b"rmq_"), "the page ends inside the topic"
     file.map[4096:8192] = bytes(4096)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from broker.store.data_directory import clear_store
 from broker.store.errors import StoreNotWritable
 from broker.store.message_store import MessageStore
-from broker.store.opening import clear_store
 from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError

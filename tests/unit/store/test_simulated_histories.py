@@ -94,11 +94,11 @@ def test_a_queue_that_lost_an_old_file_to_eviction_is_synced_at_the_next_checkpo
     store = open_store(queue_first_step=100, queue_file_size=100)  # five entries a file
     for _ in range(14):
         put(store, body=b"x" * 2000)
-    store._checkpoint_now()
+    store.checkpoint()
     store.evict(0)
     assert store.min_offset("t", 0) == 7, "the first queue file goes"
     put(store, body=b"x" * 2000)
-    assert [queue.topic for queue in store.dirty_queues] == ["t"]
+    assert store._queues.dirty_topics() == {"t"}
 
 
 def test_the_store_time_of_a_hidden_message_is_known(open_store: Open, put: Put, clock: ManualClock) -> None:
@@ -129,7 +129,7 @@ def test_a_record_whose_last_page_and_crc_were_lost_ends_the_log(
     flush(store)
     begin = put(store, body=b"x" * 100, keys="k" * 40).physical_offset
     end = store.max_physical_offset
-    file = store.log.at(begin)
+    file = store.file_at(begin)
     assert file is not None
     file.map[end - 20 : end] = bytes(20)
     file.crc_map[16 : len(file.crc_map)] = bytes(len(file.crc_map) - 16)

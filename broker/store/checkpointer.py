@@ -1,0 +1,170 @@
+"""The checkpoints: how little of the log a start has to read again.
+
+    due        described on the loop: what it will say, and what has to be on the disk before it may say so
+    written    on a thread: the log is synced up to it, then the queues, the index and the names, then the file is
+               replaced
+
+Invariant: `checkpointed` is what the file on the disk says, and everything below it is on the disk. A description stays
+due until it is written: one that could not be begun for want of descriptors, or for want of room, comes again whole,
+and takes along what the next description adds.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from broker.store.checkpoint import Checkpoint, write_checkpoint
+from broker.store.commit_log import CommitLog
+from broker.store.config import StoreConfig
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.errors import StoreNotWritable
+from broker.store.key_index import KeyIndex
+from broker.store.log_end import LogEnd
+from broker.store.queue_table import QueueTable
+from broker.store.visibility import Visibility
+from infra.clock import Clock
+from infra.disk import Disk, OutOfDescriptors
+
+log = logging.getLogger(__name__)
+
+
+class DueCheckpoint(msgspec.Struct):
+    """One on its way."""
+
+    content: Checkpoint
+    queues: list[ConsumeQueue]
+    index_paths: list[Path]
+
+    def sync(self, disk: Disk, root: Path) -> None:
+        """For a thread."""
+        for queue in self.queues:
+            queue.sync()
+        for path in self.index_paths:
+            with suppress(FileNotFoundError):  # evicted meanwhile
+                disk.fdatasync(path)
+        disk.fsync_dir(root / "consumequeue")
+
+    def after(self, before: DueCheckpoint | None) -> DueCheckpoint:
+        """This one, with what one before it, never written, still had to sync."""
+        if before is not None:
+            assert before.content.physical <= self.content.physical
+            self.queues = [*before.queues, *self.queues]
+            self.index_paths = [*before.index_paths, *self.index_paths]
+        return self
+
+
+class Checkpointer:
+    """See the module. What a checkpoint speaks of is described by its owners: end of the log, queues, index."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        disk: Disk,
+        clock: Clock,
+        *,
+        log: CommitLog,
+        end: LogEnd,
+        queues: QueueTable,
+        index: KeyIndex,
+        visibility: Visibility,
+    ) -> None:
+        self._config, self._disk, self._clock = config, disk, clock
+        self._log, self._end, self._queues, self._index, self._visibility = log, end, queues, index, visibility
+        self._writing = threading.Lock()
+        self._due: DueCheckpoint | None = None
+        self._described_at = 0
+        self._described_time = clock.monotonic()
+        self.checkpointed = 0
+        self.is_put_off = False
+
+    def adopt(self, physical: int) -> None:
+        """What the file said at the start."""
+        self.checkpointed = physical
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `write_due` has something to do."""
+        return self._due is not None
+
+    # -- on the loop
+
+    def look(self) -> None:
+        """Whether it is time for another: so many bytes are appended, or so long ago was the last."""
+        grown = self._end.appended - self._described_at
+        now = self._clock.monotonic()
+        if self._due is None and (
+            grown >= self._config.checkpoint_bytes
+            or (grown and (now - self._described_time) * 1000 >= self._config.checkpoint_interval)
+        ):
+            self._describe()
+
+    def want(self, physical_offset: int) -> bool:
+        """Have the next `write_due` write one; False: it stands at or above the offset already."""
+        if self.checkpointed >= physical_offset:
+            return False
+        if self._due is None:
+            self._describe()
+        return True
+
+    def write_now(self) -> None:
+        """Describe and write one, where nobody waits or nothing may go on without it."""
+        if self._due is not None:
+            self.write_due()
+        with self._writing:  # another one may still be due: it is taken along, and no thread writes it now
+            self._describe()
+        self._visibility.after_flush(self._visibility.flush())
+        self.write_due()
+
+    def _describe(self) -> None:
+        self._index.build()
+        base, count = self._index.state()
+        # before the queues are clean: which topics may have changed is known by who is dirty
+        topics = self._end.topics()
+        content = Checkpoint(self._end.appended, self._end.last_time, base, count, topics)
+        self._due = DueCheckpoint(content, self._queues.take_dirty(), self._index.take_dirty()).after(self._due)
+        self._described_at, self._described_time = self._end.appended, self._clock.monotonic()
+
+    # -- on a thread
+
+    def write_due(self) -> None:
+        """Write the one that is due, if the log could be synced up to it. Raises as `flush`.
+
+        It syncs each queue that was written to: thousands of files.
+        """
+        with self._writing:
+            due = self._due
+            if due is None:
+                return
+            self.is_put_off = True  # until it is written
+            if self._end.failure is not None or self._visibility.synced < due.content.physical:
+                self._visibility.flush()  # it promises no more than what is on the disk
+            if self._visibility.synced < due.content.physical:
+                return
+            try:
+                self._write(due)
+            except OutOfDescriptors as error:  # no sync has failed: it comes again whole
+                log.warning("a checkpoint waits until files can be opened again: %s", error)
+            except OSError as error:
+                self._end.fail(error)
+                raise StoreNotWritable(f"a sync to the disk failed: {error}") from error
+
+    def _write(self, due: DueCheckpoint) -> None:
+        physical = due.content.physical
+        assert self.checkpointed <= physical <= self._visibility.synced
+        due.sync(self._disk, self._config.root)
+        try:
+            self._log.write_tables(physical)
+            write_checkpoint(self._config.root, self._disk, due.content)
+        except OSError as error:  # a full disk only makes the next recovery longer
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+        else:
+            self.is_put_off = False
+            self.checkpointed = physical
+        self._due = None

@@ -1,0 +1,270 @@
+"""The end of the log: where the next record goes, and the time that it gets.
+
+CLOSED   nothing is appended: the store is not loaded, or shut down
+OPEN     records go to `file` at `position`, up to `limit`
+OWING    as OPEN, for one that must come first; all others wait until it is stored
+FAILED   a write or a sync failed: nothing is appended any more, and nothing leaves this state (any thread may enter)
+
+Invariant: the next record's physical offset is `appended`, and that is where `position` lies in `file`. `limit` is -1
+in every state but OPEN, so that an append asks one thing only: whether the record ends below it.
+
+Store times never run backwards by STANDS_STILL_MS or less (see `layout`).
+
+Two things have their place here that are not built: raw bytes that another broker laid out (they bring their own
+offsets and times, so they go straight to `write` and `reach_time`, behind a check that they begin at `appended`), and
+the cut of what another broker never confirmed (`adopt` at a lower position, once queues, index and visibility have let
+go of what lies above; a start does the same).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import lru_cache
+from struct import Struct
+
+from broker.store.commit_log import CommitLog, LogFile
+from broker.store.config import StoreConfig
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, STANDS_STILL_MS
+from broker.store.topic_tails import TopicTails
+from infra import failpoint
+
+log = logging.getLogger(__name__)
+
+
+class EndState(Enum):
+    """See the module."""
+
+    CLOSED = auto()
+    OPEN = auto()
+    OWING = auto()
+    FAILED = auto()
+
+
+# What becomes of each state where another is asked for; None: nobody may ask.
+MOVES: dict[EndState, dict[EndState, EndState | None]] = {
+    EndState.CLOSED: {
+        EndState.CLOSED: EndState.CLOSED,
+        EndState.OPEN: EndState.OPEN,
+        EndState.OWING: None,
+        EndState.FAILED: EndState.FAILED,
+    },
+    EndState.OPEN: {
+        EndState.CLOSED: EndState.CLOSED,
+        EndState.OPEN: None,
+        EndState.OWING: EndState.OWING,
+        EndState.FAILED: EndState.FAILED,
+    },
+    EndState.OWING: {
+        EndState.CLOSED: EndState.CLOSED,
+        EndState.OPEN: EndState.OPEN,
+        EndState.OWING: None,
+        EndState.FAILED: EndState.FAILED,
+    },
+    # Another thread may have failed meanwhile: whoever goes on finds out when it appends.
+    EndState.FAILED: dict.fromkeys(EndState, EndState.FAILED),
+}
+assert MOVES.keys() == set(EndState)
+assert all(row.keys() == set(EndState) for row in MOVES.values())
+
+
+@lru_cache(256)
+def _crc_entries(count: int) -> Struct:
+    return Struct(CRC_ENTRY.format[:1] + CRC_ENTRY.format[1:] * count)
+
+
+assert _crc_entries(3).size == 3 * CRC_ENTRY_SIZE
+
+
+class LogEnd:
+    """See the module."""
+
+    def __init__(self, config: StoreConfig, log: CommitLog, tails: TopicTails) -> None:
+        self._log, self._tails = log, tails
+        self._file_size = config.commit_log_file_size
+        self._state = EndState.CLOSED
+        self._moving = threading.Lock()
+        self._owed: Callable[[], None] | None = None
+        self.file: LogFile | None = None
+        self.position = 0
+        self.limit = -1
+        self.appended = 0
+        self.failure: OSError | None = None
+        # The newest record's store time; of the file, the newest from before a step back of the clock, 0: there was
+        # none; how many steps there were.
+        self.last_time = self.high_time = self.steps_back = 0
+
+    # -- states
+
+    def adopt(self, file: LogFile | None, position: int, *, last_time: int, high_time: int) -> None:
+        """Where a start found the end."""
+        assert self._state is EndState.CLOSED
+        assert 0 <= position <= (0 if file is None else file.size)
+        self.file, self.position = file, position
+        self.appended = 0 if file is None else file.base + position
+        self.last_time, self.high_time = last_time, high_time
+
+    def open(self) -> None:
+        """Records may come."""
+        self._move(EndState.OPEN)
+
+    def close(self) -> None:
+        """None comes any more."""
+        self._move(EndState.CLOSED)
+
+    @property
+    def is_open(self) -> bool:
+        """Loaded, and not shut down."""
+        return self._state is not EndState.CLOSED
+
+    def fail(self, error: OSError) -> None:
+        """A write or a sync failed: the kernel may have dropped what it was to bring to the disk. On any thread."""
+        self.failure = self.failure or error
+        self._move(EndState.FAILED)
+
+    def _move(self, wanted: EndState) -> None:
+        with self._moving:
+            state = MOVES[self._state][wanted]
+            assert state is not None, f"{wanted} in {self._state}"
+            self._state = state
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        self.limit = self.file.size - END_SIZE if self.file is not None else -1
+        if self._state is not EndState.OPEN:  # asked last: another thread may fail at any moment
+            self.limit = -1
+
+    def check_writable(self) -> None:
+        """Raises `StoreNotWritable`; not for what must come first: `make_room` sees to that."""
+        if self._state is EndState.FAILED:
+            raise StoreNotWritable(f"the disk failed: {self.failure}")
+        if self._state is EndState.CLOSED:
+            raise StoreNotWritable("the store is not open")
+
+    def put_first(self, append: Callable[[], None]) -> None:
+        """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
+
+        Then every later append tries it again, and is refused as it was.
+        """
+        assert self._owed is None
+        try:
+            self.check_writable()
+            self._owed = append
+            self._move(EndState.OWING)
+            self._settle()
+        except (StoreFull, StoreNotWritable) as error:
+            log.warning("nothing is stored before what the last stop left to be done: %s", error)
+
+    def _settle(self) -> None:
+        append = self._owed
+        assert append is not None
+        self._move(EndState.OPEN)
+        try:
+            append()
+        except BaseException:
+            self._move(EndState.OWING)
+            raise
+        self._owed = None
+
+    # -- time
+
+    def advance_time(self, now: int) -> None:
+        """The time of the records that come next. It stands still while the clock is a little behind it."""
+        if now > self.last_time:
+            self.last_time = now
+        elif self.last_time - now > STANDS_STILL_MS:
+            self._step_back(now)
+
+    def _step_back(self, now: int) -> None:
+        """A delay that was stored ahead of its time must not hold up those stored after it for as long."""
+        log.warning("the clock is %.1f s behind the newest record: store times go back", (self.last_time - now) / 1000)
+        self.high_time, self.last_time = max(self.high_time, self.last_time), now
+        self.steps_back += 1
+
+    def reach_time(self, store_time: int) -> None:
+        """Records with later times than any here are known of."""
+        self.last_time = max(self.last_time, store_time)
+
+    # -- records
+
+    def make_room(self, size: int, records: int = 1) -> None:
+        """See to it that records of so many bytes have a place here, or raise as a put does."""
+        if self.position + size > self.limit:
+            self._roll_for(size)
+        file = self.file
+        assert file is not None
+        if file.crc_position + records * CRC_ENTRY_SIZE > file.crc_size:
+            self._log.grow_crc(file)
+        self._log.open_writer(file)
+
+    def write(self, records: bytes, marks: list[int]) -> None:
+        """Store whole records that have room, and their CRC entries, field by field. Raises StoreNotWritable."""
+        file, count = self.file, len(marks) // 3
+        assert file is not None and file.writer is not None and self.position + len(records) <= file.size - END_SIZE
+        try:
+            file.writer.write(records, self.position)
+        except OSError as error:
+            self.fail(error)
+            raise StoreNotWritable(f"a write to the log failed: {error}") from error
+        _crc_entries(count).pack_into(file.crc_map, file.crc_position, *marks)
+        file.crc_position += count * CRC_ENTRY_SIZE
+        self.position += len(records)
+        self.appended += len(records)
+
+    # -- files
+
+    def roll(self) -> None:
+        """End the file, so that it may be archived whole. Raises `StoreFull`."""
+        self.check_writable()
+        if self.file is not None and self.position:
+            self._start_file(self.file.end)
+
+    def go_on_at(self, physical_offset: int) -> None:
+        """Go on in a new file at or above an offset above the end. Raises `StoreFull`."""
+        self._start_file(max(physical_offset, self.file.end if self.file is not None else 0))
+
+    def _roll_for(self, size: int) -> None:
+        """Go on in the next file."""
+        self.check_writable()
+        if self._state is EndState.OWING:
+            self._settle()
+            if self.position + size <= self.limit:
+                return
+        if size + END_SIZE > self._file_size:
+            raise MessageIllegal(f"a record of {size} bytes does not fit into a CommitLog file")
+        self._start_file(self.file.end if self.file is not None else 0)
+
+    def _start_file(self, base: int) -> None:
+        assert base >= self.appended
+        previous = self.file
+        file = self._log.allocate(base)
+        if previous is not None:
+            self._seal(previous)
+        self.high_time = 0
+        self.file, self.position, self.appended = file, 0, base
+        self._set_limit()
+        failpoint.hit("store.roll")
+
+    def _seal(self, file: LogFile) -> None:
+        file.topics, file.newest_store_time = self.table()
+        self._log.seal(file, self.position)
+
+    @property
+    def wants_next(self) -> bool:
+        """From the second half of a file on: the send that rolls then waits for nothing."""
+        file = self.file
+        return file is not None and not self._log.next_is_ready and self.appended - file.base >= file.size // 2
+
+    # -- what the file holds so far
+
+    def topics(self) -> dict[str, tuple[int, int]]:
+        """The topic table of the file: the last record of each, its newest store time."""
+        return self._tails.since(self.file.base, self.high_time) if self.file is not None else {}
+
+    def table(self) -> tuple[dict[str, tuple[int, int]], int]:
+        """The same, and the newest store time of any record in the file; 0: it has none."""
+        topics = self.topics()
+        return topics, max(self.last_time, self.high_time) if topics else 0

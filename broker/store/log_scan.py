@@ -1,0 +1,197 @@
+"""What a start finds in the log: verify from the checkpoint on, index again, cut the rest.
+
+Pages reach the disk in any order, so above the checkpoint nothing is believed unchecked: magic, length, physical
+offset = position, queue offset = next of its queue, store time not before the previous, body CRC, and the CRC beside
+the log if it got to the disk. The first record that fails ends the log; what lies above is zeroed, so that no
+later append can join it to a stale record.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.store.commit_log import CommitLog, LogFile
+from broker.store.consume_queue import ConsumeQueue
+from broker.store.layout import (
+    CRC_ENTRY,
+    CRC_ENTRY_SIZE,
+    END_SIZE,
+    STANDS_STILL_MS,
+    record_crc,
+)
+from neve.record.codec import MalformedRecord, MessageRecord, decode_record
+from neve.record.layout import HEADS, MAGIC_BLANK, SIZE_AND_MAGIC, host_sizes
+
+_CHUNK = 1 << 20
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What recovery did, for the log of the start."""
+
+    clean: bool
+    start: int = 0
+    end: int = 0
+    records: int = 0
+    records_without_crc: int = 0
+    cut_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A record that passed."""
+
+    record: MessageRecord
+    tags_code: int
+
+
+class LogScan:
+    """Walks the log from a position, handing over each record that passes."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        report: RecoveryReport,
+        *,
+        store_time: int,
+        queue_of: Callable[[MessageRecord], ConsumeQueue | None],
+        code_of: Callable[[MessageRecord], int],
+        strict: bool,
+    ) -> None:
+        self._log = log
+        self._report = report
+        self._queue_of = queue_of
+        self._code_of = code_of
+        self._strict = strict
+        self.store_time = store_time
+        self.high_time = 0  # of the file, from before a step back
+        self.position = 0
+        self.file: LogFile | None = None
+
+    def run(self, start: int, accept: Callable[[Recovered], None], sealed: Callable[[LogFile], None]) -> None:
+        """Scan; afterwards `file` and `position` (inside it) say where the log ends."""
+        file = self._log.at(start)
+        assert file is not None
+        position = start - file.base
+        file.crc_position = self._log.find_crc_position(file, position)
+        while True:
+            self.file, self.position = file, position
+            if self._is_end(file, position):
+                following = self._following(file)
+                if following is None:
+                    self.position = file.size
+                    return
+                sealed(file)
+                file.sealed = True
+                file, position = following, 0
+                file.crc_position = 0
+                continue
+            found = self._check(file, position)
+            if found is None:
+                return
+            accept(found)
+            if found.record.store_timestamp < self.store_time:
+                self.high_time = max(self.high_time, self.store_time)
+            self.store_time = found.record.store_timestamp
+            self._report.records += 1
+            file.crc_position += CRC_ENTRY_SIZE
+            position += found.record.size
+
+    @staticmethod
+    def _is_end(file: LogFile, position: int) -> bool:
+        rest = file.size - position
+        if rest < END_SIZE:
+            return True
+        size, magic = SIZE_AND_MAGIC.unpack_from(file.map, position)
+        return bool(magic == MAGIC_BLANK and size == rest)
+
+    def _following(self, file: LogFile) -> LogFile | None:
+        index = self._log.files.index(file) + 1
+        return self._log.files[index] if index < len(self._log.files) else None
+
+    def _check(self, file: LogFile, position: int) -> Recovered | None:
+        size, magic = SIZE_AND_MAGIC.unpack_from(file.map, position)
+        if size == 0 and magic == 0:
+            return None
+        view = memoryview(file.map)[position : min(position + max(size, 0), file.size)]
+        try:
+            record = decode_record(view)
+        except (MalformedRecord, IndexError) as error:
+            return self._refuse(f"malformed: {error}")
+        if record.physical_offset != file.base + position:
+            return self._refuse(f"says that it lies at {record.physical_offset}")
+        if 0 < self.store_time - record.store_timestamp <= STANDS_STILL_MS:
+            return self._refuse(f"is from {record.store_timestamp}, before {self.store_time}")
+        if zlib.crc32(record.body) & 0x7FFFFFFF != record.body_crc:
+            return self._refuse("body CRC differs")
+        tags = self._check_crc(file, position, record, view)
+        if tags is None:
+            return self._refuse("record CRC differs")
+        queue = self._queue_of(record)
+        if queue is not None and record.queue_offset != queue.end and (self._strict or queue.end > record.queue_offset):
+            return self._refuse(f"is offset {record.queue_offset} of a queue that ends at {queue.end}")
+        return Recovered(record, tags)
+
+    def _refuse(self, reason: str) -> Recovered | None:
+        assert self.file is not None
+        self._report.reason = f"record at {self.file.base + self.position}: {reason}"
+        return None
+
+    def _check_crc(self, file: LogFile, position: int, record: MessageRecord, view: memoryview) -> int | None:
+        """The tags code that was stored with the record; made anew if that did not survive."""
+        flags = record.sys_flag
+        head_size = HEADS[host_sizes(flags)].size
+        head, tail = view[:head_size], view[head_size + len(record.body) :]
+        if file.crc_position + CRC_ENTRY_SIZE > file.crc_size:
+            self._log.grow_crc(file)
+        mark, crc, tags = CRC_ENTRY.unpack_from(file.crc_map, file.crc_position)
+        if mark == position + 1:
+            return int(tags) if crc == record_crc(head, tail, tags) else None
+        if b"\0" in record.properties_raw or "\0" in record.topic:
+            return None  # the page of its end was lost: no flush covered it, for that would have synced its CRC too
+        self._report.records_without_crc += 1
+        made = self._code_of(record)
+        CRC_ENTRY.pack_into(file.crc_map, file.crc_position, position + 1, record_crc(head, tail, made), made)
+        return made
+
+
+def zero_above(log: CommitLog, file: LogFile, position: int) -> int:
+    """Remove everything above the end of the log; returns how many bytes were not zero already."""
+    removed = sum(later.size for later in log.files if later.base > file.base and _holds_data(later))
+    log.drop_after(file)
+    for start in range(position, file.size, _CHUNK):
+        chunk = file.map[start : min(start + _CHUNK, file.size)]
+        used = len(chunk) - chunk.count(0)
+        if used:
+            removed += used
+            file.map[start : start + len(chunk)] = bytes(len(chunk))
+    rest = file.crc_map[file.crc_position :]
+    if rest.count(0) != len(rest):
+        file.crc_map[file.crc_position :] = bytes(len(rest))
+    return removed
+
+
+def _holds_data(file: LogFile) -> bool:
+    return file.map[:END_SIZE] != bytes(END_SIZE)
+
+
+def walk_topics(file: LogFile) -> tuple[dict[str, tuple[int, int]], int]:
+    """The topic table of a file below the checkpoint, read again from its records."""
+    topics: dict[str, tuple[int, int]] = {}
+    newest, position = 0, 0
+    view = memoryview(file.map)
+    while file.size - position >= END_SIZE:
+        size, magic = SIZE_AND_MAGIC.unpack_from(view, position)
+        if size <= 0 or magic == MAGIC_BLANK:
+            break
+        record = decode_record(view[position : position + size])
+        newest = max(newest, record.store_timestamp)
+        topics[record.topic] = (
+            record.physical_offset,
+            max(topics.get(record.topic, (0, 0))[1], record.store_timestamp),
+        )
+        position += size
+    return topics, newest

@@ -1,0 +1,72 @@
+"""What the queues' files alone don't tell.
+
+queue_state   JSON: minimum offsets that were asked for, and deleted topics
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from broker.store.errors import StoreCorrupt
+from infra.disk import Disk
+
+_NAME = "queue_state"
+_VERSION = 1
+
+
+class QueueState(msgspec.Struct):
+    """What the file says."""
+
+    floors: dict[str, dict[str, int]] = {}
+    # topic -> physical offset: its older records belong to a topic that is gone
+    deleted: dict[str, int] = {}
+    # topic -> queue -> where a deleted queue goes on, should it come again: none that is archived is given twice
+    ended: dict[str, dict[str, int]] = {}
+    version: int = _VERSION
+
+
+class StateImage(NamedTuple):
+    """The state of queues at one moment; a later one has a higher number."""
+
+    number: int
+    data: bytes
+
+
+class QueueStateFile:
+    """Takes images on the thread that changes the state, and writes them on any; the newest one stays."""
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self._path, self._disk = root / _NAME, disk
+        self._writing = threading.Lock()
+        self._images = self._written = 0
+
+    def read(self) -> QueueState:
+        """Empty on first use."""
+        if not self._disk.exists(self._path):
+            return QueueState()
+        try:
+            state = msgspec.json.decode(self._disk.read(self._path), type=QueueState)
+        except msgspec.DecodeError as error:
+            raise StoreCorrupt(f"{self._path} can't be read: {error}") from error
+        if state.version > _VERSION:
+            raise StoreCorrupt(
+                f"{self._path} has version {state.version}; this broker knows {_VERSION}: it was written by a newer one"
+            )
+        return state
+
+    def image_of(self, state: QueueState) -> StateImage:
+        """The state as it is now, on the thread that changes it."""
+        self._images += 1
+        return StateImage(self._images, msgspec.json.encode(state))
+
+    def write(self, image: StateImage) -> None:
+        """An older image never replaces a newer one."""
+        assert 0 < image.number <= self._images
+        with self._writing:
+            if image.number > self._written:
+                self._disk.write_atomic(self._path, image.data)
+                self._written = image.number

@@ -1,0 +1,278 @@
+"""The queues of the store, those that are, and what is known of those that were.
+
+floor      a minimum that was asked for: what lies below is hidden, for good
+ended      where a deleted queue goes on, should it come again: none of its offsets is given twice
+deleted    the physical offset below which a topic's records belong to an earlier life of it
+dirty      the queues whose files a checkpoint still has to bring to the disk
+
+Invariant: both tables hold the same queues; a queue that was appended to since the last `take_dirty` is among the dirty
+ones. What is asked for is for good once the state is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.store import reading
+from broker.store.commit_log import CommitLog
+from broker.store.config import StoreConfig
+from broker.store.consume_queue import ConsumeQueue, MappedFiles
+from broker.store.errors import MessageIllegal, StoreFull
+from broker.store.layout import QUEUE_ENTRY_SIZE
+from broker.store.queue_state import QueueState, QueueStateFile, StateImage
+from broker.store.topic_tails import TopicTails
+from infra.disk import Disk
+
+
+class QueueTable:
+    """See the module."""
+
+    def __init__(self, config: StoreConfig, disk: Disk, log: CommitLog, tails: TopicTails) -> None:
+        self._config, self._disk, self._log, self._tails = config, disk, log, tails
+        self._root = config.root / "consumequeue"
+        self._maps = MappedFiles(config.mapped_queue_files, disk)
+        self._file = QueueStateFile(config.root, disk)
+        self._state = QueueState()
+        self._by_topic: dict[str, dict[int, ConsumeQueue]] = {}
+        self._dirty: list[ConsumeQueue] = []
+        self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
+
+    # -- start
+
+    def load(self, below: int, *, scrub: bool, unsynced: bool) -> None:
+        """Read what the files have of records below a physical offset.
+
+        `unsynced`: they may be other than on the disk, so that the next checkpoint has to bring all of them there.
+        """
+        self._disk.make_dirs(self._root)
+        for topic in self._disk.list_dir(self._root):
+            for name in self._disk.list_dir(self._root / topic):
+                if name.isdigit():
+                    queue = self.add(topic, int(name))
+                    queue.load(below, scrub=scrub)
+                    queue.dirty |= unsynced
+                    if not queue.files:
+                        self._drop(queue)
+                    elif queue.dirty:
+                        self._dirty.append(queue)
+
+    def load_state(self) -> None:
+        """Read what the queues' own files don't tell, before them."""
+        self._state = self._file.read()
+
+    def lower_marks(self, end: int) -> None:
+        """A deleted topic's mark may lie above a log that lost its end: what comes next there is a new message."""
+        above = [topic for topic, mark in self._state.deleted.items() if mark > end]
+        if above:
+            self._state.deleted.update(dict.fromkeys(above, end))
+            self.save()
+
+    # -- which there are
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, if there is one."""
+        return self.by_name.get((topic, queue_id))
+
+    def names(self) -> dict[str, list[int]]:
+        """The queues of each topic."""
+        return {topic: self.names_of(topic) for topic in sorted(self._by_topic)}
+
+    def topics(self) -> list[str]:
+        """Those that have queues."""
+        return list(self._by_topic)
+
+    def names_of(self, topic: str) -> list[int]:
+        """The queues of one topic."""
+        return sorted(self._by_topic.get(topic, ()))
+
+    def of_topic(self, topic: str) -> list[ConsumeQueue]:
+        """The same, as they are."""
+        return list(self._by_topic.get(topic, {}).values())
+
+    def gone_below(self, topic: str) -> int:
+        """The physical offset below which a topic's records belong to an earlier life of it; 0: there was none."""
+        return self._state.deleted.get(topic, 0)
+
+    # -- their ends
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the queue's next message gets; of a deleted queue, should it come again."""
+        queue = self.get(topic, queue_id)
+        return queue.end if queue is not None else self._state.ended.get(topic, {}).get(str(queue_id), 0)
+
+    def following_topics(self) -> list[str]:
+        """Those that have queues here, or had."""
+        return list(self._state.ended.keys() | self._by_topic.keys())
+
+    def following_of(self, topic: str) -> dict[int, int]:
+        """Queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""
+        ended = {int(name): end for name, end in self._state.ended.get(topic, {}).items()}
+        return ended | {queue_id: queue.end for queue_id, queue in self._by_topic.get(topic, {}).items()}
+
+    def ended(self) -> dict[str, dict[int, int]]:
+        """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
+        return {
+            topic: {int(queue_id): end for queue_id, end in ends.items()} for topic, ends in self._state.ended.items()
+        }
+
+    # -- a queue comes
+
+    def create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Make the queue of a first message; above an earlier life of it. Raises as a put."""
+        first = self._state.ended.get(topic, {}).get(str(queue_id), 0)
+        queue = self.add(topic, queue_id)
+        try:
+            queue.create(first, sync=False)
+        except StoreFull:
+            self._drop(queue)
+            raise
+        queue.visible = first
+        return queue
+
+    def add(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Put an empty queue into the table, without a file."""
+        if not topic or topic[0] == "." or "/" in topic or "\0" in topic or queue_id < 0 or len(topic.encode()) > 255:
+            raise MessageIllegal(f"topic {topic!r}, queue {queue_id}: not a name that can be stored")
+        assert (topic, queue_id) not in self.by_name
+        queue = ConsumeQueue(self._config, self._maps, topic, queue_id, self._tails.of(topic))
+        queue.floor = self._state.floors.get(topic, {}).get(str(queue_id), 0)
+        self.by_name[topic, queue_id] = queue
+        self._by_topic.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def begin_at(self, topic: str, queue_id: int, next_offset: int) -> None:
+        """Make a queue go on at an offset, behind a hole; recovery takes one only from below its checkpoint."""
+        queue = self.get(topic, queue_id) or self.add(topic, queue_id)
+        queue.settle()
+        next_offset += queue.would_look_lost(next_offset)
+        queue.create(next_offset, sync=True)
+        queue.visible = next_offset
+        self.mark_dirty(queue)
+
+    def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
+        """Where the queues of topics go on that another store had; for good once the state is saved."""
+        for topic, ends in ended.items():
+            self._state.ended[topic] = {str(queue_id): end for queue_id, end in ends.items()}
+
+    # -- a topic goes
+
+    def delete(self, topic: str, below: int, *, begin_again: bool) -> None:
+        """Remove the queues of a topic, whose records below a physical offset no longer belong to it."""
+        doomed = self.of_topic(topic)
+        state = self._state
+        state.deleted[topic] = below
+        state.floors.pop(topic, None)
+        if begin_again:
+            state.ended.pop(topic, None)
+        else:
+            state.ended.setdefault(topic, {}).update({str(queue.queue_id): queue.end for queue in doomed})
+        self.save()
+        for queue in doomed:
+            self._drop(queue)
+            queue.delete()
+        self._dirty = [queue for queue in self._dirty if queue.topic != topic]
+        for name in self._disk.list_dir(self._root / topic):
+            # of a queue whose first file a power cut took
+            self._disk.fsync_dir(self._root / topic / name)
+            self._disk.remove_dir(self._root / topic / name)
+        self._disk.fsync_dir(self._root / topic)
+        self._disk.remove_dir(self._root / topic)
+        self._disk.fsync_dir(self._root)
+
+    def _drop(self, queue: ConsumeQueue) -> None:
+        del self.by_name[queue.topic, queue.queue_id]
+        of_topic = self._by_topic[queue.topic]
+        del of_topic[queue.queue_id]
+        if not of_topic:
+            del self._by_topic[queue.topic]
+
+    # -- minimums
+
+    def minimum(self, queue: ConsumeQueue) -> int:
+        """The first offset that the local log has and that is not hidden."""
+        return queue.min_offset(max(self._log.min_offset, self.gone_below(queue.topic)))
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """As `minimum`, and no higher than readers see; 0 of an unknown queue."""
+        queue = self.get(topic, queue_id)
+        return 0 if queue is None else min(self.minimum(queue), queue.visible)
+
+    def hide_below(self, topic: str, offsets: Mapping[int, int]) -> bool:
+        """Hide the messages of queues below offsets; for good once the state is saved; whether that is new."""
+        found = False
+        for queue_id, offset in offsets.items():
+            queue = self.get(topic, queue_id)
+            if queue is not None and offset > queue.floor:
+                self._set_floor(queue, min(offset, queue.visible))
+                found = True
+        return found
+
+    def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
+        """As `hide_below`, of the messages that were stored before a time."""
+        old: dict[int, int] = {}
+        for queue_id, offset in offsets.items():
+            queue = self.get(topic, queue_id)
+            if queue is not None:
+                before = reading.offset_by_time(self._log, queue, self.minimum(queue), timestamp, upper=False)
+                old[queue_id] = min(offset, before)
+        return self.hide_below(topic, old)
+
+    def show_from(self, topic: str, queue_id: int, offset: int) -> int:
+        """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.
+
+        Returns the queue's minimum then.
+        """
+        queue = self.get(topic, queue_id)
+        if queue is not None and offset < queue.floor:
+            lowest = queue.floor
+            for first, view in reversed(list(queue.slices(offset, queue.floor))):
+                if first + len(view) // QUEUE_ENTRY_SIZE != lowest:
+                    break
+                lowest = first
+            if lowest < queue.floor:
+                self._set_floor(queue, lowest)
+                self.save()
+        return self.min_offset(topic, queue_id)
+
+    def _set_floor(self, queue: ConsumeQueue, floor: int) -> None:
+        assert 0 <= floor <= queue.visible
+        queue.floor = floor
+        self._state.floors.setdefault(queue.topic, {})[str(queue.queue_id)] = floor
+
+    # -- what is saved
+
+    def mark_dirty(self, queue: ConsumeQueue) -> None:
+        """The next checkpoint has to bring its files to the disk."""
+        if not queue.dirty:
+            queue.dirty = True
+            self._dirty.append(queue)
+            self._tails.touched.add(queue.topic)
+
+    def take_dirty(self) -> list[ConsumeQueue]:
+        """Those that a checkpoint has to bring to the disk; they are clean from here on."""
+        dirty, self._dirty = self._dirty, []
+        for queue in dirty:
+            queue.dirty = False
+        self._tails.touched.clear()
+        return dirty
+
+    def dirty_topics(self) -> set[str]:
+        """Those of the queues that the next checkpoint brings to the disk."""
+        return {queue.topic for queue in self._dirty}
+
+    def save(self) -> None:
+        """What was asked for is for good. On the thread that asks."""
+        self._file.write(self.image())
+
+    def image(self) -> StateImage:
+        """What `save` would save, for `write`."""
+        return self._file.image_of(self._state)
+
+    def write(self, image: StateImage) -> None:
+        """On any thread; an older image never replaces a newer one."""
+        self._file.write(image)
+
+    @property
+    def mapped_files(self) -> int:
+        """How many files of queues are mapped."""
+        return len(self._maps)

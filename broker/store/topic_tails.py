@@ -1,0 +1,61 @@
+"""The newest record of each topic: what the topic table of a log file is made of.
+
+Invariant: a topic whose tail moved since the queues were last clean is among `touched`, as each dirty queue's is. So a
+broker with ten thousand topics looks only at those that may have changed.
+"""
+
+from __future__ import annotations
+
+
+class TopicTail:
+    """The newest record of one topic; the append writes it itself."""
+
+    __slots__ = ("physical_offset", "store_time")
+
+    def __init__(self) -> None:
+        self.physical_offset = -1
+        self.store_time = 0
+
+
+class TopicTails:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.touched: set[str] = set()
+        self._tails: dict[str, TopicTail] = {}
+        # What `since` told last, and of what.
+        self._table: dict[str, tuple[int, int]] = {}
+        self._table_of = (-1, 0)
+
+    def of(self, topic: str) -> TopicTail:
+        """The tail of a topic, made if there is none."""
+        tail = self._tails.get(topic)
+        if tail is None:
+            tail = self._tails[topic] = TopicTail()
+        return tail
+
+    def touch(self, topic: str, physical_offset: int, store_time: int) -> None:
+        """Set a tail (recovery)."""
+        tail = self.of(topic)
+        tail.physical_offset, tail.store_time = physical_offset, store_time
+        self.touched.add(topic)
+
+    def newest(self) -> int:
+        """Where the last record of all begins; -1: there is none."""
+        return max((tail.physical_offset for tail in self._tails.values()), default=-1)
+
+    def since(self, base: int, high_time: int) -> dict[str, tuple[int, int]]:
+        """Topics that have a record at or above an offset: its last record, its newest store time.
+
+        After a step back of the clock, `high_time` is the newest that any record had before it: too late rather than
+        too early.
+        """
+        tails, key = self._tails, (base, high_time)
+        if self._table_of != key:
+            self._table, self._table_of = {}, key
+            self.touched.update(tails)
+        for topic in self.touched:
+            tail = tails[topic]
+            if tail.physical_offset >= base:
+                self._table[topic] = (tail.physical_offset, max(tail.store_time, high_time))
+        return self._table.copy()
