@@ -1,6 +1,12 @@
-"""The client. Read client, session, connection, route; then draft, producer, transaction, request_reply; then
-consumers with pull, group, rebalance, process_queue, delivery, fetcher, positions, consumer, lite_pull and
-pop_consumer; then group_requests, admin; sync wraps them."""
+"""The client. Imports point down, and so does a reading of it:
+
+sync                     the same without asyncio
+client                   what users hold
+consumers | admin        push, pop, lite pull: one shell, three supplies
+group | send             what members of a group do | what a send is made of, and who takes it
+trace | net              what is noted | connections, name servers, routes
+model | options | validators
+"""
 
 from neve.client.client import AsyncClient, connect
 from neve.client.consumers.lite_pull import LitePullConsumer

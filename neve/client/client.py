@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from neve.client.admin import Admin
-from neve.client.consumers.factory import Consumers, subscription
+from neve.client.consumers.lite_pull import LitePullConsumer, LitePullSettings
+from neve.client.consumers.opened import OpenConsumers
+from neve.client.consumers.pop import PopConsumer, PopSettings
+from neve.client.consumers.push import Consumer
+from neve.client.group.allocation import Allocation
+from neve.client.group.consumer_settings import ConsumerSettings
 from neve.client.group.in_work import Asker, current_asker
-from neve.client.group.pop_requests import set_request_mode
-from neve.client.group.pull import TOOLS_GROUP, Puller, Subscription
+from neve.client.group.pop_requests import POP_BATCH_MAX, set_request_mode
+from neve.client.group.pull import (
+    TOOLS_GROUP,
+    Puller,
+    Subscription,
+    Topics,
+    inflated_result,
+    subscription,
+    subscriptions,
+)
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -25,11 +39,13 @@ from neve.client.model import (
 from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session
 from neve.client.options import ClientOptions
-from neve.client.send.producer import Producer, Queue
-from neve.client.send.queue_selector import OrderKey
-from neve.client.send.request_reply import Requests
+from neve.client.send.draft import sending, target_queue
+from neve.client.send.producer import Producer
+from neve.client.send.queue_selector import OrderKey, Queue
+from neve.client.send.request_reply import Requests, reply_topic
+from neve.client.send.trace_sender import TraceSender
 from neve.client.send.transaction import Check, Checks, TransactionProducer
-from neve.client.trace.sender import TraceSender
+from neve.client.trace.recorder import Traces
 
 T = TypeVar("T")
 
@@ -55,17 +71,14 @@ class AsyncClient:
     def __init__(self, namesrv: str, options: ClientOptions) -> None:
         self._options = options
         self._session = Session(namesrv, options)
-        self._producer = Producer(self._session)
+        self._traces = traces = Traces(self._session.next_unique_key, options.now_ms) if options.trace else None
+        self._producer = Producer(self._session, traces)
         self._puller = Puller(self._session)
         self._admin = Admin(self._session)
         self._requests = Requests(self._session, self._producer)
-        self._checks = Checks(self._session)
-        self._consumers = Consumers(self._session)
-        traces = self._session.traces
+        self._checks = Checks(self._session, traces)
+        self._consumers = OpenConsumers()
         self._trace_sender = None if traces is None else TraceSender(self._session, self._producer, traces)
-        self.consumer = self._consumers.consumer
-        self.pop_consumer = self._consumers.pop_consumer
-        self.lite_pull_consumer = self._consumers.lite_pull_consumer
 
     # ---- life
 
@@ -100,7 +113,7 @@ class AsyncClient:
     @property
     def traces_dropped(self) -> int:
         """How many traces found the buffer full or could not be sent."""
-        return 0 if self._session.traces is None else self._session.traces.dropped
+        return 0 if self._traces is None else self._traces.dropped
 
     # ---- sending
 
@@ -138,7 +151,7 @@ class AsyncClient:
             UnknownOutcome: no broker confirmed it, and at least one may have stored it.
             ClientError: what no broker would take: a name, a property, an empty body, one over `max_message_size`.
         """
-        return await self._producer.send(
+        what = sending(
             topic,
             body,
             tags=tags,
@@ -152,13 +165,18 @@ class AsyncClient:
             flag=flag,
             timeout=timeout,
         )
+        return await self._producer.send(what)
 
     def send_async(self, topic: str, body: bytes | str, **arguments: Any) -> asyncio.Task[SendResult]:
         """As `send`, at once and beside the caller; await the task for the result.
 
         Another broker is tried after silence and broken connections; a broker's refusal is final, as in Java's client.
         """
-        return asyncio.create_task(self._producer.send(topic, body, **{"retry_on": (), **arguments}))
+
+        async def send() -> SendResult:
+            return await self._producer.send(sending(topic, body, **arguments), retry_on=())
+
+        return asyncio.create_task(send())
 
     async def send_oneway(
         self,
@@ -174,7 +192,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> None:
         """Sends and asks for no answer: it may be lost without a trace."""
-        sending = self._producer.send_oneway(
+        what = sending(
             topic,
             body,
             tags=tags,
@@ -185,7 +203,7 @@ class AsyncClient:
             flag=flag,
             timeout=timeout,
         )
-        await self._session.within(timeout, sending)
+        await self._session.within(timeout, self._producer.send_oneway(what))
 
     async def send_batch(
         self,
@@ -197,7 +215,8 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> SendResult:
         """Sends several messages of one topic to one queue, with neighbouring offsets, in one request."""
-        return await self._producer.send_batch(topic, messages, queue=queue, order_key=order_key, timeout=timeout)
+        target = target_queue(queue, order_key)
+        return await self._producer.send_batch(topic, messages, queue=target, timeout=timeout)
 
     async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
         """Takes back a message that was sent with `delay` or `deliver_at_ms` and is not delivered yet; its id.
@@ -241,7 +260,7 @@ class AsyncClient:
             UnknownOutcome: no reply within `timeout` seconds; the message may have been consumed all the same.
             BrokerError: the message was refused.
         """
-        return await self._requests.request(
+        what = sending(
             topic,
             body,
             tags=tags,
@@ -250,8 +269,8 @@ class AsyncClient:
             queue=queue,
             order_key=order_key,
             flag=flag,
-            timeout=timeout,
         )
+        return await self._requests.request(what, timeout)
 
     async def reply(
         self,
@@ -269,9 +288,150 @@ class AsyncClient:
             ClientError: it was not.
             BrokerError: the asker is gone (SYSTEM_ERROR).
         """
-        return await self._requests.reply(request, body, tags=tags, keys=keys, properties=properties, timeout=timeout)
+        topic = reply_topic(request)
+        what = sending(topic, body, tags=tags, keys=keys, properties=properties, timeout=timeout)
+        return await self._requests.reply(request, what)
 
-    # ---- consuming in a group: `consumer`, `pop_consumer`, `lite_pull_consumer` are those of `Consumers`
+    # ---- consuming in a group
+
+    def consumer(
+        self,
+        group: str,
+        topics: Topics,
+        *,
+        start: str | int = "last",
+        auto_ack: bool = True,
+        in_order: bool = False,
+        broadcast: bool = False,
+        allocation: str | Allocation = "average",
+        pull_batch: int = 32,
+        max_buffered: int = 1000,
+        max_buffered_per_queue: int = 1000,
+        max_buffered_bytes: int = 64 << 20,
+        long_poll: float = 15.0,
+        max_redeliveries: int | None = None,
+        pause_after_nack: float = 1.0,
+        consume_timeout: float = 900.0,
+        close_timeout: float = 15.0,
+        offsets_directory: str | Path | None = None,
+    ) -> Consumer:
+        """A member of a group; enter it to join.
+
+        Args:
+            topics: a name, names, or {name: "*" | "TagA || TagB" | Subscription}.
+            start: where a group without a stored offset begins: `first`, `last`, or ms since 1970.
+            auto_ack: asking for the next message, or leaving the `with` block unharmed, acks the one that the same
+                task (or thread) got before; else call `await message.ack()`.
+            in_order: each queue has one reader in the group (locked at its broker) and one message in hand at a time;
+                a nack repeats the message after `pause_after_nack` seconds, before any other of its queue.
+            broadcast: every member reads every queue; offsets are kept in a file below `offsets_directory`
+                (default `~/.rocketmq_offsets`), there are no retries.
+            allocation: `average`, `circular`, `consistent_hash`, or one made with `neve.client.group.allocation`;
+                the same for all members.
+            max_buffered: no more is pulled while so many messages wait for the application; `max_buffered_bytes`
+                likewise, and `max_buffered_per_queue` for each queue.
+            max_redeliveries: after so many nacks a message goes to %DLQ%group; 16, in order without end.
+            consume_timeout: seconds after which a message that was not settled is taken back and delivered again, so
+                that the queue's offset can go on; settling it then has no effect. Not in order.
+            close_timeout: seconds that closing waits for what is in work: for handlers of `run`, and for other tasks
+                and threads that have not settled what they got. What is not settled by then comes again.
+
+        Raises:
+            ClientError: an argument is out of its range.
+        """
+        settings = ConsumerSettings(
+            start=start,
+            auto_ack=auto_ack,
+            in_order=in_order,
+            broadcast=broadcast,
+            allocation=allocation,
+            pull_batch=pull_batch,
+            max_buffered=max_buffered,
+            max_buffered_per_queue=max_buffered_per_queue,
+            max_buffered_bytes=max_buffered_bytes,
+            long_poll=long_poll,
+            max_redeliveries=max_redeliveries,
+            pause_after_nack=pause_after_nack,
+            consume_timeout=consume_timeout,
+            close_timeout=close_timeout,
+            offsets_directory=offsets_directory,
+        )
+        return self._consumers.keep(Consumer(self._session, group, subscriptions(topics), settings, self._traces))
+
+    def pop_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        *,
+        start: str = "last",
+        auto_ack: bool = True,
+        in_order: bool = False,
+        invisible: float = 60.0,
+        hold_limit: float = 3600.0,
+        close_timeout: float = 15.0,
+        pop_batch: int = POP_BATCH_MAX,
+        max_buffered: int = 96,
+        long_poll: float = 15.0,
+        max_redeliveries: int = 16,
+    ) -> PopConsumer:
+        """A member of a group that pops: the broker hands each message to one member for a while; enter it to join.
+
+        Args:
+            start: where a group that never popped here begins: `first` or `last`.
+            in_order: no more of a queue until all that was popped from it is settled.
+            invisible: seconds that a message is this member's own; renewed as long as it is held, so it is only the
+                wait before others get what a dead member held.
+            hold_limit: seconds after which a held message is renewed no more, or sent back if it was pulled from
+                %RETRY%group.
+            max_redeliveries: after so many a nack sends the message to %DLQ%group.
+            topics, auto_ack, max_buffered, close_timeout: as of `consumer`.
+
+        Raises:
+            ClientError: an argument is out of its range.
+        """
+        settings = PopSettings(
+            start=start,
+            auto_ack=auto_ack,
+            in_order=in_order,
+            invisible=invisible,
+            hold_limit=hold_limit,
+            close_timeout=close_timeout,
+            pop_batch=pop_batch,
+            max_buffered=max_buffered,
+            long_poll=long_poll,
+            max_redeliveries=max_redeliveries,
+        )
+        return self._consumers.keep(PopConsumer(self._session, group, subscriptions(topics), settings, self._traces))
+
+    def lite_pull_consumer(
+        self,
+        group: str,
+        *,
+        start: str | int = "last",
+        auto_commit: bool = True,
+        allocation: str | Allocation = "average",
+        pull_batch: int = 10,
+        max_buffered: int = 1000,
+        long_poll: float = 20.0,
+    ) -> LitePullConsumer:
+        """A consumer that is asked: enter it, `subscribe` or `assign`, then `poll`.
+
+        Args:
+            auto_commit: a poll means that the messages of the poll before are done with; else call `commit`.
+            start, allocation, max_buffered: as of `consumer`.
+
+        Raises:
+            ClientError: an argument is out of its range.
+        """
+        settings = LitePullSettings(
+            start=start,
+            auto_commit=auto_commit,
+            allocation=allocation,
+            pull_batch=pull_batch,
+            max_buffered=max_buffered,
+            long_poll=long_poll,
+        )
+        return self._consumers.keep(LitePullConsumer(self._session, group, settings, self._traces))
 
     async def set_request_mode(self, group: str, topic: str, mode: str, *, share_queues: int = -1) -> None:
         """How brokers divide the topic among the group's popping members.
@@ -305,8 +465,11 @@ class AsyncClient:
 
         async def pull() -> PullResult:
             target = await self._puller.resolve(topic, queue)
-            return await self._puller.pull(
-                target, offset, max_count, group=group, subscription=subscription(expression), wait=wait, timeout=limit
+            wanted = subscription(expression)
+            return inflated_result(
+                await self._puller.pull(
+                    target, offset, max_count, group=group, subscription=wanted, wait=wait, timeout=limit
+                )
             )
 
         return await self._session.within(limit, pull())
@@ -319,7 +482,14 @@ class AsyncClient:
         queue: int | MessageQueue | None = None,
         expression: str | Subscription = "*",
     ) -> AsyncIterator[Message]:
-        """The topic's messages, queue by queue, up to each queue's end as it is when the reader comes to it."""
+        """The topic's messages, queue by queue, up to each queue's end as it is when the reader comes to it.
+
+        Args:
+            start: `first`, or ms since 1970: from the messages stored then. What comes from now on is a consumer's.
+
+        Raises:
+            ClientError: `start` is neither.
+        """
         return self._puller.read(topic, start=start, queue=queue, subscription=subscription(expression))
 
     async def min_offset(self, topic: str, queue: int | MessageQueue) -> int:

@@ -19,13 +19,13 @@ from neve.client.group.member import ClusterShare, GroupMember, GroupProfile
 from neve.client.group.offset_store import BrokerOffsetStore
 from neve.client.group.positions import Positions
 from neve.client.group.process_queue import ProcessQueue
-from neve.client.group.pull import Puller, Subscription
+from neve.client.group.pull import Puller, Subscription, subscription
 from neve.client.group.rebalance import Rebalancer
 from neve.client.group.received import Received
 from neve.client.model import Message, MessageQueue
 from neve.client.net.session import Session
 from neve.client.trace.format import Ended
-from neve.client.trace.recorder import ConsumeTraces
+from neve.client.trace.recorder import ConsumeTraces, Traces
 from neve.errors import ClientError, NeveError
 from neve.remoting.codes import RequestCode
 
@@ -49,7 +49,7 @@ class LitePullSettings:
 class LitePullConsumer:
     """`async with client.lite_pull_consumer("group") as consumer: await consumer.subscribe("topic")`, then `poll`."""
 
-    def __init__(self, session: Session, group: str, settings: LitePullSettings) -> None:
+    def __init__(self, session: Session, group: str, settings: LitePullSettings, traces: Traces | None) -> None:
         self._session = session
         self._settings = settings
         self.group = group
@@ -68,7 +68,7 @@ class LitePullConsumer:
             code=RequestCode.LITE_PULL_MESSAGE,
         )
         self._positions = Positions(session, self._fetcher, BrokerOffsetStore(self._puller, group), settings.start)
-        self._traces = ConsumeTraces(session.traces, group)
+        self._traces = ConsumeTraces(traces, group)
         self._out: list[Received] = []
         self._by_hand: bool | None = None  # None: neither `subscribe` nor `assign` yet
         self._tasks: list[asyncio.Task[None]] = []
@@ -138,8 +138,7 @@ class LitePullConsumer:
             ClientError: queues were assigned by hand.
         """
         self._choose(by_hand=False)
-        wanted = expression if isinstance(expression, Subscription) else Subscription(expression)
-        await self._change_topics({**self._member.topics, topic: wanted})
+        await self._change_topics({**self._member.topics, topic: subscription(expression)})
 
     async def unsubscribe(self, topic: str) -> None:
         """Reads the topic no more; what was done with is committed."""

@@ -32,7 +32,7 @@ from neve.client.group.send_back import SendBack
 from neve.client.model import Message, MessageQueue
 from neve.client.net.session import Session
 from neve.client.trace.format import Ended
-from neve.client.trace.recorder import ConsumeTraces
+from neve.client.trace.recorder import ConsumeTraces, Traces
 from neve.errors import ClientError, NeveError
 from neve.remoting.names import RETRY_PREFIX
 
@@ -68,7 +68,14 @@ class PopSettings:
 class PopConsumer:
     """`async with client.pop_consumer(...) as consumer: async for message in consumer: ...`"""
 
-    def __init__(self, session: Session, group: str, topics: Mapping[str, Subscription], settings: PopSettings) -> None:
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        topics: Mapping[str, Subscription],
+        settings: PopSettings,
+        traces: Traces | None,
+    ) -> None:
         if not topics:
             raise ClientError("a consumer needs at least one topic")
         self._session = session
@@ -93,7 +100,7 @@ class PopConsumer:
             consume_timeout=settings.hold_limit,
         )
         self._stats = self._retries.stats
-        self._traces = ConsumeTraces(session.traces, group)
+        self._traces = ConsumeTraces(traces, group)
         self._lanes: dict[MessageQueue, Lane] = {}
         self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
         self._refusals = Refusals(log)

@@ -34,7 +34,7 @@ from neve.client.group.settlement import Settlement
 from neve.client.model import Message, MessageQueue
 from neve.client.net.session import Session
 from neve.client.trace.format import Ended
-from neve.client.trace.recorder import ConsumeTraces
+from neve.client.trace.recorder import ConsumeTraces, Traces
 from neve.errors import ClientError, NeveError
 from neve.remoting.names import RETRY_PREFIX
 
@@ -47,7 +47,12 @@ class Consumer:
     """`async with client.consumer(...) as consumer: async for message in consumer: ...`"""
 
     def __init__(
-        self, session: Session, group: str, topics: Mapping[str, Subscription], settings: ConsumerSettings
+        self,
+        session: Session,
+        group: str,
+        topics: Mapping[str, Subscription],
+        settings: ConsumerSettings,
+        traces: Traces | None,
     ) -> None:
         if not topics:
             raise ClientError("a consumer needs at least one topic")
@@ -71,7 +76,7 @@ class Consumer:
         self._positions = Positions(session, self._fetcher, store, settings.start, in_order=settings.in_order)
         again = None if settings.broadcast else self._send_back
         self._settlement = Settlement(self._fetcher, self._positions, again, settings.consume_timeout)
-        self._traces = ConsumeTraces(session.traces, group)
+        self._traces = ConsumeTraces(traces, group)
         self._buffer = self._fetcher.buffer
         self._direct = Lane()
         self._auto = AutoAcks()

@@ -148,7 +148,7 @@ class Fetcher:
         now = asyncio.get_running_loop().time
         began = now()
         books.last_pull_ms = self._session.options.now_ms()
-        result = await self._puller.pull_stored(
+        result = await self._puller.pull(
             books.queue,
             books.next_offset,
             self._limits.batch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from neve.client.model import Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
@@ -13,7 +13,7 @@ from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it
-_COMMIT, _SUSPEND, _SUBSCRIPTION, _LITE = 1, 2, 4, 16
+_SUSPEND, _SUBSCRIPTION, _LITE = 2, 4, 16
 _STATUS = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
     ResponseCode.PULL_NOT_FOUND: PullStatus.NO_NEW_MESSAGE,
@@ -48,6 +48,22 @@ class Subscription:
         """The broker compares hashes; the strings decide."""
         tags = self.tags
         return not tags or message.tags in tags
+
+
+Topics = str | Iterable[str] | Mapping[str, str | Subscription]
+
+
+def subscription(expression: str | Subscription) -> Subscription:
+    return expression if isinstance(expression, Subscription) else Subscription(expression)
+
+
+def subscriptions(topics: Topics) -> dict[str, Subscription]:
+    """By topic, from any of the ways to name them."""
+    if isinstance(topics, str):
+        return {topics: Subscription()}
+    if isinstance(topics, Mapping):
+        return {topic: subscription(expression) for topic, expression in topics.items()}
+    return {topic: Subscription() for topic in topics}
 
 
 class Puller:
@@ -88,44 +104,12 @@ class Puller:
         group: str = TOOLS_GROUP,
         subscription: Subscription | None = None,
         wait: float = 0.0,
-        commit_offset: int | None = None,
-        max_bytes: int = MAX_BYTES,
         timeout: float | None = None,
         code: RequestCode = RequestCode.PULL_MESSAGE,
     ) -> PullResult:
-        """The messages as their producers gave them: so many as `inflate` to 64 MiB, one at least."""
-        return _inflated(
-            await self.pull_stored(
-                queue,
-                offset,
-                max_count,
-                group=group,
-                subscription=subscription,
-                wait=wait,
-                commit_offset=commit_offset,
-                max_bytes=max_bytes,
-                timeout=timeout,
-                code=code,
-            )
-        )
-
-    async def pull_stored(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        max_count: int = 32,
-        *,
-        group: str = TOOLS_GROUP,
-        subscription: Subscription | None = None,
-        wait: float = 0.0,
-        commit_offset: int | None = None,
-        max_bytes: int = MAX_BYTES,
-        timeout: float | None = None,
-        code: RequestCode = RequestCode.PULL_MESSAGE,
-    ) -> PullResult:
-        """The messages as they are stored."""
+        """The messages as they are stored: see `inflated_result`."""
         wanted = subscription or Subscription()
-        flags = _SUBSCRIPTION | (_SUSPEND if wait > 0 else 0) | (_COMMIT if commit_offset is not None else 0)
+        flags = _SUBSCRIPTION | (_SUSPEND if wait > 0 else 0)
         if code == RequestCode.LITE_PULL_MESSAGE:
             flags |= _LITE
         ext = {
@@ -135,12 +119,12 @@ class Puller:
             "queueOffset": str(offset),
             "maxMsgNums": str(max_count),
             "sysFlag": str(flags),
-            "commitOffset": str(commit_offset or 0),
+            "commitOffset": "0",
             "suspendTimeoutMillis": str(int(wait * 1000)),
             "subscription": wanted.expression,
             "subVersion": "0",
             "expressionType": wanted.kind,
-            "maxMsgBytes": str(max_bytes),
+            "maxMsgBytes": str(MAX_BYTES),
             "bname": queue.broker_name,
         }
         address = await self.address(queue)
@@ -205,7 +189,7 @@ class Puller:
 
     # ---- a topic from here to its present end
 
-    async def read(
+    def read(
         self,
         topic: str,
         *,
@@ -218,14 +202,25 @@ class Puller:
 
         Args:
             start: `first`, or ms since 1970: from the messages stored then.
+
+        Raises:
+            ClientError: it is neither. What is sent from now on is no reader's: its end would be where it begins.
         """
-        wanted = subscription or Subscription()
+        if isinstance(start, str) and start != "first":
+            raise ClientError(
+                f"a reader starts 'first' or at ms since 1970, not {start!r}; a consumer may start 'last'"
+            )
+        return self._read(topic, start, queue, subscription or Subscription(), group)
+
+    async def _read(
+        self, topic: str, start: str | int, queue: int | MessageQueue | None, wanted: Subscription, group: str
+    ) -> AsyncIterator[Message]:
         queues = await self.queues(topic) if queue is None else [await self.resolve(topic, queue)]
         for one in queues:
             end = await self.max_offset(one)
             offset = await (self.min_offset(one) if start == "first" else self.offset_by_time(one, int(start)))
             while offset < end:
-                result = await self.pull(one, offset, 32, group=group, subscription=wanted)
+                result = inflated_result(await self.pull(one, offset, group=group, subscription=wanted))
                 for message in result.messages:
                     if message.queue_offset < end:
                         yield message
@@ -254,8 +249,8 @@ def _pull_result(answer: RemotingCommand, queue: MessageQueue, wanted: Subscript
     )
 
 
-def _inflated(result: PullResult) -> PullResult:
-    """Cut before the message that would be too much."""
+def inflated_result(result: PullResult) -> PullResult:
+    """The messages as their producers gave them: so many as inflate to 64 MiB, one at least."""
     messages: list[Message] = []
     size = 0
     for stored in result.messages:

@@ -13,7 +13,6 @@ from neve.client.model import BrokerInfo, MessageQueue
 from neve.client.net.connection import Connection, ConnectionFailed, ConnectionPool
 from neve.client.net.route import TopicRoute, parse_brokers, parse_route, route_from_default
 from neve.client.options import ClientOptions
-from neve.client.trace.recorder import Traces
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
 from neve.record.ids import UniqueIdGenerator
 from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, lenient_loads
@@ -58,7 +57,6 @@ class Session:
 
     def __init__(self, namesrv: str, options: ClientOptions) -> None:
         self.options = options
-        self.traces = Traces(self.next_unique_key, options.now_ms) if options.trace else None
         self._namesrvs = [address for address in _SEPARATORS.split(namesrv) if address]
         if not self._namesrvs:
             raise ClientError("no name server given")

@@ -1,28 +1,77 @@
-"""A message, or a batch, as it goes on the wire: checked, with its properties packed and its body deflated."""
+"""What a caller wants sent, and that as it goes on the wire: checked, its properties packed, its body deflated.
+
+the arguments of any way of sending ──▶ Sending ──▶ Draft ──▶ one request an attempt
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from neve.client.model import Message
 from neve.client.options import ClientOptions
 from neve.client.send.compression import compress
+from neve.client.send.queue_selector import OrderKey, Queue, select_by_hash
+from neve.client.trace.format import MessageType
 from neve.client.validators import body_bytes, check_body, check_properties, check_topic, packed_properties
 from neve.errors import ClientError
 from neve.record.bodies import encode_batch
+from neve.record.layout import TRANSACTION_PREPARED
 from neve.record.properties import (
     PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT,
+    bytes_to_properties,
     properties_to_bytes,
 )
 
 PROPERTY_DELAY_MS = "TIMER_DELAY_MS"
 PROPERTY_DELIVER_AT = "TIMER_DELIVER_MS"
 TIMED = frozenset({PROPERTY_DELAY, "TIMER_DELAY_SEC", PROPERTY_DELAY_MS, PROPERTY_DELIVER_AT})
+
+
+class Sending(NamedTuple):
+    """What a caller wants sent; every way of sending takes it. Made by `sending`."""
+
+    message: Message
+    queue: Queue | None  # None: the next in turn
+    timing: Mapping[str, str]  # the property that says when; none for at once
+    timeout: float | None  # None: that of the options
+
+
+def sending(
+    topic: str,
+    body: bytes | str,
+    *,
+    tags: str | None = None,
+    keys: str | Iterable[str] = (),
+    properties: Mapping[str, str] | None = None,
+    queue: Queue | None = None,
+    order_key: OrderKey | None = None,
+    delay_level: int = 0,
+    delay: float | None = None,
+    deliver_at_ms: int | None = None,
+    flag: int = 0,
+    timeout: float | None = None,
+) -> Sending:
+    """A caller's arguments, which are those of `AsyncClient.send`, looked at.
+
+    Raises:
+        ClientError: one cannot be written, belongs to the system, or excludes another.
+    """
+    message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
+    return Sending(message, target_queue(queue, order_key), timing(delay_level, delay, deliver_at_ms), timeout)
+
+
+def target_queue(queue: Queue | None, order_key: OrderKey | None) -> Queue | None:
+    if order_key is None:
+        return queue
+    if queue is not None:
+        raise ClientError("queue and order_key exclude each other")
+    return select_by_hash(order_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +87,14 @@ class Draft:
     message: Message
     is_batch: bool = False
     is_reply: bool = False
+
+    @property
+    def kind(self) -> MessageType:
+        """As traces tell it."""
+        if self.sys_flag & TRANSACTION_PREPARED:
+            return MessageType.HALF
+        is_timed = TIMED & bytes_to_properties(self.properties.encode()).keys()
+        return MessageType.DELAYED if is_timed else MessageType.NORMAL
 
 
 class Drafts:

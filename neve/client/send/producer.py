@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES, TopicRoute
 from neve.client.net.session import Session, ext_int
-from neve.client.send.draft import Draft, Drafts, message_to_send, timing
+from neve.client.send.draft import Draft, Drafts, Sending
 from neve.client.send.latency import FaultTable
-from neve.client.send.queue_selector import OrderKey, QueueSelector, select_by_hash
+from neve.client.send.queue_selector import Queue
+from neve.client.trace.recorder import Traces
 from neve.client.validators import check_topic
 from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -22,7 +23,6 @@ from neve.remoting.names import DEFAULT_TOPIC
 
 #: Refusals after which another broker may take the message. `send_async` gives up at any refusal, as Java's does.
 RETRYABLE = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
-Queue = int | MessageQueue | QueueSelector
 _STATUS = {
     0: SendStatus.SEND_OK,
     10: SendStatus.FLUSH_DISK_TIMEOUT,
@@ -32,34 +32,18 @@ _STATUS = {
 
 
 class Producer:
-    """The sending half of a client."""
+    """The sending half of a client. What brokers stored is noted in `traces`, if there are any."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, traces: Traces | None) -> None:
         self._session = session
+        self._traces = traces
         self._faults = FaultTable(lambda: int(asyncio.get_running_loop().time() * 1000))
         self._turn: dict[str, int] = {}
         self.drafts = Drafts(session.options, session.next_unique_key)
 
-    async def send(
-        self,
-        topic: str,
-        body: bytes | str,
-        *,
-        tags: str | None = None,
-        keys: str | Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        queue: Queue | None = None,
-        order_key: OrderKey | None = None,
-        delay_level: int = 0,
-        delay: float | None = None,
-        deliver_at_ms: int | None = None,
-        flag: int = 0,
-        timeout: float | None = None,
-        retry_on: Collection[int] = RETRYABLE,
-    ) -> SendResult:
-        message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
-        draft = self.drafts.single(message, timing(delay_level, delay, deliver_at_ms))
-        return await self.deliver(draft, target_queue(queue, order_key), timeout, retry_on=retry_on)
+    async def send(self, what: Sending, *, retry_on: Collection[int] = RETRYABLE) -> SendResult:
+        draft = self.drafts.single(what.message, what.timing)
+        return await self.deliver(draft, what.queue, what.timeout, retry_on=retry_on)
 
     async def send_batch(
         self,
@@ -67,35 +51,22 @@ class Producer:
         messages: Iterable[bytes | str | Message],
         *,
         queue: Queue | None = None,
-        order_key: OrderKey | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        return await self.deliver(self.drafts.batch(topic, messages), target_queue(queue, order_key), timeout)
+        return await self.deliver(self.drafts.batch(topic, messages), queue, timeout)
 
-    async def send_oneway(
-        self,
-        topic: str,
-        body: bytes | str,
-        *,
-        tags: str | None = None,
-        keys: str | Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        queue: Queue | None = None,
-        order_key: OrderKey | None = None,
-        flag: int = 0,
-        timeout: float | None = None,
-    ) -> None:
+    async def send_oneway(self, what: Sending) -> None:
         group = self._session.options.producer_group
         self._session.produces(group)
-        draft = self.drafts.single(message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag))
-        route = await self._session.publish_route(topic)
-        target = self._choose(draft, route, target_queue(queue, order_key), ())
+        draft = self.drafts.single(what.message, what.timing)
+        route = await self._session.publish_route(draft.topic)
+        target = self._choose(draft, route, what.queue, ())
         await self._session.pool.send_oneway(
             _master(route, target),
             RequestCode.SEND_MESSAGE_V2,
             self._header(draft, target, group),
             body=draft.body,
-            timeout=timeout or self._session.options.timeout,
+            timeout=what.timeout or self._session.options.timeout,
         )
 
     async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
@@ -194,8 +165,8 @@ class Producer:
             raise
         cost_ms = (now() - began) * 1000
         self._faults.answered(target.broker_name, cost_ms)
-        if (traces := self._session.traces) is not None:
-            traces.sent(draft, group, address, answer.ext or {}, result, cost=int(cost_ms))
+        if self._traces is not None:
+            self._traces.sent(draft, group, address, answer.ext or {}, result, cost=int(cost_ms))
         return result
 
     def _header(self, draft: Draft, target: MessageQueue, group: str) -> dict[str, str]:
@@ -237,14 +208,6 @@ class Producer:
                 if is_well(candidate.broker_name):
                     return candidate
         return fresh[0] if fresh else in_turn[0]
-
-
-def target_queue(queue: Queue | None, order_key: OrderKey | None) -> Queue | None:
-    if order_key is None:
-        return queue
-    if queue is not None:
-        raise ClientError("queue and order_key exclude each other")
-    return select_by_hash(order_key)
 
 
 def _broker_of(handle: str) -> str:

@@ -12,6 +12,8 @@ from neve.client.model import Message, MessageQueue
 from neve.errors import ClientError
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
+#: A queue, the queue of that number on any of the topic's brokers, or one that is picked for the message.
+Queue = int | MessageQueue | QueueSelector
 OrderKey = str | int
 
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.net.connection import Connection
 from neve.client.net.session import Session
-from neve.client.send.draft import message_to_send
-from neve.client.send.producer import Producer, Queue, target_queue
-from neve.client.send.queue_selector import OrderKey
+from neve.client.send.draft import Sending
+from neve.client.send.producer import Producer
 from neve.errors import ClientError, UnknownOutcome
 from neve.record.bodies import inflate
 from neve.record.properties import (
@@ -40,6 +38,7 @@ PROPERTY_TTL = "TTL"
 PROPERTY_MESSAGE_TYPE = "MSG_TYPE"
 REPLY = "reply"
 REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
+_ASKED = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT)  # what only a request has
 
 
 class Requests:
@@ -50,19 +49,7 @@ class Requests:
         self._waiting: dict[str, asyncio.Future[Message]] = {}
         session.code_handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._serve
 
-    async def request(
-        self,
-        topic: str,
-        body: bytes | str,
-        *,
-        tags: str | None = None,
-        keys: str | Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        queue: Queue | None = None,
-        order_key: OrderKey | None = None,
-        flag: int = 0,
-        timeout: float,
-    ) -> Message:
+    async def request(self, what: Sending, timeout: float) -> Message:
         """See `AsyncClient.request`."""
         correlation = str(UUID(bytes=self._session.options.entropy(16), version=4))
         own = {
@@ -70,19 +57,18 @@ class Requests:
             PROPERTY_REPLY_TO_CLIENT: self._session.client_id,
             PROPERTY_TTL: str(round(timeout * 1000)),
         }
-        message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
-        draft = self._producer.drafts.single(message, own)
+        draft = self._producer.drafts.single(what.message, own)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         reply: asyncio.Future[Message] = loop.create_future()
         self._waiting[correlation] = reply
         try:
             async with asyncio.timeout_at(deadline):
-                await self._introduce(topic)
-                await self._producer.deliver(draft, target_queue(queue, order_key), deadline - loop.time())
+                await self._introduce(draft.topic)
+                await self._producer.deliver(draft, what.queue, deadline - loop.time())
                 return await reply
         except TimeoutError:
-            raise UnknownOutcome(f"no reply to {draft.msg_id} of {topic} within {timeout:g} s") from None
+            raise UnknownOutcome(f"no reply to {draft.msg_id} of {draft.topic} within {timeout:g} s") from None
         finally:
             self._waiting.pop(correlation, None)
 
@@ -91,32 +77,12 @@ class Requests:
         masters = [broker.addresses[0] for broker in route.brokers.values() if 0 in broker.addresses]
         await self._session.introduce(self._session.options.producer_group, masters)
 
-    async def reply(
-        self,
-        request: Message,
-        body: bytes | str,
-        *,
-        tags: str | None = None,
-        keys: str | Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> SendResult:
-        """See `AsyncClient.reply`."""
+    async def reply(self, request: Message, what: Sending) -> SendResult:
+        """See `AsyncClient.reply`; `what` goes to `reply_topic(request)`."""
         asked = request.properties
-        missing = {PROPERTY_CLUSTER, PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT} - asked.keys()
-        if missing:
-            raise ClientError(f"{request.msg_id} is no request: it has no {', '.join(sorted(missing))}")
-        topic = f"{asked[PROPERTY_CLUSTER]}_{REPLY_TOPIC_POSTFIX}"
         own = {PROPERTY_MESSAGE_TYPE: REPLY}
-        own |= {
-            name: asked[name]
-            for name in (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT, PROPERTY_TTL)
-            if name in asked
-        }
-        draft = self._producer.drafts.single(
-            message_to_send(topic, body, tags=tags, keys=keys, properties=properties), own
-        )
-        return await self._producer.deliver(draft, None, timeout)
+        own |= {name: asked[name] for name in (*_ASKED, PROPERTY_TTL) if name in asked}
+        return await self._producer.deliver(self._producer.drafts.single(what.message, own), None, what.timeout)
 
     def _serve(self, connection: Connection, request: RemotingCommand) -> bool:
         try:
@@ -132,6 +98,18 @@ class Requests:
             log.info("the reply %s from %s is for nobody who still waits", message.msg_id, message.born_host)
         connection.answer(request, ResponseCode.SUCCESS)
         return True
+
+
+def reply_topic(request: Message) -> str:
+    """Where the answer to a consumed message goes.
+
+    Raises:
+        ClientError: it was not sent with `request`.
+    """
+    missing = {PROPERTY_CLUSTER, *_ASKED} - request.properties.keys()
+    if missing:
+        raise ClientError(f"{request.msg_id} is no request: it has no {', '.join(sorted(missing))}")
+    return f"{request.properties[PROPERTY_CLUSTER]}_{REPLY_TOPIC_POSTFIX}"
 
 
 def _pushed(request: RemotingCommand) -> Message:

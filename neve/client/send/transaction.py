@@ -24,8 +24,9 @@ from typing import Self
 from neve.client.model import Message, SendResult, SendStatus, message_from_record
 from neve.client.net.connection import Connection, ConnectionFailed
 from neve.client.net.session import Session
-from neve.client.send.draft import message_to_send
+from neve.client.send.draft import sending
 from neve.client.send.producer import Producer
+from neve.client.trace.recorder import Traces
 from neve.client.validators import check_group
 from neve.errors import BrokerError, ClientError, NeveError
 from neve.record.codec import MalformedRecord, decode_record
@@ -165,11 +166,11 @@ class TransactionProducer:
         """
         if not self._checks.has(self):
             raise ClientError("the transaction producer is not started: use `async with`")
-        message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
+        what = sending(topic, body, tags=tags, keys=keys, properties=properties, flag=flag, timeout=timeout)
         own = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self.group}
-        draft = self._producer.drafts.single(message, own, sys_flag=TRANSACTION_PREPARED)
-        sent = await self._producer.deliver(draft, None, timeout, group=self.group)
-        transaction = Transaction(self, replace(message, msg_id=draft.msg_id), sent)
+        draft = self._producer.drafts.single(what.message, own, sys_flag=TRANSACTION_PREPARED)
+        sent = await self._producer.deliver(draft, None, what.timeout, group=self.group)
+        transaction = Transaction(self, replace(what.message, msg_id=draft.msg_id), sent)
         if sent.status is not SendStatus.SEND_OK:
             await transaction.rollback()
             raise BrokerError(_RESERVATIONS[sent.status], f"the half message got {sent.status} and was rolled back")
@@ -239,15 +240,19 @@ class TransactionProducer:
             "transactionId": sent.transaction_id or "",
             "bname": sent.queue.broker_name,
         }
-        _trace_end(self._session, transaction.message, ext, state, address)
+        self._checks.trace_end(transaction.message, ext, state, address)
         await self._session.ask(address, RequestCode.END_TRANSACTION, ext)
 
 
 class Checks:
-    """Takes CHECK_TRANSACTION_STATE from brokers and has the group's producer answer. One per client."""
+    """Takes CHECK_TRANSACTION_STATE from brokers and has the group's producer answer. One per client.
 
-    def __init__(self, session: Session) -> None:
+    Every END_TRANSACTION is noted in `traces`, if there are any.
+    """
+
+    def __init__(self, session: Session, traces: Traces | None) -> None:
         self._session = session
+        self._traces = traces
         self._producers: dict[str, TransactionProducer] = {}
         self._running: set[str] = set()
         session.code_handlers[RequestCode.CHECK_TRANSACTION_STATE] = self._serve
@@ -300,25 +305,24 @@ class Checks:
                 "transactionId": ext.get("transactionId", ""),
                 "bname": ext.get("bname", ""),
             }
-            _trace_end(self._session, message, fields, state, connection.address)
+            self.trace_end(message, fields, state, connection.address)
             await connection.send_oneway(RequestCode.END_TRANSACTION, fields, b"", _CHECK_ANSWER_S)
         except NeveError as error:
             log.info("answer about %s to %s: %s", message.msg_id, connection.address, error)  # it asks again
         finally:
             self._running.discard(message.msg_id)
 
-
-def _trace_end(
-    session: Session, message: Message, fields: Mapping[str, str], state: LocalTransactionState, address: str
-) -> None:
-    """Notes the END_TRANSACTION with these fields, if the client notes anything."""
-    if session.traces is not None:
-        name = _TRACED_AS[state]
-        by_check = fields["fromTransactionCheck"] == "true"
-        group, transaction_id = fields["producerGroup"], fields["transactionId"]
-        session.traces.transaction_ended(
-            message, group, address, transaction_id=transaction_id, state=name, by_check=by_check
-        )
+    def trace_end(
+        self, message: Message, fields: Mapping[str, str], state: LocalTransactionState, address: str
+    ) -> None:
+        """Notes the END_TRANSACTION with these fields."""
+        if self._traces is not None:
+            name = _TRACED_AS[state]
+            by_check = fields["fromTransactionCheck"] == "true"
+            group, transaction_id = fields["producerGroup"], fields["transactionId"]
+            self._traces.transaction_ended(
+                message, group, address, transaction_id=transaction_id, state=name, by_check=by_check
+            )
 
 
 async def _decided(decision: Decision) -> LocalTransactionState:

@@ -20,8 +20,7 @@ from neve.client.client import AsyncClient
 from neve.client.consumers import lite_pull as lite
 from neve.client.consumers import pop as popping
 from neve.client.consumers import push as grouped
-from neve.client.consumers.factory import Topics
-from neve.client.group.pull import Subscription
+from neve.client.group.pull import Subscription, Topics
 from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.options import ClientOptions
 from neve.client.sync.consumer import Consumer, LitePullConsumer, PopConsumer, Received
@@ -131,7 +130,7 @@ class Client(Face):
         queue: int | MessageQueue | None = None,
         expression: str | Subscription = "*",
     ) -> Iterator[Message]:
-        """The topic's messages, queue by queue, up to each queue's end as it is when the reader comes to it."""
+        """As of `AsyncClient.reader`."""
         inner = self._inner.reader(topic, start=start, queue=queue, expression=expression)
         while block := self._loop.call(_next_block(inner, _READ_AHEAD)):
             yield from block

@@ -1,6 +1,6 @@
 """What became of messages, noted for the trace topic. Noting costs microseconds, never waits and never fails.
 
-A note goes into a bounded buffer, which `TraceSender` empties; what finds it full is dropped and counted.
+A note goes into a bounded buffer, which the client's `TraceSender` empties; what finds it full is dropped and counted.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
-from neve.client.send.draft import TIMED, Draft
 from neve.client.trace.format import (
     DEFAULT_REGION,
     TRACE_TOPIC,
@@ -25,13 +24,25 @@ from neve.client.trace.format import (
     sub_after,
     sub_before,
 )
-from neve.record.layout import TRANSACTION_PREPARED
-from neve.record.properties import PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH, bytes_to_properties
+from neve.record.properties import PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH
 
 BUFFER_MAX = 2048
 BATCH = 20  # traces in a message
 _WORDS_MAX = 16_000  # characters of keys: all properties of a message have to fit into 32 KiB
 _LINES_MAX = 128_000
+
+
+class Traceable(Protocol):
+    """What was sent: a message, or a batch, whose `msg_id` is that of each with commas between."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def msg_id(self) -> str: ...
+    @property
+    def message(self) -> Message: ...
+    @property
+    def kind(self) -> MessageType: ...
 
 
 class Traces:
@@ -76,24 +87,20 @@ class Traces:
     # ---- by producers
 
     def sent(
-        self, draft: Draft, group: str, address: str, answer: Mapping[str, str], result: SendResult, *, cost: int
+        self, what: Traceable, group: str, address: str, answer: Mapping[str, str], result: SendResult, *, cost: int
     ) -> None:
         """A broker answered that it stored the message, or each of a batch."""
-        if draft.topic == TRACE_TOPIC or answer.get(PROPERTY_TRACE_SWITCH) == "false":
+        if what.topic == TRACE_TOPIC or answer.get(PROPERTY_TRACE_SWITCH) == "false":
             return
-        kind = MessageType.NORMAL
-        if draft.sys_flag & TRANSACTION_PREPARED:
-            kind = MessageType.HALF
-        elif TIMED & bytes_to_properties(draft.properties.encode()).keys():
-            kind = MessageType.DELAYED
+        kind = what.kind
         at = self.now_ms() - cost
         region = answer.get(PROPERTY_MSG_REGION) or DEFAULT_REGION
         is_success = result.status is SendStatus.SEND_OK
-        ids = draft.msg_id.split(",")
+        ids = what.msg_id.split(",")
         offset_ids = result.offset_msg_id.split(",")
         for number, msg_id in enumerate(ids):
             offset_id = offset_ids[number] if len(offset_ids) == len(ids) else result.offset_msg_id
-            self.add(pub(Sent(at, cost, region, group, draft.message, msg_id, offset_id, address, kind, is_success)))
+            self.add(pub(Sent(at, cost, region, group, what.message, msg_id, offset_id, address, kind, is_success)))
 
     def transaction_ended(
         self, message: Message, group: str, address: str, *, transaction_id: str, state: str, by_check: bool

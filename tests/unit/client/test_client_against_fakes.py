@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import os
 import zlib
 from collections.abc import Awaitable, Callable
@@ -453,3 +454,33 @@ def test_a_peer_that_takes_no_more_bytes_has_no_second_timeout_for_its_answer(fa
             assert limits[0] < 5.0
 
     run(work)
+
+
+@pytest.mark.parametrize("start", ["last", "newest", "0"])
+def test_a_reader_refuses_to_start_where_it_would_end(fake_cluster: Any, start: str) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(ClientError, match="a reader starts 'first'"):
+                client.reader("t", start=start)
+
+    run(work)
+
+
+def test_what_an_async_send_is_told_wrongly_is_told_by_its_task(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            sent = client.send_async("t", b"x", queue=0, order_key="k")
+            with pytest.raises(ClientError, match="exclude each other"):
+                await sent
+            with pytest.raises(TypeError, match="no_such_argument"):
+                await client.send_async("t", b"x", no_such_argument=1)
+
+    run(work)
+
+
+def test_the_clients_consumers_are_methods_that_say_what_they_take() -> None:
+    """Whoever wraps or inherits the client finds them on its class, with their names and their documentation."""
+    for name in ("consumer", "pop_consumer", "lite_pull_consumer"):
+        method = getattr(AsyncClient, name)
+        assert method.__doc__
+        assert {"self", "group", "start"} <= set(inspect.signature(method).parameters)

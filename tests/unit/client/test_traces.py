@@ -12,8 +12,8 @@ import pytest
 from neve.client import connect
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
 from neve.client.options import ClientOptions
+from neve.client.send import trace_sender
 from neve.client.send.draft import Drafts
-from neve.client.trace import sender as trace_sender
 from neve.client.trace.format import TRACE_TOPIC, Ended, Trace
 from neve.client.trace.recorder import BATCH, BUFFER_MAX, ConsumeTraces, Traces
 from neve.record.properties import bytes_to_properties
