@@ -1,8 +1,7 @@
 """What the processors share: the broker's parts, made by the controller, and the few questions all of them ask."""
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from access.guard import Guard
@@ -68,7 +67,6 @@ class BrokerContext:
     guard: Guard
     # The time by which what waits may be given up: late rather than early.
     trusted_ms: Callable[[], int] = lambda: 0
-    turn: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
         """What is asked by its old name until its asker has it as a part of its own."""

@@ -28,6 +28,7 @@ from broker.config import BrokerConfig
 from broker.intake.disk_mark import DiskMark
 from broker.intake.express_lane import ExpressSend
 from broker.intake.flusher import Flusher
+from broker.intake.intake import Intake
 from broker.intake.log_writer import LogWriter
 from broker.life import BrokerLife
 from broker.pop.assignment import RequestModes
@@ -141,8 +142,21 @@ class BrokerController:
         self.context = self._make_context()
         context = self.context
         self.revive = PopRevive(context, context.writer, self._supervisor.spawn)
-        self.sender = SendMessageProcessor(context, self._ids())
-        self.totals = Totals(context, self.sender)
+        self.intake = Intake(
+            config,
+            clock,
+            self.life,
+            writer=context.writer,
+            flusher=context.flusher,
+            topics=context.topics,
+            registration=self.registration,
+            stats=context.stats,
+            half_messages=context.transactions,
+            waiting_rooms=(context.schedule, context.timers),
+            unique_ids=self._ids(),
+            address=self.address,
+        )
+        self.totals = Totals(context, self.intake)
         self._disk_mark = DiskMark(config, self.totals.disk_ratio, self.life)
         self.router = RequestRouter()
         self._make_processors().register_on(self.router)
@@ -181,12 +195,22 @@ class BrokerController:
         return UniqueIdGenerator(self.address[0], os.getpid(), salt(system_entropy), self._clock.now_ms())
 
     def _make_processors(self) -> Processors:
-        config, clock, context, sender = self.config, self._clock, self.context, self.sender
+        config, clock, context, intake = self.config, self._clock, self.context, self.intake
         topics, groups, offsets, clients = context.topics, context.groups, context.offsets, context.clients
         return Processors(
-            sender=sender,
-            send_back=SendBackProcessor(context, sender),
-            express=ExpressSend(context, sender),
+            sender=SendMessageProcessor(
+                intake,
+                groups=groups,
+                locks=context.locks,
+                retry_names=context.retry_names,
+                broker_name=config.broker_name,
+            ),
+            send_back=SendBackProcessor(
+                intake, context.tiered, groups=groups, guard=self.guard, stats=context.stats, address=self.address
+            ),
+            express=ExpressSend(
+                intake, context.writer, config, clock, topics=topics, stats=context.stats, address=self.address
+            ),
             puller=PullMessageProcessor(context),
             clients=ClientManageProcessor(
                 config, clock, clients=clients, topics=topics, groups=groups, registration=self.registration
@@ -207,9 +231,17 @@ class BrokerController:
                 name_servers=self.name_servers,
             ),
             query=QueryMessageProcessor(context),
-            transactions=EndTransactionProcessor(context, sender),
-            recall=RecallMessageProcessor(context, sender),
-            replies=ReplyMessageProcessor(context, sender),
+            transactions=EndTransactionProcessor(
+                intake,
+                context.transactions,
+                context.store,
+                context.tiered,
+                clock=clock,
+                topics=topics,
+                guard=self.guard,
+            ),
+            recall=RecallMessageProcessor(intake, config, clock, topics=topics),
+            replies=ReplyMessageProcessor(intake, clients, config, clock, address=self.address),
             admin=AdminProcessor(context, self._drop_topic),
             stats=AdminStatsProcessor(context, self.totals),
             offsets=AdminOffsetsProcessor(context),

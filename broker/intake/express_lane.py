@@ -1,8 +1,8 @@
 """The express lane: sends that are a check and an append, which nearly all are, straight from the received buffer.
 
 It takes the frames of one read as long as they are plain, appends them with one write, and answers with one. A frame
-that is unusual in any way, or that can't be stored, is put back untouched: `SendMessageProcessor` does the same, and
-everything else, one by one. No header map, no command and no answer is made as an object here.
+that is unusual in any way, or that can't be stored, is put back untouched: the handler of sends takes it the readable
+way, through `Intake.send`, and does the same. No header map, no command and no answer is made as an object here.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from struct import Struct
 
 import msgspec
 
-from broker.broker_context import BrokerContext
-from broker.intake.flusher import WaitingSend
+from broker.config import BrokerConfig
+from broker.intake.intake import Intake, cached_tags_code, with_unique_id
+from broker.intake.log_writer import LogWriter
 from broker.intake.receipts import Asked, ReceiptTemplate
-from broker.requests.send_message import SPECIAL_PROPERTIES, SendMessageProcessor, cached_tags_code
-from broker.stats.broker_stats import Traffic
+from broker.stats.broker_stats import BrokerStats, Traffic
 from broker.store.appender import Place, Send
 from broker.store.errors import StoreError
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.remoting.command import FLAG_ONEWAY
 from neve.remoting.frame import MARK_SIZE, FrameDecoder
 from neve.remoting.headers import SendV2Frame
-from neve.remoting.names import PERM_WRITE, RETRY_PREFIX, may_be_sent_to
+from neve.remoting.names import RETRY_PREFIX, may_be_sent_to
 
 # How every client that we know of begins the JSON header of a SEND_MESSAGE_V2.
 _START = b'{"code":310,'
@@ -60,14 +62,25 @@ class _Batch:
 class ExpressSend:
     """See the module; `serve` is the `express` of a request router."""
 
-    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
-        self._context, self._sender = context, sender
-        self._template = ReceiptTemplate(context.address)
+    def __init__(
+        self,
+        intake: Intake,
+        writer: LogWriter,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        topics: TopicConfigManager,
+        stats: BrokerStats,
+        address: tuple[str, int],
+    ) -> None:
+        self._intake, self._writer, self._config, self._clock = intake, writer, config, clock
+        self._topics, self._stats = topics, stats
+        self._queue_of, self._stamped, self._special = writer.queue_of, intake.stamped, intake.special_properties
+        self._template = ReceiptTemplate(address)
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
         """Take plain sends from `frames` until there is none, or another frame comes first."""
-        context = self._context
-        if not context.life.takes_sends or not context.config.broker_permission & PERM_WRITE:
+        if not self._intake.is_open:
             return
         buffer = frames.buffer
         batch: _Batch | None = None
@@ -83,7 +96,7 @@ class ExpressSend:
                 frames.put_back(buffer, start)
                 break
             if batch is None:
-                batch = _Batch(context.clock.now_ms())
+                batch = _Batch(self._clock.now_ms())
             if not self._take(batch, lane, send, buffer[body_at:end]):
                 frames.put_back(buffer, start)
                 break
@@ -103,14 +116,14 @@ class ExpressSend:
             return None
 
     def _lane(self, topic: str) -> Lane | None:
-        context = self._context
-        config = context.topics.topics.get(topic)
+        topics = self._topics
+        config = topics.topics.get(topic)
         if config is None or not may_be_sent_to(topic) or topic.startswith(RETRY_PREFIX):
             return None
-        if context.topics.unsaved and not context.topics.is_saved(topic):
+        if topics.unsaved and not topics.is_saved(topic):
             return None
         sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
-        return Lane(topic, config.queue_nums, sys_flag, context.stats.of_topic(topic))
+        return Lane(topic, config.queue_nums, sys_flag, self._stats.of_topic(topic))
 
     def _take(self, batch: _Batch, lane: Lane, send: SendV2Frame, body: bytes) -> bool:
         """Whether the send is plain; then it is in the batch."""
@@ -124,21 +137,21 @@ class ExpressSend:
             not 0 <= queue_id < lane.queue_nums
             or header.batch
             or send.flag & ~FLAG_ONEWAY
-            or len(body) > self._context.config.max_message_size
-            or not SPECIAL_PROPERTIES.isdisjoint(properties)
+            or len(body) > self._config.max_message_size
+            or not self._special.isdisjoint(properties)
         ):
             return False
         unique, tags, keys = properties.get("UNIQ_KEY"), properties.get("TAGS"), properties.get("KEYS")
         if not unique:
-            unique = self._sender.unique_ids.next(batch.now)
-            text = self._sender.with_unique_id(text, unique)
+            unique = self._intake.next_unique_id(batch.now)
+            text = with_unique_id(text, unique)
         elif not unique.isalnum() or not unique.isascii():  # to be escaped in the answer
             return False
-        raw = self._sender.stored_properties(text)
+        raw = self._stamped(text)
         if len(raw) > PROPERTIES_LENGTH_MAX:
             return False
         try:
-            queue = self._context.writer.queue_of(lane.topic, queue_id)
+            queue = self._queue_of(lane.topic, queue_id)
         except StoreError:
             return False
         batch.sends.append((
@@ -152,26 +165,28 @@ class ExpressSend:
     def _append(self, batch: _Batch, connection: Connection) -> int:
         """Store what can be stored and answer it; the first that can't, and all behind it, are left."""
         try:
-            places = self._context.writer.append(batch.sends, connection.remote, batch.now)
+            places = self._writer.append(batch.sends, connection.remote, batch.now)
         except StoreError:
             return 0
         total = 0
         for traffic, (_, size, _) in zip(batch.traffics, places, strict=False):
             traffic.add(1, size)
             total += size
-        self._sender.count(len(places), total)
+        self._intake.count(len(places), total)
         self._answer(connection, list(zip(batch.asked, places, strict=False)))
         return len(places)
 
     def _answer(self, connection: Connection, receipts: list[tuple[Asked, Place]]) -> None:
-        context = self._context
-        if context.config.sync_flush:
+        """In two answers where senders wait for the disk: theirs, and that of those who don't want to."""
+        waiting = receipts
+        if self._config.sync_flush and any(not asked[4] for asked, _ in receipts):
             waiting = [receipt for receipt in receipts if receipt[0][4]]
-            receipts = [receipt for receipt in receipts if not receipt[0][4]]
-            if waiting:
-                physical_offset, size, _ = waiting[-1][1]
-                deadline = context.clock.monotonic() + context.config.sync_flush_timeout / 1000
-                render = functools.partial(self._template.render, waiting)
-                context.flusher.wait(WaitingSend(physical_offset + size, connection, deadline, render))
-        if receipts:
-            connection.send_raw(self._template.render(receipts, 0))
+            others = [receipt for receipt in receipts if not receipt[0][4]]
+            self._acknowledge(connection, others, waits=False)
+        if waiting:
+            self._acknowledge(connection, waiting, waits=True)
+
+    def _acknowledge(self, connection: Connection, receipts: list[tuple[Asked, Place]], *, waits: bool) -> None:
+        physical_offset, size, _ = receipts[-1][1]
+        render = functools.partial(self._template.render, receipts)
+        self._intake.acknowledge(connection, physical_offset + size, render, waits=waits)

@@ -38,8 +38,9 @@ class LogWriter:
         """Sends of one host, in their order; fewer places than sends: the next one can't be stored."""
         return self._store.append(sends, born_host, now)
 
-    def put(self, message: NewMessage, beside: NewMessage | None = None) -> PutResult:
-        """One record; with `beside` both, next to each other and that one last, or neither."""
+    def put(self, message: NewMessage) -> PutResult:
+        """One record, and what is to be stored beside it: both or neither."""
+        beside = message.beside
         return self._store.put(
             message.topic,
             message.queue_id,
@@ -74,21 +75,23 @@ class LogWriter:
         `properties` have the tags, keys and id under which the copy is found; without them, it is in no index. `code`
         stands for the tags. What is None is as in the record. `beside` is stored with it, or neither.
         """
-        copy = NewMessage(
-            topic=topic,
-            queue_id=queue_id,
-            body=record.body,
-            properties=record.properties_raw if properties_raw is None else properties_raw,
-            flag=record.flag,
-            sys_flag=record.sys_flag if sys_flag is None else sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=parse_host(record.born_host),
-            reconsume_times=record.reconsume_times,
-            tags_code=tags_code(properties.get(PROPERTY_TAGS)) if code is None else code,
-            keys=found_by(properties),
-            prepared_transaction_offset=prepared_transaction_offset,
+        return self.put(
+            NewMessage(
+                topic=topic,
+                queue_id=queue_id,
+                body=record.body,
+                properties=record.properties_raw if properties_raw is None else properties_raw,
+                flag=record.flag,
+                sys_flag=record.sys_flag if sys_flag is None else sys_flag,
+                born_timestamp=record.born_timestamp,
+                born_host=parse_host(record.born_host),
+                reconsume_times=record.reconsume_times,
+                tags_code=tags_code(properties.get(PROPERTY_TAGS)) if code is None else code,
+                keys=found_by(properties),
+                prepared_transaction_offset=prepared_transaction_offset,
+                beside=beside,
+            )
         )
-        return self.put(copy, beside)
 
     def send_of(self, message: NewMessage) -> Send:
         """As the store takes it; makes the queue of a first message."""

@@ -1,6 +1,8 @@
-"""What a put takes: a message before it has a place in the log. RocketMQ's MessageExtBrokerInner."""
+"""What a put takes, a message without a place in the log yet (RocketMQ's MessageExtBrokerInner), and what it gives."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,3 +26,19 @@ class NewMessage(msgspec.Struct, kw_only=True, gc=False):
     # Unique id and keys, with spaces between them; none: it is in no index.
     keys: str = ""
     prepared_transaction_offset: int = 0
+    # Stored with it, right behind it, or neither.
+    beside: NewMessage | None = None
+
+
+@dataclass(slots=True)
+class Stored:
+    """A put that was done: what its sender is told."""
+
+    msg_id: str
+    queue_id: int
+    queue_offset: int
+    # What lies below is on the disk once the message is.
+    end_offset: int
+    unique: str = ""
+    # When a timer message is due.
+    deliver_ms: int | None = None

@@ -5,8 +5,8 @@ import functools
 import json
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from broker.intake.message import Stored
 from broker.store.appender import Place
 from neve.record.ids import offset_msg_id
 from neve.remoting.codes import VERSION
@@ -52,16 +52,6 @@ class ReceiptTemplate:
                 size = len(text)
                 frames += (pack(size + 4, size), text)
         return b"".join(frames)
-
-
-@dataclass(slots=True)
-class Stored:
-    msg_id: str
-    queue_id: int
-    queue_offset: int
-    end_offset: int
-    # When a timer message is due.
-    deliver_ms: int | None = None
 
 
 def render_send_response(

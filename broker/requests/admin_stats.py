@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.broker_context import BrokerContext
 from broker.clients.client_manager import subscription_to_wire
+from broker.intake.intake import Intake
 from broker.requests.wide_answer import WideMap, in_slices
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -173,8 +174,8 @@ class Totals:
 
     _WINDOWS = (10, 60, 600)
 
-    def __init__(self, context: BrokerContext, sender: Any) -> None:
-        self._context, self._sender = context, sender
+    def __init__(self, context: BrokerContext, intake: Intake) -> None:
+        self._context, self._intake = context, intake
         self._samples: list[tuple[float, int, int]] = []
         self._day = context.clock.now_ms() // _DAY
         # Messages in and out at the start (UTC) of yesterday and of today.
@@ -194,16 +195,16 @@ class Totals:
         return {f"msg{what}Total{when}": str(n) for what, row in rows for when, n in zip(whens, row, strict=True)}
 
     def size(self) -> int:
-        return int(self._sender.bytes)
+        return self._intake.bytes
 
     def put(self) -> int:
-        return int(self._sender.messages)
+        return self._intake.messages
 
     def got(self) -> int:
         return self._context.stats.messages_out
 
     def average_size(self) -> float:
-        return self._sender.bytes / self._sender.messages if self._sender.messages else 0.0
+        return self._intake.bytes / self._intake.messages if self._intake.messages else 0.0
 
     def put_rates(self) -> str:
         return self._rates(1)

@@ -1,9 +1,13 @@
 """END_TRANSACTION (37): a half message becomes an ordinary one, or never does. RESUME_CHECK_HALF_MESSAGE (323)."""
 
-from broker.broker_context import BrokerContext
+from access.guard import Guard
+from broker.intake.intake import REFUSALS, Intake, refusal
 from broker.intake.message import NewMessage
-from broker.requests.send_message import REFUSALS, Outgoing, SendMessageProcessor, refusal
-from broker.waiting.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, immunity
+from broker.reading.tiered_store import TieredStore
+from broker.store.message_store import MessageStore
+from broker.tables.topic_config_manager import TopicConfigManager
+from broker.waiting.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, HalfMessages, immunity
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record, parse_host
@@ -16,8 +20,20 @@ from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC
 
 
 class EndTransactionProcessor:
-    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
-        self._context, self._sender = context, sender
+    def __init__(
+        self,
+        intake: Intake,
+        half_messages: HalfMessages,
+        store: MessageStore,
+        tiered: TieredStore,
+        *,
+        clock: Clock,
+        topics: TopicConfigManager,
+        guard: Guard,
+    ) -> None:
+        self._intake, self._half_messages, self._clock = intake, half_messages, clock
+        self._store, self._tiered = store, tiered
+        self._topics, self._guard = topics, guard
 
     async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Everything up to the answer happens in one turn of the loop; the answer waits for the disk if sends do."""
@@ -26,14 +42,14 @@ class EndTransactionProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"commitOrRollback={outcome}: allowed are 0, 8 and 12")
         if outcome != UNKNOWN:
             self._end(connection, request, outcome)
-            if self._context.config.sync_flush and not request.is_oneway:
-                await self._context.flusher.flush_now()
+            if not request.is_oneway:
+                await self._intake.settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def _end(self, connection: Connection, request: RemotingCommand, outcome: int) -> None:
-        transactions = self._context.transactions
+        transactions = self._half_messages
         record = self._prepared(request)
-        self._context.require_topic(connection, request, record.properties.get("REAL_TOPIC", ""), "Pub")
+        self._guard.require_topic(connection, request, record.properties.get("REAL_TOPIC", ""), "Pub")
         half = transactions.find(record.queue_offset)
         if half is None or half.physical_offset != record.physical_offset:
             if transactions.outcome(record.queue_offset) == outcome:
@@ -52,10 +68,10 @@ class EndTransactionProcessor:
     def _prepared(self, request: RemotingCommand) -> MessageRecord:
         ext = request.ext
         offset, position = require_int(ext, "tranStateTableOffset"), require_int(ext, "commitLogOffset")
-        half = self._context.transactions.carried_from(position)
+        half = self._half_messages.carried_from(position)
         if half is not None:
             offset, position = half.queue_offset, half.physical_offset
-        raw = self._context.store.record_at(position)
+        raw = self._store.record_at(position)
         record = decode_record(raw) if raw is not None else None
         if record is None or record.topic != HALF_TOPIC:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
@@ -68,12 +84,12 @@ class EndTransactionProcessor:
     async def resume_check(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """323: its producer is asked about it again, from the first time on; also of what was given up."""
         offset = _physical_offset(require_str(request.ext, "msgId"))
-        raw = await self._context.tiered.record_at(offset)
+        raw = await self._tiered.record_at(offset)
         record = decode_record(raw) if raw is not None else None
         if record is None or record.topic not in (HALF_TOPIC, CHECK_MAX_TOPIC):
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"there is no half message at {offset}")
-        self._sender.check_writable()
-        transactions = self._context.transactions
+        self._intake.check_open()
+        transactions = self._half_messages
         try:
             if record.topic == CHECK_MAX_TOPIC:
                 transactions.put_again(record)
@@ -83,8 +99,7 @@ class EndTransactionProcessor:
                 raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
         except REFUSALS as error:
             raise refusal(error) from error
-        if self._context.config.sync_flush:
-            await self._context.flusher.flush_now()
+        await self._intake.settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def _check_time(self, request: RemotingCommand, record: MessageRecord) -> None:
@@ -92,7 +107,7 @@ class EndTransactionProcessor:
         quiet = immunity(record.properties)
         if quiet is None or optional_bool(request.ext, "fromTransactionCheck"):
             return
-        if self._context.clock.now_ms() - record.born_timestamp > quiet:
+        if self._clock.now_ms() - record.born_timestamp > quiet:
             raise BrokerError(
                 ResponseCode.ILLEGAL_OPERATION, "the time to end the transaction is over, wait for a check"
             )
@@ -101,26 +116,23 @@ class EndTransactionProcessor:
         """With its mark, or not at all: a crash must not leave it to be committed once more."""
         properties = record.properties
         topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
-        self._context.find_topic(topic)
+        self._topics.require(topic)
         if not queue.isdigit():
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the prepared message names no queue: {queue!r}")
-        message = Outgoing(
-            topic,
-            int(queue),
-            record.body,
-            record.properties_raw,
-            record.flag,
-            record.sys_flag & ~TRANSACTION_BITS | TRANSACTION_COMMIT,
-            record.born_timestamp,
-            parse_host(record.born_host),
-            record.reconsume_times,
-            properties.get("TAGS"),
-            properties.get("KEYS"),
-            properties.get("UNIQ_KEY"),
-            record.physical_offset,
-            mark,
+        message = NewMessage(
+            topic=topic,
+            queue_id=int(queue),
+            body=record.body,
+            properties=record.properties_raw,
+            flag=record.flag,
+            sys_flag=record.sys_flag & ~TRANSACTION_BITS | TRANSACTION_COMMIT,
+            born_timestamp=record.born_timestamp,
+            born_host=parse_host(record.born_host),
+            reconsume_times=record.reconsume_times,
+            prepared_transaction_offset=record.physical_offset,
+            beside=mark,
         )
-        self._sender.put(message, properties.get("DELAY"), properties)
+        self._intake.put(message, properties)
 
 
 def _physical_offset(msg_id: str) -> int:

@@ -6,10 +6,13 @@ handle:  base64url of "v1 <topic> <broker> <time of delivery + 1> <unique key>"
 import base64
 import binascii
 
-from broker.broker_context import BrokerContext
+from broker.config import BrokerConfig
+from broker.intake.intake import Intake
+from broker.intake.message import NewMessage
 from broker.intake.receipts import REGION
-from broker.requests.send_message import Outgoing, SendMessageProcessor
+from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.timer_message import DELIVER_MS, RECALL_KEY, recall_key
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.properties import properties_to_bytes
@@ -22,8 +25,8 @@ _BODY = b"0"
 
 
 class RecallMessageProcessor:
-    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
-        self._context, self._sender = context, sender
+    def __init__(self, intake: Intake, config: BrokerConfig, clock: Clock, *, topics: TopicConfigManager) -> None:
+        self._intake, self._config, self._clock, self._topics = intake, config, clock, topics
 
     async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Whatever comes of it, the region beside it makes a stock client tell its trace of it."""
@@ -35,20 +38,23 @@ class RecallMessageProcessor:
 
     async def _recall(self, connection: Connection, request: RemotingCommand) -> str:
         """The id of the message that was recalled."""
-        context, topic = self._context, require_str(request.ext, "topic")
-        if not context.config.recall_message_enable:
+        topic = require_str(request.ext, "topic")
+        if not self._config.recall_message_enable:
             raise BrokerError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
-        self._sender.check_writable()
-        context.find_topic(topic)
+        self._intake.check_open()
+        self._topics.require(topic)
         when, unique = self._read(topic, request.ext.get("recallHandle", ""))
         properties = {DELIVER_MS: str(when), RECALL_KEY: recall_key(topic, unique)}
-        now = context.clock.now_ms()
-        message = Outgoing(
-            topic, 0, _BODY, properties_to_bytes(properties), 0, 0, now, connection.remote, 0, None, None, None
+        message = NewMessage(
+            topic=topic,
+            queue_id=0,
+            body=_BODY,
+            properties=properties_to_bytes(properties),
+            born_timestamp=self._clock.now_ms(),
+            born_host=connection.remote,
         )
-        self._sender.put(message, None, properties)
-        if context.config.sync_flush:
-            await context.flusher.flush_now()
+        self._intake.put(message, properties)
+        await self._intake.settled()
         return unique
 
     def _read(self, topic: str, handle: str) -> tuple[int, str]:
@@ -61,10 +67,10 @@ class RecallMessageProcessor:
             raise _illegal("recall handle is invalid") from error
         if version != _VERSION or not unique:
             raise _illegal("recall handle is invalid")
-        if its_topic != topic or broker != self._context.config.broker_name:
+        if its_topic != topic or broker != self._config.broker_name:
             raise _illegal("recall failed, topic or broker does not match the handle")
-        left = when - self._context.clock.now_ms()
-        if not 0 < left <= self._context.config.timer_max_delay_sec * 1000:
+        left = when - self._clock.now_ms()
+        if not 0 < left <= self._config.timer_max_delay_sec * 1000:
             raise _illegal("recall failed, timestamp invalid")
         return when, unique
 

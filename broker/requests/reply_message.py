@@ -2,9 +2,12 @@
 
 import logging
 
-from broker.broker_context import BrokerContext
+from broker.clients.client_manager import ClientManager
+from broker.config import BrokerConfig
+from broker.intake.intake import Intake
+from broker.intake.message import NewMessage
 from broker.intake.property_text import properties_of
-from broker.requests.send_message import Outgoing, SendMessageProcessor
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError, UnknownOutcome
 from neve.record.properties import properties_to_bytes, text_to_properties
@@ -18,17 +21,20 @@ _PUSH_SECONDS = 10.0
 
 
 class ReplyMessageProcessor:
-    def __init__(self, context: BrokerContext, sender: SendMessageProcessor) -> None:
-        self._context, self._sender = context, sender
+    def __init__(
+        self, intake: Intake, clients: ClientManager, config: BrokerConfig, clock: Clock, *, address: tuple[str, int]
+    ) -> None:
+        self._intake, self._clients, self._config, self._clock = intake, clients, config, clock
+        self._address = address
 
     async def reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = parse_send_header(request.code, request.ext)
-        self._sender.check_writable()
-        await self._sender.check_saved_topic(header, request)
+        self._intake.check_open()
+        await self._intake.check_saved_topic(header, len(request.body))
         properties = text_to_properties(properties_of(header))
         fault = await self._push(connection, request, header, properties)
         ext = {"msgId": "0", "queueId": str(header.queue_id), "queueOffset": "0"}
-        if self._context.config.store_reply_message_enable:
+        if self._config.store_reply_message_enable:
             ext |= self._store(connection, request, header, properties)
         code = ResponseCode.SUCCESS if fault is None else ResponseCode.SYSTEM_ERROR
         return RemotingCommand.response(request, code, fault, ext=ext)
@@ -37,14 +43,13 @@ class ReplyMessageProcessor:
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, properties: dict[str, str]
     ) -> str | None:
         """None: the client has it; else why not."""
-        context = self._context
         client = properties.get("REPLY_TO_CLIENT")
         if not client:
             return "REPLY_TO_CLIENT is null, can not reply message"
-        channel = context.clients.find_producer(client)
+        channel = self._clients.find_producer(client)
         if channel is None:
             return f"push reply message fail, channel of <{client}> not found."
-        now = context.clock.now_ms()
+        now = self._clock.now_ms()
         text = properties_to_bytes({**properties, "PUSH_REPLY_TIME": str(now)}).decode("utf-8", "surrogatepass")
         host, port = connection.remote
         ext = {
@@ -60,7 +65,7 @@ class ReplyMessageProcessor:
             "reconsumeTimes": str(header.reconsume_times or 0),
             "unitMode": str(bool(header.unit_mode)).lower(),
             "bornHost": f"{host}:{port}",
-            "storeHost": "{}:{}".format(*context.address),
+            "storeHost": "{}:{}".format(*self._address),
             "storeTimestamp": str(now),
         }
         push = RemotingCommand(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext=ext, body=request.body)
@@ -73,22 +78,19 @@ class ReplyMessageProcessor:
     def _store(
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, properties: dict[str, str]
     ) -> dict[str, str]:
-        message = Outgoing(
-            header.topic,
-            header.queue_id,
-            request.body,
-            properties_to_bytes(properties),
-            header.flag,
-            header.sys_flag,
-            header.born_timestamp,
-            connection.remote,
-            header.reconsume_times or 0,
-            properties.get("TAGS"),
-            properties.get("KEYS"),
-            properties.get("UNIQ_KEY"),
+        message = NewMessage(
+            topic=header.topic,
+            queue_id=header.queue_id,
+            body=request.body,
+            properties=properties_to_bytes(properties),
+            flag=header.flag,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            born_host=connection.remote,
+            reconsume_times=header.reconsume_times or 0,
         )
         try:
-            stored = self._sender.put(message, None)
+            stored = self._intake.put_now(message, properties)
         except BrokerError as error:
             # The answer tells of the push alone.
             log.warning("a reply to %s can't be kept: %s", properties.get("REPLY_TO_CLIENT"), error)

@@ -266,7 +266,7 @@ def _register_metrics(controller: BrokerController) -> None:
     context = controller.context
     counter("messages_in_total", "messages stored", controller.totals.put)
     counter("messages_out_total", "messages read", controller.totals.got)
-    counter("bytes_in_total", "bytes stored", lambda: controller.sender.bytes)
+    counter("bytes_in_total", "bytes stored", lambda: controller.intake.bytes)
     counter("bytes_out_total", "bytes read", lambda: context.stats.bytes_out)
     counter("pop_revives_total", "popped messages that came back", lambda: controller.revive.revived)
     gauge("pop_revives_waiting", "messages to come back that wait for the archive", lambda: controller.revive.waiting)

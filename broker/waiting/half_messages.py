@@ -18,18 +18,21 @@ else is stored before the mark then, for the next start would not see it any mor
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
 from broker.intake.message import NewMessage
+from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from infra.clock import Clock
 from neve.record.codec import MessageRecord, decode_record, iter_records
 from neve.record.layout import TRANSACTION_COMMIT
-from neve.record.properties import tags_code
+from neve.record.properties import PROPERTY_TRANSACTION_PREPARED, PROPERTY_UNIQUE_KEY, tags_code
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC
 
 log = logging.getLogger(__name__)
@@ -62,6 +65,8 @@ class Half:
 
 
 class HalfMessages:
+    asked_by = frozenset((PROPERTY_TRANSACTION_PREPARED,))
+
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
         self._store, self._writer, self._clock = store, writer, clock
         self._pending: OrderedDict[int, Half] = OrderedDict()
@@ -94,7 +99,24 @@ class HalfMessages:
 
     # ---- changes -----------------------------------------------------------------------------------------------
 
-    def added(self, stored: PutResult, properties: dict[str, str]) -> None:
+    def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, None]:
+        """Out of sight until its transaction is committed; what the target would do with it is done then."""
+        raw = ended_bytes(message.properties) + target_pairs(message.topic, message.queue_id)
+        raw += f"__transactionId__\x01{properties[PROPERTY_UNIQUE_KEY]}\x02".encode("utf-8", "surrogatepass")
+        half = msgspec.structs.replace(
+            message,
+            topic=HALF_TOPIC,
+            queue_id=0,
+            properties=raw,
+            sys_flag=message.sys_flag & ~TRANSACTION_BITS,
+            tags_code=0,
+            keys="",
+        )
+        stored = self._writer.put(half)
+        self.added(stored, properties)
+        return stored, None
+
+    def added(self, stored: PutResult, properties: Mapping[str, str]) -> None:
         op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
         self._pending[stored.queue_offset] = Half(
             stored.queue_offset, stored.physical_offset, stored.store_timestamp, immunity(properties), op_from
@@ -281,7 +303,7 @@ class HalfMessages:
             offset = got.next_offset
 
 
-def immunity(properties: dict[str, str]) -> int | None:
+def immunity(properties: Mapping[str, str]) -> int | None:
     """Milliseconds in which a producer doesn't want to be asked; what is no number of seconds is no wish."""
     text = properties.get(_IMMUNITY, "")
     return int(text) * 1000 if _SECONDS.fullmatch(text) else None

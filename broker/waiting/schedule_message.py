@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
+from broker.intake.message import NewMessage
+from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.errors import StoreFull, StoreNotWritable
-from broker.store.message_store import MessageStore
+from broker.store.message_store import MessageStore, PutResult
 from broker.tables.state_file import StateFile, SyncLog
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import Clock
@@ -21,7 +25,7 @@ from infra.config import ConfigError
 from infra.disk import Disk
 from infra.supervisor import Faults
 from neve.record.codec import MessageRecord, iter_records
-from neve.record.properties import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
+from neve.record.properties import PROPERTY_DELAY, PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
 from neve.remoting.names import SCHEDULE_TOPIC
 
 log = logging.getLogger(__name__)
@@ -29,6 +33,8 @@ log = logging.getLogger(__name__)
 _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BATCH = 32
 _BATCH_BYTES = 1 << 20
+# Python refuses to read numbers of thousands of digits; nobody has so many levels.
+_LEVEL_DIGITS = 9
 
 
 def parse_levels(text: str) -> list[int]:
@@ -45,6 +51,8 @@ def parse_levels(text: str) -> list[int]:
 
 
 class ScheduleMessage:
+    asked_by = frozenset((PROPERTY_DELAY,))
+
     def __init__(  # noqa: PLR0917
         self,
         store: MessageStore,
@@ -76,6 +84,20 @@ class ScheduleMessage:
     @property
     def max_level(self) -> int:
         return len(self._levels)
+
+    def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, None] | None:
+        """To wait for its level's time. None: it has no level."""
+        level = _level(properties.get(PROPERTY_DELAY), self.max_level)
+        if not level:
+            return None
+        parked = msgspec.structs.replace(
+            message,
+            topic=SCHEDULE_TOPIC,
+            queue_id=level - 1,
+            properties=ended_bytes(message.properties) + target_pairs(message.topic, message.queue_id),
+            tags_code=self.deliver_time(level, self._clock.now_ms()),
+        )
+        return self._writer.put(parked), None
 
     def deliver_time(self, level: int, store_ms: int) -> int:
         return store_ms + self._levels[level - 1]
@@ -198,3 +220,11 @@ class ScheduleMessage:
                     position = record.physical_offset
                     lowest = position if lowest is None else min(lowest, position)
         return lowest
+
+
+def _level(delay: str | None, maximum: int) -> int:
+    """A level above the highest is the highest; what is no number is no delay."""
+    if delay is None or not delay.isascii() or not delay.isdigit():
+        return 0
+    digits = delay.lstrip("0")
+    return min(int(digits[:_LEVEL_DIGITS] or "0"), maximum)

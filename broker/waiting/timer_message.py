@@ -20,9 +20,12 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from broker.config import BrokerConfig
 from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
 from broker.intake.message import NewMessage
+from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.config import code_of_tags
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
@@ -59,6 +62,8 @@ def code_of_entry(record: MessageRecord) -> int:
 
 
 class TimerMessages:
+    asked_by = frozenset(TIMER_PROPERTIES)
+
     def __init__(  # noqa: PLR0917
         self,
         store: MessageStore,
@@ -85,6 +90,30 @@ class TimerMessages:
         return len(self._waiting)
 
     # ---- a message comes ---------------------------------------------------------------------------------------
+
+    def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, int] | None:
+        """To wait for the moment that it names; or a recall of such a message, due at the same time. None: it has none.
+
+        Raises BrokerError for a time that can't be had.
+        """
+        when = self.time_of(properties)
+        if when is None:
+            return None
+        recall, topic = properties.get(RECALL_KEY), message.topic
+        if recall is not None and not recall.startswith(recall_key(topic, "")):
+            raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal: {RECALL_KEY} of another topic")
+        parked = msgspec.structs.replace(
+            message,
+            topic=WHEEL_TIMER_TOPIC,
+            queue_id=_MESSAGES,
+            properties=ended_bytes(message.properties)
+            + _out_at_the_end(str(when))
+            + target_pairs(topic, message.queue_id),
+            tags_code=-when if recall else when,
+        )
+        stored = self._writer.put(parked)
+        self.added(when, stored, recall)
+        return stored, when
 
     def time_of(self, properties: Mapping[str, str]) -> int | None:
         """When to deliver; None: at once. Raises BrokerError for a time that can't be had."""

@@ -23,7 +23,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.requests.send_message import SPECIAL_PROPERTIES
+from broker.intake.intake import TELLS_ELSEWHERE
+from broker.waiting.half_messages import HalfMessages
+from broker.waiting.schedule_message import ScheduleMessage
+from broker.waiting.timer_message import TimerMessages
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, open_connection
@@ -190,7 +193,8 @@ def _paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def properties() -> Iterator[str]:
-    for name in sorted({*SPECIAL_PROPERTIES, "UNIQ_KEY", "TAGS", "KEYS", "WAIT", "REAL_TOPIC", "REAL_QID", "PGROUP"}):
+    special = TELLS_ELSEWHERE.union(*(room.asked_by for room in (HalfMessages, ScheduleMessage, TimerMessages)))
+    for name in sorted({*special, "UNIQ_KEY", "TAGS", "KEYS", "WAIT", "REAL_TOPIC", "REAL_QID", "PGROUP"}):
         yield from (f"{name}\x01{value}\x02TAGS\x01a\x02" for value in HOSTILE)
 
 

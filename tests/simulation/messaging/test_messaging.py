@@ -7,20 +7,20 @@ import errno
 import functools
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from broker.intake.flusher import Flusher
-from broker.requests.send_back import SendBackProcessor
+from broker.intake.intake import Intake
+from broker.intake.message import NewMessage
 from broker.tables.state_file import StateFile
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
 from infra.supervisor import Supervisor
-from neve.record.codec import MessageRecord
-from neve.remoting.names import DLQ_PREFIX
+from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import run
 from tests.simulation.messaging import clients
@@ -135,13 +135,13 @@ def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_message_that_was_sent_back_and_forgotten_is_found(
     monkeypatch: pytest.MonkeyPatch, is_dead: bool, told: str
 ) -> None:
-    put_again = SendBackProcessor._put_again
+    door, prefix = ("put_now", DLQ_PREFIX) if is_dead else ("put", RETRY_PREFIX)
+    put = getattr(Intake, door)
 
-    def forget(self: SendBackProcessor, record: MessageRecord, topic: str, *rest: Any) -> None:
-        if topic.startswith(DLQ_PREFIX) != is_dead:
-            put_again(self, record, topic, *rest)
+    def forget(self: Intake, message: NewMessage, properties: Mapping[str, str]) -> Any:
+        return None if message.topic.startswith(prefix) else put(self, message, properties)
 
-    monkeypatch.setattr(SendBackProcessor, "_put_again", forget)
+    monkeypatch.setattr(Intake, door, forget)
     assert f"was sent back, {told}" in _first_violation(range(5), SendsBack, steps=40)
 
 
