@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from broker.intake.message import NewMessage
 from broker.store.appender import Place, Send
-from broker.store.consume_queue import ConsumeQueue
 from broker.store.message_store import MessageStore, PutResult
 from neve.record.codec import MessageRecord, parse_host
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
@@ -33,6 +32,7 @@ class LogWriter:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+        self.queue_of = store.queue_for  # the queue of a put, made for its first; raises StoreError
 
     def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[Place]:
         """Sends of one host, in their order; fewer places than sends: the next one can't be stored."""
@@ -100,7 +100,3 @@ class LogWriter:
             message.keys, message.flag, message.sys_flag, message.born_timestamp, message.reconsume_times,
             message.prepared_transaction_offset,
         )  # fmt: skip
-
-    def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue in the store, made for its first message."""
-        return self._store.queue_for(topic, queue_id)
