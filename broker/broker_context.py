@@ -85,10 +85,6 @@ class BrokerContext:
     def require(self, connection: Connection, command: RemotingCommand) -> None:
         self.guard.require(connection, command)
 
-    def any_queue(self, queue_nums: int) -> int:
-        """A queue for who doesn't care: each in its turn."""
-        return next(self.turn) % max(queue_nums, 1)
-
     def watch(self, connection: Connection) -> None:
         """Forget the connection's clients and waiting pulls when it is gone."""
         if "watched" not in connection.state:
