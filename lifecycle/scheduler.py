@@ -16,7 +16,7 @@ from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.journal import NewerFormat
-from tiered.journal.writer import Fenced
+from tiered.journal.errors import Fenced
 
 _log = logging.getLogger(__name__)
 #: What a store, a clock or another owner does to a job: an operator needs no traceback for it.

@@ -20,7 +20,7 @@ from lifecycle.safe_clock import SafeClock
 from lifecycle.scheduler import JobScheduler
 from neve.archive.journal import NewerFormat
 from neve.archive.state import StateTooLarge
-from tiered.journal.writer import Fenced
+from tiered.journal.errors import Fenced
 from tiered.worker.client import WorkerClient
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from lifecycle.state_keeper import StateKeeper
 from neve.archive.journal import MalformedEntry, NewerFormat
 from neve.archive.keys import NameTooLong
 from neve.archive.state import StateTooLarge
-from tiered.journal.writer import ArchiveRefused, Fenced, GoOnFrom, JournalWriter
+from tiered.journal.errors import ArchiveRefused, Fenced
+from tiered.journal.writer import GoOnFrom, JournalWriter
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
 

@@ -12,7 +12,8 @@ from infra.object_store.protocol import ObjectStoreError
 from neve.archive.journal import Topic
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
-from tiered.journal.writer import Fenced, JournalWriter
+from tiered.journal.errors import Fenced
+from tiered.journal.writer import JournalWriter
 
 
 class Tombstones(Protocol):

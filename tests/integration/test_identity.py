@@ -39,7 +39,7 @@ from tests.server_process import (
 )
 from tests.servers.neve import NEVE
 from tests.waiting import wait_until
-from tiered.journal.writer import StoreFormat
+from tiered.journal.store_format import StoreFormat
 
 
 def log_files(directory: Path) -> list[Path]:

@@ -28,7 +28,7 @@ from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.model import Bucket, Message, Model
 from tests.simulation.process import BROKER, Killed, Process, in_line, outside, queues_of
 from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker, Row
-from tiered.journal.writer import Fenced
+from tiered.journal.errors import Fenced
 from tiered.write import segment_writer
 
 TOPICS = ("orders", "payments", "%RETRY%group", "käse|1")

@@ -114,6 +114,14 @@ class LocalJournal:
         self._disk.write_atomic(self._mirror_path, b"".join(_frame(seq, entry) for seq, entry in kept))
 
 
+def renamed(before: str, now: str) -> str:
+    """Why the data directory of one broker is refused to another."""
+    return (
+        f"the data directory has the archive of broker {before}, this is {now}: name it {before} again, or "
+        "use another data directory"
+    )
+
+
 def _of(broker: str, entry: AnyEntry) -> AnyEntry:
     if isinstance(entry, Epoch) and entry.broker not in {"", broker}:
         raise OtherBroker(entry.broker)

@@ -24,7 +24,7 @@ from neve.archive.state import KIND as STATE
 from neve.archive.state import BrokerState, decode_state, encode_state
 from neve.record.codec import iter_records
 from tests.unit.archive.test_format_page import PAGE, names, table
-from tiered.journal.writer import StoreFormat
+from tiered.journal.store_format import StoreFormat
 
 ENTRIES = {kind.__struct_config__.tag: kind for kind in get_args(AnyEntry)}
 GOLDEN: dict[str, tuple[Any, bytes]] = {

@@ -14,7 +14,8 @@ from neve.archive.follow import read_catalog
 from neve.archive.journal import Checkpoint, Deleted, decode_entry
 from neve.archive.keys import journal_key
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal.writer import ArchiveRefused, Fenced, JournalWriter
+from tiered.journal.errors import ArchiveRefused, Fenced
+from tiered.journal.writer import JournalWriter
 
 
 @pytest.fixture

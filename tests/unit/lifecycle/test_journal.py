@@ -15,7 +15,8 @@ from infra.object_store.protocol import ProbeFailed, PutOutcome, StoreUnavailabl
 from neve.archive import keys
 from neve.archive.journal import Abort, Deleted, NewerFormat, decode_entry
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal.writer import ArchiveRefused, Fenced, JournalWriter, NotAttached
+from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
+from tiered.journal.writer import JournalWriter
 
 
 def test_attach_takes_an_epoch_each_time(rig: Rig) -> None:
@@ -99,7 +100,7 @@ def test_other_store_is_refused(rig: Rig) -> None:
 @pytest.mark.parametrize("entries", [2, 256])
 def test_a_data_directory_under_another_brokers_name_is_refused(rig: Rig, entries: int) -> None:
     """In its first epoch too, whether its local copy begins with a checkpoint or with entry 0."""
-    rig.journal._checkpoint_entries = entries
+    rig.journal._checkpoints.period = entries
     rig.hot.put("t", count=3)
     rig.offload()
     rig.lifecycle.checkpoint.run()

@@ -18,7 +18,7 @@ from neve.archive.keys import state_key
 from neve.archive.sealed import seal
 from neve.archive.state import BrokerState, StateTooLarge, encode_state, read_slots, read_state
 from tests.unit.lifecycle.fakes import Rig
-from tiered.journal.writer import Fenced
+from tiered.journal.errors import Fenced
 
 
 def at(offset: int) -> BrokerState:

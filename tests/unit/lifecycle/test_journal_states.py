@@ -1,0 +1,76 @@
+"""What a journal writer is now: each cell of its table is decided, and the writer goes by it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from infra.object_store.protocol import StoreUnavailable
+from neve.archive.journal import Topic
+from tests.unit.lifecycle.fakes import Rig
+from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
+from tiered.journal.state import TRANSITIONS, Event, JournalState, OutOfOrder, State
+
+DOWN = StoreUnavailable("503")
+
+
+@pytest.mark.parametrize(("state", "event"), itertools.product(State, Event))
+def test_each_pair_of_state_and_event_is_decided(state: State, event: Event) -> None:
+    following = TRANSITIONS[state][event]
+    journal = JournalState()
+    journal.now = state
+    if following is None:
+        with pytest.raises(OutOfOrder, match=f"{event.name} of a journal that is {state.name}"):
+            journal.happens(event)
+    else:
+        journal.happens(event)
+    assert journal.now is (following or state)
+
+
+def test_nothing_leads_out_of_a_fence_or_a_refusal() -> None:
+    assert [state for state, row in TRANSITIONS.items() if not any(row.values())] == [State.FENCED, State.REFUSED]
+    reached = {following for row in TRANSITIONS.values() for following in row.values() if following is not None}
+    assert reached | {State.NEW} == set(State)
+
+
+def test_a_writer_that_is_superseded_is_fenced_for_good(rig: Rig, tmp_path: Path) -> None:
+    states = [rig.new_journal(tmp_path / "none").state, rig.journal.state]
+    again = rig.new_journal()
+    again.attach(rig.hot.tail)
+    with pytest.raises(Fenced):
+        rig.journal.follow()
+    states += [again.state, rig.journal.state]
+    assert states == [State.NEW, State.ONLINE, State.ONLINE, State.FENCED]
+    for act in (rig.journal.ensure_online, rig.journal.renew_epoch, lambda: rig.journal.append(Topic(topic="a"))):
+        with pytest.raises(Fenced):
+            act()
+
+
+def test_a_writer_whose_store_is_away_at_the_start_is_offline_until_it_answers(rig: Rig) -> None:
+    journal = rig.new_journal()
+    rig.store.fail("get", DOWN)
+    assert not journal.attach(rig.hot.tail).online
+    states = [journal.state]
+    with pytest.raises(NotAttached):
+        journal.append(Topic(topic="a"))
+    journal.ensure_online()
+    states.append(journal.state)
+    assert states == [State.OFFLINE, State.ONLINE]
+
+
+def test_a_writer_of_another_log_is_refused_and_may_not_be_asked_again(rig: Rig, tmp_path: Path) -> None:
+    other = rig.new_journal(tmp_path / "other", "another log")
+    with pytest.raises(ArchiveRefused):
+        other.attach(0)
+    assert other.state is State.REFUSED
+    with pytest.raises(OutOfOrder):
+        other.attach(0)
+
+
+def test_a_restore_takes_over_whoever_had_it(rig: Rig, tmp_path: Path) -> None:
+    other = rig.new_journal(tmp_path / "other", "another log")
+    seen: list[State] = []
+    other.attach_restoring(lambda: seen.append(other.state), take_over=True)
+    assert [*seen, other.state] == [State.RESTORING, State.ONLINE]

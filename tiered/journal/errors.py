@@ -1,0 +1,17 @@
+"""What a journal refuses, and why."""
+
+from __future__ import annotations
+
+from infra.object_store.protocol import StoreUnavailable
+
+
+class Fenced(Exception):
+    """Another process owns this archive now: no more archiving, deleting or unlinking here."""
+
+
+class ArchiveRefused(Exception):
+    """The archive in this place is not this broker's; the message says what to do."""
+
+
+class NotAttached(StoreUnavailable):
+    """The store has not answered since the start, so this process has no EPOCH yet."""

@@ -1,0 +1,79 @@
+"""What this data directory knows of its archive, whatever the store says: its owner, and how far it has named.
+
+Kept in `identity.msgpack` (`local_journal`), synced before what it tells of can stand in the store.
+"""
+
+from __future__ import annotations
+
+from neve.archive.catalog import Catalog
+from neve.archive.journal import FORMAT_VERSION, Expire, Intent
+from tiered.journal.errors import ArchiveRefused
+from tiered.journal.local_journal import Identity, LocalJournal, renamed
+from tiered.journal.named_topics import NamedTopics
+
+
+class KnownArchive:
+    """By the local identity: the epoch that the last start wanted, and the highest that stood in the store (`heard`).
+
+    A store that has not heard of the latter, or of the one before the former, is another store.
+    """
+
+    def __init__(self, local: LocalJournal, catalog: Catalog, broker: str, log_uuid: str) -> None:
+        self._local, self._catalog, self.broker, self.log_uuid = local, catalog, broker, log_uuid
+        self.named = NamedTopics(catalog)
+        self.high = 0  # the highest CommitLog offset of any INTENT
+        self.heard = 0
+        self.offline_from: int | None = None  # the log's end when a start first had to do without the store
+        self._wanted = 0
+
+    def load(self) -> Identity | None:
+        """None: this directory never had an archive. Raises ArchiveRefused where it is another broker's."""
+        identity = self._local.read_identity()
+        if identity is None:
+            return None
+        if identity.broker not in {"", self.broker}:
+            raise ArchiveRefused(renamed(identity.broker, self.broker))
+        self._wanted, self.heard = identity.epoch, identity.heard
+        self.high, self.offline_from = identity.high, identity.offline_from
+        self.named.load(identity.named)
+        return identity
+
+    @property
+    def least_epoch(self) -> int:
+        """The store that holds this archive has at least this one."""
+        return max(self._wanted - 1, self.heard)
+
+    def goes_offline_at(self, log_end: int) -> None:
+        """What is appended from here on may collide with what an archive out of reach names: checked later."""
+        self.offline_from = log_end if self.offline_from is None else min(log_end, self.offline_from)
+
+    def remember(self, entry: Intent | Expire, plan: int | None) -> None:
+        """What an entry is about to name. Raises StalePlan."""
+        self.named.remember(entry, plan)
+        if isinstance(entry, Intent):
+            self.high = max(self.high, *(name.end for name in entry.names), 0)
+
+    def may_have_given_again(self, log_end: int | None) -> bool:
+        """Whether offsets that we gave without the store are among those that the archive names and we never knew.
+
+        A log that ends below all of them goes on above (`log_end`: at a start); one that has grown past them can't be
+        told apart.
+        """
+        end = self._catalog.intent_end
+        is_news = self.offline_from is not None and end > max(self.high, self.offline_from)
+        return is_news and (log_end is None or log_end >= end)
+
+    def save(self, epoch: int) -> None:
+        """Durable when this returns."""
+        self.high = max(self.high, self._catalog.intent_end)
+        identity = Identity(
+            FORMAT_VERSION,
+            self.log_uuid,
+            epoch,
+            self.high,
+            self.named.everything(),
+            self.offline_from,
+            self.broker,
+            self.heard,
+        )
+        self._local.write_identity(identity)

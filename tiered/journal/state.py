@@ -1,0 +1,77 @@
+"""What a broker's journal writer is now, as a table: states, events, and which follows which. Nothing else decides it.
+
+    NEW        made; nothing has been asked of the store
+    ATTACHING  whose archive it is is being settled, before the first send
+    RESTORING  an archive is being taken over into an empty data directory
+    OFFLINE    attached by the local copy alone: the store has not answered since the start, so there is no EPOCH
+    ONLINE     the EPOCH that stands last is ours: entries may be appended, objects deleted
+    FENCED     another process has taken the archive over: nothing is archived, deleted or evicted here again
+    REFUSED    this archive is not this broker's; the start ends
+
+A store that is away changes nothing after the start: who asked is told, and asks again. A pair that the table marks
+None is a fault of this program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+
+class State(Enum):
+    """See above."""
+
+    NEW = auto()
+    ATTACHING = auto()
+    RESTORING = auto()
+    OFFLINE = auto()
+    ONLINE = auto()
+    FENCED = auto()
+    REFUSED = auto()
+
+
+class Event(Enum):
+    """What happens to a journal."""
+
+    ATTACH = auto()
+    RESTORE = auto()
+    EPOCH_WON = auto()
+    NO_ANSWER = auto()  # of the store, at the start
+    SUPERSEDED = auto()
+    REFUSED = auto()
+
+
+def _row(**cells: State) -> Mapping[Event, State | None]:
+    row: dict[Event, State | None] = dict.fromkeys(Event)
+    row.update({Event[name.upper()]: state for name, state in cells.items()})
+    return row
+
+
+TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
+    State.NEW: _row(attach=State.ATTACHING, restore=State.RESTORING),
+    State.ATTACHING: _row(epoch_won=State.ONLINE, no_answer=State.OFFLINE, refused=State.REFUSED),
+    State.RESTORING: _row(epoch_won=State.ONLINE, refused=State.REFUSED),
+    # A job that comes again meets the same refusal: the store may be set right meanwhile.
+    State.OFFLINE: _row(epoch_won=State.ONLINE, refused=State.OFFLINE),
+    # A further EPOCH of our own; what speaks against one then leaves the one that stands.
+    State.ONLINE: _row(epoch_won=State.ONLINE, superseded=State.FENCED, refused=State.ONLINE),
+    State.FENCED: _row(),
+    State.REFUSED: _row(),
+}
+
+
+class OutOfOrder(AssertionError):
+    """The journal was asked for what its state does not know: a fault of this program."""
+
+
+class JournalState:
+    """The one state of a journal writer."""
+
+    def __init__(self) -> None:
+        self.now = State.NEW
+
+    def happens(self, event: Event) -> None:
+        following = TRANSITIONS[self.now][event]
+        if following is None:
+            raise OutOfOrder(f"{event.name} of a journal that is {self.now.name}")
+        self.now = following
