@@ -84,10 +84,3 @@ class BrokerContext:
 
     def require(self, connection: Connection, command: RemotingCommand) -> None:
         self.guard.require(connection, command)
-
-    def watch(self, connection: Connection) -> None:
-        """Forget the connection's clients and waiting pulls when it is gone."""
-        if "watched" not in connection.state:
-            connection.state["watched"] = True
-            self.clients.watch(connection)
-            connection.on_close(self.hold.connection_closed)

@@ -34,6 +34,8 @@ from broker.life import BrokerLife
 from broker.pop.assignment import RequestModes
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook, revive_log
+from broker.pop.pop_consumer_service import PopConsumerService
+from broker.pop.pop_retry_topics import PopRetryTopics
 from broker.pop.revive import PopRevive
 from broker.reading.pull_request_hold import PullRequestHold
 from broker.reading.tiered_store import TieredStore
@@ -46,8 +48,10 @@ from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
 from broker.requests.end_transaction import EndTransactionProcessor
 from broker.requests.lock_batch import LockBatchProcessor
+from broker.requests.peek_message import PeekMessageProcessor
 from broker.requests.pop_ack import PopAckProcessor
 from broker.requests.pop_message import PopMessageProcessor
+from broker.requests.pop_request import PopChecks
 from broker.requests.pull_message import PullMessageProcessor
 from broker.requests.query_assignment import QueryAssignmentProcessor
 from broker.requests.query_message import QueryMessageProcessor
@@ -141,7 +145,30 @@ class BrokerController:
         self.address = (self._own_host(), config.listen_port)
         self.context = self._make_context()
         context = self.context
-        self.revive = PopRevive(context, context.writer, self._supervisor.spawn)
+        self.pop_service = PopConsumerService(
+            clock,
+            config.broker_name,
+            tiered=context.tiered,
+            pops=context.pops,
+            offsets=context.offsets,
+            retry_names=context.retry_names,
+            polling=context.polling,
+            on_handed_out=context.stats.got,
+        )
+        self.revive = PopRevive(
+            clock,
+            self.life,
+            self.faults,
+            self._supervisor.spawn,
+            tiered=context.tiered,
+            pops=context.pops,
+            polling=context.polling,
+            topics=context.topics,
+            groups=context.groups,
+            retries=PopRetryTopics(
+                context.writer, context.retry_names, context.topics, self.registration.soon, self.address
+            ),
+        )
         self.intake = Intake(
             config,
             clock,
@@ -197,6 +224,15 @@ class BrokerController:
     def _make_processors(self) -> Processors:
         config, clock, context, intake = self.config, self._clock, self.context, self.intake
         topics, groups, offsets, clients = context.topics, context.groups, context.offsets, context.clients
+        pop_checks = PopChecks(
+            config,
+            clock,
+            self.life,
+            topics=topics,
+            groups=groups,
+            retry_names=context.retry_names,
+            service=self.pop_service,
+        )
         return Processors(
             sender=SendMessageProcessor(
                 intake,
@@ -211,7 +247,18 @@ class BrokerController:
             express=ExpressSend(
                 intake, context.writer, config, clock, topics=topics, stats=context.stats, address=self.address
             ),
-            puller=PullMessageProcessor(context),
+            puller=PullMessageProcessor(
+                config,
+                clock,
+                tiered=context.tiered,
+                hold=context.hold,
+                topics=topics,
+                groups=groups,
+                clients=clients,
+                offsets=offsets,
+                stats=context.stats,
+                guard=self.guard,
+            ),
             clients=ClientManageProcessor(
                 config, clock, clients=clients, topics=topics, groups=groups, registration=self.registration
             ),
@@ -220,8 +267,28 @@ class BrokerController:
             ),
             ranges=QueueRangeProcessor(context.tiered),
             locks=LockBatchProcessor(config.broker_name, context.locks, topics=topics, groups=groups),
-            popper=PopMessageProcessor(context),
-            pop_acks=PopAckProcessor(context),
+            popper=PopMessageProcessor(
+                config,
+                clock,
+                self.life,
+                checks=pop_checks,
+                service=self.pop_service,
+                polling=context.polling,
+                guard=self.guard,
+            ),
+            peeker=PeekMessageProcessor(
+                config,
+                clock,
+                self.life,
+                topics=topics,
+                checks=pop_checks,
+                service=self.pop_service,
+                polling=context.polling,
+                guard=self.guard,
+            ),
+            pop_acks=PopAckProcessor(
+                clock, topics=topics, tiered=context.tiered, pops=context.pops, polling=context.polling
+            ),
             assignment=QueryAssignmentProcessor(
                 config.broker_name,
                 modes=context.modes,
@@ -230,7 +297,7 @@ class BrokerController:
                 clients=clients,
                 name_servers=self.name_servers,
             ),
-            query=QueryMessageProcessor(context),
+            query=QueryMessageProcessor(clock, context.tiered, context.store),
             transactions=EndTransactionProcessor(
                 intake,
                 context.transactions,

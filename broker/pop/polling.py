@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from neve.remoting.names import RETRY_V1, RETRY_V2, real_topic
+
 ANY_QUEUE = -1
 
 _Line = dict["Waiter", None]
@@ -30,7 +32,13 @@ class Waiter:
     takes: bool = True
     future: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def places(self) -> Iterator[tuple[str, int]]:
+    @classmethod
+    def of(cls, group: str, topic: str, queue_id: int, *, takes: bool) -> "Waiter":
+        """Also for the group's pop-retry topics: one of these may be made while it waits."""
+        retries = (real_topic(topic, group, RETRY_V1), real_topic(topic, group, RETRY_V2))
+        return cls(group, topic, retries, queue_id, takes)
+
+    def queues(self) -> Iterator[tuple[str, int]]:
         yield self.topic, self.queue_id
         for retry in self.retry_topics:
             if retry != self.topic:
@@ -43,7 +51,7 @@ class PopPolling:
         self.count = 0
 
     def add(self, waiter: Waiter) -> None:
-        for topic, queue_id in waiter.places():
+        for topic, queue_id in waiter.queues():
             lines = self._waiting.setdefault(topic, {}).setdefault((waiter.group, waiter.takes), {})
             lines.setdefault(queue_id, {})[waiter] = None
         self.count += 1
@@ -115,7 +123,7 @@ class PopPolling:
             waiter.future.set_result(None)
 
     def _leave(self, waiter: Waiter) -> None:
-        for topic, queue_id in waiter.places():
+        for topic, queue_id in waiter.queues():
             groups = self._waiting.get(topic, {})
             lines = groups.get((waiter.group, waiter.takes), {})
             line = lines.get(queue_id)

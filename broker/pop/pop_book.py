@@ -1,15 +1,9 @@
 """Who has which message until when: for each group and queue the next offset to hand out and what is out.
 
-Every change is a record of the revive log first, then applied; a restart reads the last image of the book and
-applies the records behind it, so that what was acknowledged stays so and what was not comes again.
-The group's offset is the lowest offset that is still out. Of a queue that is in the book, the book is the truth and the
-offset table follows it; who sets the group elsewhere comes here first.
-
-In order a queue has one batch out. Until each of its messages is acknowledged or seen again nobody gets more of the
-queue; then it goes on at the first one that is not acknowledged. The attempt that took a batch may take it again.
-
-A receipt names a message by offset and pop time. No offset goes out twice with the same pop time, so a receipt from
-before a message was given again, or from before the group was set elsewhere, fits nothing.
+Every change is a record of the revive log first, then applied to its queue (`pop_queue`); a restart reads the last
+image of the book and applies the records behind it: what was acknowledged stays so and what was not comes again.
+Of a queue that is in the book, the book is the truth and the offset table follows it; who sets the group elsewhere
+comes here first.
 
 Image: {"logOffset": first record of the log behind it, "queues": [[…], …]}
 queue [group, topic, queue, next, flights, times, batch]
@@ -19,7 +13,6 @@ flights [[offset, pop time, visible at, in order], …], times [newest, floor], 
 import heapq
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +20,8 @@ import msgspec
 
 from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
-from broker.pop.pop_log import Acked, Changed, Event, Freed, Popped, Reset, decode_event, encode_event
+from broker.pop.pop_log import Ack, ChangeInvisibleTime, Event, Freed, PopCheckPoint, Reset, decode_event, encode_event
+from broker.pop.pop_queue import Batch, Flight, Key, PopQueue
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
@@ -41,101 +35,9 @@ from neve.remoting.names import REVIVE_LOG_PREFIX
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, str, int]
 _LOG_QUEUE = 0
 _BATCH, _BATCH_BYTES = 512, 4 << 20
-MAX_OUT = 20_000
 GONE = -1
-
-
-@dataclass(slots=True)
-class Flight:
-    """One message that is out."""
-
-    pop_time: int
-    visible_at: int
-    in_order: bool
-
-
-@dataclass(slots=True)
-class Batch:
-    """What the last pop in order got, and how often each of these messages had come back before."""
-
-    attempt: str = ""
-    offsets: Sequence[int] = ()
-    counts: dict[int, int] = field(default_factory=dict)
-
-    def followed_by(self, attempt: str, offsets: Sequence[int]) -> "Batch":
-        """The same attempt again is no new try."""
-        if attempt and attempt == self.attempt:
-            return Batch(attempt, offsets, self.counts)
-        again = set(self.offsets)
-        return Batch(attempt, offsets, {o: self.counts.get(o, 0) + 1 for o in offsets if o in again})
-
-
-@dataclass(slots=True, eq=False)
-class PopQueue:
-    """One queue of one group."""
-
-    key: Key
-    next_offset: int
-    committed: int = -1
-    flights: dict[int, Flight] = field(default_factory=dict)
-    batch: Batch = field(default_factory=Batch)
-    # Counts how often it was set elsewhere or freed: what was read before that is not handed out any more.
-    turn: int = 0
-    # One pop reads at a time; somebody may have passed by meanwhile.
-    busy: bool = False
-    passed_by: bool = False
-    # Monotonic: until then what could not be read is not asked for again; where that was, and why.
-    unreadable_until: float = 0.0
-    unreadable_at: int = -1
-    unreadable: str = ""
-    # The latest pop time, and that of what may go out again.
-    newest: int = 0
-    floor: int = 0
-    _lowest: list[int] = field(default_factory=list)
-
-    def add(self, offset: int, flight: Flight) -> None:
-        if offset not in self.flights:
-            heapq.heappush(self._lowest, offset)
-        self.flights[offset] = flight
-        self.newest = max(self.newest, flight.pop_time)
-
-    def low(self) -> int:
-        lowest = self._lowest
-        while lowest and lowest[0] not in self.flights:
-            heapq.heappop(lowest)
-        return min(lowest[0], self.next_offset) if lowest else self.next_offset
-
-    def start(self, *, in_order: bool) -> int:
-        """The first offset that a pop gets: in order, what is not acknowledged comes before what is new."""
-        return self.low() if in_order else self.next_offset
-
-    def is_blocked(self, now: int, *, in_order: bool, attempt: str) -> bool:
-        """A pop gets nothing from here, whatever there is."""
-        if not in_order:
-            return len(self.flights) >= MAX_OUT
-        again = bool(attempt) and attempt == self.batch.attempt
-        return any(not flight.in_order or (flight.visible_at > now and not again) for flight in self.flights.values())
-
-    def least_pop_time(self, start: int) -> int:
-        """What a pop from there must be popped at, at the least."""
-        return 1 + (self.newest if start < self.next_offset else self.floor)
-
-    def begin_batch(self, popped: Popped) -> None:
-        """What was out of the last batch is not out any more: it is in this one, or comes after it."""
-        self.batch = self.batch.followed_by(popped.attempt, popped.offsets)
-        if self.flights:
-            self.go_to(popped.next_offset)
-
-    def go_to(self, offset: int) -> None:
-        """Nothing is out any more."""
-        self.next_offset = offset
-        self.flights.clear()
-        self._lowest.clear()
-        self.floor = self.newest
-        self.turn += 1
 
 
 class PopBook:
@@ -349,20 +251,20 @@ class PopBook:
             return None
         queue = self.queues.get(key)
         if queue is None:
-            if not isinstance(event, Popped | Reset):
+            if not isinstance(event, PopCheckPoint | Reset):
                 return None
             queue = self._make(key, event.next_offset)
         match event:
-            case Popped():
+            case PopCheckPoint():
                 if event.in_order:
                     queue.begin_batch(event)
                 queue.next_offset = max(queue.next_offset, event.next_offset)
                 for offset in event.offsets:
                     self._fly(queue, offset, Flight(event.pop_time, event.visible_at, event.in_order))
-            case Acked():
+            case Ack():
                 for offset in event.offsets:
                     self._land(queue, offset, event.pop_time)
-            case Changed():
+            case ChangeInvisibleTime():
                 flight = queue.flights.get(event.offset)
                 if flight is not None and flight.pop_time == event.old_pop_time:
                     self._fly(queue, event.offset, Flight(event.pop_time, event.visible_at, flight.in_order))
@@ -396,9 +298,3 @@ def _row(queue: PopQueue) -> list[Any]:
     counts = [batch.counts.get(offset, 0) for offset in batch.offsets]
     times = [queue.newest, queue.floor]
     return [*queue.key, queue.next_offset, flights, times, [batch.attempt, batch.offsets, counts]]
-
-
-def is_out(queue: PopQueue, offsets: Iterable[int], pop_time: int) -> list[int]:
-    """Those of the offsets that are out since that pop; an acknowledgement of another one is too late."""
-    flights = queue.flights
-    return [o for o in offsets if (flight := flights.get(o)) is not None and flight.pop_time == pop_time]

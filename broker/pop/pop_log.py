@@ -16,7 +16,7 @@ class _Event(msgspec.Struct, array_like=True, frozen=True):
     queue_id: int
 
 
-class Popped(_Event, frozen=True, tag="p"):
+class PopCheckPoint(_Event, frozen=True, tag="p"):
     next_offset: int
     pop_time: int
     visible_at: int
@@ -25,12 +25,12 @@ class Popped(_Event, frozen=True, tag="p"):
     attempt: str = ""
 
 
-class Acked(_Event, frozen=True, tag="a"):
+class Ack(_Event, frozen=True, tag="a"):
     pop_time: int
     offsets: list[int]
 
 
-class Changed(_Event, frozen=True, tag="c"):
+class ChangeInvisibleTime(_Event, frozen=True, tag="c"):
     offset: int
     old_pop_time: int
     pop_time: int
@@ -45,7 +45,7 @@ class Reset(_Event, frozen=True, tag="r"):
     next_offset: int
 
 
-Event = Popped | Acked | Changed | Freed | Reset
+Event = PopCheckPoint | Ack | ChangeInvisibleTime | Freed | Reset
 _decoder: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 
 

@@ -3,7 +3,7 @@
 Put there first, then taken off the book: a crash between the two shows a message twice, never not at all.
 
     due ─▶ its message is at hand, or it is in order: at once
-        └▶ its message has to be waited for: the line of its queue ─▶ one of a few lanes, one after the other
+        └▶ its message has to be waited for: the line of its queue, one after the other; a few lines at a time
 
 So an archive that hangs holds up nobody but the messages that only it has. What stands in a line is still in the book:
 acknowledged, hidden for longer or reset meanwhile, it is left alone when its turn comes.
@@ -16,28 +16,31 @@ from collections.abc import Callable, Coroutine
 from enum import Enum, auto
 from typing import Any
 
-from broker.broker_context import BrokerContext
-from broker.intake.log_writer import LogWriter, found_by
-from broker.intake.message import NewMessage
-from broker.pop.pop_book import Flight, Key, PopQueue
-from broker.pop.pop_log import Acked
-from broker.reading.tiered_store import PendingRead
+from broker.life import BrokerLife
+from broker.pop.polling import PopPolling
+from broker.pop.pop_book import PopBook
+from broker.pop.pop_log import Ack
+from broker.pop.pop_queue import Flight, Key, PopQueue
+from broker.pop.pop_retry_topics import PopRetryTopics
+from broker.reading.tiered_store import PendingRead, TieredStore
 from broker.store.errors import StoreError
 from broker.store.message_store import GetResult
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.clock import Clock
+from infra.supervisor import Faults
 from neve.errors import BrokerError
-from neve.record.codec import MessageRecord, fitting_properties, iter_records
-from neve.record.properties import PROPERTY_POP_CK, PROPERTY_TAGS, tags_code
+from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-_FIRST_POP_TIME = "1ST_POP_TIME"
 _RETRY_LATER_MS = 10_000
 _MAX_BYTES = 1 << 20
 # After so many the loop serves others.
 _SLICE = 64
 # Queues whose messages are waited for at a time; the others' lines are no longer than what may be out.
-_LANES = 32
+_LINES_MAX = 32
 
 Due = tuple[PopQueue, int, Flight]
 
@@ -53,13 +56,22 @@ class _Tried(Enum):
 class PopRevive:
     def __init__(
         self,
-        context: BrokerContext,
-        writer: LogWriter,
+        clock: Clock,
+        life: BrokerLife,
+        faults: Faults,
         spawn: Callable[[str, Coroutine[Any, Any, object]], asyncio.Task[None]],
+        *,
+        tiered: TieredStore,
+        pops: PopBook,
+        polling: PopPolling,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        retries: PopRetryTopics,
     ) -> None:
-        """`spawn` starts a lane: a background task that ends by itself, or when its owner stops."""
-        self._context, self._writer = context, writer
-        self._spawn = spawn
+        """`spawn` starts a background task that ends by itself, or when its owner stops."""
+        self._clock, self._life, self._faults, self._spawn = clock, life, faults, spawn
+        self._tiered, self._pops, self._polling = tiered, pops, polling
+        self._topics, self._groups, self._retries = topics, groups, retries
         self._lines: OrderedDict[Key, deque[Due]] = OrderedDict()
         self._running: set[Key] = set()
         self.revived = 0
@@ -71,9 +83,9 @@ class PopRevive:
 
     async def run_due(self) -> int:
         """How many messages came back at once; those that have to be waited for come back by themselves."""
-        if not self._context.accepting:
+        if not self._life.accepting:
             return 0
-        before, due = self.revived, deque(self._context.pops.take_due())
+        before, due = self.revived, deque(self._pops.take_due())
         try:
             while due:
                 tried = await self._try(*due[0], waits=False)
@@ -87,21 +99,21 @@ class PopRevive:
         finally:
             for item in due:  # none is forgotten, whatever went wrong with one of them
                 self._put_off(*item)
-        self._fill_lanes()
+        self._start_lines()
         return self.revived - before
 
     # ---- lines
 
-    def _fill_lanes(self) -> None:
-        for key in [key for key in self._lines if key not in self._running][: _LANES - len(self._running)]:
-            self._spawn("pop-revive-cold", self._run_lane(key))
+    def _start_lines(self) -> None:
+        for key in [key for key in self._lines if key not in self._running][: _LINES_MAX - len(self._running)]:
+            self._spawn("pop-revive-cold", self._run_line(key))
             self._running.add(key)
 
-    async def _run_lane(self, key: Key) -> None:
+    async def _run_line(self, key: Key) -> None:
         """A queue's line to its end, or to the first message that can't be read now: the others look again later."""
         line = self._lines[key]
         try:
-            while line and self._context.accepting and await self._try(*line[0], waits=True) is _Tried.DONE:
+            while line and self._life.accepting and await self._try(*line[0], waits=True) is _Tried.DONE:
                 line.popleft()
                 await asyncio.sleep(0)
         finally:
@@ -109,7 +121,7 @@ class PopRevive:
                 self._put_off(*item)
             del self._lines[key]
             self._running.discard(key)
-        self._fill_lanes()
+        self._start_lines()
 
     # ---- one message
 
@@ -120,7 +132,7 @@ class PopRevive:
             log.warning("revive of %s offset %d: %s", queue.key, offset, error)
             return _Tried.NOT_NOW
         except Exception as error:  # noqa: BLE001 - one message; those behind it have their turn
-            self._context.faults.add("a popped message", error, f"of {queue.key}, offset {offset}")
+            self._faults.add("a popped message", error, f"of {queue.key}, offset {offset}")
             self._put_off(queue, offset, flight)
             return _Tried.DONE
         if revived is None:
@@ -129,7 +141,7 @@ class PopRevive:
         return _Tried.DONE
 
     def _put_off(self, queue: PopQueue, offset: int, flight: Flight) -> None:
-        self._context.pops.put_off(queue, offset, flight, self._context.clock.now_ms() + _RETRY_LATER_MS)
+        self._pops.put_off(queue, offset, flight, self._clock.now_ms() + _RETRY_LATER_MS)
 
     def _is_out(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
         """Asks the book, which follows the group's offset where somebody has set it.
@@ -138,68 +150,41 @@ class PopRevive:
         who deletes one tells the book.
         """
         group, topic, _ = queue.key
-        if self._context.topics.select(topic) is None or group not in self._context.groups.groups:
+        if self._topics.select(topic) is None or group not in self._groups.groups:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"topic {topic} or group {group} is not known now")
-        return self._context.pops.find(*queue.key) is queue and queue.flights.get(offset) is flight
+        return self._pops.find(*queue.key) is queue and queue.flights.get(offset) is flight
 
     async def _revive(self, queue: PopQueue, offset: int, flight: Flight, *, waits: bool) -> int | None:
         """How many messages came back; None: its message has to be waited for."""
-        context = self._context
         group, topic, _ = queue.key
         if not self._is_out(queue, offset, flight):
             return 0
         if flight.in_order:  # its turn is with the last of its batch that comes into view
             number = len(queue.flights)
             return number if self._again_in_place(queue) else 0
-        answer = context.tiered.get_message(*queue.key, offset, 1, _MAX_BYTES)
+        answer = self._tiered.get_message(*queue.key, offset, 1, _MAX_BYTES)
         if isinstance(answer, PendingRead):
             if not waits:
                 return None
             answer = await answer
-        record, retry = _record_at(answer, offset), context.retry_names.of_pair(group, topic)
+        record, retry = _record_at(answer, offset), self._retries.of_pair(group, topic)
         if not self._is_out(queue, offset, flight):
             return 0
         if record is not None:
-            await self._make_topic(retry)
+            await self._retries.make(retry)
             if not self._is_out(queue, offset, flight):
                 return 0
         if record is not None:
-            self._put_to_retry(retry, record, flight)
-        context.pops.record(Acked(*queue.key, flight.pop_time, [offset]))
+            self._retries.put(retry, record, flight.pop_time)
+        self._pops.record(Ack(*queue.key, flight.pop_time, [offset]))
         return int(record is not None)
 
     def _again_in_place(self, queue: PopQueue) -> bool:
         """In order: the first message that was not acknowledged is the next again, and what follows it."""
-        released = self._context.pops.release(queue)
+        released = self._pops.release(queue)
         if released:
-            self._context.polling.wake(*queue.key)
+            self._polling.wake(*queue.key)
         return released
-
-    async def _make_topic(self, retry: str) -> None:
-        """A restart knows it before the message in it is gone from where it was."""
-        topics = self._context.topics
-        if topics.select(retry) is None or not topics.is_saved(retry):
-            await topics.create_saved(retry, 1)
-            self._context.register_soon()
-
-    def _put_to_retry(self, retry: str, record: MessageRecord, flight: Flight) -> None:
-        properties = record.properties
-        properties.pop(PROPERTY_POP_CK, None)
-        properties.setdefault(_FIRST_POP_TIME, str(flight.pop_time))
-        again = NewMessage(
-            topic=retry,
-            queue_id=0,
-            body=record.body,
-            properties=fitting_properties(record, properties),
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=self._context.store.config.store_host,
-            reconsume_times=record.next_reconsume_times,
-            tags_code=tags_code(properties.get(PROPERTY_TAGS)),
-            keys=found_by(properties),
-        )
-        self._writer.put(again)
 
 
 def _record_at(result: GetResult, offset: int) -> MessageRecord | None:

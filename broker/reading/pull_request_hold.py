@@ -85,6 +85,7 @@ class PullRequestHold:
         self._lines: dict[str, dict[int, _Line]] = {}
         self._of: dict[Connection, _Pulls] = {}
         self._due: dict[int, _Pulls] = {}
+        self._watched: set[Connection] = set()
         # Out of line, still to run; True: its time is up.
         self._ready: deque[tuple[HeldPull, bool]] = deque()
         self.count = 0
@@ -93,6 +94,12 @@ class PullRequestHold:
     @property
     def full(self) -> bool:
         return self.count >= self._limit
+
+    def watch(self, connection: Connection) -> None:
+        """Forget its pulls when it is gone."""
+        if connection not in self._watched:
+            self._watched.add(connection)
+            connection.on_close(self.connection_closed)
 
     def hold(self, pull: HeldPull) -> None:
         self._lines.setdefault(pull.topic, {}).setdefault(pull.queue_id, _Line()).add(pull)
@@ -123,6 +130,7 @@ class PullRequestHold:
         self._wake_once()
 
     def connection_closed(self, connection: Connection) -> None:
+        self._watched.discard(connection)
         for pull in tuple(self._of.get(connection, ())):
             self._take_out(pull)
 

@@ -4,10 +4,14 @@ import base64
 import binascii
 from typing import Any
 
-from broker.broker_context import BrokerContext
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo
-from broker.pop.pop_book import MAX_OUT, PopQueue, is_out
-from broker.pop.pop_log import Acked, Changed
+from broker.pop.polling import PopPolling
+from broker.pop.pop_book import PopBook
+from broker.pop.pop_log import Ack, ChangeInvisibleTime
+from broker.pop.pop_queue import MAX_OUT, PopQueue, is_out
+from broker.reading.tiered_store import TieredStore
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import lenient_loads
@@ -20,8 +24,11 @@ _BATCH_BITS_MAX = 4096
 
 
 class PopAckProcessor:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self, clock: Clock, *, topics: TopicConfigManager, tiered: TieredStore, pops: PopBook, polling: PopPolling
+    ) -> None:
+        self._clock, self._topics, self._tiered = clock, topics, tiered
+        self._pops, self._polling = pops, polling
 
     def ack(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Of what is no longer out it is too late, or was done before: no error."""
@@ -34,14 +41,16 @@ class PopAckProcessor:
         invisible = require_int(request.ext, "invisibleTime")
         if invisible < 0:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {invisible} is below 0")
-        now = self._context.clock.now_ms()
-        queue = self._context.pops.find(group, topic, queue_id)
+        now = self._clock.now_ms()
+        queue = self._pops.find(group, topic, queue_id)
         is_ours = queue is not None and bool(is_out(queue, [offset], info.pop_time))
         in_order = queue.flights[offset].in_order if queue and is_ours else info.revive_queue == ORDER_QUEUE
         # The order keeps its pop time: one checkpoint stands for the whole batch. Else the old receipt is dead.
         pop_time = info.pop_time if in_order else max(now, info.pop_time + 1)
         if queue is not None and is_ours:
-            self._context.pops.record(Changed(group, topic, queue_id, offset, info.pop_time, pop_time, now + invisible))
+            self._pops.record(
+                ChangeInvisibleTime(group, topic, queue_id, offset, info.pop_time, pop_time, now + invisible)
+            )
             if in_order:
                 self._wake_if_released(queue)
         ext = {
@@ -72,13 +81,13 @@ class PopAckProcessor:
         queue_id, offset = require_int(ext, "queueId"), require_int(ext, "offset")
         info = ExtraInfo.parse(require_str(ext, "extraInfo"))
         self._check_queue(topic, queue_id)
-        low, high = self._context.tiered.min_offset(topic, queue_id), self._context.tiered.max_offset(topic, queue_id)
+        low, high = self._tiered.min_offset(topic, queue_id), self._tiered.max_offset(topic, queue_id)
         if not low <= offset < high:
             raise BrokerError(ResponseCode.NO_MESSAGE, f"offset {offset} is not from {low} to {high}")
         return group, topic, queue_id, offset, info
 
     def _check_queue(self, topic: str, queue_id: int) -> None:
-        config = self._context.find_topic(topic)
+        config = self._topics.require(topic)
         if not 0 <= queue_id < config.read_queue_nums:
             raise BrokerError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -86,23 +95,23 @@ class PopAckProcessor:
             )
 
     def _land(self, group: str, topic: str, queue_id: int, offsets: list[int], pop_time: int) -> None:
-        queue = self._context.pops.find(group, topic, queue_id)
+        queue = self._pops.find(group, topic, queue_id)
         if queue is None:
             return
         out = is_out(queue, offsets, pop_time)
         if not out:
             return
         was_full, was_in_order = len(queue.flights) >= MAX_OUT, queue.flights[out[0]].in_order
-        self._context.pops.record(Acked(group, topic, queue_id, pop_time, out))
+        self._pops.record(Ack(group, topic, queue_id, pop_time, out))
         if was_in_order:
             self._wake_if_released(queue)
         elif was_full:
-            self._context.polling.wake(*queue.key)
+            self._polling.wake(*queue.key)
 
     def _wake_if_released(self, queue: PopQueue) -> None:
         """In order, what is acknowledged or seen again may have been the last of its batch that kept the queue."""
-        if self._context.pops.release(queue):
-            self._context.polling.wake(*queue.key)
+        if self._pops.release(queue):
+            self._polling.wake(*queue.key)
 
 
 def _batch_item(ack: Any) -> tuple[str, str, int, int, list[int]]:

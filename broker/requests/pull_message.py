@@ -8,12 +8,18 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from broker.broker_context import BrokerContext
-from broker.clients.client_manager import BROADCASTING, TAG
+from access.guard import Guard
+from broker.clients.client_manager import BROADCASTING, TAG, ClientManager
+from broker.config import BrokerConfig
 from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter, parse_expression
-from broker.reading.pull_request_hold import MAX_HELD_SIZE, HeldPull
-from broker.reading.tiered_store import Answer, PendingRead
+from broker.reading.pull_request_hold import MAX_HELD_SIZE, HeldPull, PullRequestHold
+from broker.reading.tiered_store import Answer, PendingRead, TieredStore
+from broker.stats.broker_stats import BrokerStats
 from broker.store.message_store import GetResult
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
@@ -59,14 +65,28 @@ class Pull(msgspec.Struct):
 
 
 class PullMessageProcessor:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        tiered: TieredStore,
+        hold: PullRequestHold,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        clients: ClientManager,
+        offsets: ConsumerOffsetManager,
+        stats: BrokerStats,
+        guard: Guard,
+    ) -> None:
+        self._config, self._clock, self._guard = config, clock, guard
+        self._tiered, self._hold, self._stats = tiered, hold, stats
+        self._topics, self._groups, self._clients, self._offsets = topics, groups, clients, offsets
 
     def pull(
         self, connection: Connection, request: RemotingCommand
     ) -> RemotingCommand | Awaitable[RemotingCommand] | None:
         header = parse_header(request.ext, PullMessageHeader)
-        context = self._context
         message_filter = self._check(header)
         pull = Pull(
             connection,
@@ -76,33 +96,32 @@ class PullMessageProcessor:
             min(max(header.max_msg_nums, 1), _MAX_COUNT),
             min(header.max_msg_bytes or _DEFAULT_BYTES, _MAX_BYTES),
             header.queue_offset,
-            context.clock.monotonic(),
+            self._clock.monotonic(),
         )
         if header.sys_flag & COMMIT_OFFSET and header.commit_offset >= 0:
-            context.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
             return self._respond_later(pull, answer)
-        wants_to_wait = header.sys_flag & SUSPEND and context.config.long_polling_enable
+        wants_to_wait = header.sys_flag & SUSPEND and self._config.long_polling_enable
         if wants_to_wait and response_code(answer, pull.start) is _NOT_FOUND and request.size <= MAX_HELD_SIZE:
-            if context.hold.full:
+            if self._hold.full:
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")
             seconds = min(header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
-            self._hold(pull, context.clock.monotonic() + seconds)
+            self._hold_on(pull, self._clock.monotonic() + seconds)
             return None
         return self._response(pull, answer)
 
     # ---- checks ----------------------------------------------------------------------------------------------
 
     def _check(self, header: PullMessageHeader) -> MessageFilter:
-        context = self._context
-        if not context.config.broker_permission & PERM_READ:
-            name = context.config.broker_name
+        if not self._config.broker_permission & PERM_READ:
+            name = self._config.broker_name
             raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{name}] pulling message is forbidden")
-        group = context.find_group(header.consumer_group)
+        group = self._groups.require(header.consumer_group)
         if not group.consume_enable:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
-        topic = context.find_topic(header.topic)
+        topic = self._topics.require(header.topic)
         if not topic.perm & PERM_READ:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
         if not 0 <= header.queue_id < topic.read_queue_nums:
@@ -115,13 +134,13 @@ class PullMessageProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "class filters are not supported")
         if header.sys_flag & SUBSCRIPTION:
             return parse_expression(
-                header.subscription, header.expression_type, sql=context.config.enable_property_filter
+                header.subscription, header.expression_type, sql=self._config.enable_property_filter
             )
         return self._stored_subscription(header, broadcast=group.consume_broadcast_enable)
 
     def _stored_subscription(self, header: PullMessageHeader, *, broadcast: bool) -> MessageFilter:
         """What the heartbeat said that this group wants of the topic."""
-        info = self._context.clients.consumers.get(header.consumer_group)
+        info = self._clients.consumers.get(header.consumer_group)
         if info is None:
             raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
         if info.message_model == BROADCASTING and not broadcast:
@@ -129,7 +148,7 @@ class PullMessageProcessor:
                 ResponseCode.NO_PERMISSION,
                 f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
             )
-        if self._context.groups.is_forbidden(header.consumer_group, header.topic):
+        if self._groups.is_forbidden(header.consumer_group, header.topic):
             raise BrokerError(
                 ResponseCode.NO_PERMISSION,
                 f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]",
@@ -146,7 +165,7 @@ class PullMessageProcessor:
             return parse_expression(
                 subscription.sub_string,
                 subscription.expression_type,
-                sql=self._context.config.enable_property_filter,
+                sql=self._config.enable_property_filter,
             )
         except BrokerError as error:
             if error.code != ResponseCode.SUBSCRIPTION_PARSE_FAILED:
@@ -159,13 +178,13 @@ class PullMessageProcessor:
     # ---- reading -----------------------------------------------------------------------------------------------
 
     def _read(self, pull: Pull) -> Answer:
-        context, header = self._context, pull.header
+        header = pull.header
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        target = context.offsets.take_reset(group, topic, queue_id)
+        target = self._offsets.take_reset(group, topic, queue_id)
         if target is not None:  # an administrator set the group back or forward: the consumer goes on there
-            low, high = context.tiered.min_offset(topic, queue_id), context.tiered.max_offset(topic, queue_id)
+            low, high = self._tiered.min_offset(topic, queue_id), self._tiered.max_offset(topic, queue_id)
             return GetResult(GetMessageStatus.OFFSET_RESET, target, low, high)
-        return context.tiered.get_message(
+        return self._tiered.get_message(
             group, topic, queue_id, pull.start, pull.max_count, pull.max_bytes, pull.message_filter,
             pull.connection.remote,
         )  # fmt: skip
@@ -173,23 +192,21 @@ class PullMessageProcessor:
     async def _respond_later(self, pull: Pull, pending: PendingRead) -> RemotingCommand:
         return self._response(pull, await pending)
 
-    def _hold(self, pull: Pull, deadline: float) -> None:
+    def _hold_on(self, pull: Pull, deadline: float) -> None:
         def resume(last: bool) -> None:
             if not pull.connection.is_closed:
                 pull.connection.resume(pull.request, lambda: self._resume(pull, deadline, last=last))
 
         header, codes = pull.header, pull.message_filter.codes
-        self._context.watch(pull.connection)
-        self._context.hold.hold(
-            HeldPull(pull.connection, header.topic, header.queue_id, pull.start, deadline, codes, resume)
-        )
+        self._hold.watch(pull.connection)
+        self._hold.hold(HeldPull(pull.connection, header.topic, header.queue_id, pull.start, deadline, codes, resume))
 
     def _resume(
         self, pull: Pull, deadline: float, *, last: bool
     ) -> RemotingCommand | Awaitable[RemotingCommand] | None:
         """While it was held, what it waits for may have moved, and what it may do may have changed."""
-        pull.begun = self._context.clock.monotonic()
-        self._context.require(pull.connection, pull.request)
+        pull.begun = self._clock.monotonic()
+        self._guard.require(pull.connection, pull.request)
         self._check(pull.header)
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
@@ -199,14 +216,14 @@ class PullMessageProcessor:
             # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
             pull.start, waits = answer.next_offset, True
         if waits and not last:
-            self._hold(pull, deadline)
+            self._hold_on(pull, deadline)
             return None
         return self._response(pull, answer)
 
     def _response(self, pull: Pull, result: GetResult) -> RemotingCommand:
-        header, context = pull.header, self._context
+        header = pull.header
         # A topic or group that was deleted meanwhile has no flags.
-        topic, group = context.topics.topics.get(header.topic), context.groups.groups.get(header.consumer_group)
+        topic, group = self._topics.topics.get(header.topic), self._groups.groups.get(header.consumer_group)
         ext = {
             "suggestWhichBrokerId": "0",
             "nextBeginOffset": str(result.next_offset),
@@ -218,10 +235,10 @@ class PullMessageProcessor:
         code = response_code(result, pull.start)
         buffers = result.buffers if code is _SUCCESS else []
         if result.count:
-            stats, took = context.stats, context.clock.monotonic() - pull.begun
+            stats, took = self._stats, self._clock.monotonic() - pull.begun
             stats.got(header.topic, header.consumer_group, result.count, sum(map(len, buffers)))
             stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
-        context.offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
+        self._offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
 
 

@@ -1,6 +1,8 @@
 """Looking messages up: by key (12) and by the id that holds their place in the log (33)."""
 
-from broker.broker_context import BrokerContext
+from broker.reading.tiered_store import TieredStore
+from broker.store.message_store import MessageStore
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
@@ -12,14 +14,14 @@ _UNIQUE_HITS = 32
 
 
 class QueryMessageProcessor:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(self, clock: Clock, tiered: TieredStore, store: MessageStore) -> None:
+        self._clock, self._tiered, self._store = clock, tiered, store
 
     async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext
         unique = optional_bool(ext, "_UNIQUE_KEY_QUERY")
         count = _UNIQUE_HITS if unique else min(max(require_int(ext, "maxNum"), 1), _MAX_HITS)
-        found = await self._context.tiered.query(
+        found = await self._tiered.query(
             require_str(ext, "topic"),
             require_str(ext, "key"),
             count,
@@ -35,14 +37,14 @@ class QueryMessageProcessor:
         if not hits:
             raise BrokerError(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
         answer = {
-            "indexLastUpdateTimestamp": str(self._context.clock.now_ms()),
-            "indexLastUpdatePhyoffset": str(self._context.store.max_physical_offset),
+            "indexLastUpdateTimestamp": str(self._clock.now_ms()),
+            "indexLastUpdatePhyoffset": str(self._store.max_physical_offset),
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, left, ext=answer, parts=hits)
 
     async def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         offset = require_int(request.ext, "offset")
-        record = await self._context.tiered.record_at(offset)
+        record = await self._tiered.record_at(offset)
         if record is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=bytes(record))

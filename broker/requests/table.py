@@ -12,6 +12,7 @@ from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
 from broker.requests.end_transaction import EndTransactionProcessor
 from broker.requests.lock_batch import LockBatchProcessor
+from broker.requests.peek_message import PeekMessageProcessor
 from broker.requests.pop_ack import PopAckProcessor
 from broker.requests.pop_message import PopMessageProcessor
 from broker.requests.pull_message import PullMessageProcessor
@@ -48,6 +49,7 @@ class Processors:
     ranges: QueueRangeProcessor
     locks: LockBatchProcessor
     popper: PopMessageProcessor
+    peeker: PeekMessageProcessor
     pop_acks: PopAckProcessor
     assignment: QueryAssignmentProcessor
     query: QueryMessageProcessor
@@ -97,15 +99,15 @@ class Processors:
         }
 
     def _popping(self) -> dict[Code, Handler]:
-        popper, acks, assignment = self.popper, self.pop_acks, self.assignment
+        popper, peeker, acks, assignment = self.popper, self.peeker, self.pop_acks, self.assignment
         return {
             Code.QUERY_ASSIGNMENT: assignment.query,
             Code.SET_MESSAGE_REQUEST_MODE: assignment.set_mode,
             Code.GET_ALL_MESSAGE_REQUEST_MODE: assignment.all_modes,
             Code.POP_MESSAGE: popper.pop,
-            Code.PEEK_MESSAGE: popper.peek,
-            Code.NOTIFICATION: popper.notification,
-            Code.POLLING_INFO: popper.polling_info,
+            Code.PEEK_MESSAGE: peeker.peek,
+            Code.NOTIFICATION: peeker.notification,
+            Code.POLLING_INFO: peeker.polling_info,
             Code.ACK_MESSAGE: acks.ack,
             Code.BATCH_ACK_MESSAGE: acks.batch_ack,
             Code.CHANGE_MESSAGE_INVISIBLETIME: acks.change_invisible,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from broker.pop.pop_log import Acked, Popped
+from broker.pop.pop_log import Ack, PopCheckPoint
 from infra.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
@@ -134,7 +134,7 @@ def take_out(broker: BrokerController, group: str, offsets: list[int]) -> int:
     context.find_group(group)
     context.pops.open(group, "T", 0, offsets[0])
     now = context.clock.now_ms()
-    context.pops.record(Popped(group, "T", 0, offsets[-1] + 1, now, now, False, offsets))
+    context.pops.record(PopCheckPoint(group, "T", 0, offsets[-1] + 1, now, now, False, offsets))
     return now
 
 
@@ -158,7 +158,7 @@ def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_o
             await until(partial(lambda n: back(f"hot{n}") == [b"%d" % COUNT], n))
         assert (revive.revived, revive.waiting) == (2, COUNT + COLD_GROUPS)
         assert 0 < context.tiered.cold_parked <= 32 and threading.active_count() < 60
-        context.pops.record(Acked("long", "T", 0, popped, [0, 7]))
+        context.pops.record(Ack("long", "T", 0, popped, [0, 7]))
         context.offsets.commit("cold3", "T", 0, 20)  # by hand: what is out is forgotten
         del context.groups.groups["cold5"]
         context.pops.drop(group="cold5")

@@ -40,7 +40,7 @@ from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 READERS = frozenset({"require_str", "require_int", "optional_int", "optional_bool"})
-HEADERS = ("neve.remoting.headers", "broker.requests.pop_message")
+HEADERS = ("neve.remoting.headers", "broker.requests.pop_request")
 #: Values that a sound request could have; any other field has 0.
 ORDINARY = {
     "topic": "T", "b": "T", "group": "g", "consumerGroup": "g", "a": "p", "producerGroup": "p", "srcGroup": "g",

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 BROKER = ROOT / "broker"
 READING = BROKER / "reading"
 # It makes the reader of the archive and hands it to `broker/reading`.
-ATTACHES = {Path("broker/archiving/archive_wiring.py")}
+ATTACHES = {Path("broker/archiving/attach.py")}
 # What says which tier has a message, or reads one of them alone.
 TIERS = {"is_hot", "is_local", "get_hot", "get_cold", "old_reads", "hot", "cold", "hot_bytes"}
 TIERS |= {"tiered_storage_level", "newest_segment_base"}

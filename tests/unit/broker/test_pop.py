@@ -10,8 +10,9 @@ from broker.intake.log_writer import LogWriter
 from broker.pop import assignment
 from broker.pop.extra_info import ExtraInfo
 from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
-from broker.pop.pop_book import PopBook, is_out, revive_log
-from broker.pop.pop_log import Acked, Changed, Popped
+from broker.pop.pop_book import PopBook, revive_log
+from broker.pop.pop_log import Ack, ChangeInvisibleTime, PopCheckPoint
+from broker.pop.pop_queue import is_out
 from broker.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore
@@ -61,7 +62,7 @@ class Broker:
         queue = self.book.open("g", "t", 0, 0)
         now, start = self.clock.now_ms(), queue.next_offset
         offsets = list(range(start, start + count))
-        self.book.record(Popped("g", "t", 0, start + count, now, now + visible_in, False, offsets))
+        self.book.record(PopCheckPoint("g", "t", 0, start + count, now, now + visible_in, False, offsets))
         return now, offsets
 
     def group_offset(self) -> int:
@@ -77,11 +78,11 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 def test_the_groups_offset_is_the_lowest_that_is_out(broker: Broker) -> None:
     popped, _ = broker.pop(4)
-    broker.book.record(Acked("g", "t", 0, popped, [1, 2]))
+    broker.book.record(Ack("g", "t", 0, popped, [1, 2]))
     assert broker.group_offset() == 0
-    broker.book.record(Acked("g", "t", 0, popped, [0]))
+    broker.book.record(Ack("g", "t", 0, popped, [0]))
     assert broker.group_offset() == 3
-    broker.book.record(Acked("g", "t", 0, popped, [3]))
+    broker.book.record(Ack("g", "t", 0, popped, [3]))
     assert broker.group_offset() == 4
 
 
@@ -90,7 +91,7 @@ def test_a_restart_knows_what_was_acknowledged_and_what_is_out(broker: Broker, w
     popped, _ = broker.pop(4)
     if with_image:
         asyncio.run(broker.book.save())
-    broker.book.record(Acked("g", "t", 0, popped, [0, 2]))
+    broker.book.record(Ack("g", "t", 0, popped, [0, 2]))
     broker.restart()
     queue = broker.book.find("g", "t", 0)
     assert queue is not None
@@ -103,7 +104,7 @@ def test_what_was_hidden_for_longer_is_due_later_and_the_old_acknowledgement_is_
     popped, _ = broker.pop(1)
     broker.clock.advance(500)
     now = broker.clock.now_ms()
-    broker.book.record(Changed("g", "t", 0, 0, popped, now, now + 5000))
+    broker.book.record(ChangeInvisibleTime("g", "t", 0, 0, popped, now, now + 5000))
     broker.clock.advance(600)
     assert not broker.book.take_due()
     queue = broker.book.find("g", "t", 0)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.requests import pop_message
-from broker.requests.pop_message import _spread
+from broker.pop.pop_consumer_service import spread
 from infra.clock import ManualClock
 from infra.remoting_server import open_connection
 from neve.errors import NeveError
@@ -154,11 +153,9 @@ def test_who_passed_a_queue_gets_its_messages_if_the_one_who_read_there_hangs_up
     with_member(tmp_path, work)
 
 
-def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(tmp_path: Path) -> None:
     async def work(member: Member, archive: Archive, clock: ManualClock) -> None:
-        monkeypatch.setattr(pop_message, "_UNREADABLE_SECONDS", 0.01)
+        member.broker.pop_service.unreadable_seconds = 0.01
         waiting = asyncio.create_task(member.pop(queue=ANY, poll=50_000))
         await member.until_in_line()
         archive.is_down = False
@@ -172,6 +169,6 @@ def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
 def test_every_queue_is_the_first_as_often_as_any_other(number: int, step: int) -> None:
     turns = 64 * number
-    firsts = Counter(_spread(turn, number) for turn in range(0, turns * step, step))
+    firsts = Counter(spread(turn, number) for turn in range(0, turns * step, step))
     assert sorted(firsts) == list(range(number))
     assert max(firsts.values()) - min(firsts.values()) <= 8

@@ -13,7 +13,7 @@ import pytest
 from broker.intake.flusher import Flusher
 from broker.intake.log_writer import LogWriter
 from broker.pop.pop_book import PopBook, revive_log
-from broker.pop.pop_log import Popped
+from broker.pop.pop_log import PopCheckPoint
 from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
@@ -146,13 +146,13 @@ def test_the_log_behind_the_pop_book_is_needed_until_its_new_image_is_on_the_dis
         world.store.after_flush(world.store.flush())
         now = world.clock.now_ms()
         world.pops.open("g", "t", 0, 0)
-        world.pops.record(Popped("g", "t", 0, 1, now, now + SECOND, False, [0]))
+        world.pops.record(PopCheckPoint("g", "t", 0, 1, now, now + SECOND, False, [0]))
         world.store.after_flush(world.store.flush())
         needed: list[int | None] = []
 
         def pop_another() -> None:
             needed.append(world.pops.oldest_needed_physical())
-            world.pops.record(Popped("g", "t", 0, 2, now, now + SECOND, False, [1]))
+            world.pops.record(PopCheckPoint("g", "t", 0, 2, now, now + SECOND, False, [1]))
 
         world.delay(b"something to sync")
         await save_while(world, world.pops.save, pop_another)

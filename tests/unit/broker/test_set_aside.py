@@ -16,7 +16,8 @@ import pytest
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.intake.log_writer import LogWriter
-from broker.pop.pop_book import Flight, PopQueue
+from broker.life import BrokerLife
+from broker.pop.pop_queue import Flight, PopQueue
 from broker.pop.revive import PopRevive
 from broker.reading.pull_request_hold import HeldPull, PullRequestHold
 from broker.store.config import SYNC_FLUSH, StoreConfig
@@ -260,13 +261,24 @@ def test_a_popped_message_that_fails_to_come_back_holds_up_no_other(
 ) -> None:
     put_off: list[int] = []
     flights = [(PopQueue(("g", "t", 0), 3), offset, Flight(0, 0, False)) for offset in range(3)]
-    context: Any = SimpleNamespace(
-        accepting=True, faults=world.faults, clock=world.clock,
-        pops=SimpleNamespace(
-            take_due=lambda: flights, put_off=lambda queue, offset, flight, until: put_off.append(offset)
-        ),
-    )  # fmt: skip
-    revive = PopRevive(context, LogWriter(world.store), lambda name, work: pytest.fail("nothing is waited for"))
+    life = BrokerLife(world.clock)
+    life.started()
+    pops: Any = SimpleNamespace(
+        take_due=lambda: flights, put_off=lambda queue, offset, flight, until: put_off.append(offset)
+    )
+    unasked: Any = None
+    revive = PopRevive(
+        world.clock,
+        life,
+        world.faults,
+        lambda name, work: pytest.fail("nothing is waited for"),
+        tiered=unasked,
+        pops=pops,
+        polling=unasked,
+        topics=unasked,
+        groups=unasked,
+        retries=unasked,
+    )
 
     async def revive_one(queue: PopQueue, offset: int, flight: Flight, *, waits: bool) -> int:
         if offset == 0:

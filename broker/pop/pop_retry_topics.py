@@ -1,0 +1,53 @@
+"""Where a popped message goes that was not acknowledged in time: the group's pop-retry topic of its topic."""
+
+from collections.abc import Callable
+
+from broker.intake.log_writer import LogWriter, found_by
+from broker.intake.message import NewMessage
+from broker.tables.retry_names import RetryNames
+from broker.tables.topic_config_manager import TopicConfigManager
+from neve.record.codec import MessageRecord, fitting_properties
+from neve.record.properties import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK, PROPERTY_TAGS, tags_code
+
+
+class PopRetryTopics:
+    def __init__(
+        self,
+        writer: LogWriter,
+        names: RetryNames,
+        topics: TopicConfigManager,
+        register_soon: Callable[[], None],
+        store_host: tuple[str, int],
+    ) -> None:
+        self._writer, self._names, self._topics = writer, names, topics
+        self._register_soon, self._store_host = register_soon, store_host
+
+    def of_pair(self, group: str, topic: str) -> str:
+        return self._names.of_pair(group, topic)
+
+    async def make(self, retry: str) -> None:
+        """A restart knows it before the message in it is gone from where it was."""
+        topics = self._topics
+        if topics.select(retry) is None or not topics.is_saved(retry):
+            await topics.create_saved(retry, 1)
+            self._register_soon()
+
+    def put(self, retry: str, record: MessageRecord, pop_time: int) -> None:
+        """Raises StoreError."""
+        properties = record.properties
+        properties.pop(PROPERTY_POP_CK, None)
+        properties.setdefault(PROPERTY_FIRST_POP_TIME, str(pop_time))
+        again = NewMessage(
+            topic=retry,
+            queue_id=0,
+            body=record.body,
+            properties=fitting_properties(record, properties),
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=self._store_host,
+            reconsume_times=record.next_reconsume_times,
+            tags_code=tags_code(properties.get(PROPERTY_TAGS)),
+            keys=found_by(properties),
+        )
+        self._writer.put(again)

@@ -1,0 +1,84 @@
+"""What a pop would find, without taking it: peeks, notifications and the number of waiting pops (200052, 54, 55)."""
+
+import asyncio
+
+from access.guard import Guard
+from broker.config import BrokerConfig
+from broker.life import BrokerLife
+from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
+from broker.pop.pop_consumer_service import PopConsumerService, PopRequest
+from broker.requests.pop_message import pop_response
+from broker.requests.pop_request import PopChecks, PopHeader
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.clock import Clock
+from infra.remoting_server import Connection
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_int, parse_header, require_str
+
+
+class PeekMessageProcessor:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        life: BrokerLife,
+        *,
+        topics: TopicConfigManager,
+        checks: PopChecks,
+        service: PopConsumerService,
+        polling: PopPolling,
+        guard: Guard,
+    ) -> None:
+        self._config, self._clock, self._life, self._topics = config, clock, life, topics
+        self._checks, self._service, self._polling, self._guard = checks, service, polling, guard
+
+    async def peek(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(request.ext, PopHeader)
+        asked = self._checks.checked(header, header.max_msg_nums)
+        result = await self._service.peek(asked)
+        code = ResponseCode.SUCCESS if result.buffers else ResponseCode.PULL_NOT_FOUND
+        return pop_response(request, asked, result, code)
+
+    def notification(self, connection: Connection, request: RemotingCommand) -> None:
+        """As a pop that waits, it doesn't count among a connection's requests in work."""
+        header = parse_header(request.ext, PopHeader)
+        asked = self._checks.checked(header, 1)
+        deadline = self._checks.deadline(header, request)
+        connection.resume(request, lambda: self._notify(connection, request, header, asked, deadline))
+
+    async def _notify(
+        self, connection: Connection, request: RemotingCommand, header: PopHeader, asked: PopRequest, deadline: float
+    ) -> RemotingCommand | None:
+        polling, ext = self._polling, {"hasMsg": "false", "pollingFull": "false"}
+        while not self._service.has_message(asked):
+            left = deadline - self._clock.monotonic()
+            if left <= 0 or not self._life.accepting:
+                break
+            if polling.count >= self._config.max_pop_polling_size:
+                ext["pollingFull"] = "true"
+                break
+            waiter = Waiter.of(asked.group, asked.topic, asked.queue_id, takes=False)
+            polling.add(waiter)
+            try:
+                async with asyncio.timeout(left):
+                    await waiter.future
+            except TimeoutError:
+                break
+            finally:
+                polling.remove(waiter)
+            if connection.is_closed:
+                polling.pass_on(waiter)
+                return None
+            self._guard.require(connection, request)
+            asked = self._checks.checked(header, 1)
+        else:
+            ext["hasMsg"] = "true"
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
+
+    def polling_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        group, topic = require_str(request.ext, "consumerGroup"), require_str(request.ext, "topic")
+        self._topics.require(topic)
+        queue = optional_int(request.ext, "queueId", ANY_QUEUE)
+        number = self._polling.waiting_for(group, topic, queue)
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"pollingNum": str(number)})

@@ -1,0 +1,108 @@
+"""What a pop, a peek and a notification may ask for: one header, one table of checks."""
+
+import msgspec
+
+from broker.config import BrokerConfig
+from broker.life import BrokerLife
+from broker.pop.polling import ANY_QUEUE
+from broker.pop.pop_consumer_service import PopConsumerService, PopRequest
+from broker.reading.message_filter import parse_expression
+from broker.reading.pull_request_hold import MAX_HELD_SIZE
+from broker.tables.retry_names import RetryNames
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.clock import Clock
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import Int32, Int64
+from neve.remoting.names import PERM_READ, topic_fault
+
+_MAX_COUNT = 32
+_MAX_POLL_MS = 60_000
+_ATTEMPT_ID_MAX = 255
+
+
+class PopHeader(msgspec.Struct, rename="camel"):
+    """Fields of POP_MESSAGE; PEEK_MESSAGE and NOTIFICATION have some of them."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    max_msg_nums: Int32 = 1
+    invisible_time: Int64 = 60_000
+    poll_time: Int64 = 0
+    born_time: Int64 = 0
+    init_mode: Int32 = 0
+    exp_type: str | None = None
+    exp: str | None = None
+    order: bool = False
+    attempt_id: str = ""
+
+
+class PopChecks:
+    """Asked again each time that a pop has waited: what it may do may have changed."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        life: BrokerLife,
+        *,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        retry_names: RetryNames,
+        service: PopConsumerService,
+    ) -> None:
+        self._config, self._clock, self._life = config, clock, life
+        self._topics, self._groups, self._retry_names = topics, groups, retry_names
+        self._service = service
+
+    def checked(self, header: PopHeader, count: int) -> PopRequest:
+        """Raises BrokerError."""
+        config = self._config
+        if not self._life.accepting:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "broker unable to service, until it has started")
+        if not config.broker_permission & PERM_READ:
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{config.broker_name}] pop message is forbidden")
+        if not 0 < count <= _MAX_COUNT:
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"maxMsgNums {count} is not from 1 to {_MAX_COUNT}")
+        if len(header.attempt_id) > _ATTEMPT_ID_MAX:
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"attemptId has more than {_ATTEMPT_ID_MAX} characters")
+        if header.invisible_time <= 0:
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {header.invisible_time} is not above 0")
+        topic = self._topics.require(header.topic)
+        if not topic.perm & PERM_READ:
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pop message is forbidden")
+        if not ANY_QUEUE <= header.queue_id < topic.read_queue_nums:
+            raise BrokerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
+            )
+        group = self._groups.require(header.consumer_group)
+        if not group.consume_enable or self._groups.is_forbidden(header.consumer_group, header.topic):
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
+        fault = topic_fault(self._retry_names.of_pair(header.consumer_group, header.topic))
+        if fault is not None:  # what comes back would find no topic
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"the group's retry topic of {header.topic}: {fault}")
+        message_filter = parse_expression(header.exp, header.exp_type, sql=config.enable_property_filter)
+        any_queue = header.queue_id == ANY_QUEUE
+        return PopRequest(
+            group=header.consumer_group,
+            topic=header.topic,
+            queue_id=header.queue_id,
+            queues=self._service.in_turn(topic.read_queue_nums) if any_queue else (header.queue_id,),
+            max_count=count,
+            invisible_time=header.invisible_time,
+            message_filter=message_filter,
+            in_order=header.order,
+            attempt=header.attempt_id,
+            from_newest=header.init_mode != 0,
+        )
+
+    def deadline(self, header: PopHeader, request: RemotingCommand) -> float:
+        """When to answer at the latest, by this broker's clock alone: `bornTime` is a client's idea of the time."""
+        may_wait = self._config.long_polling_enable and request.size <= MAX_HELD_SIZE
+        poll = min(header.poll_time, _MAX_POLL_MS) if may_wait else 0
+        return self._clock.monotonic() + max(poll, 0) / 1000
