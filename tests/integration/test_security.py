@@ -19,6 +19,7 @@ from neve.errors import NeveError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
+from tests.servers.processes import NotReady
 
 Up = Callable[..., AbstractContextManager[Any]]
 ROOT = '{"username":"root","password":"root-secret"}'
@@ -105,7 +106,7 @@ def test_enforcing_hangs_up_on_plain_text(neve_up: Up, tmp_path: Path) -> None:
 )
 def test_a_start_that_cannot_be_safe_is_refused(neve_up: Up, tmp_path: Path, settings: list[str], text: str) -> None:
     options = [part for key in settings for part in ("--set", key)]
-    with pytest.raises(AssertionError, match=text), neve_up(tmp_path / "neve", "--store", "", *options):
+    with pytest.raises(NotReady, match=text), neve_up(tmp_path / "neve", "--store", "", *options):
         pass
 
 

@@ -50,6 +50,10 @@ def accepts(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
+class NotReady(Exception):
+    """A server that ended, or said nothing, instead of being there; with the end of its log."""
+
+
 class Processes:
     """The processes of one server: ended or killed together, their CPU time summed."""
 
@@ -81,7 +85,7 @@ class Processes:
         reader.join(_READY_S)
         if not lines or not lines[0].startswith("{"):
             self.kill()
-            raise RuntimeError(f"{process.args!r} did not get ready: {lines}\n{self.log(log)[-_TOLD:]}")
+            raise NotReady(f"{process.args!r} did not get ready: {lines}\n{self.log(log)[-_TOLD:]}")
         ready: dict[str, Any] = json.loads(lines[0])
         return ready
 
