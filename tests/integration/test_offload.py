@@ -28,7 +28,7 @@ from neve.archive.catalog import Location
 from tests.servers import versitygw
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient
-from tiered.write.offload_plan import EntryRun
+from tiered.write.entry_run import EntryRun
 
 pytestmark = pytest.mark.servers
 HOST = ("127.0.0.1", 10911)

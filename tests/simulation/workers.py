@@ -22,8 +22,8 @@ from tests.simulation.faulty_store import FaultyStore
 from tiered.worker import frames
 from tiered.worker.client import DecodedGroup, WorkerClient, WorkerFailed
 from tiered.worker.process import Worker
+from tiered.write.entry_run import EntryRun
 from tiered.write.offload import ContentConflict, EncodeFailed
-from tiered.write.offload_plan import EntryRun
 
 Row = tuple[int, int, bytes]  # queue, offset, record
 GROUP_BYTES = 2000

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from infra.object_store import protocol
 from neve.archive.journal import CommittedName, IntentName
 from tiered.worker import frames
+from tiered.write.entry_run import EntryRun
 from tiered.write.offload import ContentConflict, EncodeFailed, RowCounts
 
 _log = logging.getLogger(__name__)
@@ -40,15 +41,6 @@ class WorkerFailed(Exception):
         super().__init__(f"{kind}: {message}")
         self.kind = kind
         self.message = message
-
-
-class _Run(Protocol):
-    @property
-    def first_offset(self) -> int: ...
-    @property
-    def physical(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def sizes(self) -> npt.NDArray[np.int32]: ...
 
 
 class DecodedGroup:
@@ -116,7 +108,7 @@ class WorkerClient:
         self,
         store_url: str,
         name: IntentName,
-        entries: Mapping[int, _Run],
+        entries: Mapping[int, EntryRun],
         files: Sequence[tuple[str, int, int]],
         metadata: Mapping[str, str],
     ) -> CommittedName:

@@ -22,7 +22,6 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -38,6 +37,7 @@ from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_foot
 from tiered.worker import frames
 from tiered.worker.disk_cache import DiskCache
 from tiered.write.bloom_filter import filter_reads
+from tiered.write.entry_run import PartOfRun
 from tiered.write.segment_writer import MissingBytes, WrittenObject, encode
 from tiered.write.upload_rate import UploadRate
 
@@ -49,12 +49,6 @@ _THREADS = 4
 
 class Conflict(ValueError):
     """An object of other content stands under the name."""
-
-
-class _Run(NamedTuple):
-    first_offset: int
-    physical: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int32]
 
 
 class Worker:
@@ -307,17 +301,17 @@ def _check_offsets(rows: DecodedRows, request: frames.ReadGroup) -> None:
         raise DamagedObject(f"{request.key}: row group {request.index} has other rows than its journal says")
 
 
-def _runs(described: list[tuple[int, int, int]], descriptor: int) -> dict[int, _Run]:
+def _runs(described: list[tuple[int, int, int]], descriptor: int) -> dict[int, PartOfRun]:
     total = sum(count for _, _, count in described)
     raw = os.pread(descriptor, total * 12, 0)
     if len(raw) != total * 12:
         raise MissingBytes(f"{len(raw)} bytes of entries came along, {total * 12} were named")
     physical, sizes = np.frombuffer(raw, np.int64, total), np.frombuffer(raw, np.int32, total, total * 8)
-    runs: dict[int, _Run] = {}
+    runs: dict[int, PartOfRun] = {}
     position = 0
     for queue, first, count in described:
         part = slice(position, position + count)
-        runs[queue] = _Run(first, physical[part], sizes[part])
+        runs[queue] = PartOfRun(first, physical[part], sizes[part])
         position += count
     return runs
 

@@ -20,7 +20,8 @@ from infra.object_store.protocol import ObjectStoreError
 from neve.archive.journal import Abort, Commit, CommittedName, Gap, Intent, IntentName
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
-from tiered.write.offload_plan import EntryRun, HotLog, Place, TopicRange, TopicUnreadable, plan_topic
+from tiered.write.entry_run import EntryRun, PartOfRun
+from tiered.write.offload_plan import HotLog, Place, TopicRange, TopicUnreadable, plan_topic
 from tiered.write.set_aside import SetAside
 
 _log = logging.getLogger(__name__)
@@ -36,16 +37,6 @@ class ContentConflict(Exception):
 
 class EncodeFailed(Exception):
     """The worker could not encode, verify or upload a name; the round tries it again next time."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrimmedRun:
-    """The part of a queue's entries that a name holds."""
-
-    first_offset: int
-    physical: Any
-    sizes: Any
-    tags: Any
 
 
 class RowCounts(NamedTuple):
@@ -237,7 +228,7 @@ class OffloadRound:
             low, high = (int(index) for index in np.searchsorted(run.physical, [name.start, name.end]))
             if low < high:
                 part = slice(low, high)
-                found[queue] = TrimmedRun(run.first_offset + low, run.physical[part], run.sizes[part], run.tags[part])
+                found[queue] = PartOfRun(run.first_offset + low, run.physical[part], run.sizes[part])
         return found
 
     def _upload(self, number: int, name: IntentName, entries: Mapping[int, EntryRun]) -> CommittedName:

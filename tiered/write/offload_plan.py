@@ -12,29 +12,13 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neve.archive import keys
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Gap, IntentName
+from tiered.write.entry_run import EntryRun
 
 DAY_MS = 86_400_000
-
-
-class EntryRun(Protocol):
-    """Consecutive ConsumeQueue entries of one queue."""
-
-    @property
-    def first_offset(self) -> int: ...
-
-    @property
-    def physical(self) -> NDArray[np.int64]: ...
-
-    @property
-    def sizes(self) -> NDArray[np.int32]: ...
-
-    @property
-    def tags(self) -> NDArray[np.int64]: ...
 
 
 class TopicUnreadable(Exception):

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from neve.archive.schema import (
     writer_options,
 )
 from tiered.write.columns import table_of
+from tiered.write.entry_run import EntryRun
 from tiered.write.rows import Entries
 
 
@@ -43,17 +44,6 @@ class MissingBytes(ValueError):
 
 
 _Mapped = tuple[int, int, mmap.mmap]  # base, end
-
-
-class EntryRun(Protocol):
-    """A dense run of one queue's entries, as the store's `entries` gives it."""
-
-    @property
-    def first_offset(self) -> int: ...
-    @property
-    def physical(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def sizes(self) -> npt.NDArray[np.int32]: ...
 
 
 class WrittenObject(NamedTuple):

@@ -19,8 +19,8 @@ from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.journal import CommittedName, IntentName, RowGroup
 from tests.doubles.memory_store import MemoryStore
 from tiered.journal.writer import JournalWriter
+from tiered.write.entry_run import EntryRun
 from tiered.write.offload import ContentConflict, RowCounts
-from tiered.write.offload_plan import EntryRun
 
 RECORD = 100
 SEGMENT = 1000

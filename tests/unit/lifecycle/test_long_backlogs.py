@@ -15,7 +15,7 @@ from lifecycle.turns import Turns
 from neve.archive.journal import Commit
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
 from tests.waiting import wait_until
-from tiered.write.offload_plan import EntryRun
+from tiered.write.entry_run import EntryRun
 
 SEGMENTS = 12
 

@@ -1,0 +1,168 @@
+"""The end of the log: its states, and where the next record goes in each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.commit_log import CommitLog
+from broker.store.errors import StoreFull, StoreNotWritable
+from broker.store.layout import END_SIZE
+from broker.store.log_end import MOVES, EndState, LogEnd
+from broker.store.message_store import MessageStore
+from broker.store.topic_tails import TopicTails
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.conftest import small_config
+
+Open = Callable[..., MessageStore]
+Put = Callable[..., Any]
+CLOSED, OPEN, OWING, FAILED = EndState
+
+
+def end_of_an_empty_log() -> LogEnd:
+    config, disk = small_config(), SimDisk()
+    disk.make_dirs(config.root)
+    log = CommitLog(config, disk)
+    log.open()
+    end = LogEnd(config, log, TopicTails())
+    end.adopt(None, 0, last_time=0, high_time=0)
+    return end
+
+
+def no_room() -> None:
+    raise StoreFull("no room")
+
+
+# How each state is reached, and each asked for.
+REACH: dict[EndState, list[Callable[[LogEnd], None]]] = {
+    CLOSED: [],
+    OPEN: [LogEnd.open],
+    OWING: [LogEnd.open, lambda end: end.put_first(no_room)],
+    FAILED: [LogEnd.open, lambda end: end.fail(OSError("the disk is gone"))],
+}
+ASK: dict[EndState, Callable[[LogEnd], None]] = {
+    CLOSED: LogEnd.close,
+    OPEN: LogEnd.open,
+    OWING: lambda end: end.put_first(no_room),
+    FAILED: lambda end: end.fail(OSError("another")),
+}
+
+
+def state_of(end: LogEnd) -> EndState:
+    """As an append meets it."""
+    try:
+        end.check_writable()
+    except StoreNotWritable:
+        return FAILED if end.failure is not None else CLOSED
+    try:
+        end.make_room(100)
+    except StoreFull:
+        return OWING
+    return OPEN
+
+
+@pytest.mark.parametrize("state", EndState)
+def test_each_state_is_what_an_append_meets(state: EndState) -> None:
+    end = end_of_an_empty_log()
+    for step in REACH[state]:
+        step(end)
+    assert end.limit == -1, "nothing is in the log: even an open end has to make its file"
+    assert state_of(end) is state
+    assert (end.limit >= 0) == (state is OPEN)
+
+
+@pytest.mark.parametrize("wanted", EndState)
+@pytest.mark.parametrize("state", EndState)
+def test_in_each_state_each_wish_is_decided(state: EndState, wanted: EndState) -> None:
+    end, becomes = end_of_an_empty_log(), MOVES[state][wanted]
+    for step in REACH[state]:
+        step(end)
+    if state is CLOSED and wanted is OWING:  # where nothing may be stored, nothing is owed
+        ASK[wanted](end)
+        assert state_of(end) is CLOSED
+    elif becomes is None:
+        with pytest.raises(AssertionError):
+            ASK[wanted](end)
+    else:
+        ASK[wanted](end)
+        assert state_of(end) is becomes
+
+
+def test_the_first_failure_is_the_one_that_is_told() -> None:
+    end = end_of_an_empty_log()
+    end.open()
+    first = OSError("first")
+    for error in (first, OSError("second")):
+        end.fail(error)
+    assert end.failure is first
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_next_record_goes_where_the_end_says(open_store: Open, put: Put, disk: SimDisk, seed: int) -> None:
+    chosen, store = random.Random(seed), open_store()
+    for _ in range(120):
+        match chosen.randrange(8):
+            case 0:
+                store.roll()
+            case 1:
+                store.restart_log_at(store.max_physical_offset + chosen.randrange(1, 40_000))
+            case 2:
+                disk.kill()
+                store = open_store()
+            case _:
+                before, newest = store.max_physical_offset, store.newest_segment_base
+                stored = put(store, body=bytes(chosen.randrange(6000)))
+                assert store.max_physical_offset == stored.physical_offset + stored.size
+                rolled = store.newest_segment_base > newest
+                assert stored.physical_offset == (store.newest_segment_base if rolled else before)
+        file = store.file_at(store.newest_segment_base)
+        assert file is None or file.base <= store.max_physical_offset <= file.end - END_SIZE
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("flush_disk_type", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_readers_hear_of_each_message_once_in_the_order_of_the_log_and_never_of_what_may_be_lost(
+    open_store: Open, put: Put, seed: int, flush_disk_type: str
+) -> None:
+    chosen, store = random.Random(seed), open_store(flush_disk_type=flush_disk_type)
+    stored: list[tuple[int, int]] = []  # queue, offset
+    heard: list[tuple[int, int]] = []
+    ends: dict[tuple[int, int], int] = {}
+    store.tell(lambda shown: heard.extend((queue.queue_id, offset) for queue, offset, _ in shown))
+    flushing: list[int] = []
+    for _ in range(200):
+        match chosen.randrange(6):
+            case 0:
+                flushing.append(store.flush())
+            case 1 if flushing:
+                store.after_flush(flushing.pop(0))
+            case 2:
+                store.roll()
+            case _:
+                queue_id = chosen.randrange(3)
+                place = put(store, queue_id=queue_id)
+                stored.append((queue_id, place.queue_offset))
+                ends[stored[-1]] = place.physical_offset + place.size
+        assert heard == stored[: len(heard)]
+        if flush_disk_type == "SYNC_FLUSH":
+            assert all(ends[one] <= store.flushed_offset for one in heard)
+            assert store.confirmed_offset <= store.flushed_offset
+        else:
+            assert heard == stored
+        assert store.confirmed_offset <= store.max_physical_offset
+        for queue_id in range(3):
+            assert store.max_offset("t", queue_id) == sum(queue == queue_id for queue, _ in heard)
+
+
+def test_a_closed_store_says_so_and_keeps_its_files(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    put(store)
+    store.shutdown()
+    files = disk.list_dir(Path("/store/commitlog"))
+    with pytest.raises(StoreNotWritable, match="not open"):
+        put(store)
+    assert disk.list_dir(Path("/store/commitlog")) == files
