@@ -1,15 +1,20 @@
 """Heartbeats, farewells and the check of a subscription: 34, 35, 46."""
 
-from typing import NamedTuple
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
-from broker.clients.client_manager import MAX_CLIENT_ID, ClientChannel, ClientManager
+from broker.clients.client_manager import MAX_CLIENT_ID, ClientChannel, ClientManager, ConsumerGroup
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
 from broker.reading.message_filter import parse_expression
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.in_steps import Steps, at_once, in_turns
+from infra.remoting_server import Answer, Connection
 from neve.errors import BrokerError
 from neve.remoting.body import ConsumerData, HeartbeatData, SubscriptionData, convert, lenient_loads, loads_as
 from neve.remoting.codes import ResponseCode
@@ -21,6 +26,10 @@ from neve.remoting.signature import ACCESS_KEY
 _UNIT_SUBSCRIPTION = 2
 _MAX_PRODUCER_GROUP = 255
 _BEAT = "heartbeat"
+_ORDER = "order of heartbeats"
+# A body that is read and compared at once: less than a millisecond. What is longer holds the loop no longer than it
+# takes to decode.
+_SHORT = 1 << 16
 
 
 class _Beat(NamedTuple):
@@ -31,6 +40,15 @@ class _Beat(NamedTuple):
     changed: bool  # what is answered
     producers: list[str]
     consumers: list[tuple[str, int]]  # groups, and the revision that each was at
+
+
+class _Order:
+    """What a connection says is heard in the order in which it came, while something of it takes turns with others."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        # And under way. A request that is refused drops its work before it begins: that ends it, too.
+        self.waiting: WeakSet[Coroutine[Any, Any, Answer]] = WeakSet()
 
 
 class ClientManageProcessor:
@@ -47,14 +65,45 @@ class ClientManageProcessor:
         self._config, self._clock, self._clients = config, clock, clients
         self._topics, self._groups, self._registration = topics, groups, registration
 
-    def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def heartbeat(self, connection: Connection, request: RemotingCommand) -> Answer | Awaitable[Answer]:
         """A client says the same every 30 s, and it may be a megabyte: what changes nothing is not read again."""
-        said = (len(request.body), hash(request.body))  # siphash, with this process' own key
+        if self._must_wait(connection):
+            return self._in_order(connection, partial(self._heartbeat, connection, request))
+        beat = self._known(connection, request)
+        if beat is None and len(request.body) > _SHORT:
+            return self._in_order(connection, partial(self._heartbeat, connection, request))
+        return _answer(request, beat or at_once(self._hear(connection, request)))
+
+    async def _heartbeat(self, connection: Connection, request: RemotingCommand) -> Answer:
+        """None when its connection is gone: what it says is of nobody, or of nobody any more."""
+        beat = self._known(connection, request)
+        if beat is None:
+            beat = await in_turns(self._hear(connection, request), given_up=lambda: connection.is_closed)
+        return None if beat is None else _answer(request, beat)
+
+    @staticmethod
+    def _must_wait(connection: Connection) -> bool:
+        order: _Order | None = connection.state.get(_ORDER)
+        return order is not None and len(order.waiting) > 0
+
+    @staticmethod
+    def _in_order(connection: Connection, work: Callable[[], Awaitable[Answer]]) -> Awaitable[Answer]:
+        order: _Order = connection.state.setdefault(_ORDER, _Order())
+
+        async def in_its_turn() -> Answer:
+            async with order.turn:
+                return await work()
+
+        waiting = in_its_turn()
+        order.waiting.add(waiting)
+        return waiting
+
+    def _known(self, connection: Connection, request: RemotingCommand) -> _Beat | None:
+        """What it says, when that was said before and stands."""
         beat: _Beat | None = connection.state.get(_BEAT)
-        if beat is None or beat.said != said or not self._hear_again(connection, request, beat):
-            beat = self._hear(connection, request, said)
-        ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if beat.changed else "false"}
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
+        if beat is None or beat.said != _said(request) or not self._hear_again(connection, request, beat):
+            return None
+        return beat
 
     def _hear_again(self, connection: Connection, request: RemotingCommand, beat: _Beat) -> bool:
         """False: it has to be read, something that it speaks of has changed."""
@@ -68,10 +117,13 @@ class ClientManageProcessor:
             self._clients.register_producer(group, channel)
         return True
 
-    def _hear(self, connection: Connection, request: RemotingCommand, said: tuple[int, int]) -> _Beat:
+    def _hear(self, connection: Connection, request: RemotingCommand) -> Steps[_Beat]:
+        """Each group is seen as it was before or as the heartbeat says, whoever asks between two steps."""
         data = loads_as(request.body, HeartbeatData)
         if len(data.client_id) > MAX_CLIENT_ID:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"a client id of {len(data.client_id)} characters")
+        if len(request.body) > _SHORT:
+            yield
         connection.state.pop(_BEAT, None)
         channel, clients = self._channel(connection, request, data.client_id), self._clients
         clients.watch(connection)
@@ -79,16 +131,18 @@ class ClientManageProcessor:
             if len(producer.group_name) > _MAX_PRODUCER_GROUP:
                 raise BrokerError(ResponseCode.INVALID_PARAMETER, "a producer group's name is too long")
             clients.register_producer(producer.group_name, channel)
-        changed = not data.consumer_data_set
+        revisions: dict[str, int] = {}
         for consumer in data.consumer_data_set:
-            changed |= self._register_consumer(channel, data, consumer)
+            registered = yield from self._register_consumer(channel, data, consumer)
+            if registered is not None:
+                revisions[registered.name] = registered.revision
+        is_new = self._is_new(connection, data, revisions)
         always_new = not data.consumer_data_set or data.heartbeat_fingerprint == 0
-        groups = [consumer.group_name for consumer in data.consumer_data_set]
-        revisions = [(group, clients.consumers[group].revision) for group in groups if group in clients.consumers]
         producers = [producer.group_name for producer in data.producer_data_set]
-        if len(revisions) == len(groups):
-            connection.state[_BEAT] = _Beat(said, data.client_id, always_new, producers, revisions)
-        return _Beat(said, data.client_id, changed, producers, revisions)
+        beat = _Beat(_said(request), data.client_id, always_new, producers, list(revisions.items()))
+        if revisions.keys() >= {consumer.group_name for consumer in data.consumer_data_set}:
+            connection.state[_BEAT] = beat
+        return beat._replace(changed=is_new)
 
     def _channel(self, connection: Connection, request: RemotingCommand, client_id: str) -> ClientChannel:
         clock, user = self._clock, request.ext.get(ACCESS_KEY, "")
@@ -96,29 +150,47 @@ class ClientManageProcessor:
             connection, client_id, request.language, request.version, clock.monotonic(), clock.now_ms(), user
         )
 
-    def _register_consumer(self, channel: ClientChannel, data: HeartbeatData, consumer: ConsumerData) -> bool:
+    def _register_consumer(
+        self, channel: ClientChannel, data: HeartbeatData, consumer: ConsumerData
+    ) -> Steps[ConsumerGroup | None]:
+        """None: there is no such group, and none is made."""
         group = consumer.group_name
         fault = group_fault(group)
         if fault is not None:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
+        changes = yield from self._clients.compare(group, None if data.without_sub else consumer.subscription_data_set)
         config = self._groups.find(group)
         if config is None:
-            return False
+            return None
         retry = RETRY_PREFIX + group
         if self._topics.select(retry) is None:
             flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
             queue_nums = min(config.retry_queue_nums, self._config.max_queues_per_topic)
             self._topics.create_plain(retry, queue_nums, flag)
             self._registration.soon()
-        subs = None if data.without_sub else consumer.subscription_data_set
         kinds = (consumer.consume_type, consumer.message_model, consumer.consume_from_where)
-        self._clients.register_consumer(group, channel, kinds, subs)
-        fingerprints: dict[str, int] = channel.connection.state.setdefault("fingerprints", {})
-        known = fingerprints.get(group)
-        fingerprints[group] = data.heartbeat_fingerprint
-        return data.heartbeat_fingerprint == 0 or known != data.heartbeat_fingerprint
+        return self._clients.register_consumer(group, channel, kinds, changes)
 
-    def unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @staticmethod
+    def _is_new(connection: Connection, data: HeartbeatData, groups: Iterable[str]) -> bool:
+        """By its fingerprint, to each of its groups."""
+        fingerprint = data.heartbeat_fingerprint
+        known: dict[str, int] = connection.state.setdefault("fingerprints", {})
+        is_new = not data.consumer_data_set
+        for group in groups:
+            is_new |= fingerprint == 0 or known.get(group) != fingerprint
+            known[group] = fingerprint
+        return is_new
+
+    def unregister(self, connection: Connection, request: RemotingCommand) -> Answer | Awaitable[Answer]:
+        if self._must_wait(connection):
+            return self._in_order(connection, partial(self._unregister_later, connection, request))
+        return self._unregister(connection, request)
+
+    async def _unregister_later(self, connection: Connection, request: RemotingCommand) -> Answer:
+        return self._unregister(connection, request)
+
+    def _unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext
         require_str(ext, "clientID")
         group = ext.get("consumerGroup")
@@ -133,3 +205,12 @@ class ClientManageProcessor:
             data = convert(value["subscriptionData"], SubscriptionData)
             parse_expression(data.sub_string, data.expression_type, sql=self._config.enable_property_filter)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+
+def _said(request: RemotingCommand) -> tuple[int, int]:
+    return len(request.body), hash(request.body)  # siphash, with this process' own key
+
+
+def _answer(request: RemotingCommand, beat: _Beat) -> RemotingCommand:
+    ext = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if beat.changed else "false"}
+    return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)

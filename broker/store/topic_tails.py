@@ -6,6 +6,11 @@ broker with ten thousand topics looks only at those that may have changed.
 
 from __future__ import annotations
 
+from infra import collector
+
+# Rows that are made anew at once, from which on no collection of garbage looks through them.
+_MANY = 1_000
+
 
 class TopicTail:
     """The newest record of one topic; the append writes it itself."""
@@ -50,12 +55,17 @@ class TopicTails:
         After a step back of the clock, `high_time` is the newest that any record had before it: too late rather than
         too early.
         """
-        tails, key = self._tails, (base, high_time)
-        if self._table_of != key:
-            self._table, self._table_of = {}, key
+        tails, (known_base, known_high_time) = self._tails, self._table_of
+        if not 0 <= known_base <= base or known_high_time != high_time:
+            self._table = {}
             self.touched.update(tails)
+        elif known_base < base:  # the next file: whose last record lies below has none in it
+            self._table = {topic: row for topic, row in self._table.items() if row[0] >= base}
+        self._table_of = (base, high_time)
         for topic in self.touched:
             tail = tails[topic]
             if tail.physical_offset >= base:
                 self._table[topic] = (tail.physical_offset, max(tail.store_time, high_time))
+        if len(self.touched) > _MANY:
+            collector.leave_alone()
         return self._table.copy()

@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.broker_controller import BrokerController
+from broker.clients import client_manager
+from broker.clients.client_manager import Changes, ClientChannel, ConsumerGroup
 from broker.requests import client_manage
+from infra.in_steps import Steps, at_once
 from infra.remoting_server import Connection, open_connection
-from neve.remoting.body import HeartbeatData, loads_as
+from neve.errors import UnknownOutcome
+from neve.remoting.body import HeartbeatData, SubscriptionData, loads_as
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running
+from tests.doubles.counted import Counted
 
 TOPICS = tuple(f"topic-{number}" for number in range(20))
 
@@ -121,3 +128,129 @@ def test_what_a_group_subscribes_to_is_no_business_of_the_garbage_collector() ->
         gc.enable()
     assert len(data.consumer_data_set[0].subscription_data_set) == 2_000
     assert more < 100
+
+
+WIDE = tuple(f"a-topic-of-many-{number}" for number in range(2_000))
+
+
+def test_a_wide_heartbeat_is_compared_in_slices_and_its_group_has_one_of_two_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, others = client_manager._size, tuple(f"other-{topic}" for topic in WIDE)
+    size = Counted(whole)
+
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            clients = broker.context.clients
+            seen: set[frozenset[str]] = set()
+
+            async def look() -> None:
+                while True:
+                    group = clients.consumers.get("g")
+                    seen.add(frozenset(group.subscriptions) if group is not None else frozenset())
+                    await asyncio.sleep(0)
+
+            looking = asyncio.create_task(look())
+            for topics in (WIDE, others, WIDE[:1_500]):
+                await beat(connection, heartbeat("A", topics))
+            looking.cancel()
+            assert seen == {frozenset(), frozenset(WIDE), frozenset(others), frozenset(WIDE[:1_500])}
+            assert clients.consumers["g"].size == sum(map(whole, subscriptions(broker)))
+
+    monkeypatch.setattr(client_manager, "_size", size)
+    asyncio.run(main())
+    assert size.all == 2_000 + 4_000 + 3_500
+    assert size.most <= 1_000
+
+
+def subscriptions(broker: BrokerController) -> list[SubscriptionData]:
+    return list(broker.context.clients.consumers["g"].subscriptions.values())
+
+
+def test_a_heartbeat_whose_group_changes_between_two_slices_is_compared_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            clients, kinds = broker.context.clients, ("", "", "")
+            channel = ClientChannel(connection, "A", "JAVA", 1, 0.0, 0)
+
+            def register(changes: Changes) -> ConsumerGroup:
+                return clients.register_consumer("g", channel, kinds, changes)
+
+            wide = [SubscriptionData(topic, sub_version=2) for topic in WIDE]
+            steps = clients.compare("g", wide)
+            for number in range(2):
+                next(steps)
+                next(steps)
+                narrow = [SubscriptionData(topic, sub_version=3) for topic in (*WIDE[:9], f"other-{number}")]
+                register(at_once(clients.compare("g", narrow)))
+            group = register(at_once(steps))
+            assert group.subscriptions.keys() == set(WIDE)
+            assert [group.subscriptions[topic].sub_version for topic in WIDE[:10]] == [3] * 9 + [2]
+            assert group.size == sum(map(client_manager._size, group.subscriptions.values()))
+
+            steps, left = clients.compare("g", wide), 0
+            for _ in steps:  # always another: it comes to an end all the same
+                left += 1
+                register(at_once(clients.compare("g", [SubscriptionData(f"other-{left}")])))
+            assert left == 3
+
+    asyncio.run(main())
+
+
+def test_what_a_connection_says_after_a_wide_heartbeat_is_heard_after_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            consumers = broker.context.clients.consumers
+            await asyncio.gather(
+                beat(connection, heartbeat("A", WIDE)),
+                beat(connection, heartbeat("A", ("one",))),
+                beat(connection, heartbeat("A", WIDE[1:])),
+                beat(connection, heartbeat("A", ("two",))),
+            )
+            assert consumers["g"].subscriptions.keys() == {"two"}
+            await asyncio.gather(
+                beat(connection, heartbeat("A", WIDE)),
+                ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g", producerGroup="p"),
+            )
+            assert "g" not in consumers
+            assert "p" not in broker.context.clients.producers
+
+    asyncio.run(main())
+
+
+def test_a_wide_heartbeat_whose_connection_goes_meanwhile_leaves_nobody_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, _):
+            clients = broker.context.clients
+            begun, gone, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            whole, closed = client_manager._compare, clients.connection_closed
+
+            def held(changes: Changes, wanted: Sequence[SubscriptionData] | None) -> Steps[None]:
+                begun.set()
+                try:
+                    while not gone.is_set():
+                        yield
+                    yield from whole(changes, wanted)
+                finally:
+                    over.set()
+
+            def see_it_go(connection: Connection) -> None:
+                closed(connection)
+                gone.set()
+
+            monkeypatch.setattr(client_manager, "_compare", held)
+            monkeypatch.setattr(clients, "connection_closed", see_it_go)
+            other = await open_connection(*broker.context.address)
+            asking = asyncio.create_task(beat(other, heartbeat("A", WIDE)))
+            await begun.wait()
+            other.abort()
+            await over.wait()
+            with pytest.raises(UnknownOutcome):
+                await asking
+            assert "g" not in clients.consumers
+            assert clients.producers == {}
+            assert clients.bytes == 0
+
+    asyncio.run(main())

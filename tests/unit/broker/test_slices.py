@@ -15,26 +15,9 @@ from broker.store.message_store import MessageStore
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running
+from tests.doubles.counted import Counted
 
 TOPICS, QUEUES = 300, 2
-
-
-class Counted:
-    """Calls of a function between two turns of the loop, at most."""
-
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self._work, self._since, self.most, self.all = work, 0, 0, 0
-
-    def __call__(self, *args: Any) -> Any:
-        self._since += 1
-        self.all += 1
-        if self._since == 1:
-            asyncio.get_running_loop().call_soon(self._turn)
-        self.most = max(self.most, self._since)
-        return self._work(*args)
-
-    def _turn(self) -> None:
-        self._since = 0
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from broker.store import reading
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
 from broker.store.message_store import MessageStore
 from broker.store.topic_tails import TopicTail
+from infra import collector
 from infra.clock import ManualClock
 from neve.record.codec import decode_record, iter_records
 from tests.doubles.sim_disk import SimDisk
@@ -452,6 +453,35 @@ def test_the_topics_of_the_active_file_are_told_without_a_look_at_those_that_did
     last = put(store, "topic-7").physical_offset
     assert store.segments()[-1].topics["topic-7"][0] == last
     assert tails.looked_at <= 2
+
+
+def test_the_topics_of_the_next_file_are_told_without_a_look_at_all(open_store: Open, put: Put) -> None:
+    store = open_store(commit_log_file_size=1 << 20)
+    for number in range(200):
+        put(store, f"topic-{number}")
+    assert len(store.segments()[-1].topics) == 200
+    assert store.want_checkpoint(store.max_physical_offset)
+    tails = store._tails._tails = CountedTails(store._tails._tails)
+    store.roll()
+    put(store, "topic-7")
+    assert store.segments()[-1].topics.keys() == {"topic-7"}
+    assert len(store.segments()[0].topics) == 200
+    assert tails.looked_at <= 4
+
+
+def test_the_table_of_many_topics_is_no_business_of_the_garbage_collector(
+    open_store: Open, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_alone: list[int] = []
+    store = open_store()
+    monkeypatch.setattr(collector, "leave_alone", lambda: left_alone.append(1))
+    put(store, "one")
+    store.segments()
+    assert left_alone == []
+    for number in range(1_100):
+        store._tails.touch(f"topic-{number}", number, 1)
+    store.segments()
+    assert left_alone == [1]
 
 
 @pytest.mark.parametrize("seed", range(20))
