@@ -12,7 +12,7 @@ from access.guard import inner_credentials, read_credentials
 from infra.clock import Clock
 from infra.startup import StartupError, check_port
 from infra.tls import client_context, server_tls
-from neve.cli.doctor import FAIL, OK, WARN, Check
+from neve.cli.checks import FAIL, OK, WARN, Check
 
 _CERTIFICATE_DAYS = 14
 

@@ -10,17 +10,15 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import click
-
 from access.server_checks import check_free_port, check_tls, check_users
 from broker import rocketmqs_store
 from broker.config import BrokerConfig
 from infra.clock import Clock, SystemClock
 from infra.config import ConfigError, read
 from infra.disk import DiskLocked, RealDisk
-from infra.object_store.open import open_store
+from infra.object_store.doctor import check_store
 from infra.object_store.protocol import BadStoreUrl
-from neve.cli.doctor import FAIL, OK, WARN, Check, check_directory, check_store, nearest
+from neve.cli.checks import FAIL, OK, WARN, Check, check_directory, nearest
 
 _NAME_SERVER_S = 3.0
 _VIP_OFFSET = 2
@@ -121,8 +119,6 @@ def _check_archive(config: BrokerConfig) -> Iterator[Check]:
         yield Check("store", WARN, text)
         return
     try:
-        if not url.startswith("dir:"):
-            open_store(url)
         yield from check_store(url)
-    except (BadStoreUrl, click.UsageError) as error:
+    except BadStoreUrl as error:
         yield Check("store", FAIL, f"storeUrl: {error}")

@@ -9,7 +9,7 @@ from access.server_checks import check_free_port, check_tls, check_users
 from infra.clock import Clock, SystemClock
 from infra.config import ConfigError, read
 from namesrv.namesrv_config import NamesrvConfig
-from neve.cli.doctor import FAIL, OK, WARN, Check, check_directory
+from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 
 
 def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:

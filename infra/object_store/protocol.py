@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# A write that was sent under a lease may land after it, over an entry of the next owner, and no clock can prevent that.
-NO_LEASE = "a lease can't replace that (fencing=lease is not offered, docs/archive-format.md says why)"
-
 Pace = Callable[[int], None]
 """Called with a number of bytes before they go out; it may wait."""
 

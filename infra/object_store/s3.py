@@ -38,6 +38,7 @@ from infra.object_store.protocol import (
     check_prefix,
     unpaced,
 )
+from neve.archive.store_url import check_endpoint
 
 if TYPE_CHECKING:
     from infra.object_store.multipart import MultipartUploads
@@ -72,7 +73,7 @@ class S3Store:
         self._endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         self._region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         if self._endpoint is not None:
-            _check_endpoint(self._endpoint)
+            check_endpoint(self._endpoint)
         provider = _profile_provider()
         self._reader = self._client(bucket, prefix, READ_RETRIES, provider)
         self._writer = self._client(bucket, prefix, 0, provider)
@@ -213,14 +214,6 @@ def parse_multipart_above(text: str) -> int:
     if not text.isdecimal() or not MULTIPART_ABOVE_MIN <= int(text) <= MULTIPART_ABOVE_MAX:
         raise BadStoreUrl(f"multipartAbove is a number of bytes from {MULTIPART_ABOVE_MIN} to {MULTIPART_ABOVE_MAX}")
     return int(text)
-
-
-def _check_endpoint(endpoint: str) -> None:
-    address = urlsplit(endpoint)
-    if address.scheme not in {"http", "https"} or not address.hostname:
-        raise BadStoreUrl(f"endpoint must be http(s)://HOST[:PORT], not {endpoint[:60]!r}")
-    if "@" in address.netloc:
-        raise BadStoreUrl("credentials don't belong in the endpoint: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 
 
 def _profile_provider() -> Any:

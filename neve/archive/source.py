@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import parse_qs, unquote, urlsplit
 
+from neve.archive.store_url import BadUrl, S3Url, parse_store_url
 from neve.extras import install_command
 
 _MISSING = frozenset({"404", "NoSuchKey"})
@@ -35,17 +35,16 @@ class Source(Protocol):
 
 
 def open_source(url: str) -> Source:
-    """`dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`."""
-    if url.startswith("dir:"):
-        root = Path(url.removeprefix("dir:"))
-        if not root.is_dir():
-            raise FileNotFoundError(f"{root} is not a directory")
-        return DirectorySource(root)
-    parts = urlsplit(url)
-    if parts.scheme != "s3" or not parts.netloc:
-        raise BadSource(f"store {url!r} is neither dir:PATH nor s3://BUCKET/PREFIX?endpoint=URL")
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    return S3Source(parts.netloc, unquote(parts.path).strip("/"), query.get("endpoint"), query.get("region"))
+    """`store_url` says what stands in it. Raises BadSource; FileNotFoundError where there is no such directory."""
+    try:
+        where = parse_store_url(url)
+    except BadUrl as error:
+        raise BadSource(str(error)) from error
+    if isinstance(where, S3Url):
+        return S3Source(where.bucket, where.prefix, where.endpoint or None, where.region or None)
+    if not where.path.is_dir():
+        raise FileNotFoundError(f"{where.path} is not a directory")
+    return DirectorySource(where.path)
 
 
 class DirectorySource:

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import os
-import pwd
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
+from neve.cli.checks import FAIL, OK, WARN, Check, nearest
 from neve.cli.failures import FAILED, Failure
 from neve.cli.output import emit, output_option, store_option
 from neve.clock import system_now_ms
-from neve.entropy import system_entropy, unique_name
 from neve.extras import install_command
 
-OK, WARN, FAIL = "ok", "warn", "fail"
 MIN_MAP_COUNT = 65_530
 MIN_FILES = 4_096
-CLOCK_APART_S = 300  # where deleting stops: the archive's format says so
 LOW_DISK = 0.15
-
-
-class Check(NamedTuple):
-    check: str
-    state: str
-    found: str
 
 
 @click.command()
@@ -56,7 +45,7 @@ def doctor(config: Path | None, settings: tuple[str, ...], data: Path | None, st
         raise click.UsageError("--set goes with -c")
     else:
         checks.append(check_disk(data or Path()))
-        checks += check_store(store) if store is not None else ()
+        checks += _check_store(store) if store is not None else ()
     emit([check._asdict() for check in checks], Check._fields, output)
     failed = [check.check for check in checks if check.state == FAIL]
     if failed:
@@ -71,14 +60,27 @@ def _refuse_beside_config() -> None:
 
 
 def _server_checks(config: Path, settings: Sequence[str]) -> list[Check]:
+    found = _part("namesrv.doctor" if _is_name_servers(config) else "broker.doctor", "-c")
+    return list(found.checks(config, settings))
+
+
+def _check_store(url: str) -> list[Check]:
+    """All that the archive does in a store; what is wrong with its URL is wrong usage."""
+    found = _part("infra.object_store.doctor", "--store")
+    try:
+        return list(found.check_store(url))
+    except ValueError as error:  # BadStoreUrl
+        raise click.UsageError(str(error)) from error
+
+
+def _part(module: str, option: str) -> Any:
     """The server's part of this command, found by its name: nothing of `neve` imports the server."""
     try:
-        found = importlib.import_module("namesrv.doctor" if _is_name_servers(config) else "broker.doctor")
+        return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         raise click.UsageError(
-            f"-c needs the server's packages, {missing.name} is missing: {install_command('server')}"
+            f"{option} needs the server's packages, {missing.name} is missing: {install_command('server')}"
         ) from missing
-    return list(found.checks(config, settings))
 
 
 def _is_name_servers(config: Path) -> bool:
@@ -121,11 +123,6 @@ def check_disk(data: Path) -> Check:
     return Check("disk", OK if free > LOW_DISK else WARN, text)
 
 
-def nearest(path: Path) -> Path:
-    """The path itself, or the lowest directory above it that is there."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-
-
 def check_map_count() -> Check:
     """Each open store file is one mapping."""
     path = Path("/proc/sys/vm/max_map_count")
@@ -146,90 +143,3 @@ def check_files() -> Check:
 def check_local_clock() -> Check:
     now = datetime.fromtimestamp(system_now_ms() / 1000, UTC)
     return Check("clock", OK if 2024 < now.year < 2100 else FAIL, f"{now:%Y-%m-%dT%H:%M:%SZ}")
-
-
-def check_store(url: str) -> Iterator[Check]:
-    """Write once, refuse a second write, read, list, delete: all that the archive does in a store."""
-    from neve.cli.store import S3Source, open_source
-
-    if url.startswith("dir:"):
-        yield check_directory("store", Path(url.removeprefix("dir:")))
-        return
-    source = open_source(url)
-    assert isinstance(source, S3Source)
-    yield from _check_s3(source)
-
-
-def check_directory(name: str, root: Path) -> Check:
-    """Whether this user may write there, or make it where it is missing; it is not made, the user may be another."""
-    existing, user = nearest(root), _user()
-    if existing != root.absolute():
-        if not existing.is_dir():
-            return Check(name, FAIL, f"cannot make {root}: Not a directory: {existing}")
-        if not os.access(existing, os.W_OK | os.X_OK):
-            return Check(name, FAIL, f"cannot make {root}: {user} may not write to {existing}")
-        return Check(name, OK, f"{root} will be made; {user} may")
-    probe = root / f".neve-doctor-{unique_name(system_entropy)}"
-    try:
-        with probe.open("xb") as file:
-            file.write(b"probe")
-        probe.unlink()
-    except OSError as error:
-        return Check(name, FAIL, f"{user} cannot write to {root}: {error}")
-    return Check(name, OK, f"{user} may write and delete in {root}")
-
-
-def _user() -> str:
-    """Whose rights these are; a container's user may have no name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"user {os.geteuid()}"
-
-
-def _check_s3(source: Any) -> Iterator[Check]:
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    where: dict[str, str] = {"Bucket": source.bucket, "Key": source.name(f"_neve/.probe/{unique_name(system_entropy)}")}
-    client = source.client
-    steps: tuple[tuple[str, Any], ...] = (
-        ("write once", lambda: client.put_object(**where, Body=b"probe", IfNoneMatch="*")),
-        ("refuse a second write", lambda: _refused(client, where)),
-        ("read", lambda: client.get_object(**where)),
-        ("list", lambda: client.list_objects_v2(Bucket=source.bucket, Prefix=source.name("_neve/"), MaxKeys=1)),
-        ("delete", lambda: client.delete_object(**where)),
-    )
-    answer: Any = None
-    for name, step in steps:
-        try:
-            done = step()
-        except (BotoCoreError, ClientError) as error:
-            yield Check(f"store: {name}", FAIL, str(error))
-            if name == "write once":
-                return
-            continue
-        answer = done if isinstance(done, dict) else answer
-        yield Check(f"store: {name}", FAIL if done is False else OK, "" if done is not False else "not honoured")
-    yield _store_clock(answer)
-
-
-def _refused(client: Any, where: dict[str, str]) -> bool:
-    """Whether a conditional write to an existing key is refused: the archive's fence rests on it."""
-    from botocore.exceptions import ClientError
-
-    try:
-        client.put_object(**where, Body=b"second", IfNoneMatch="*")
-    except ClientError as error:
-        if error.response["ResponseMetadata"]["HTTPStatusCode"] in {409, 412}:
-            return True
-        raise
-    return False
-
-
-def _store_clock(answer: Any) -> Check:
-    header = answer["ResponseMetadata"]["HTTPHeaders"].get("date") if isinstance(answer, dict) else None
-    if header is None:
-        return Check("store: clock", WARN, "the store tells no time")
-    apart = abs(parsedate_to_datetime(header).timestamp() - system_now_ms() / 1000)
-    state = OK if apart < CLOCK_APART_S else FAIL
-    return Check("store: clock", state, f"{apart:.0f} s apart from this machine's")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from neve.archive import source
-from neve.archive.source import DirectorySource, S3Source, Source
+from neve.archive.source import Source
 
-__all__ = ["DirectorySource", "S3Source", "Source", "open_source"]
+__all__ = ["Source", "open_source"]
 
 
 def open_source(url: str) -> Source:

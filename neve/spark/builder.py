@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
+from neve.archive.store_url import DirUrl, parse_store_url
 from neve.spark.jars import find_java, pyspark_jars, s3_jars
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ CREDENTIALS = ",".join(
 
 
 @dataclass(frozen=True, slots=True)
-class StoreUrl:
+class HadoopStore:
     """An archive store as a Hadoop file system sees it."""
 
     scheme: str  # "dir" or "s3"
@@ -39,21 +39,17 @@ class StoreUrl:
         return f"{self.root}/{key}"
 
 
-def parse_store(url: str) -> StoreUrl:
-    """`dir:PATH` or `s3://bucket/prefix?endpoint=...&region=...`."""
-    if url.startswith("dir:"):
+def parse_store(url: str) -> HadoopStore:
+    """Of a store's URL (`neve.archive.store_url`). Raises ValueError."""
+    where = parse_store_url(url)
+    if isinstance(where, DirUrl):
         # not as_uri(): Hadoop takes a path's text as it is, %XX included
-        return StoreUrl("dir", f"file:{Path(url.removeprefix('dir:')).absolute()}")
-    parts = urlsplit(url)
-    if parts.scheme != "s3" or not parts.netloc:
-        raise ValueError(f"store {url!r} is neither dir:PATH nor s3://bucket/prefix?endpoint=...&region=...")
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    prefix = unquote(parts.path).strip("/")
-    root = f"s3a://{parts.netloc}" + (f"/{prefix}" if prefix else "")
-    return StoreUrl("s3", root, parts.netloc, query.get("endpoint", ""), query.get("region", ""))
+        return HadoopStore("dir", f"file:{where.path.absolute()}")
+    root = f"s3a://{where.bucket}" + (f"/{where.prefix}" if where.prefix else "")
+    return HadoopStore("s3", root, where.bucket, where.endpoint, where.region)
 
 
-def s3_options(store: StoreUrl) -> dict[str, str]:
+def s3_options(store: HadoopStore) -> dict[str, str]:
     """Hadoop's options for this bucket alone, so that one session can read several stores."""
     prefix = f"spark.hadoop.fs.s3a.bucket.{store.bucket}"
     options = {f"{prefix}.aws.credentials.provider": CREDENTIALS}
@@ -126,7 +122,9 @@ _HADOOP = "spark.hadoop."
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
-def _options(stores: Sequence[StoreUrl], jars: Sequence[str | Path] | None, conf: Mapping[str, str]) -> dict[str, str]:
+def _options(
+    stores: Sequence[HadoopStore], jars: Sequence[str | Path] | None, conf: Mapping[str, str]
+) -> dict[str, str]:
     options = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.sources.partitionColumnTypeInference.enabled": "false",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from neve.spark.builder import StoreUrl
+from neve.spark.builder import HadoopStore
 
 
 class HadoopSource:
     """Small objects (the journal) of one archive store; safe on the driver only."""
 
-    def __init__(self, spark: Any, store: StoreUrl) -> None:
+    def __init__(self, spark: Any, store: HadoopStore) -> None:
         self._store = store
         self._jvm = spark.sparkContext._jvm
         self._conf = spark.sparkContext._jsc.hadoopConfiguration()

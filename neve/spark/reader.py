@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from neve.archive.follow import catalogs
 from neve.archive.keys import fits_key
 from neve.spark.bodies import INFLATED_LENGTH_MAX, inflated_body
-from neve.spark.builder import StoreUrl, parse_store
+from neve.spark.builder import HadoopStore, parse_store
 from neve.spark.hadoop_source import HadoopSource
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def instant_ms(value: Instant | None) -> int | None:
 
 
 def _plan(
-    spark: SparkSession, topic: str, where: StoreUrl, broker: str | None, wanted: Wanted
+    spark: SparkSession, topic: str, where: HadoopStore, broker: str | None, wanted: Wanted
 ) -> tuple[list[str], list[Minimum]]:
     known = catalogs(HadoopSource(spark, where), broker)
     if not any(topic in catalog.topics() for catalog in known.values()):
@@ -154,7 +154,7 @@ def _holds(name: CommittedName, floors: Mapping[int, int], wanted: Wanted) -> bo
     return False
 
 
-def _scan(spark: SparkSession, where: StoreUrl, keys: list[str]) -> DataFrame:
+def _scan(spark: SparkSession, where: HadoopStore, keys: list[str]) -> DataFrame:
     from pyspark.sql.types import StructType
 
     schema = StructType.fromDDL(" ".join(ROW_SCHEMA.split()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import msgspec
 
 from infra import failpoint
@@ -19,6 +17,7 @@ from neve.archive import keys
 from neve.archive.catalog import Catalog
 from neve.archive.follow import journal_end, newest_checkpoint, stands
 from neve.archive.journal import Abort, AnyEntry, decode_entry, encode_entry
+from neve.entropy import Entropy, unique_name
 from tiered.journal.errors import ArchiveRefused
 from tiered.journal.local_journal import LocalJournal, OtherBroker, renamed
 
@@ -28,9 +27,11 @@ TRIES = 8
 class JournalTail:
     """The catalog is what the journal adds up to, up to `catalog.next_seq`. One thread at a time, but for readers."""
 
-    def __init__(self, store: ObjectStore, prefix: str, broker: str, local: LocalJournal, clock: Clock) -> None:
+    def __init__(  # noqa: PLR0917
+        self, store: ObjectStore, prefix: str, broker: str, local: LocalJournal, clock: Clock, entropy: Entropy
+    ) -> None:
         self.store, self.prefix, self.broker = store, prefix, broker
-        self.writer = uuid.uuid4().hex  # of this process: names it in each entry
+        self.writer = unique_name(entropy)  # of this process: names it in each entry
         self.catalog = Catalog()
         self.aborted: set[str] = set()  # keys that an ABORT closed: never to be planned again
         self._local, self._clock = local, clock

@@ -21,6 +21,7 @@ from infra.object_store.protocol import ObjectStore, StoreUnavailable, UnknownOu
 from neve.archive.catalog import Catalog
 from neve.archive.follow import stands
 from neve.archive.journal import AnyEntry, Epoch, Expire, Intent, NewerFormat
+from neve.entropy import Entropy, system_entropy
 from tiered.journal.checkpoints import CHECKPOINT_ENTRIES, Checkpoints
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
 from tiered.journal.known_archive import KnownArchive
@@ -66,11 +67,12 @@ class JournalWriter:
         clock: Clock,
         cluster: str = "DefaultCluster",
         checkpoint_entries: int = CHECKPOINT_ENTRIES,
+        entropy: Entropy = system_entropy,
     ) -> None:
         self.store, self.prefix, self.broker = store, prefix, broker
-        self._cluster = cluster
+        self._cluster, self._entropy = cluster, entropy
         copy = LocalJournal(local, disk)
-        self._tail = JournalTail(store, prefix, broker, copy, clock)
+        self._tail = JournalTail(store, prefix, broker, copy, clock, entropy)
         self._known = KnownArchive(copy, self._tail.catalog, broker, log_uuid)
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._state = JournalState()
@@ -114,7 +116,7 @@ class JournalWriter:
             self._state.happens(Event.ATTACH)
             identity = self._load()
             if identity is None:
-                probe(self.store)
+                probe(self.store, self._entropy)
                 self._take_over(_Claim(log_end))
             else:
                 if identity.log_uuid != self._known.log_uuid:
@@ -136,7 +138,7 @@ class JournalWriter:
             if not stands(self.store, self.broker, self.prefix)(0):
                 self._state.happens(Event.REFUSED)
                 raise ArchiveRefused(f"there is no archive of broker {self.broker}: nothing to restore from")
-            probe(self.store)
+            probe(self.store, self._entropy)
             self._take_over(_Claim(whoever_had_it=take_over, before=claim))
 
     def ensure_online(self) -> None:

@@ -15,7 +15,7 @@ from broker.doctor import checks
 from infra.clock import ManualClock
 from infra.disk import RealDisk, Room
 from neve.cli import main
-from neve.cli.doctor import Check
+from neve.cli.checks import Check
 from tests.broker_in_process import running
 from tests.servers.processes import free_ports
 

@@ -54,7 +54,7 @@ def test_a_store_url_becomes_what_spark_needs() -> None:
     assert options["spark.hadoop.fs.s3a.bucket.bucket.path.style.access"] == "true"
     assert options["spark.hadoop.fs.s3a.bucket.bucket.connection.ssl.enabled"] == "false"
     assert not any("secret" in name for name in options)
-    with pytest.raises(ValueError, match="neither dir:PATH"):
+    with pytest.raises(ValueError, match="must be dir:PATH"):
         parse_store("/just/a/path")
 
 
