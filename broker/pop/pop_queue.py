@@ -62,12 +62,9 @@ class QueueLock:
     held: bool = False
     passed_by: bool = False
 
-    def take(self) -> bool:
-        """False: another one reads there."""
-        if self.pass_by():
-            return False
+    def take(self) -> None:
+        assert not self.held, "who finds it held passes by"
         self.held = True
-        return True
 
     def pass_by(self) -> bool:
         """True: another one reads there, and release will tell that somebody wanted to."""

@@ -269,7 +269,7 @@ def _register_metrics(controller: BrokerController) -> None:
     counter("bytes_in_total", "bytes stored", lambda: controller.intake.bytes)
     counter("bytes_out_total", "bytes read", lambda: context.stats.bytes_out)
     counter("pop_revives_total", "popped messages that came back", lambda: controller.revive.revived)
-    gauge("pop_revives_waiting", "messages to come back that wait for the archive", lambda: controller.revive.waiting)
+    gauge("pop_revives_waiting", "messages to come back that wait to be read", lambda: controller.revive.waiting)
     gauge("unfinished_bytes", "held by unfinished frames of all connections", controller.unfinished_bytes)
     gauge("in_work_bytes", "bodies of requests in work, of all connections", controller.in_work_bytes)
     gauge("client_bytes", "what heartbeats say, of all connections", lambda: context.clients.bytes)

@@ -12,7 +12,7 @@ from broker.pop.extra_info import ExtraInfo
 from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.pop_log import Ack, ChangeInvisibleTime, PopCheckPoint
-from broker.pop.pop_queue import is_out
+from broker.pop.pop_queue import QueueLock, is_out
 from broker.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore
@@ -212,6 +212,18 @@ def test_pop_clients_share_brokers_or_their_neighbours_queues() -> None:
     assert everything == [MessageQueue("t", "a", -1), MessageQueue("t", "b", -1)]
     part = assignment.share_for_pop(assignment.AVERAGE, "4", queues, ["1", "2", "3", "4"], 1)
     assert sorted(part) == [queues[0], queues[3]]
+
+
+def test_who_passes_a_queue_by_is_told_once_when_it_is_free() -> None:
+    lock = QueueLock()
+    assert not lock.pass_by()
+    lock.take()
+    assert not lock.release()
+    lock.take()
+    assert lock.pass_by() and lock.pass_by()
+    assert lock.release()
+    lock.take()
+    assert not lock.release()
 
 
 def test_a_queue_that_is_free_again_wakes_who_waits_for_it() -> None:

@@ -1,6 +1,7 @@
 """Pops over several queues of which one is only in the archive: it keeps back no other, and has its turn."""
 
 import asyncio
+import mmap
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -12,12 +13,14 @@ import pytest
 from broker.broker_controller import BrokerController
 from broker.pop.pop_consumer_service import spread
 from infra.clock import ManualClock
+from infra.disk import RealDisk
 from infra.remoting_server import open_connection
 from neve.errors import NeveError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running, send
 from tests.popping import Member
+from tests.waiting import until
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
 
 COLD_QUEUE, ANY = 1, -1
@@ -163,6 +166,30 @@ def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(
         assert [one.body for one in await waiting] == [b"cold"]
 
     with_member(tmp_path, work)
+
+
+class Forgetful(RealDisk):
+    """Has nothing in memory."""
+
+    __slots__ = ()
+
+    def is_resident(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
+        return False
+
+
+def test_a_message_that_the_disk_has_to_be_asked_for_comes_back_and_holds_up_no_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with running(tmp_path, "hotBytes=0", clock=clock, disk=Forgetful()) as (broker, connection):
+            await send(connection, "t", b"old")
+            member = Member(broker, connection)
+            assert [one.body for one in await member.pop()] == [b"old"]
+            clock.advance(120_000)
+            assert await broker.revive.run_due() == 0
+            await until(lambda: broker.revive.revived == 1)
+            assert [one.body for one in await member.pop()] == [b"old"]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 16])
