@@ -14,8 +14,9 @@ from collections.abc import Callable
 from access.wiring import guarded, make_guard
 from broker import rocketmqs_store
 from broker.archiving.archive import AnyArchive, open_archive
+from broker.archiving.deletion import TopicDeletion
 from broker.archiving.local_side import LocalSide
-from broker.archiving.pins import WaitingMessages
+from broker.archiving.pins import Pins, WaitingMessages
 from broker.archiving.restore import Restore, refuse_unfinished
 from broker.archiving.state import Tables
 from broker.broker_context import BrokerContext
@@ -31,6 +32,7 @@ from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
 from broker.intake.log_writer import LogWriter
 from broker.life import BrokerLife
+from broker.machine import Machine
 from broker.pop.assignment import RequestModes
 from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook, revive_log
@@ -77,9 +79,7 @@ from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage, parse_levels
 from broker.waiting.timer_message import TimerMessages, code_of_entry
 from infra.admin_http import AdminHttp
-from infra.clock import Clock
 from infra.descriptors import budget, mappings_limit
-from infra.disk import Disk
 from infra.metrics import Metrics
 from infra.remoting_limits import RemotingLimits
 from infra.remoting_server import RemotingServer
@@ -90,7 +90,6 @@ from infra.startup import (
     EXIT_FAILED,
     EXIT_IN_USE,
     StartupError,
-    check_port,
     free_port,
     local_address,
     open_files_limit,
@@ -123,15 +122,19 @@ class BrokerController:
     def __init__(
         self,
         config: BrokerConfig,
-        clock: Clock,
-        disk: Disk,
+        machine: Machine,
         restore: Restore | None = None,
         *,
         store_config: Callable[..., StoreConfig] = StoreConfig,
+        pins: Pins | None = None,
     ) -> None:
-        """`store_config` makes the store's settings out of what the configuration says of them."""
-        self.config, self._clock, self._disk, self._restore = config, clock, disk, restore
-        self._store_config = store_config
+        """`store_config` makes the store's settings out of what the configuration says of them.
+
+        `pins`: what keeps segments of the log in place of the messages in waiting.
+        """
+        clock, disk = machine.clock, machine.disk
+        self.config, self._machine, self._clock, self._disk, self._restore = config, machine, clock, disk, restore
+        self._threads, self._store_config = machine.outside.threads, store_config
         # Records and ids carry the port: it has to be known before the log is opened.
         config.listen_port = config.listen_port or free_port(config.bind_address)
         self.metrics = Metrics()
@@ -169,6 +172,29 @@ class BrokerController:
                 context.writer, context.retry_names, context.topics, self.registration.soon, self.address
             ),
         )
+        self._local_side = LocalSide(
+            config,
+            context.store,
+            context.flusher,
+            Tables(context.topics, context.groups, context.offsets),
+            pins or WaitingMessages(context.schedule, context.timers, context.transactions, context.pops),
+            clock,
+            disk,
+            machine.outside,
+        )
+        self.archive: AnyArchive  # from the start on, once the log is recovered
+        self.topic_deletion = TopicDeletion(
+            store=context.store,
+            tombstones=lambda: self.archive.tombstones,
+            topics=context.topics,
+            groups=context.groups,
+            offsets=context.offsets,
+            retry_names=context.retry_names,
+            pops=context.pops,
+            hold=context.hold,
+            polling=context.polling,
+            registration=self.registration,
+        )
         self.intake = Intake(
             config,
             clock,
@@ -200,16 +226,6 @@ class BrokerController:
             room=self._connections_room,
             tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
         )
-        self._local_side = LocalSide(
-            config,
-            context.store,
-            context.flusher,
-            Tables(context.topics, context.groups, context.offsets),
-            WaitingMessages(context.schedule, context.timers, context.transactions, context.pops),
-            clock,
-            disk,
-        )
-        self.archive: AnyArchive  # from the start on, once the log is recovered
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
 
@@ -309,7 +325,7 @@ class BrokerController:
             ),
             recall=RecallMessageProcessor(intake, config, clock, topics=topics),
             replies=ReplyMessageProcessor(intake, clients, config, clock, address=self.address),
-            admin=AdminProcessor(context, self._drop_topic),
+            admin=AdminProcessor(context, self.topic_deletion),
             stats=AdminStatsProcessor(context, self.totals),
             offsets=AdminOffsetsProcessor(context),
             relay=AdminRelayProcessor(context),
@@ -317,7 +333,7 @@ class BrokerController:
         )
 
     def _make_context(self) -> BrokerContext:
-        config, clock, disk = self.config, self._clock, self._disk
+        config, clock, disk, threads = self.config, self._clock, self._disk, self._threads
         root = config.root
         store = self._make_store()
         writer = LogWriter(store)
@@ -328,16 +344,18 @@ class BrokerController:
             interval_ms=lambda: config.flush_interval_commit_log,
             on_failure=self.life.sync_failed,
             faults=self.faults,
+            threads=threads,
         )
         sync_log, revives = flusher.flush_now, revive_log(config.broker_cluster_name)
-        offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log)
-        topics = TopicConfigManager(disk, tables / "topics.json", clock, lambda: config.max_topics)
+        offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log, threads)
+        topics = TopicConfigManager(disk, tables / "topics.json", clock, lambda: config.max_topics, threads=threads)
         groups = SubscriptionGroupManager(
             disk,
             tables / "subscriptionGroup.json",
             clock,
             lambda: config.max_groups,
             auto_create=lambda: config.auto_create_subscription_group,
+            threads=threads,
         )
         retry_names = RetryNames(topics.topics, groups.groups, offsets.stands, lambda: config.enable_retry_topic_v2)
         self.guard = make_guard(
@@ -363,10 +381,10 @@ class BrokerController:
             topics=topics,
             groups=groups,
             offsets=offsets,
-            pops=PopBook(store, writer, offsets, clock, disk, tables / "popState.json", revives, sync_log),
+            pops=PopBook(store, writer, offsets, clock, disk, tables / "popState.json", revives, sync_log, threads),
             polling=PopPolling(),
             retry_names=retry_names,
-            modes=RequestModes(disk, tables / "messageRequestMode.json"),
+            modes=RequestModes(disk, tables / "messageRequestMode.json", threads),
             clients=ClientManager(clock, members_changed, lambda: config.max_client_bytes),
             locks=RebalanceLock(clock, lambda: config.max_queue_locks),
             hold=PullRequestHold(clock, config.max_held_pulls, self.faults),
@@ -379,6 +397,7 @@ class BrokerController:
                 tables / "delayOffset.json",
                 sync_log,
                 self.faults,
+                threads,
             ),
             stats=BrokerStats(clock),
             timers=TimerMessages(
@@ -413,28 +432,20 @@ class BrokerController:
             ),
             self._disk,
             self._clock,
+            self._threads,
         )
 
     # ---- start -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Raises StartupError with a text for the operator; nothing is left running or locked then."""
-        check_port(self.config.bind_address, self.config.listen_port)
-        check_port("127.0.0.1", max(self.config.admin_port, 0), "adminPort")
-        if self._restore is not None:
-            await asyncio.to_thread(self._restore.begin)
-        else:
-            refuse_unfinished(self.config, self._disk)
-        await asyncio.to_thread(self._check_disk)
-        await asyncio.to_thread(self._load)
+        await self.recover()
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(asyncio.to_thread, self.context.store.shutdown)
-            await self._open_archive()
+            undo.push_async_callback(self._threads.run, self.context.store.shutdown)
+            await self.open_archive()
             undo.push_async_callback(self.archive.shutdown)
             undo.push_async_callback(self.server.shutdown)
-            for line in self.context.offsets.clip(self.context.store.max_offset):
-                log.warning("group offset above the end of its queue: %s", line)
-            self._load_pops()
+            self.settle()
             await self._listen()
             undo.pop_all()
         self.context.store.tell(self._appended)
@@ -446,11 +457,29 @@ class BrokerController:
         if not self.config.name_servers:
             log.warning("namesrvAddr is empty: clients find no route to this broker, they reach it by its address only")
 
-    async def _open_archive(self) -> None:
+    async def recover(self) -> None:
+        """What this machine has: the directory, the log, the tables. Raises StartupError; nothing is locked then."""
+        self._machine.check_port(self.config.bind_address, self.config.listen_port, "port")
+        self._machine.check_port("127.0.0.1", max(self.config.admin_port, 0), "adminPort")
+        if self._restore is not None:
+            await self._threads.run(self._restore.begin)
+        else:
+            refuse_unfinished(self.config, self._disk)
+        await self._threads.run(self._check_disk)
+        await self._threads.run(self._load)
+
+    async def open_archive(self) -> None:
+        """What the archive has besides, or a restore brings back. Raises StartupError."""
         self.archive = await open_archive(self._local_side, self._restore, cold_groups=self._descriptors.cold_groups)
         self.context.trusted_ms = self.archive.safe_clock.now_ms
         if self.archive.reader is not None:
             self.context.tiered.attach(self.archive.reader)
+
+    def settle(self) -> None:
+        """What follows from log and archive together: no position is above its queue's end, and what is popped."""
+        for line in self.context.offsets.clip(self.context.store.max_offset):
+            log.warning("group offset above the end of its queue: %s", line)
+        self._load_pops()
 
     def _check_disk(self) -> None:
         root = self.context.root
@@ -538,7 +567,7 @@ class BrokerController:
         every("stats", _TICK, context.stats.sample)
         every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)
         every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context, context.writer).run)
-        every("prepare-log", _TICK, functools.partial(asyncio.to_thread, self._prepare_log))
+        every("prepare-log", _TICK, functools.partial(self._threads.run, self._prepare_log))
         every("clients", _CLIENT_SCAN, context.clients.expire)
         every("queue-locks", _CLIENT_SCAN, context.locks.expire)
         every("register-period", self.config.register_name_server_period / 1000, self.registration.now)
@@ -593,39 +622,6 @@ class BrokerController:
         if self.context.pops.set_elsewhere(group, topic, queue_id, offset):
             self.context.polling.wake(group, topic, queue_id)
 
-    async def _drop_topic(self, topic: str) -> None:
-        """Gone for clients at once; the archive expires its objects by their own rules.
-
-        A topic that was never archived begins at offset 0 again, as in RocketMQ; any other goes on above what it had.
-        """
-        context = self.context
-        if context.topics.select(topic) is None:
-            return
-        told = _ends(context.store, topic)
-        retries = [name for group in context.groups.groups for name in context.retry_names.gone_with(group, topic)]
-        named = self.archive.tombstones.has_named(topic)
-        if named:
-            await self.archive.tombstones.record(topic, told)
-        begins_again = not named and self.archive.tombstones.begin_again(topic)
-        if not named and not begins_again:  # a round has named it meanwhile
-            await self.archive.tombstones.record(topic, told)
-        # no await from begin_again to here: no message may come in between
-        ends = _ends(context.store, topic)
-        context.store.delete_topic(topic, begin_again=begins_again)
-        context.topics.delete(topic)
-        context.pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
-        context.offsets.delete_topic(topic)
-        await context.topics.file.save()
-        await context.offsets.file.save()
-        context.hold.release_topic(topic)
-        context.polling.wake_topic(topic)
-        for retry in retries:
-            await self._drop_topic(retry)
-        await self.registration.now()
-        # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
-        if not begins_again and ends != told:  # sent while the archive wrote; a round may have taken it
-            await self.archive.tombstones.record(topic, ends)
-
     def troubles(self) -> list[Trouble]:
         """What is wrong with the broker's own tasks."""
         found, flusher, now = self._supervisor.troubles(), self.context.flusher, self._clock.monotonic()
@@ -672,15 +668,10 @@ class BrokerController:
         await self._admin.shutdown()
         context.tiered.close()
         if not stop.left_behind:
-            await stop.step("flusher", asyncio.to_thread(context.flusher.close))
+            await stop.step("flusher", self._threads.run(context.flusher.close))
         if not stop.left_behind:  # else something may still use it
-            await stop.step("store", asyncio.to_thread(context.store.shutdown))
+            await stop.step("store", self._threads.run(context.store.shutdown))
         self.left_behind = stop.left_behind
         if self.left_behind:
             self.life.exit_code = self.life.exit_code or EXIT_FAILED
         log.info("broker %s stopped", self.config.broker_name)
-
-
-def _ends(store: MessageStore, topic: str) -> dict[int, int]:
-    """queue -> the offset that its next message would get."""
-    return {queue: store.next_offset(topic, queue) for queue in store.queues_of(topic)}

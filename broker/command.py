@@ -101,6 +101,7 @@ async def _dry_run(config: BrokerConfig) -> int:
 async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, *, restoring: bool) -> int:
     from broker.archiving.restore import Restore
     from broker.broker_controller import BrokerController
+    from broker.machine import Machine
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
@@ -111,7 +112,7 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
     name_server = await _start_name_server(embedded, config) if embedded is not None else None
     try:
         restore = Restore(config, disk) if restoring else None
-        controller = BrokerController(config, SystemClock(), disk, restore)
+        controller = BrokerController(config, Machine(clock=SystemClock(), disk=disk), restore)
         catch_signals(controller.stop)
         await controller.start()
         ready: dict[str, Any] = {"broker": "{}:{}".format(*controller.address)}

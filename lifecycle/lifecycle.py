@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from infra.clock import Clock
+from infra.threads import SYSTEM_THREADS, Threads
 from lifecycle.checkpoint import WriteCheckpoint
 from lifecycle.due import Due, ages_ms
 from lifecycle.evict import Evict, NothingArchived, SettledInArchive
@@ -36,9 +37,16 @@ from tiered.write.offload import OffloadRound, Uploader
 class LocalLifecycle:
     """The jobs of a broker without an archive: retention as RocketMQ has it, and the TTL."""
 
-    def __init__(self, hot: HotStore, policy: Callable[[], Policy], clock: Clock, safe_clock: SafeClock) -> None:
+    def __init__(
+        self,
+        hot: HotStore,
+        policy: Callable[[], Policy],
+        clock: Clock,
+        safe_clock: SafeClock,
+        threads: Threads = SYSTEM_THREADS,
+    ) -> None:
         self.safe_clock = safe_clock
-        self.turns = Turns()
+        self.turns = Turns(threads)
         self._hot_expiry = HotExpiry(hot, NoRecord(), policy)
         self.evict = Evict(hot, NothingArchived(safe_clock), policy, clock, self.turns)
         self.expire = ExpireLocal(self._hot_expiry, safe_clock, self.turns)
@@ -70,14 +78,15 @@ class ArchiveLifecycle:
         safe_clock: SafeClock,
         *,
         cluster: str = "DefaultCluster",
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
-        turns = self.turns = Turns()
+        turns = self.turns = Turns(threads)
         self._hot_expiry = HotExpiry(hot, RecordInJournal(journal, policy, clock), policy)
         self._round = OffloadRound(journal, hot, worker, clock, turns, lambda: turns.closed, cluster=cluster)
         self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside)
         self.upload_rate = UploadRate(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
-        self._rounds = Rounds(self._round, self._due, self.upload_rate, turns, clock)
+        self._rounds = Rounds(self._round, self._due, self.upload_rate, turns, clock, threads)
         self.evict = Evict(hot, SettledInArchive(journal, safe_clock), policy, clock, turns)
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from infra.clock import Clock
+from infra.threads import Threads
 from lifecycle.due import Due
 from lifecycle.turns import Turns
 from lifecycle.upload_rate import UploadRate
@@ -17,9 +17,11 @@ from tiered.write.offload_plan import TopicRange
 class Rounds:
     """`lock`: held by who runs rounds, for as long as the backlog takes."""
 
-    def __init__(self, rounds: OffloadRound, due: Due, rate: UploadRate, turns: Turns, clock: Clock) -> None:
+    def __init__(  # noqa: PLR0917
+        self, rounds: OffloadRound, due: Due, rate: UploadRate, turns: Turns, clock: Clock, threads: Threads
+    ) -> None:
         self._rounds, self._due, self._rate, self._turns, self._clock = rounds, due, rate, turns, clock
-        self.lock = threading.Lock()
+        self.lock = threads.lock()
         self.last: dict[str, Any] = {}  # of the last run: its last round and what became of all
 
     def run(self, *, everything: bool, progress: Progress | None = None) -> list[RoundReport]:

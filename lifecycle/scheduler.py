@@ -6,14 +6,15 @@ unless it is one that operators know; the job comes again at its next time.
 
 from __future__ import annotations
 
+import functools
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
+from infra.threads import SYSTEM_THREADS, Event, Thread, Threads
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.journal import NewerFormat
 from tiered.journal.errors import Fenced
@@ -33,10 +34,10 @@ class Failing(NamedTuple):
 
 
 class _Job:
-    def __init__(self, name: str, seconds: float, work: Callable[[], object]) -> None:
+    def __init__(self, name: str, seconds: float, work: Callable[[], object], wanted: Event) -> None:
         self.name, self.seconds, self.work = name, seconds, work
-        self.wanted = threading.Event()
-        self.thread: threading.Thread | None = None
+        self.wanted = wanted
+        self.thread: Thread | None = None
         self.began: float | None = None  # of the run under way
         self.failed = 0  # in a row, with the same kind of error
         self.failing_since = 0.0
@@ -44,8 +45,8 @@ class _Job:
 
 
 class JobScheduler:
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, threads: Threads = SYSTEM_THREADS) -> None:
+        self._clock, self._threads = clock, threads
         self.runs: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._jobs: dict[str, _Job] = {}
@@ -53,7 +54,7 @@ class JobScheduler:
 
     def every(self, name: str, seconds: float, work: Callable[[], object]) -> None:
         """First after one period."""
-        self._jobs[name] = _Job(name, seconds, work)
+        self._jobs[name] = _Job(name, seconds, work, self._threads.event())
 
     def run_now(self, name: str) -> None:
         """Once more as soon as it can; raises KeyError for an unknown name."""
@@ -65,8 +66,7 @@ class JobScheduler:
     def start(self) -> None:
         for job in self._jobs.values():
             # A call into a store that hangs must not keep the process from ending.
-            job.thread = threading.Thread(target=self._serve, args=(job,), name=f"job-{job.name}", daemon=True)
-            job.thread.start()
+            job.thread = self._threads.start(f"job-{job.name}", functools.partial(self._serve, job))
 
     def shutdown(self, timeout_s: float) -> list[str]:
         """Start no further ones and wait for those that run; returns the names of those that did not end in time."""

@@ -6,14 +6,15 @@ up for longer than a step. Once the line is closed it begins no further step; a 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
+
+from infra.threads import SYSTEM_THREADS, Event, Threads
 
 
 class Turns:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._line: deque[threading.Event] = deque()  # the first has the turn
+    def __init__(self, threads: Threads = SYSTEM_THREADS) -> None:
+        self._threads, self._lock = threads, threads.lock()
+        self._line: deque[Event] = deque()  # the first has the turn
         self.closed = False
 
     def close(self) -> None:
@@ -21,7 +22,7 @@ class Turns:
         self.closed = True
 
     def __enter__(self) -> None:
-        mine = threading.Event()
+        mine = self._threads.event()
         with self._lock:
             self._line.append(mine)
             if len(self._line) == 1:

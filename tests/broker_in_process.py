@@ -11,6 +11,7 @@ from pathlib import Path
 from broker.archiving.restore import Restore
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.machine import Machine
 from infra.clock import Clock, SystemClock
 from infra.config import load
 from infra.disk import Disk, RealDisk
@@ -32,7 +33,8 @@ async def running(
     own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
     own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"]
     config, disk = load(BrokerConfig, None, [*own, *settings]), disk or RealDisk()
-    broker = BrokerController(config, clock or SystemClock(), disk, Restore(config, disk) if restoring else None)
+    machine = Machine(clock=clock or SystemClock(), disk=disk)
+    broker = BrokerController(config, machine, Restore(config, disk) if restoring else None)
     await broker.start()
     connection = await open_connection(*broker.address)
     try:

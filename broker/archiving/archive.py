@@ -47,9 +47,11 @@ class WithoutArchive:
         self._attachment = Attachment(archived=False)
         self.policy, self.capture = local.policy, local.capture
         self.safe_clock = local.safe_clock()
-        self.lifecycle = LocalLifecycle(local.hot_store(), local.policy, local.clock, self.safe_clock)
+        self.lifecycle = LocalLifecycle(
+            local.hot_store(), local.policy, local.clock, self.safe_clock, local.outside.threads
+        )
         self.tombstones: Tombstones = NoTombstones(local.disk, local.archive_files)
-        self.jobs = JobScheduler(local.clock)
+        self.jobs = JobScheduler(local.clock, local.outside.threads)
 
     @property
     def state(self) -> State:
@@ -84,7 +86,7 @@ class Archive:
         self.journal, self.reader = attached.journal, attached.reader
         self.safe_clock, self.lifecycle = attached.safe_clock, attached.lifecycle
         self.tombstones: Tombstones = JournalTombstones(attached.journal, local.outside.in_thread)
-        self.jobs = JobScheduler(local.clock)
+        self.jobs = JobScheduler(local.clock, local.outside.threads)
         self._hanging: list[str] = []
 
     @property

@@ -89,7 +89,16 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
 
     def lifecycle(*, starting: bool) -> ArchiveLifecycle:
         hot, cluster = local.hot_store(starting=starting), config.broker_cluster_name
-        return ArchiveLifecycle(hot, journal, uploader, local.policy, local.clock, safe_clock, cluster=cluster)
+        return ArchiveLifecycle(
+            hot,
+            journal,
+            uploader,
+            local.policy,
+            local.clock,
+            safe_clock,
+            cluster=cluster,
+            threads=local.outside.threads,
+        )
 
     keeper = StateKeeper(journal, local.clock)
     attached = Attached(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle(starting=False))

@@ -13,6 +13,7 @@ from infra.bounded_thread import run_bounded
 from infra.disk import Disk
 from infra.object_store.open import open_store
 from infra.object_store.protocol import ObjectStore
+from infra.threads import SYSTEM_THREADS, Threads
 from tiered.worker.client import WorkerClient
 
 T = TypeVar("T")
@@ -42,9 +43,13 @@ def _ask_running_loop() -> Ask:
 class Outside:
     """Each as a running broker has it."""
 
-    in_thread: InThread = asyncio.to_thread
+    threads: Threads = SYSTEM_THREADS
     bounded: Bounded = run_bounded
     ask_loop: Callable[[], Ask] = _ask_running_loop
     open_store: Callable[[str], ObjectStore] = open_store
     make_worker: Callable[..., WorkerClient] = WorkerClient
     disk_ratio: Callable[[Disk, Path], float] = _used_share
+
+    @property
+    def in_thread(self) -> InThread:
+        return self.threads.run

@@ -10,14 +10,16 @@ nothing may be acknowledged that nobody flushes any more.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.remoting_server import Connection
 from infra.supervisor import Faults
+from infra.threads import SYSTEM_THREADS, Threads
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +46,10 @@ class Flusher:
         interval_ms: Callable[[], int],
         on_failure: Callable[[BaseException], None],
         faults: Faults,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        self._store, self._clock, self._faults = store, clock, faults
+        self._store, self._clock, self._faults, self._threads = store, clock, faults, threads
+        self._begun = False  # until then who wants a sync makes it
         self._interval_ms, self._on_failure = interval_ms, on_failure
         self._waiting: deque[WaitingSend] = deque()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -69,6 +73,9 @@ class Flusher:
         """Returns when everything appended so far is on disk; RuntimeError when no sync succeeds any more."""
         if self.failed:
             raise RuntimeError(_FAILED)
+        if not self._begun:
+            self._complete(await self._threads.run(self._store.flush))
+            return
         waiter = asyncio.get_running_loop().create_future()
         self._flush_waiters.append((self._store.max_physical_offset, waiter))
         self._work.set()
@@ -76,6 +83,9 @@ class Flusher:
 
     async def upkeep_now(self) -> None:
         """Returns when the checkpoint that is wanted by now is on the disk; raises as `flush_now`."""
+        if not self._begun:
+            await self._threads.run(self._store.upkeep)
+            return
         if self._upkeep is not None:
             await asyncio.wait([self._upkeep])  # it may have begun before the wish
         self._begin_upkeep()
@@ -84,7 +94,12 @@ class Flusher:
         if self.failed:
             raise RuntimeError(_FAILED)
 
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
+        """Never ends but by a failure; from this call on who wants a sync waits for its rounds."""
+        self._begun = True
+        return self._run()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.tables.state_file import StateFile
 from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS, Threads
 from neve.remoting.body import MessageQueue
 
 PULL, POP = "PULL", "POP"
@@ -45,9 +46,9 @@ def share_for_pop(
 class RequestModes:
     """Pull or pop, for each topic and group; groups that were never set pull."""
 
-    def __init__(self, disk: Disk, path: Path) -> None:
+    def __init__(self, disk: Disk, path: Path, threads: Threads = SYSTEM_THREADS) -> None:
         self._modes: dict[str, dict[str, dict[str, Any]]] = {}
-        self.file = StateFile(disk, path, lambda: {"messageRequestModeMap": dict(self._modes)})
+        self.file = StateFile(disk, path, lambda: {"messageRequestModeMap": dict(self._modes)}, threads=threads)
 
     def load(self) -> None:
         shape = dict[str, dict[str, dict[str, Any]]]

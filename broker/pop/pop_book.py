@@ -28,6 +28,7 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode
@@ -51,6 +52,7 @@ class PopBook:
         path: Path,
         topic: str,
         sync_log: SyncLog,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         self._store, self._writer, self._offsets, self._clock = store, writer, offsets, clock
         self._topic = topic
@@ -61,7 +63,7 @@ class PopBook:
         self._changed = False
         # The log refused a record that the next image has to say.
         self._unlogged = False
-        self.file = StateFile(disk, path, lambda: self._image, sync_log=sync_log)
+        self.file = StateFile(disk, path, lambda: self._image, sync_log=sync_log, threads=threads)
 
     # ---- restart -----------------------------------------------------------------------------------------------
 

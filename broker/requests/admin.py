@@ -1,9 +1,9 @@
 """Administration: topics, groups and the broker's configuration."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
+from broker.archiving.deletion import TopicDeletion
 from broker.broker_context import BrokerContext
 from broker.tables.state_file import encode_table
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
@@ -22,9 +22,9 @@ _MAX_GROUP_BYTES = 16 * 1024
 
 
 class AdminProcessor:
-    def __init__(self, context: BrokerContext, drop_topic: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, context: BrokerContext, topic_deletion: TopicDeletion) -> None:
         self._context = context
-        self._drop_topic = drop_topic
+        self._topic_deletion = topic_deletion
 
     # ---- topics ----------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class AdminProcessor:
         topic = require_str(request.ext, "topic")
         if not topic.strip() or self._context.topics.is_system(topic):
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] can't be deleted.")
-        await self._drop_topic(topic)
+        await self._topic_deletion.delete(topic)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     async def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from broker.store.queue_table import QueueTable
 from broker.store.visibility import Visibility
 from infra.clock import Clock
 from infra.disk import Disk, OutOfDescriptors
+from infra.threads import SYSTEM_THREADS, Threads
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,11 @@ class Checkpointer:
         queues: QueueTable,
         index: KeyIndex,
         visibility: Visibility,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         self._config, self._disk, self._clock = config, disk, clock
         self._log, self._end, self._queues, self._index, self._visibility = log, end, queues, index, visibility
-        self._writing = threading.Lock()
+        self._writing = threads.lock()
         self._due: DueCheckpoint | None = None
         self._described_at = 0
         self._described_time = clock.monotonic()

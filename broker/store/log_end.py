@@ -19,7 +19,6 @@ go of what lies above; a start does the same).
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import lru_cache
@@ -31,6 +30,7 @@ from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, STANDS_STILL_MS
 from broker.store.topic_tails import TopicTails
 from infra import failpoint
+from infra.threads import SYSTEM_THREADS, Threads
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +82,13 @@ assert _crc_entries(3).size == 3 * CRC_ENTRY_SIZE
 class LogEnd:
     """See the module."""
 
-    def __init__(self, config: StoreConfig, log: CommitLog, tails: TopicTails) -> None:
+    def __init__(
+        self, config: StoreConfig, log: CommitLog, tails: TopicTails, threads: Threads = SYSTEM_THREADS
+    ) -> None:
         self._log, self._tails = log, tails
         self._file_size = config.commit_log_file_size
         self._state = EndState.CLOSED
-        self._moving = threading.Lock()
+        self._moving = threads.lock()
         self._owed: Callable[[], None] | None = None
         self.file: LogFile | None = None
         self.position = 0

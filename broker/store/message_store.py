@@ -39,6 +39,7 @@ from broker.store.topic_tails import TopicTails
 from broker.store.visibility import AppendCallback, Visibility
 from infra.clock import Clock
 from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS, Threads
 from neve.remoting.codes import GetMessageStatus
 
 __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport", "Segment", "StoreConfig"]
@@ -60,17 +61,17 @@ class Segment(msgspec.Struct, frozen=True):
 class MessageStore:
     """See the module."""
 
-    def __init__(self, config: StoreConfig, disk: Disk, clock: Clock) -> None:
+    def __init__(self, config: StoreConfig, disk: Disk, clock: Clock, threads: Threads = SYSTEM_THREADS) -> None:
         self.config, self.disk = config, disk
         self.log_uuid = ""
         self._now = clock.now_ms
         self._directory = DataDirectory(config.root, disk)
-        self._log = CommitLog(config, disk)
+        self._log = CommitLog(config, disk, threads)
         self._tails = TopicTails()
-        self._queues = QueueTable(config, disk, self._log, self._tails)
+        self._queues = QueueTable(config, disk, self._log, self._tails, threads)
         self._index = KeyIndex(config, disk)
-        self._end = LogEnd(config, self._log, self._tails)
-        self._visibility = Visibility(config, self._log, self._end)
+        self._end = LogEnd(config, self._log, self._tails, threads)
+        self._visibility = Visibility(config, self._log, self._end, threads)
         self._appender = Appender(config, self._end, self._queues, self._index, self._visibility)
         self._checkpointer = Checkpointer(
             config,
@@ -81,6 +82,7 @@ class MessageStore:
             queues=self._queues,
             index=self._index,
             visibility=self._visibility,
+            threads=threads,
         )
 
     # -- start and stop

@@ -5,7 +5,6 @@ queue_state   JSON: minimum offsets that were asked for, and deleted topics
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import msgspec
 
 from broker.store.errors import StoreCorrupt
 from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS, Threads
 
 _NAME = "queue_state"
 _VERSION = 1
@@ -39,9 +39,9 @@ class StateImage(NamedTuple):
 class QueueStateFile:
     """Takes images on the thread that changes the state, and writes them on any; the newest one stays."""
 
-    def __init__(self, root: Path, disk: Disk) -> None:
+    def __init__(self, root: Path, disk: Disk, threads: Threads = SYSTEM_THREADS) -> None:
         self._path, self._disk = root / _NAME, disk
-        self._writing = threading.Lock()
+        self._writing = threads.lock()
         self._images = self._written = 0
 
     def read(self) -> QueueState:

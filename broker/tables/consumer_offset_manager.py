@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.tables.state_file import StateFile, SyncLog
 from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS, Threads
 
 SEPARATOR = "@"
 
@@ -17,7 +18,7 @@ class ConsumerOffsetManager:
     the book first (`on_set`), or the book would put the old position back.
     """
 
-    def __init__(self, disk: Disk, path: Path, sync_log: SyncLog) -> None:
+    def __init__(self, disk: Disk, path: Path, sync_log: SyncLog, threads: Threads = SYSTEM_THREADS) -> None:
         self._offsets: dict[str, dict[int, int]] = {}
         # The names in `_offsets` from either side: who asks for one group or topic doesn't look at all of them.
         self._topics: dict[str, dict[str, None]] = {}
@@ -27,7 +28,7 @@ class ConsumerOffsetManager:
         # Where an administrator sent a group; until its next pull hears it, the group's own commits are stale.
         self._resets: dict[str, dict[int, int]] = {}
         self.on_set: Callable[[str, str, int, int], object] = _nobody_pops
-        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads)
 
     def load(self) -> None:
         self._take(self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {}))

@@ -15,7 +15,6 @@ order a power cut finds a position above the log's end, and what was delivered o
 
 import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import msgspec
 from broker import rocketmqs_store
 from infra import collector
 from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS, Threads
 
 FORMAT = 1
 
@@ -36,15 +36,22 @@ class StateFile:
     """`save` returns when what the table held at its call is on disk; calls that wait together share one write."""
 
     def __init__(
-        self, disk: Disk, path: Path, snapshot: Callable[[], Mapping[str, Any]], *, sync_log: SyncLog | None = None
+        self,
+        disk: Disk,
+        path: Path,
+        snapshot: Callable[[], Mapping[str, Any]],
+        *,
+        sync_log: SyncLog | None = None,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """`sync_log` is what a table of positions needs; one that says nothing of the log has none.
 
         `snapshot` gives dictionaries that nobody changes any more; a row may be written as it is a moment later.
         """
         self._disk, self._path, self._snapshot, self._sync_log = disk, path, snapshot, sync_log
+        self._threads = threads
         self._lock = asyncio.Lock()
-        self._writing = threading.Lock()
+        self._writing = threads.lock()
         self._changes = 0
         self._saved = 0
 
@@ -95,10 +102,10 @@ class StateFile:
                 return
             captured, parts = self._changes, self._snapshot()
             collector.leave_alone()
-            data = await asyncio.to_thread(self._encode, parts)
+            data = await self._threads.run(self._encode, parts)
             if self._sync_log is not None:
                 await self._sync_log()
-            await asyncio.to_thread(self._write, captured, data)
+            await self._threads.run(self._write, captured, data)
 
     def save_now(self) -> None:
         """Before an answer that rests on the table, where nothing may come between; waits for a write under way.

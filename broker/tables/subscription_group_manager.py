@@ -10,6 +10,7 @@ import msgspec
 from broker.tables.state_file import DataVersion, StateFile
 from infra.clock import Clock
 from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.remoting import names
 from neve.remoting.codes import ResponseCode
@@ -59,6 +60,7 @@ class SubscriptionGroupManager:
         limit: Callable[[], int] = lambda: sys.maxsize,
         *,
         auto_create: Callable[[], bool] = lambda: True,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """`auto_create`: whether a group that a client names is made with the defaults."""
         self._clock, self._limit, self._auto_create = clock, limit, auto_create
@@ -66,7 +68,7 @@ class SubscriptionGroupManager:
         # group → topics it may not read (request 353).
         self._forbidden: dict[str, set[str]] = {}
         self.data_version = DataVersion(clock.now_ms())
-        self.file = StateFile(disk, path, self._snapshot)
+        self.file = StateFile(disk, path, self._snapshot, threads=threads)
 
     def load(self) -> None:
         value = self.file.load(

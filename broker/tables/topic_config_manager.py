@@ -10,6 +10,7 @@ import msgspec
 from broker.tables.state_file import DataVersion, StateFile
 from infra.clock import Clock
 from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.remoting import body, names
 from neve.remoting.codes import ResponseCode
@@ -35,7 +36,15 @@ class TopicConfigManager:
     A topic that is new is on disk before anything that rests on it is acknowledged: `is_saved`, `save`.
     """
 
-    def __init__(self, disk: Disk, path: Path, clock: Clock, limit: Callable[[], int] = lambda: sys.maxsize) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: Path,
+        clock: Clock,
+        limit: Callable[[], int] = lambda: sys.maxsize,
+        *,
+        threads: Threads = SYSTEM_THREADS,
+    ) -> None:
         """`limit` is for what clients name; what the broker itself needs, and a restore, is always taken."""
         self._clock, self._limit = clock, limit
         self.topics: dict[str, TopicConfig] = {}
@@ -43,7 +52,7 @@ class TopicConfigManager:
         self.system: set[str] = set()
         # New since the file was written, as far as somebody asked: topic → its change.
         self.unsaved: dict[str, int] = {}
-        self.file = StateFile(disk, path, self._snapshot)
+        self.file = StateFile(disk, path, self._snapshot, threads=threads)
         self.on_change: Callable[[str], None] = lambda topic: None
 
     def load(self) -> None:

@@ -24,6 +24,7 @@ from infra.clock import Clock
 from infra.config import ConfigError
 from infra.disk import Disk
 from infra.supervisor import Faults
+from infra.threads import SYSTEM_THREADS, Threads
 from neve.record.codec import MessageRecord, iter_records
 from neve.record.properties import PROPERTY_DELAY, PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
 from neve.remoting.names import SCHEDULE_TOPIC
@@ -63,6 +64,7 @@ class ScheduleMessage:
         path: Path,
         sync_log: SyncLog,
         faults: Faults,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         self._store, self._writer, self._clock = store, writer, clock
         self._levels, self._faults = levels, faults
@@ -70,7 +72,7 @@ class ScheduleMessage:
         self._log_takes_nothing = False
         # level -> messages below this queue offset that seem to be from the future go by this monotonic time
         self._ahead: dict[int, tuple[int, float]] = {}
-        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log)
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads)
         self.on_delivered: Callable[[], None] = lambda: None
 
     def load(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.machine import Machine
 from infra.clock import SystemClock
 from infra.config import load
 from infra.remoting_server import Connection, open_connection
@@ -27,7 +28,7 @@ SETTINGS = (
 
 @asynccontextmanager
 async def broker_on(disk: SimDisk) -> AsyncIterator[tuple[BrokerController, Connection]]:
-    controller = BrokerController(load(BrokerConfig, None, SETTINGS), SystemClock(), disk)
+    controller = BrokerController(load(BrokerConfig, None, SETTINGS), Machine(clock=SystemClock(), disk=disk))
     await controller.start()
     connection = await open_connection(*controller.address)
     try:

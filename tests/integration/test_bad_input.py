@@ -18,6 +18,7 @@ from obstore.exceptions import GenericError, NotFoundError
 
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.machine import Machine
 from infra.clock import SystemClock
 from infra.disk import RealDisk, Room
 from infra.minio import Minio, create_bucket, running
@@ -75,7 +76,7 @@ def test_too_little_room_for_a_segment(tmp_path: Path) -> None:
             return Room(900 << 20, 100 << 20)
 
     settings = (f"storePathRootDir={tmp_path}", "mappedFileSizeCommitLog=64m", "listenPort=0", "brokerIP1=127.0.0.1")
-    controller = BrokerController(BrokerConfig.load(None, settings), SystemClock(), Crowded())
+    controller = BrokerController(BrokerConfig.load(None, settings), Machine(clock=SystemClock(), disk=Crowded()))
     with pytest.raises(StartupError, match="100 MiB free, 128 MiB needed; set mappedFileSizeCommitLog smaller") as told:
         asyncio.run(controller.start())
     assert told.value.exit_code == EXIT_DISK

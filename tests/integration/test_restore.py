@@ -18,6 +18,7 @@ import pytest
 from broker.archiving.restore import Restore
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.machine import Machine
 from infra import failpoint
 from infra.clock import SystemClock
 from infra.disk import RealDisk
@@ -196,7 +197,9 @@ def controller(data: Path, store: Path, *, restoring: bool) -> BrokerController:
         "bindAddress=127.0.0.1", "mappedFileSizeCommitLog=64k",
     )  # fmt: skip
     config, disk = BrokerConfig.load(None, settings), RealDisk()
-    return BrokerController(config, SystemClock(), disk, Restore(config, disk) if restoring else None)
+    return BrokerController(
+        config, Machine(clock=SystemClock(), disk=disk), Restore(config, disk) if restoring else None
+    )
 
 
 def start(data: Path, store: Path, *, restoring: bool) -> tuple[dict[int, int], dict[str, int], set[str]]:

@@ -24,9 +24,10 @@ from tiered.worker.client import DecodedGroup, WorkerClient, WorkerFailed
 from tiered.worker.process import Worker
 from tiered.write.entry_run import EntryRun
 from tiered.write.offload import ContentConflict, EncodeFailed
+from tiered.write.segment_writer import GroupSizes
 
 Row = tuple[int, int, bytes]  # queue, offset, record
-GROUP_BYTES = 2000
+GROUP_SIZES = GroupSizes(most=2000, at_queue_change=500)
 
 
 class InProcessWorker(WorkerClient):
@@ -38,8 +39,7 @@ class InProcessWorker(WorkerClient):
         ours, theirs = socket.socketpair()
         ours.close()
         theirs.close()
-        self._worker = Worker(theirs)
-        self._worker._stores[store.url] = store
+        self._worker = Worker(theirs, open_store=lambda url: store, group_sizes=GROUP_SIZES)
 
     def set_upload_rate(self, bytes_per_second: int) -> None:
         assert bytes_per_second == 0
@@ -138,7 +138,7 @@ def _described(name: IntentName, rows: list[Row], content: bytes, etag: str) -> 
     first = 0
     while first < len(rows):
         count, size = 0, 0
-        while first + count < len(rows) and (not count or size + len(rows[first + count][2]) <= GROUP_BYTES):
+        while first + count < len(rows) and (not count or size + len(rows[first + count][2]) <= GROUP_SIZES.most):
             size += len(rows[first + count][2])
             count += 1
         groups.append(_group(first, rows[first : first + count], size))

@@ -26,10 +26,9 @@ from tests.doubles.sim_disk import SimDisk
 from tests.simulation import invariants, traffic
 from tests.simulation.faulty_store import URL, FaultyStore
 from tests.simulation.model import Bucket, Message, Model
-from tests.simulation.process import BROKER, Killed, Process, in_line, outside, queues_of
+from tests.simulation.process import BROKER, Killed, Process, outside, queues_of
 from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker, Row
 from tiered.journal.errors import Fenced
-from tiered.write import segment_writer
 
 TOPICS = ("orders", "payments", "%RETRY%group", "käse|1")
 MINUTE, HOUR = 60_000, 3_600_000
@@ -91,6 +90,9 @@ class World:
         pick = self.random.choice
         return BrokerConfig(
             broker_name=BROKER,
+            broker_ip1="127.0.0.1",
+            bind_address="127.0.0.1",
+            admin_port=-1,
             store_path_root_dir="/store",
             store_url=URL,
             mapped_file_size_commit_log=SEGMENT,
@@ -108,13 +110,8 @@ class World:
     def run(self, steps: int = 120) -> None:
         """Raises Violation."""
         logging.disable(logging.CRITICAL)
-        small = contextlib.ExitStack()
         try:
-            with small, in_line():
-                for name in ("GROUP_BYTES", "GROUP_BYTES_AT_QUEUE_CHANGE"):
-                    small.callback(setattr, segment_writer, name, getattr(segment_writer, name))
-                segment_writer.GROUP_BYTES, segment_writer.GROUP_BYTES_AT_QUEUE_CHANGE = 2000, 500  # type: ignore[attr-defined]
-                self._tell_all(steps)
+            self._tell_all(steps)
         except Violation:
             raise
         except Exception as error:

@@ -11,6 +11,7 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.machine import Machine
 from infra import log as logs
 from infra import rocketmq_keys
 from infra.clock import SystemClock
@@ -107,7 +108,7 @@ def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_no_eff
     assert not in_vain & {"storePathCommitLog", "mapedFileSizeCommitLog", "fileReservedTime"}
 
     async def main() -> None:
-        broker = BrokerController(config, SystemClock(), RealDisk())
+        broker = BrokerController(config, Machine(clock=SystemClock(), disk=RealDisk()))
         await broker.start()
         try:
             assert broker.address[1] > 0

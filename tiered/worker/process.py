@@ -38,7 +38,7 @@ from tiered.worker import frames
 from tiered.worker.disk_cache import DiskCache
 from tiered.write.bloom_filter import filter_reads
 from tiered.write.entry_run import PartOfRun
-from tiered.write.segment_writer import MissingBytes, WrittenObject, encode
+from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, MissingBytes, WrittenObject, encode
 from tiered.write.upload_rate import UploadRate
 
 T = TypeVar("T")
@@ -54,9 +54,16 @@ class Conflict(ValueError):
 class Worker:
     """Serves requests until the peer goes."""
 
-    def __init__(self, sock: socket.socket, cache: DiskCache | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        cache: DiskCache | None = None,
+        *,
+        open_store: Callable[[str], ObjectStore] = open_store,
+        group_sizes: GroupSizes = GROUP_SIZES,
+    ) -> None:
         self._socket = sock
-        self._cache = cache
+        self._cache, self._open_store, self._group_sizes = cache, open_store, group_sizes
         self._sending = threading.Lock()
         self._rate = UploadRate(SystemClock())
         self._stores: dict[str, ObjectStore] = {}
@@ -111,7 +118,7 @@ class Worker:
     def _store(self, url: str) -> ObjectStore:
         with self._shared:
             if url not in self._stores:
-                self._stores[url] = open_store(url)
+                self._stores[url] = self._open_store(url)
             return self._stores[url]
 
     # ---- writing
@@ -133,7 +140,8 @@ class Worker:
         )
         with TemporaryDirectory(prefix="neve-offload-", dir=request.work_dir) as directory:
             runs = _runs(request.runs, descriptor)
-            written = encode(runs, request.files, Path(directory) / "object.parquet", facts=facts, key=name.key)
+            path, sizes = Path(directory) / "object.parquet", self._group_sizes
+            written = encode(runs, request.files, path, facts=facts, key=name.key, sizes=sizes)
             failpoint.hit("offload.after_encode")
             return self._upload(self._store(request.store_url), written.path, written.name), written
 

@@ -121,6 +121,16 @@ class LogFiles:
         self._maps = []
 
 
+class GroupSizes(NamedTuple):
+    """Wire bytes of a row group: at most so many, and enough to end one where the queue changes."""
+
+    most: int = GROUP_BYTES
+    at_queue_change: int = GROUP_BYTES_AT_QUEUE_CHANGE
+
+
+GROUP_SIZES = GroupSizes()
+
+
 def encode(
     runs: Mapping[int, EntryRun],
     files: Sequence[tuple[str, int, int]],
@@ -128,13 +138,14 @@ def encode(
     *,
     facts: ObjectFacts,
     key: str,
+    sizes: GroupSizes = GROUP_SIZES,
 ) -> WrittenObject:
     """Writes and verifies the object; nothing stays behind on failure."""
     entries = in_order(runs)
     try:
         with LogFiles(files) as log:
             for compare_all in (False, True):
-                written = _write(entries, log, out_path, facts, compare_all=compare_all)
+                written = _write(entries, log, out_path, facts, sizes, compare_all=compare_all)
                 name = describe_file(out_path, key)
                 if name.sha256 != written.sha256 or name.rows != len(entries.size):
                     raise DamagedObject(f"{key} describes other rows than were written")
@@ -146,13 +157,15 @@ def encode(
         raise
 
 
-def _write(entries: Entries, log: LogFiles, out_path: Path, facts: ObjectFacts, *, compare_all: bool) -> _Written:
+def _write(
+    entries: Entries, log: LogFiles, out_path: Path, facts: ObjectFacts, sizes: GroupSizes, *, compare_all: bool
+) -> _Written:
     digest = hashlib.sha256()
     groups: list[RowGroup] = []
     marks: list[bytes] = []
     wire_rows = damaged_rows = 0
     with pq.ParquetWriter(out_path, SCHEMA, **writer_options(len(entries.size))) as writer:
-        for start, end in plan_groups(entries):
+        for start, end in plan_groups(entries, sizes):
             part = entries.at(slice(start, end))
             sealed = log.records(part)
             digest.update(sealed.wire)
@@ -194,17 +207,17 @@ def _gathered(source: mmap.mmap, begins: npt.NDArray[np.int64], sizes: npt.NDArr
     return joined_views(views(source, begins, sizes), [source]).buffers()[2]
 
 
-def plan_groups(entries: Entries) -> Iterator[tuple[int, int]]:
+def plan_groups(entries: Entries, sizes: GroupSizes = GROUP_SIZES) -> Iterator[tuple[int, int]]:
     """Row ranges of the row groups: by wire bytes, and at a change of queue when enough has come together."""
     ends = np.cumsum(entries.size.astype(np.int64))
     borders = [*(np.flatnonzero(np.diff(entries.queue_id)) + 1).tolist(), len(ends)]
     start, base = 0, 0
     for border in borders:
-        while int(ends[border - 1]) - base > GROUP_BYTES:
-            cut = max(int(np.searchsorted(ends, base + GROUP_BYTES, "right")), start + 1)
+        while int(ends[border - 1]) - base > sizes.most:
+            cut = max(int(np.searchsorted(ends, base + sizes.most, "right")), start + 1)
             yield start, cut
             start, base = cut, int(ends[cut - 1])
-        if start < border and int(ends[border - 1]) - base >= GROUP_BYTES_AT_QUEUE_CHANGE:
+        if start < border and int(ends[border - 1]) - base >= sizes.at_queue_change:
             yield start, border
             start, base = border, int(ends[border - 1])
     if start < len(ends):

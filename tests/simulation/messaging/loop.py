@@ -8,15 +8,19 @@ disk, for a time that the seed chooses; meanwhile the loop goes on, as it does b
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import greenlet
 
+from infra import threads
+
+P = ParamSpec("P")
 T = TypeVar("T")
 Factory = Callable[[], asyncio.Protocol]
 
@@ -343,9 +347,27 @@ class Thread:
     def is_alive(self) -> bool:
         return self._thread is not None and not self._thread.dead
 
-    def join(self, timeout: float) -> None:
+    def join(self, timeout: float | None = None) -> None:
         here, loop = greenlet.getcurrent(), asyncio.get_running_loop()
         assert isinstance(here, SimThread), "the loop waits"
-        end = loop.time() + timeout
+        end = loop.time() + timeout if timeout is not None else math.inf
         while self.is_alive() and loop.time() < end:
             here.give_way(0.001)
+
+
+class SimThreads:
+    """What `infra.threads` gives a broker, by the running loop."""
+
+    def lock(self) -> threads.Lock:
+        return SimLock()
+
+    def event(self) -> threads.Event:
+        return Event()
+
+    def start(self, name: str, work: Callable[[], object]) -> threads.Thread:
+        thread = Thread(target=work, args=(), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        return await asyncio.to_thread(work, *arguments, **keywords)

@@ -6,25 +6,19 @@ Only what would reach the real machine is another: ports, threads and their lock
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import Coroutine, Iterator
-from types import SimpleNamespace
-from typing import Any, TypeVar
-from unittest.mock import patch
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 import greenlet
 
-from broker import broker_controller
-from broker.archiving import ask_loop
+from broker.archiving.outside import Outside
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
-from broker.store import checkpointer, commit_log, log_end, queue_state, visibility
+from broker.machine import Machine
 from broker.store.config import StoreConfig
-from broker.tables import state_file
-from lifecycle import rounds, scheduler, turns
 from tests.simulation.messaging.faulty_disk import FaultyDisk
-from tests.simulation.messaging.loop import Event, SimClock, SimLock, SimLoop, SimThread, Thread
+from tests.simulation.messaging.loop import SimClock, SimLoop, SimThread, SimThreads
 
 T = TypeVar("T")
 PORT = 10911
@@ -42,7 +36,9 @@ class Server:
 
     def __init__(self, config: BrokerConfig, clock: SimClock, disk: FaultyDisk, loop: SimLoop) -> None:
         self.disk, self.loop = disk, loop
-        self.controller = BrokerController(config, clock, disk, store_config=small_store)
+        outside = Outside(threads=SimThreads(), ask_loop=_Ask)
+        machine = Machine(clock=clock, disk=disk, outside=outside, check_port=_is_free)
+        self.controller = BrokerController(config, machine, store_config=small_store)
         self.context = self.controller.context
 
     def start(self) -> None:
@@ -63,41 +59,22 @@ class Server:
         self.loop.abandon()
 
 
-class _Outcome:
-    """What a thread gets that has asked the loop."""
+class _Ask:
+    """A greenlet asks its loop."""
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self._task = task
+    def __init__(self) -> None:
+        self._loop = cast("SimLoop", asyncio.get_running_loop())
 
-    def result(self, timeout: float | None = None) -> Any:
+    def call(self, work: Callable[[], T]) -> T:
+        async def run() -> T:
+            return work()
+
+        return self.wait(run())
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
         here = greenlet.getcurrent()
         assert isinstance(here, SimThread)
-        return here.wait_for(self._task)
-
-
-def _ask_loop(work: Coroutine[Any, Any, Any], loop: SimLoop) -> _Outcome:
-    return _Outcome(loop.create_task(work))
-
-
-@contextlib.contextmanager
-def under_the_loop() -> Iterator[None]:
-    """While this holds, brokers that are made live under a simulated loop."""
-    locks = SimpleNamespace(Lock=SimLock)
-    ask = SimpleNamespace(run_coroutine_threadsafe=_ask_loop)
-    with (
-        patch.object(broker_controller, "check_port", _is_free),
-        patch.object(checkpointer, "threading", locks),
-        patch.object(log_end, "threading", locks),
-        patch.object(queue_state, "threading", locks),
-        patch.object(visibility, "threading", locks),
-        patch.object(commit_log, "threading", locks),
-        patch.object(state_file, "threading", locks),
-        patch.object(rounds, "threading", locks),
-        patch.object(ask_loop, "asyncio", ask),
-        patch.object(scheduler, "threading", SimpleNamespace(Event=Event, Thread=Thread)),
-        patch.object(turns, "threading", SimpleNamespace(Event=Event, Lock=SimLock)),
-    ):
-        yield
+        return here.wait_for(self._loop.create_task(work))
 
 
 def _is_free(*_: object) -> None:

@@ -25,7 +25,7 @@ from tests.simulation.messaging import clients, promises
 from tests.simulation.messaging.faulty_disk import ALLOCATES, MAPS, OPENS, SYNCS, WRITES, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLoop
 from tests.simulation.messaging.model import Model
-from tests.simulation.messaging.server import PORT, ROOT, Server, under_the_loop
+from tests.simulation.messaging.server import PORT, ROOT, Server
 from tests.simulation.messaging.wire import Client
 from tests.simulation.world import TOLD_STEPS, Violation
 
@@ -94,12 +94,11 @@ class World:
         """Raises Violation."""
         logging.disable(logging.CRITICAL)
         try:
-            with under_the_loop():
-                try:
-                    self._tell_all(steps)
-                finally:
-                    if hasattr(self, "server"):
-                        self.server.die()
+            try:
+                self._tell_all(steps)
+            finally:
+                if hasattr(self, "server"):
+                    self.server.die()
         except Exception as error:
             told = "\n  ".join(self.history[-TOLD_STEPS:])
             text = f"messaging seed {self.seed}: {type(error).__name__}: {error}\nthe last steps:\n  {told}"

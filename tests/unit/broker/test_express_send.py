@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bench.wire import request, send_ext
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.machine import Machine
 from infra.clock import ManualClock
 from infra.disk import RealDisk
 from infra.remoting_limits import RemotingLimits
@@ -145,7 +146,7 @@ def with_broker(tmp_path: Path, work: Callable[[Broker], None], **values: Any) -
         config.listen_port, config.admin_port, config.mapped_file_size_commit_log = 0, -1, 1 << 24
         for name, value in values.items():
             setattr(config, name, value)
-        controller = BrokerController(config, ManualClock(), RealDisk())
+        controller = BrokerController(config, Machine(clock=ManualClock(), disk=RealDisk()))
         await controller.start()
         try:
             broker = Broker(controller)

@@ -12,6 +12,7 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.machine import Machine
 from broker.tables.state_file import StateFile
 from broker.tables.topic_config_manager import TopicConfigManager, system_topics
 from infra.clock import ManualClock, SystemClock
@@ -106,7 +107,7 @@ class GatedDisk(RealDisk):
 async def broker_on(root: Path, disk: GatedDisk) -> AsyncIterator[tuple[BrokerController, Connection]]:
     settings = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m", "listenPort=0", "adminPort=-1"]
     config = load(BrokerConfig, None, [*settings, "bindAddress=127.0.0.1", "flushConsumerOffsetInterval=10m"])
-    broker = BrokerController(config, SystemClock(), disk)
+    broker = BrokerController(config, Machine(clock=SystemClock(), disk=disk))
     await broker.start()
     connection = await open_connection("127.0.0.1", broker.address[1])
     try:

@@ -1,0 +1,91 @@
+"""What goes with a topic, or with a group, and in which order: in memory, on disk, in the archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.archiving.tombstone import Tombstones
+from broker.clients.registration import Registration
+from broker.pop.polling import PopPolling
+from broker.pop.pop_book import PopBook
+from broker.reading.pull_request_hold import PullRequestHold
+from broker.store.message_store import MessageStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.retry_names import RetryNames
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+
+
+class TopicDeletion:
+    """Gone for clients at once; the archive expires its objects by their own rules.
+
+    A topic that was never archived begins at offset 0 again, as in RocketMQ; any other goes on above what it had.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        tombstones: Callable[[], Tombstones],
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        retry_names: RetryNames,
+        pops: PopBook,
+        hold: PullRequestHold,
+        polling: PopPolling,
+        registration: Registration,
+    ) -> None:
+        """`tombstones`: the archive's; it is settled after this is made."""
+        self._store, self._tombstones = store, tombstones
+        self._topics, self._groups, self._offsets, self._retry_names = topics, groups, offsets, retry_names
+        self._pops, self._hold, self._polling, self._registration = pops, hold, polling, registration
+
+    async def delete(self, topic: str) -> None:
+        """With the retry topics that only it has; returns when it is gone on disk, in the archive, for name servers."""
+        if self._topics.select(topic) is None:
+            return
+        tombstones, told = self._tombstones(), self._ends(topic)
+        retries = [name for group in self._groups.groups for name in self._retry_names.gone_with(group, topic)]
+        named = tombstones.has_named(topic)
+        if named:
+            await tombstones.record(topic, told)
+        begins_again = not named and tombstones.begin_again(topic)
+        if not named and not begins_again:  # a round has named it meanwhile
+            await tombstones.record(topic, told)
+        # no await from begin_again to here: no message may come in between
+        ends = self._ends(topic)
+        self._store.delete_topic(topic, begin_again=begins_again)
+        self._topics.delete(topic)
+        self._pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
+        self._offsets.delete_topic(topic)
+        await self._topics.file.save()
+        await self._offsets.file.save()
+        self._hold.release_topic(topic)
+        self._polling.wake_topic(topic)
+        for retry in retries:
+            await self.delete(retry)
+        await self._registration.now()
+        # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
+        if not begins_again and ends != told:  # sent while the archive wrote; a round may have taken it
+            await tombstones.record(topic, ends)
+
+    def _ends(self, topic: str) -> dict[int, int]:
+        """queue -> the offset that its next message would get."""
+        return {queue: self._store.next_offset(topic, queue) for queue in self._store.queues_of(topic)}
+
+
+class GroupDeletion:
+    """Its settings and what it has popped; where it stands stays, unless that is to go, too."""
+
+    def __init__(self, *, groups: SubscriptionGroupManager, offsets: ConsumerOffsetManager, pops: PopBook) -> None:
+        self._groups, self._offsets, self._pops = groups, offsets, pops
+
+    async def delete(self, group: str, *, with_offsets: bool) -> None:
+        """Returns when it is gone on disk."""
+        self._groups.delete(group)
+        self._pops.drop(group=group)
+        await self._groups.file.save()
+        if with_offsets:
+            self._offsets.delete_group(group)
+            await self._offsets.file.save()

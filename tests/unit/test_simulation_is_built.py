@@ -1,0 +1,86 @@
+"""The simulation builds a broker as `neve broker` does: doubles go in as arguments, no name of the house is changed."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HOUSE = ("access", "broker", "infra", "lifecycle", "namesrv", "neve", "tiered")
+#: A test that breaks the house, to see that the simulation finds it, says so in its name.
+BREAKS = ("_is_found", "_are_found", "_names_the_seed_and_the_last_steps", "_goes_on_where_it_stopped")
+MODULES = sorted((ROOT / "tests" / "simulation").rglob("*.py"))
+
+
+def _from_the_house(tree: ast.Module) -> set[str]:
+    """The names that the module imports from the house."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in HOUSE:
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _faults(source: str) -> list[str]:
+    """What of a module changes a name of the house."""
+    tree = ast.parse(source)
+    house, faults = _from_the_house(tree), list[str]()
+    breaking = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.endswith(BREAKS)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in breaking:
+            continue
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            faults += [ast.unparse(t) for t in targets if isinstance(t, ast.Attribute) and _root(t) in house]
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            faults += [module for module in modules if module.startswith("unittest.mock")]
+        elif isinstance(node, ast.Name) and node.id == "monkeypatch":
+            faults.append("monkeypatch")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+            faults.append(ast.unparse(node))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in house:
+            if node.attr.startswith("_") and not node.attr.startswith("__"):
+                faults.append(ast.unparse(node))  # a private name, or an unbound private method
+    return faults
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_simulation_changes_no_name_of_the_house(path: Path) -> None:
+    assert _faults(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "module.threading = 1",
+        "module.Class.method = 1",
+        "module.SIZE += 1",
+        "setattr(module, 'x', 1)",
+        "Controller._load(1)",
+        "from unittest.mock import patch",
+        "def f(monkeypatch): monkeypatch.setattr(module, 'x', 1)",
+    ],
+)
+def test_a_change_of_one_is_seen(line: str) -> None:
+    assert _faults(f"from broker import module\nfrom broker.broker_controller import Controller\n{line}\n")
+
+
+def test_a_test_that_breaks_the_house_may() -> None:
+    source = "from broker import module\ndef test_it_is_found(monkeypatch): monkeypatch.setattr(module, 'x', 1)\n"
+    assert _faults(source) == []
