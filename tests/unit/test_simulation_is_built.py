@@ -18,11 +18,15 @@ def _from_the_house(tree: ast.Module) -> set[str]:
     """The names that the module imports from the house."""
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in HOUSE:
+        if isinstance(node, ast.ImportFrom) and _of_house(node.module or ""):
             names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names if _of_house(alias.name)}
     return names
+
+
+def _of_house(module: str) -> bool:
+    return module.split(".", maxsplit=1)[0] in HOUSE
 
 
 def _root(node: ast.expr) -> str:
@@ -54,10 +58,13 @@ def _faults(source: str) -> list[str]:
             faults.append("monkeypatch")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
             faults.append(ast.unparse(node))
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in house:
-            if node.attr.startswith("_") and not node.attr.startswith("__"):
-                faults.append(ast.unparse(node))  # a private name, or an unbound private method
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _is_private(node.attr):
+            faults += [ast.unparse(node)] if node.value.id in house else []  # or an unbound private method
     return faults
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
