@@ -432,7 +432,7 @@ class BrokerController:
             ),
             self._disk,
             self._clock,
-            self._threads,
+            self._threads.lock,
         )
 
     # ---- start -------------------------------------------------------------------------------------------------

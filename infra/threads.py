@@ -8,39 +8,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
+
+from infra.locks import Event, Lock
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Lock(Protocol):
-    """As `threading.Lock`."""
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
-
-    def release(self) -> None: ...
-
-    def locked(self) -> bool: ...
-
-    def __enter__(self) -> bool: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
-
-
-class Event(Protocol):
-    """As `threading.Event`."""
-
-    def is_set(self) -> bool: ...
-
-    def set(self) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 class Thread(Protocol):

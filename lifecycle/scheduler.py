@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from infra.clock import Clock
+from infra.locks import Event
 from infra.object_store.protocol import ObjectStoreError
-from infra.threads import SYSTEM_THREADS, Event, Thread, Threads
+from infra.threads import SYSTEM_THREADS, Thread, Threads
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.journal import NewerFormat
 from tiered.journal.errors import Fenced

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from infra.threads import SYSTEM_THREADS, Event, Threads
+from infra.locks import Event
+from infra.threads import SYSTEM_THREADS, Threads
 
 
 class Turns:

@@ -29,7 +29,7 @@ from broker.store.queue_table import QueueTable
 from broker.store.visibility import Visibility
 from infra.clock import Clock
 from infra.disk import Disk, OutOfDescriptors
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.locks import NewLock, new_lock
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +73,11 @@ class Checkpointer:
         queues: QueueTable,
         index: KeyIndex,
         visibility: Visibility,
-        threads: Threads = SYSTEM_THREADS,
+        new_lock: NewLock = new_lock,
     ) -> None:
         self._config, self._disk, self._clock = config, disk, clock
         self._log, self._end, self._queues, self._index, self._visibility = log, end, queues, index, visibility
-        self._writing = threads.lock()
+        self._writing = new_lock()
         self._due: DueCheckpoint | None = None
         self._described_at = 0
         self._described_time = clock.monotonic()

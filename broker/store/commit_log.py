@@ -18,7 +18,7 @@ from broker.store.errors import StoreCorrupt, StoreFull
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
 from infra import failpoint
 from infra.disk import Disk, DiskFull, FileWriter, OutOfDescriptors
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.locks import NewLock, new_lock
 
 _SMALLEST_FILE = 4096
 _DESCRIPTORS = 2  # of a file: its map and that of its CRC entries; as many again to write into the newest
@@ -61,7 +61,7 @@ class LogFile:
 class CommitLog:
     """The list of files."""
 
-    def __init__(self, config: StoreConfig, disk: Disk, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(self, config: StoreConfig, disk: Disk, new_lock: NewLock = new_lock) -> None:
         self.directory = config.root / "commitlog"
         self.crc_directory = config.root / "commitlogcrc"
         self.table_directory = config.root / "commitlogtable"
@@ -69,7 +69,7 @@ class CommitLog:
         self._file_size = config.commit_log_file_size
         self._disk = disk
         self._next: LogFile | None = None
-        self._allocation = threads.lock()
+        self._allocation = new_lock()
 
     @property
     def min_offset(self) -> int:

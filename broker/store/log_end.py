@@ -30,7 +30,7 @@ from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, STANDS_STILL_MS
 from broker.store.topic_tails import TopicTails
 from infra import failpoint
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.locks import NewLock, new_lock
 
 log = logging.getLogger(__name__)
 
@@ -82,13 +82,11 @@ assert _crc_entries(3).size == 3 * CRC_ENTRY_SIZE
 class LogEnd:
     """See the module."""
 
-    def __init__(
-        self, config: StoreConfig, log: CommitLog, tails: TopicTails, threads: Threads = SYSTEM_THREADS
-    ) -> None:
+    def __init__(self, config: StoreConfig, log: CommitLog, tails: TopicTails, new_lock: NewLock = new_lock) -> None:
         self._log, self._tails = log, tails
         self._file_size = config.commit_log_file_size
         self._state = EndState.CLOSED
-        self._moving = threads.lock()
+        self._moving = new_lock()
         self._owed: Callable[[], None] | None = None
         self.file: LogFile | None = None
         self.position = 0

@@ -39,7 +39,7 @@ from broker.store.topic_tails import TopicTails
 from broker.store.visibility import AppendCallback, Visibility
 from infra.clock import Clock
 from infra.disk import Disk
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.locks import NewLock, new_lock
 from neve.remoting.codes import GetMessageStatus
 
 __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport", "Segment", "StoreConfig"]
@@ -61,17 +61,17 @@ class Segment(msgspec.Struct, frozen=True):
 class MessageStore:
     """See the module."""
 
-    def __init__(self, config: StoreConfig, disk: Disk, clock: Clock, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(self, config: StoreConfig, disk: Disk, clock: Clock, new_lock: NewLock = new_lock) -> None:
         self.config, self.disk = config, disk
         self.log_uuid = ""
         self._now = clock.now_ms
         self._directory = DataDirectory(config.root, disk)
-        self._log = CommitLog(config, disk, threads)
+        self._log = CommitLog(config, disk, new_lock)
         self._tails = TopicTails()
-        self._queues = QueueTable(config, disk, self._log, self._tails, threads)
+        self._queues = QueueTable(config, disk, self._log, self._tails, new_lock)
         self._index = KeyIndex(config, disk)
-        self._end = LogEnd(config, self._log, self._tails, threads)
-        self._visibility = Visibility(config, self._log, self._end, threads)
+        self._end = LogEnd(config, self._log, self._tails, new_lock)
+        self._visibility = Visibility(config, self._log, self._end, new_lock)
         self._appender = Appender(config, self._end, self._queues, self._index, self._visibility)
         self._checkpointer = Checkpointer(
             config,
@@ -82,7 +82,7 @@ class MessageStore:
             queues=self._queues,
             index=self._index,
             visibility=self._visibility,
-            threads=threads,
+            new_lock=new_lock,
         )
 
     # -- start and stop

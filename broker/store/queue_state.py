@@ -12,7 +12,7 @@ import msgspec
 
 from broker.store.errors import StoreCorrupt
 from infra.disk import Disk
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.locks import NewLock, new_lock
 
 _NAME = "queue_state"
 _VERSION = 1
@@ -39,9 +39,9 @@ class StateImage(NamedTuple):
 class QueueStateFile:
     """Takes images on the thread that changes the state, and writes them on any; the newest one stays."""
 
-    def __init__(self, root: Path, disk: Disk, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(self, root: Path, disk: Disk, new_lock: NewLock = new_lock) -> None:
         self._path, self._disk = root / _NAME, disk
-        self._writing = threads.lock()
+        self._writing = new_lock()
         self._images = self._written = 0
 
     def read(self) -> QueueState:

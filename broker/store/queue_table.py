@@ -22,7 +22,7 @@ from broker.store.layout import QUEUE_ENTRY_SIZE
 from broker.store.queue_state import QueueState, QueueStateFile, StateImage
 from broker.store.topic_tails import TopicTails
 from infra.disk import Disk
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.locks import NewLock, new_lock
 
 
 class QueueTable:
@@ -34,12 +34,12 @@ class QueueTable:
         disk: Disk,
         log: CommitLog,
         tails: TopicTails,
-        threads: Threads = SYSTEM_THREADS,
+        new_lock: NewLock = new_lock,
     ) -> None:
         self._config, self._disk, self._log, self._tails = config, disk, log, tails
         self._root = config.root / "consumequeue"
         self._maps = MappedFiles(config.mapped_queue_files, disk)
-        self._file = QueueStateFile(config.root, disk, threads)
+        self._file = QueueStateFile(config.root, disk, new_lock)
         self._state = QueueState()
         self._by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: list[ConsumeQueue] = []

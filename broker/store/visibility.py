@@ -24,7 +24,7 @@ from broker.store.errors import StoreNotWritable
 from broker.store.log_end import LogEnd
 from infra import failpoint
 from infra.disk import OutOfDescriptors
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.locks import NewLock, new_lock
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ AppendCallback = Callable[[list[Shown]], None]
 class Visibility:
     """See the module."""
 
-    def __init__(self, config: StoreConfig, log: CommitLog, end: LogEnd, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(self, config: StoreConfig, log: CommitLog, end: LogEnd, new_lock: NewLock = new_lock) -> None:
         self._log, self._end = log, end
         self._waits_for_sync = config.flush_disk_type == SYNC_FLUSH
         self._callbacks: list[AppendCallback] = []
         self._unconfirmed: deque[tuple[int, list[Shown]]] = deque()
-        self._flushing = threads.lock()
+        self._flushing = new_lock()
         self._confirmed = 0
         self.flushed = 0  # the loop knows that what lies below is on the disk
         self.synced = 0  # it is; written by whoever flushes

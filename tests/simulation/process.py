@@ -20,7 +20,8 @@ from broker.machine import Machine
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.threads import Event, Lock, Thread
+from infra.locks import Event, Lock
+from infra.threads import Thread
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.workers import AnyWorker

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import greenlet
 
-from infra import threads
+from infra import locks, threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -358,10 +358,10 @@ class Thread:
 class SimThreads:
     """What `infra.threads` gives a broker, by the running loop."""
 
-    def lock(self) -> threads.Lock:
+    def lock(self) -> locks.Lock:
         return SimLock()
 
-    def event(self) -> threads.Event:
+    def event(self) -> locks.Event:
         return Event()
 
     def start(self, name: str, work: Callable[[], object]) -> threads.Thread:
