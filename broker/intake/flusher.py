@@ -74,7 +74,10 @@ class Flusher:
         if self.failed:
             raise RuntimeError(_FAILED)
         if not self._begun:
+            wanted = self._store.max_physical_offset
             self._complete(await self._threads.run(self._store.flush))
+            if self.flushed_offset < wanted:
+                raise RuntimeError("the log can't be synced now")
             return
         waiter = asyncio.get_running_loop().create_future()
         self._flush_waiters.append((self._store.max_physical_offset, waiter))
@@ -84,7 +87,7 @@ class Flusher:
     async def upkeep_now(self) -> None:
         """Returns when the checkpoint that is wanted by now is on the disk; raises as `flush_now`."""
         if not self._begun:
-            await self._threads.run(self._store.upkeep)
+            await self._threads.run(self._store.upkeep)  # what it raises ends the start
             return
         if self._upkeep is not None:
             await asyncio.wait([self._upkeep])  # it may have begun before the wish

@@ -159,6 +159,7 @@ def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
         store.wants_upkeep = True
         failures: list[BaseException] = []
         flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append, faults=Faults())
+        running = asyncio.create_task(flusher.run())
         store.upkeep_may_end.set()
         async with asyncio.timeout(20):
             with pytest.raises(RuntimeError, match="flush failed"):
@@ -166,6 +167,7 @@ def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
             with pytest.raises(RuntimeError, match="flush failed"):
                 await flusher.flush_now()
         assert [str(failure) for failure in failures] == ["Input/output error"]
+        running.cancel()
         flusher.close()
 
     asyncio.run(main())
