@@ -12,6 +12,7 @@ import msgspec
 from access.config import SecurityConfig
 from access.model import ENABLED, MAX_NAME, SUPER, User, check_name, check_user, is_allowed
 from access.permissions import NEEDS, Need, RetryOwners, of_owners, topic_need
+from access.signed_sends import SignedSends
 from access.store import AuthStore, Tables
 from infra.disk import Disk
 from infra.remoting_server import Answer, Connection
@@ -58,6 +59,9 @@ def inner_credentials(config: SecurityConfig) -> tuple[str, str] | None:
 class Guard(Protocol):
     """Who signed, and may they: asked for each request, and by handlers of what they learn later."""
 
+    #: For an express lane; None: nobody has to sign.
+    signed_sends: SignedSends | None
+
     def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
         """Why the request is not served; None: it is."""
 
@@ -73,6 +77,8 @@ class Guard(Protocol):
 
 class Unguarded:
     """Of a server without authentication: everybody may do everything."""
+
+    signed_sends: SignedSends | None = None
 
     def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
         return None
@@ -92,6 +98,9 @@ class SignatureGuard:
 
     def __init__(self, store: AuthStore, *, authorize: bool, cluster: str, retry_owners: RetryOwners) -> None:
         self.store = store
+        self.signed_sends: SignedSends | None = SignedSends(
+            store, lambda connection, name, topic: self.may_use_topic(connection, name, topic, "Pub")
+        )
         self._authorize, self._cluster, self._retry_owners = authorize, cluster, retry_owners
 
     def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
@@ -161,11 +170,6 @@ class GuardedHandler:
 
     def __init__(self, guard: Guard, behind: RequestRouter) -> None:
         self._guard, self._behind = guard, behind
-
-    @property
-    def reads(self) -> frozenset[int]:
-        """Of the handler behind it."""
-        return self._behind.reads
 
     def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
         refusal = self._guard.refusal(connection, command)

@@ -220,6 +220,8 @@ class BrokerController:
         )
         self.server = RemotingServer(
             guarded(self.router, self.guard),
+            reads=self.router.reads,
+            express=self.router.express,
             host=config.bind_address,
             port=config.listen_port,
             limits=limits,
@@ -261,7 +263,14 @@ class BrokerController:
                 intake, context.tiered, groups=groups, guard=self.guard, stats=context.stats, address=self.address
             ),
             express=ExpressSend(
-                intake, context.writer, config, clock, topics=topics, stats=context.stats, address=self.address
+                intake,
+                context.writer,
+                config,
+                clock,
+                topics=topics,
+                stats=context.stats,
+                signed_sends=self.guard.signed_sends,
+                address=self.address,
             ),
             puller=PullMessageProcessor(
                 config,

@@ -11,7 +11,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from infra.admission import Admission
 from infra.remoting_answers import error_answer, not_supported, too_much_in_work
@@ -34,16 +34,9 @@ _AT_ONCE = 1 << 20
 
 Answer = RemotingCommand | None
 Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
-
-
-class _HasExpress(Protocol):
-    # Serves frames as long as it knows them well enough, and puts the first other one back.
-    express: Callable[[Connection, FrameDecoder], None] | None
-
-
-class _KnowsReads(Protocol):
-    # Requests that change nothing: who hung up wants no answer to them.
-    reads: frozenset[int]
+# Serves frames as long as it knows them well enough, and puts the first other one back. It asks itself what the
+# handler would ask, who may send among it.
+Express = Callable[["Connection", FrameDecoder], None]
 
 
 class Connection:
@@ -54,14 +47,16 @@ class Connection:
         handler: Handler,
         limits: RemotingLimits,
         *,
+        reads: frozenset[int] = frozenset(),
+        express: Express | None = None,
         opened: Callable[[Connection], None] | None = None,
         closed: Callable[[Connection], None] | None = None,
         unfinished: UnfinishedFrames | None = None,
         in_work: BodiesInWork | None = None,
     ) -> None:
+        """`reads` are the codes that change nothing: who hung up wants no answer to them."""
         self._handler = handler
-        self._express = cast("_HasExpress", handler).express if hasattr(handler, "express") else None
-        self._reads = cast("_KnowsReads", handler).reads if hasattr(handler, "reads") else frozenset()
+        self._express, self._reads = express, reads
         self._unfinished, self._in_work = unfinished, in_work
         self._is_unfinished = False
         self._limits = limits
@@ -384,6 +379,8 @@ class RemotingServer:
         self,
         handler: Handler,
         *,
+        reads: frozenset[int] = frozenset(),
+        express: Express | None = None,
         host: str = "0.0.0.0",
         port: int = 0,
         limits: RemotingLimits | None = None,
@@ -393,7 +390,7 @@ class RemotingServer:
     ) -> None:
         self._closed = closed
         self._tls = tls
-        self._handler = handler
+        self._handler, self._reads, self._express = handler, reads, express
         self._host = host
         self._port = port
         self._limits = limits or RemotingLimits()
@@ -466,6 +463,8 @@ class RemotingServer:
         connection = Connection(
             self._handler,
             self._limits,
+            reads=self._reads,
+            express=self._express,
             opened=self._opened,
             closed=self._forget,
             unfinished=self.unfinished,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 from infra.remoting_answers import not_supported
-from infra.remoting_server import Answer, Connection, Handler
+from infra.remoting_server import Answer, Connection, Express, Handler
 from neve.remoting.command import RemotingCommand
-from neve.remoting.frame import FrameDecoder
 
 
 class RequestRouter:
@@ -16,7 +15,7 @@ class RequestRouter:
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
         self.reads: frozenset[int] = frozenset()
-        self.express: Callable[[Connection, FrameDecoder], None] | None = None
+        self.express: Express | None = None
 
     def register(self, code: int, handler: Handler, *, reads: bool = False) -> None:
         """Serve `code` with `handler`; the last registration counts.

@@ -46,6 +46,7 @@ class NamesrvController:
         guard = make_guard(config, auth, disk, cluster=config.cluster_name)
         self._server = RemotingServer(
             guarded(router, guard),
+            reads=router.reads,
             host=config.bind_address,
             port=config.listen_port,
             limits=limits,

@@ -3,6 +3,9 @@
 It takes the frames of one read as long as they are plain, appends them with one write, and answers with one. A frame
 that is unusual in any way, or that can't be stored, is put back untouched: the handler of sends takes it the readable
 way, through `Intake.send`, and does the same. No header map, no command and no answer is made as an object here.
+
+Where requests have to be signed, a plain send is one whose user may send to its topic and has signed it: whatever else
+it is, the readable way says.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from struct import Struct
 
 import msgspec
 
+from access.signed_sends import SignedSends
 from broker.config import BrokerConfig
 from broker.intake.intake import Intake, cached_tags_code, with_unique_id
 from broker.intake.log_writer import LogWriter
@@ -26,8 +30,9 @@ from infra.remoting_server import Connection
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.remoting.command import FLAG_ONEWAY
 from neve.remoting.frame import MARK_SIZE, FrameDecoder
-from neve.remoting.headers import SendV2Frame
+from neve.remoting.headers import SendV2Frame, SignedSendV2Frame
 from neve.remoting.names import RETRY_PREFIX, may_be_sent_to
+from neve.remoting.signature import SigningKey
 
 # How every client that we know of begins the JSON header of a SEND_MESSAGE_V2.
 _START = b'{"code":310,'
@@ -36,16 +41,21 @@ _HEADER_MAX = 64 * 1024
 # The mark word of a JSON frame is the header's length and nothing else.
 _header_length = Struct(">I").unpack_from
 _decode = msgspec.json.Decoder(SendV2Frame, strict=False).decode
+_decode_signed = msgspec.json.Decoder(SignedSendV2Frame).decode
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(slots=True)
 class Lane:
-    """What a topic asks of its plain sends."""
+    """What a topic asks of its plain sends, of those of one read."""
 
     topic: str
     queue_nums: int
     sys_flag: int
     traffic: Traffic
+    # Who signed the last one, and with which key, if they may send here.
+    user: str | None = None
+    key: SigningKey | None = None
 
 
 @dataclass(slots=True)
@@ -71,10 +81,12 @@ class ExpressSend:
         *,
         topics: TopicConfigManager,
         stats: BrokerStats,
+        signed_sends: SignedSends | None,
         address: tuple[str, int],
     ) -> None:
+        """`signed_sends` says who may send; None: everybody."""
         self._intake, self._writer, self._config, self._clock = intake, writer, config, clock
-        self._topics, self._stats = topics, stats
+        self._topics, self._stats, self._signed_sends = topics, stats, signed_sends
         self._queue_of, self._stamped, self._special = writer.queue_of, intake.stamped, intake.special_properties
         self._template = ReceiptTemplate(address)
 
@@ -95,9 +107,15 @@ class ExpressSend:
             if send is None or lane is None:
                 frames.put_back(buffer, start)
                 break
+            body = buffer[body_at:end]
+            if self._signed_sends is not None and not self._is_signed(
+                connection, lane, buffer[header_at:body_at], body
+            ):
+                frames.put_back(buffer, start)
+                break
             if batch is None:
                 batch = _Batch(self._clock.now_ms())
-            if not self._take(batch, lane, send, buffer[body_at:end]):
+            if not self._take(batch, lane, send, body):
                 frames.put_back(buffer, start)
                 break
             batch.starts.append(start)
@@ -112,8 +130,20 @@ class ExpressSend:
             return None
         try:
             return _decode(buffer[header_at:body_at])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except _UNREADABLE:
             return None
+
+    def _is_signed(self, connection: Connection, lane: Lane, header: bytes, body: bytes) -> bool:
+        """By a user who may send there. Within one read users and policies stay as they are."""
+        try:
+            fields = _decode_signed(header).fields
+        except _UNREADABLE:
+            return False
+        user = fields.access_key
+        if user != lane.user:
+            assert self._signed_sends is not None
+            lane.user, lane.key = user, self._signed_sends.key_of(connection, user, lane.topic)
+        return lane.key is not None and lane.key.verify(fields.signature, fields.covered(), body)
 
     def _lane(self, topic: str) -> Lane | None:
         topics = self._topics

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.signature import ACCESS_KEY, SIGNATURE
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -109,6 +111,50 @@ class SendV2Frame(msgspec.Struct, gc=False):
     flag: Int32
     opaque: Int32
     header: _SendMessageHeaderV2 = msgspec.field(name="extFields")
+
+
+class _SignedSendFields(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """Every field that a SEND_MESSAGE_V2 may have, as text, in the order in which a signature covers them.
+
+    A field that is not here is none that this can say the signature of.
+    """
+
+    signature: str = msgspec.field(name=SIGNATURE, default="")
+    access_key: str = msgspec.field(name=ACCESS_KEY, default="")
+    security_token: str = msgspec.field(name="SecurityToken", default="")
+    a: str = ""
+    b: str = ""
+    bname: str = ""
+    c: str = ""
+    d: str = ""
+    e: str = ""
+    f: str = ""
+    g: str = ""
+    h: str = ""
+    i: str = ""
+    j: str = ""
+    k: str = ""
+    l: str = ""  # noqa: E741 - its name on the wire
+    lo: str = ""
+    m: str = ""
+    n: str = ""
+    ns: str = ""
+    nsd: str = ""
+    oway: str = ""
+
+    def covered(self) -> str:
+        """What the signature covers, beside the body."""
+        return "".join(astuple(self)[1:])
+
+
+_signed_names = [field.encode_name for field in msgspec.structs.fields(_SignedSendFields)]
+assert _signed_names == [SIGNATURE, *sorted(_signed_names[1:])]
+
+
+class SignedSendV2Frame(msgspec.Struct, gc=False):
+    """The same header as `SendV2Frame`, for who asks whether it is signed."""
+
+    fields: _SignedSendFields = msgspec.field(name="extFields")
 
 
 class PullMessageHeader(msgspec.Struct, rename="camel"):

@@ -5,23 +5,53 @@ RocketMQ's clients since 4.4 sign so. Code, opaque and key names are not covered
 
 from __future__ import annotations
 
-import base64
+import functools
 import hashlib
 import hmac
+from binascii import b2a_base64
 from collections.abc import Mapping
 
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 # Clients up to 4.9.3 add this field after they have signed.
 _LATE_FIELD = "_UNIQUE_KEY_QUERY"
+_BLOCK = 64  # of SHA-1
+_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
+_KEYS_KEPT = 256
+
+
+class SigningKey:
+    """A secret made ready to sign with: both hashes of HMAC (RFC 2104) have taken it in.
+
+    To copy them costs half of what a new HMAC object, or the one-shot function, costs for a body of 1 KiB.
+    """
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, secret: str) -> None:
+        key = secret.encode()
+        key = (hashlib.sha1(key).digest() if len(key) > _BLOCK else key).ljust(_BLOCK, b"\0")
+        self._inner, self._outer = hashlib.sha1(key.translate(_INNER)), hashlib.sha1(key.translate(_OUTER))
+
+    def sign(self, fields: str, body: bytes) -> bytes:
+        """The signature of the fields' values, one after another, and the body."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(fields.encode("utf-8", "surrogatepass"))
+        inner.update(body)
+        outer.update(inner.digest())
+        return b2a_base64(outer.digest(), newline=False)
+
+    def verify(self, given: str, fields: str, body: bytes) -> bool:
+        """Whether that is their signature; takes the same time for every wrong one."""
+        return hmac.compare_digest(self.sign(fields, body), given.encode("utf-8", "surrogatepass"))
+
+
+signing_key = functools.lru_cache(maxsize=_KEYS_KEPT)(SigningKey)
 
 
 def sign(secret: str, ext: Mapping[str, str], body: bytes = b"") -> str:
     """The signature of these fields (a `Signature` among them is left out) and this body."""
-    fields = "".join(ext[key] for key in sorted(ext) if key != SIGNATURE)
-    digest = hmac.new(secret.encode(), fields.encode("utf-8", "surrogatepass"), hashlib.sha1)
-    digest.update(body)
-    return base64.b64encode(digest.digest()).decode()
+    return signing_key(secret).sign(_signed_fields(ext), body).decode()
 
 
 def signed(access_key: str, secret: str, ext: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
@@ -33,10 +63,14 @@ def signed(access_key: str, secret: str, ext: Mapping[str, str], body: bytes = b
 
 def verify(secret: str, ext: Mapping[str, str], body: bytes = b"") -> bool:
     """Whether the `Signature` among the fields is right; takes the same time for every wrong one."""
-    given = ext.get(SIGNATURE, "").encode("utf-8", "surrogatepass")
-    if hmac.compare_digest(sign(secret, ext, body).encode(), given):
+    key, given = signing_key(secret), ext.get(SIGNATURE, "")
+    if key.verify(given, _signed_fields(ext), body):
         return True
     if _LATE_FIELD not in ext:
         return False
-    rest = {key: value for key, value in ext.items() if key != _LATE_FIELD}
-    return hmac.compare_digest(sign(secret, rest, body).encode(), given)
+    rest = {name: value for name, value in ext.items() if name != _LATE_FIELD}
+    return key.verify(given, _signed_fields(rest), body)
+
+
+def _signed_fields(ext: Mapping[str, str]) -> str:
+    return "".join([ext[name] for name in sorted(ext) if name != SIGNATURE])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from access.guard import GuardedHandler
 from bench.wire import request, send_ext
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
@@ -61,6 +62,10 @@ NOT_PLAIN: dict[str, dict[str, Any]] = {
 }
 
 
+# Adds a signature to a send's fields.
+Signer = Callable[[dict[str, str], bytes], dict[str, Any]]
+
+
 class Outside:
     """A transport that keeps what was written."""
 
@@ -84,20 +89,21 @@ class Outside:
 class Broker:
     """A broker whose sends come through the express lane, or around it."""
 
-    def __init__(self, controller: BrokerController) -> None:
-        self.controller = controller
+    def __init__(self, controller: BrokerController, signer: Signer | None = None) -> None:
+        self.controller, self.signer = controller, signer
         self.store = controller.context.store
         self.dispatched = 0
 
     def connect(self, *, express: bool) -> tuple[Connection, Outside]:
         router = self.controller.router
+        handler = GuardedHandler(self.controller.guard, router)
 
         def around(connection: Connection, command: RemotingCommand) -> Any:
             self.dispatched += 1
-            return router(connection, command)
+            return handler(connection, command)
 
-        around.express = router.express if express else None  # type: ignore[attr-defined]
-        connection, outside = Connection(cast("Any", around), RemotingLimits()), Outside()
+        lane = router.express if express else None
+        connection, outside = Connection(around, RemotingLimits(), express=lane), Outside()
         connection.connection_made(cast("asyncio.BaseTransport", outside))
         return connection, outside
 
@@ -105,7 +111,7 @@ class Broker:
         """(the answer, the records that were stored), without what differs from one send to the next."""
         connection, outside = self.connect(express=express)
         start = self.store.max_physical_offset
-        connection.data_received(frame(ext, body, flag))
+        connection.data_received(frame(ext, body, flag, self.signer))
         return plain_answer(outside.written), [plain_record(record) for record in self.stored_from(start)]
 
     def stored_from(self, start: int) -> list[MessageRecord]:
@@ -116,8 +122,10 @@ class Broker:
         return found
 
 
-def frame(ext: dict[str, Any], body: bytes, flag: int = 0) -> bytes:
+def frame(ext: dict[str, Any], body: bytes, flag: int = 0, signer: Signer | None = None) -> bytes:
     fields = {name: value for name, value in {**send_ext(TOPIC, 2), **ext}.items() if value is not None}
+    if signer is not None:
+        fields = signer({name: str(value) for name, value in fields.items()}, body)
     whole = request(310, 77, fields, body)
     return whole.replace(b'"flag":0', b'"flag":%d' % flag, 1)
 
@@ -139,7 +147,7 @@ def plain_record(record: MessageRecord) -> Any:
     )  # fmt: skip
 
 
-def with_broker(tmp_path: Path, work: Callable[[Broker], None], **values: Any) -> None:
+def with_broker(tmp_path: Path, work: Callable[[Broker], None], *, signer: Signer | None = None, **values: Any) -> None:
     async def main() -> None:
         config = BrokerConfig()
         config.store_path_root_dir, config.bind_address = str(tmp_path / "store"), "127.0.0.1"
@@ -149,9 +157,9 @@ def with_broker(tmp_path: Path, work: Callable[[Broker], None], **values: Any) -
         controller = BrokerController(config, Machine(clock=ManualClock(), disk=RealDisk()))
         await controller.start()
         try:
-            broker = Broker(controller)
+            broker = Broker(controller, signer)
             connection, _ = broker.connect(express=False)
-            connection.data_received(frame({}, b""))  # makes the topic
+            connection.data_received(frame({}, b"", signer=signer))  # makes the topic
             await asyncio.wait(connection.in_flight)
             broker.dispatched = 0
             work(broker)

@@ -359,7 +359,7 @@ def test_a_request_that_changes_something_runs_to_its_end_though_its_asker_hung_
         routes, change, read = router(), Stage(), Stage()
         routes.register(900, change)
         routes.register(901, read, reads=True)
-        server = RemotingServer(routes, host="127.0.0.1", port=0)
+        server = RemotingServer(routes, reads=routes.reads, host="127.0.0.1", port=0)
         await server.start()
         await _hang_up_in(server, 900, change)
         await _hang_up_in(server, 901, read)

@@ -1,6 +1,12 @@
 """Signatures as RocketMQ's Java client (5.3.3, AclClientRPCHook) computes them."""
 
-from neve.remoting.signature import sign, signed, verify
+import base64
+import hmac
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neve.remoting.signature import SigningKey, sign, signed, verify
 
 SECRET = "secret-12345"
 SEND = {
@@ -32,3 +38,11 @@ def test_any_change_is_seen() -> None:
 def test_the_field_that_old_clients_add_late_is_tolerated() -> None:
     fields = signed("alice", SECRET, SEND)
     assert verify(SECRET, {**fields, "_UNIQUE_KEY_QUERY": "true"})
+
+
+@given(st.text(max_size=200), st.text(max_size=200), st.binary(max_size=300))
+def test_a_key_that_is_ready_signs_as_hmac_does(secret: str, fields: str, body: bytes) -> None:
+    key = SigningKey(secret)
+    for _ in range(2):  # it is as good as new after each
+        expected = hmac.digest(secret.encode(), fields.encode() + body, "sha1")
+        assert key.sign(fields, body) == base64.b64encode(expected)

@@ -1,0 +1,43 @@
+"""What an express lane asks of the guard: the key that a user's sends to a topic are signed with, if it may send there.
+
+The answer is kept for each (user, topic, address) as long as users and policies stay as they are: what has changed
+makes new tables, and with other tables nothing counts that was known of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from access.model import ENABLED
+from access.store import AuthStore, Tables
+from infra.remoting_server import Connection
+from infra.startup import StartupError
+from neve.remoting.signature import SigningKey, signing_key
+
+_KNOWN_MAX = 10_000
+_Asked = tuple[str, str, str]
+
+
+class SignedSends:
+    """See the module."""
+
+    def __init__(self, store: AuthStore, may_send: Callable[[Connection, str, str], bool]) -> None:
+        """`may_send`: whether the user may, over that connection, send to that topic."""
+        self._store, self._may_send = store, may_send
+        self._tables: Tables | None = None
+        self._known: dict[_Asked, SigningKey | None] = {}
+
+    def key_of(self, connection: Connection, name: str, topic: str) -> SigningKey | None:
+        """None: the lane can't take it; who asks `Guard.refusal` hears why. Looks whether the tables are the same."""
+        try:
+            tables = self._store.tables
+        except (StartupError, OSError):
+            return None
+        if tables is not self._tables or len(self._known) >= _KNOWN_MAX:
+            self._tables, self._known = tables, {}
+        asked = (name, topic, connection.remote[0])
+        if asked not in self._known:
+            user = tables.users.get(name)
+            may = user is not None and user.user_status == ENABLED and self._may_send(connection, name, topic)
+            self._known[asked] = signing_key(user.password) if user is not None and may else None
+        return self._known[asked]

@@ -1,0 +1,174 @@
+"""With authentication on the express lane is there, and takes only what its user may send and has signed."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from access.model import DISABLED, SUPER, Entry, Policy, User
+from access.store import Tables
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import decode_command
+from neve.remoting.headers import SignedSendV2Frame
+from neve.remoting.signature import SigningKey, signed
+from tests.unit.broker.test_express_send import NOT_PLAIN, PLAIN, TOPIC, Broker, frame, with_broker
+
+ROOT, ALICE = partial(signed, "root", "root's secret"), partial(signed, "alice", "alice's secret")
+AUTHENTICATED: dict[str, Any] = {
+    "authentication_enabled": True,
+    "init_authentication_user": '{"username":"root","password":"root\'s secret"}',
+}
+AUTHORIZED = {**AUTHENTICATED, "authorization_enabled": True}
+MAY_SEND = Policy("Custom", (Entry(f"Topic:{TOPIC}", ("Pub",)),))
+
+
+def set_user(user: User | None, *policies: Policy) -> Any:
+    """What an administrator changes of alice."""
+
+    def edit(tables: Tables) -> None:
+        tables.users.pop("alice", None)
+        tables.policies.pop("User:alice", None)
+        if user is not None:
+            tables.users["alice"] = user
+        if policies:
+            tables.policies["User:alice"] = list(policies)
+
+    return edit
+
+
+def change(broker: Broker, user: User | None, *policies: Policy) -> None:
+    store: Any = broker.controller.guard
+    store.store.change_now(set_user(user, *policies))
+
+
+def code_of(broker: Broker, lane: bool, *, ext: dict[str, Any] | None = None) -> int:
+    """Sends once; asserts that the lane took it, or that it did not."""
+    broker.dispatched = 0
+    answer, stored = broker.send(ext or {}, b"body", express=True)
+    assert broker.dispatched == (0 if lane else 1)
+    assert len(stored) == (answer[0] == ResponseCode.SUCCESS)
+    return int(answer[0])
+
+
+@pytest.mark.parametrize("flag", [0, 2], ids=["two-way", "one-way"])
+def test_a_signed_plain_send_is_stored_and_answered_as_by_the_general_way(tmp_path: Path, flag: int) -> None:
+    def work(broker: Broker) -> None:
+        for name, ext in PLAIN.items():
+            known = {field: value for field, value in ext.items() if field != "zz"}
+            fast = broker.send(known, name.encode(), express=True, flag=flag)
+            assert broker.dispatched == 0, name
+            assert len(fast[1]) == 1, name
+            assert fast == broker.send(known, name.encode(), express=False, flag=flag), name
+            broker.dispatched = 0
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
+
+
+def test_what_is_not_plain_is_left_to_the_general_way_as_without_signatures(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        for name, ext in NOT_PLAIN.items():
+            broker.send(ext, b"body", express=True)
+            assert broker.dispatched == 1, name
+            broker.dispatched = 0
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
+
+
+def test_a_field_that_the_lane_does_not_know_is_covered_by_the_signature_all_the_same(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        assert code_of(broker, lane=False, ext={"zz": "?"}) == ResponseCode.SUCCESS
+        broker.signer = lambda ext, body: {**ROOT(ext, body), "zz": "added by another"}
+        assert code_of(broker, lane=False) == ResponseCode.NO_PERMISSION
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
+
+
+def test_what_is_not_signed_or_not_rightly_is_refused(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        for signer in (
+            None,
+            partial(signed, "root", "another secret"),
+            partial(signed, "nobody", "root's secret"),
+            lambda ext, body: ROOT(ext, body + b"!"),
+            lambda ext, body: {**ROOT(ext, body), "e": "3"},
+            lambda ext, body: {**ROOT(ext, body), "Signature": "ü"},
+            lambda ext, body: {name: text for name, text in ROOT(ext, body).items() if name != "Signature"},
+        ):
+            broker.signer = signer
+            assert code_of(broker, lane=False) == ResponseCode.NO_PERMISSION
+        broker.signer = ROOT
+        assert code_of(broker, lane=True) == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
+
+
+def test_a_changed_or_deleted_user_or_policy_counts_from_the_next_send_on(tmp_path: Path) -> None:
+    alice = User("alice's secret")
+
+    def work(broker: Broker) -> None:
+        change(broker, alice, MAY_SEND)
+        broker.signer = ALICE
+        steps: list[tuple[User | None, tuple[Policy, ...]]] = [
+            (alice, ()),
+            (alice, (Policy("Custom", (Entry("Topic:another", ("Pub",)),)),)),
+            (alice, (Policy("Custom", (Entry(f"Topic:{TOPIC}", ("Sub",)),)),)),
+            (alice, (Policy("Custom", (Entry(f"Topic:{TOPIC}", ("Pub",), ("10.9.0.0/16",)),)),)),
+            (User("alice's secret", user_status=DISABLED), (MAY_SEND,)),
+            (User("a new secret"), (MAY_SEND,)),
+            (None, (MAY_SEND,)),
+        ]
+        for user, policies in steps:
+            assert code_of(broker, lane=True) == ResponseCode.SUCCESS
+            change(broker, user, *policies)
+            assert code_of(broker, lane=False) == ResponseCode.NO_PERMISSION, (user, policies)
+            change(broker, alice, MAY_SEND)
+        change(broker, User("alice's secret", SUPER))
+        assert code_of(broker, lane=True) == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHORIZED)
+
+
+def test_the_sends_of_one_read_are_each_asked_who_signed_them(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        change(broker, User("alice's secret"))  # may not send
+        connection, outside = broker.connect(express=True)
+        signers = (ROOT, ROOT, ALICE, ROOT, partial(signed, "root", "wrong"), ROOT)
+        sends = (frame({}, b"%d" % n, 0, signer) for n, signer in enumerate(signers))
+        numbered = (one.replace(b'"opaque":77', b'"opaque":%d' % (10 + n)) for n, one in enumerate(sends))
+        connection.data_received(b"".join(numbered))
+        answers, position = [], 0
+        while position < len(outside.written):
+            end = position + 4 + int.from_bytes(outside.written[position : position + 4], "big")
+            answers.append(decode_command(outside.written[position + 4 : end]))
+            position = end
+        refused = ResponseCode.NO_PERMISSION
+        assert [(answer.opaque, answer.code) for answer in answers] == [
+            (10, 0), (11, 0), (12, refused), (13, 0), (14, refused), (15, 0),
+        ]  # fmt: skip
+        assert broker.dispatched == 2
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHORIZED)
+
+
+def test_users_that_cannot_be_read_let_nobody_send(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        assert code_of(broker, lane=True) == ResponseCode.SUCCESS
+        path = tmp_path / "store" / "config" / "auth" / "auth.json"
+        path.write_text("{")
+        assert code_of(broker, lane=False) == ResponseCode.NO_PERMISSION
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
+
+
+@given(st.dictionaries(st.sampled_from([*"abcdefghijklmn", "bname", "lo", "ns", "nsd", "oway"]), st.text(max_size=4)))
+def test_the_lane_covers_the_fields_as_every_signature_does(fields: dict[str, str]) -> None:
+    whole = signed("alice", "secret", fields, b"body")
+    read = msgspec.json.decode(msgspec.json.encode({"code": 310, "extFields": whole}), type=SignedSendV2Frame).fields
+    assert read.access_key == "alice"
+    assert SigningKey("secret").verify(read.signature, read.covered(), b"body")
