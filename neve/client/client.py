@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from neve.client.admin import Admin
-from neve.client.consumers.lite_pull import LitePullConsumer, LitePullSettings
+from neve.client.consumers.lite_pull import LitePullConsumer
 from neve.client.consumers.opened import OpenConsumers
-from neve.client.consumers.pop import PopConsumer, PopSettings
+from neve.client.consumers.polled import LitePullSettings
+from neve.client.consumers.pop import PopConsumer
+from neve.client.consumers.popped import PopSettings
 from neve.client.consumers.push import Consumer
 from neve.client.group.allocation import Allocation
 from neve.client.group.consumer_settings import ConsumerSettings

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,35 +29,20 @@ from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, dumps_object_key
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
-DIRECT_WAIT_S = 10.0  # a broker waits as long for the verdict on a message
 _CLIENT_VERSION = "V5_3_3"
 
-
-class DirectRun:
-    """A message that an administrator had delivered, outside all offsets; its verdict goes back to the broker."""
-
-    def __init__(self) -> None:
-        self._verdict: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
-
-    def settle(self, result: str, remark: str | None = None) -> None:
-        if not self._verdict.done():
-            self._verdict.set_result((result, remark))
-
-    async def verdict(self) -> tuple[str, str | None]:
-        """CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION, and a remark.
-
-        Raises:
-            TimeoutError: the application did not settle it in time.
-        """
-        async with asyncio.timeout(DIRECT_WAIT_S):
-            return await self._verdict
+Verdict = tuple[str, str | None]  # CR_SUCCESS, CR_LATER or CR_THROW_EXCEPTION, and a remark
+#: Has the application handle a message at once.
+#:
+#: Raises:
+#:     TimeoutError: it was not settled in time.
+GivesDirectly = Callable[[Message], Awaitable[Verdict]]
 
 
 @dataclass(frozen=True, slots=True)
 class RunningState:
     """What 307 tells beside the group's subscriptions."""
 
-    started_ms: int
     in_order: bool
     queues: Mapping[MessageQueue, ProcessQueue]
     pop_queues: Mapping[MessageQueue, Mapping[str, Any]]
@@ -79,17 +64,16 @@ class Asked(Protocol):
     def running_state(self) -> RunningState:
         """For 307."""
 
-    async def consume_directly(self, message: Message) -> tuple[str, str | None] | None:
-        """The application's verdict; None when this kind of consumer has no way to deliver it."""
-
 
 class GroupRequests:
-    """The request handler of one member."""
+    """The request handler of one member, from its start on; without `direct` its application asks for messages."""
 
-    def __init__(self, session: Session, member: GroupMember, consumer: Asked) -> None:
+    def __init__(self, session: Session, member: GroupMember, consumer: Asked, direct: GivesDirectly | None) -> None:
         self._session = session
         self._member = member
         self._consumer = consumer
+        self._direct = direct
+        self._started_ms = session.options.now_ms()
 
     def __call__(self, connection: Connection, request: RemotingCommand) -> bool:
         match request.code:
@@ -135,10 +119,9 @@ class GroupRequests:
         if record is None:
             raise ValueError("there is no message in the request")
         message = message_from_record(record, (request.ext or {}).get("brokerName", ""))
-        verdict = await self._consumer.consume_directly(message)
-        if verdict is None:
+        if self._direct is None:
             raise ValueError("this consumer is asked for messages by its application, none can be given to it")
-        result, remark = verdict
+        result, remark = await self._direct(message)
         spent = int(1000 * (asyncio.get_running_loop().time() - began))
         answer = {
             "order": self._consumer.running_state().in_order,
@@ -158,7 +141,7 @@ class GroupRequests:
                 "PROP_CLIENT_VERSION": _CLIENT_VERSION,
                 "PROP_CONSUMEORDERLY": str(state.in_order).lower(),
                 "PROP_THREADPOOL_CORE_SIZE": "1",
-                "PROP_CONSUMER_START_TIMESTAMP": str(state.started_ms),
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
             },
             "subscriptionSet": self._member.subscriptions(),
             "mqTable": {queue: _process_queue_info(books, now_ms) for queue, books in state.queues.items()},

@@ -24,8 +24,8 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 _LOOK_S = 0.1  # the end of a thread, or of a task of another loop, tells nobody: so often it is looked for
 
-#: The consumers whose handlers the present code is part of, tasks and threads that a handler started included.
-_handlers_of: ContextVar[tuple[object, ...]] = ContextVar("neve_handlers_of", default=())
+#: The consumers, by their `Endings`, whose handlers the present code is part of, and what a handler started with it.
+_handlers_of: ContextVar[tuple[Endings, ...]] = ContextVar("neve_handlers_of", default=())
 
 
 def current_asker() -> Asker:
@@ -38,7 +38,7 @@ def current_asker() -> Asker:
 
 
 @contextmanager
-def handling_for(consumer: object) -> Iterator[None]:
+def handling_for(consumer: Endings) -> Iterator[None]:
     """What is started inside is part of a handler of this consumer."""
     token = _handlers_of.set((*_handlers_of.get(), consumer))
     try:
@@ -47,7 +47,7 @@ def handling_for(consumer: object) -> Iterator[None]:
         _handlers_of.reset(token)
 
 
-def is_handling_for(consumer: object) -> bool:
+def _is_handling_for(consumer: Endings) -> bool:
     return any(one is consumer for one in _handlers_of.get())
 
 
@@ -102,17 +102,18 @@ class Endings:
         task = self._spawn(settling, f"settle {self._name}")
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+        task.add_done_callback(lambda _: self.settled())
         await asyncio.shield(task)
 
     def settled(self) -> None:
         """A message is not in work any more."""
         self._changed.set()
 
-    async def close(self, consumer: object, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def close(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Does `work` once and waits for it; a handler of the consumer, for which it waits in turn, goes on at once."""
         if self._closing is None:
             self._closing = self._spawn(work(), f"close {self._name}")
-        if not is_handling_for(consumer):
+        if not _is_handling_for(self):
             await asyncio.shield(self._closing)
 
     async def until_settled(self, askers: Callable[[], Iterable[Asker]], closer: Asker, timeout: float) -> int:
@@ -150,4 +151,4 @@ def _ended_well(asker: Asker) -> bool:
     return isinstance(asker, asyncio.Task) and not asker.cancelled() and asker.exception() is None
 
 
-__all__ = ["Asker", "AutoAcks", "Endings", "at_work", "current_asker", "handling_for", "is_handling_for"]
+__all__ = ["Asker", "AutoAcks", "Endings", "at_work", "current_asker", "handling_for"]

@@ -41,6 +41,10 @@ class Positions:
             raise ClientError(f"{queue} is not assigned to this consumer")
         return books
 
+    def of_topic(self, topic: str) -> dict[MessageQueue, int]:
+        """The next offset to be consumed of each of its queues."""
+        return {queue: books.committable for queue, books in self._fetcher.assigned.items() if queue.topic == topic}
+
     async def take(self, queue: MessageQueue, *, locked_until: float | None = None) -> None:
         """Begins with a queue at the stored offset, else where `start` says; that is then stored at the next commit."""
         stored = await self.store.read(queue)

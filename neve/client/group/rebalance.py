@@ -34,38 +34,52 @@ class Assignee(Protocol):
         """Stops with it; False when it is not free yet."""
 
 
-class Rebalancer:
-    """One for a member; `lock` is held while queues change hands."""
+class Rounds:
+    """`lock` is held while queues change hands: what moves a queue otherwise takes it, too."""
 
-    def __init__(self, session: Session, topics: Callable[[], Iterable[str]], share: Share, assignee: Assignee) -> None:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.wanted = asyncio.Event()
+
+    def wake(self) -> None:
+        """A round at once."""
+        self.wanted.set()
+
+
+class Rebalancer:
+    """One for a member."""
+
+    def __init__(
+        self,
+        session: Session,
+        topics: Callable[[], Iterable[str]],
+        share: Share,
+        assignee: Assignee,
+        rounds: Rounds,
+    ) -> None:
         self._session = session
         self._topics = topics
         self._share = share
         self._assignee = assignee
         self._refusals = Refusals(log)
-        self._wanted = asyncio.Event()
+        self._rounds = rounds
         self._is_settled = True
-        self.lock = asyncio.Lock()
-
-    def wake(self) -> None:
-        """A round at once."""
-        self._wanted.set()
 
     async def forever(self) -> None:
         while True:
             interval = self._session.options.rebalance_interval if self._is_settled else _AGAIN_S
             try:
                 async with asyncio.timeout(interval):
-                    await self._wanted.wait()
+                    await self._rounds.wanted.wait()
             except TimeoutError:
                 pass
-            self._wanted.clear()
+            self._rounds.wanted.clear()
             await self.once()
 
     async def stop(self, rounds: asyncio.Task[None], patience: float) -> None:
         """Ends `rounds`, the task of `forever`; between two of them, if that comes in time."""
         try:
-            async with asyncio.timeout(patience), self.lock:
+            async with asyncio.timeout(patience), self._rounds.lock:
                 rounds.cancel()
         except TimeoutError:
             rounds.cancel()
@@ -74,7 +88,7 @@ class Rebalancer:
     async def once(self) -> None:
         """One round over all topics; the next is soon when some topic could not be settled."""
         settled = True
-        async with self.lock:
+        async with self._rounds.lock:
             topics = list(self._topics())
             for topic in {*topics, *(queue.topic for queue in self._assignee.held())}:
                 try:

@@ -20,7 +20,7 @@ LEFT_ALONE_S = 900.0  # Java's 15 minutes
 
 async def pass_time(consumer: Consumer, seconds: float) -> None:
     """The round of so many seconds from now."""
-    await consumer._settlement.take_back_overdue(asyncio.get_running_loop().time() + seconds)
+    await consumer.supply.settlement.take_back_overdue(asyncio.get_running_loop().time() + seconds)
 
 
 async def held(consumer: Consumer, count: int) -> list[Any]:
@@ -85,7 +85,7 @@ def test_what_waits_for_the_application_or_holds_up_nothing_is_left_where_it_is(
             by_hand(client) as consumer,
         ):
             await held(consumer, 1)
-            books = consumer._fetcher.assigned[QUEUE]
+            books = consumer.supply.fetcher.assigned[QUEUE]
             books.not_in_hand(0)  # offset 0 waits again, offset 1 is held behind it
             await held(consumer, 1)
             await pass_time(consumer, LEFT_ALONE_S + 1)

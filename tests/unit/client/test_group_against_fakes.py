@@ -50,7 +50,7 @@ def test_a_lock_that_another_member_got_ends_the_queue_without_a_commit(fake_clu
             assert message is not None
             broker.locks_are = "refused"
             broker.offsets["t"] = 3  # the other member's
-            await consumer.renew_locks()
+            await consumer.supply.renew_locks()
             assert consumer.assigned == []
             await message.ack()
             assert broker.offsets["t"] == 3
@@ -72,14 +72,16 @@ def test_without_an_answer_a_lock_counts_until_its_time_is_over(fake_cluster: An
         ):
             assert await consumer.receive() is not None
             broker.locks_are = "failing"
-            await consumer.renew_locks()
+            await consumer.supply.renew_locks()
             assert await consumer.receive() is not None
-            books = consumer._fetcher.assigned[QUEUE]
+            books = consumer.supply.fetcher.assigned[QUEUE]
             books.locked_until = asyncio.get_running_loop().time()  # as if 30 s had passed
             assert await consumer.receive(0.05) is None
             assert consumer.assigned == [QUEUE]
             broker.locks_are = "granted"
-            await consumer.renew_locks()  # it lapsed, others may have had it: it is taken anew, from the stored offset
+            await (
+                consumer.supply.renew_locks()
+            )  # it lapsed, others may have had it: it is taken anew, from the stored offset
             following = await consumer.receive()
             assert following is not None
             assert following.receipt is not books
@@ -182,7 +184,7 @@ def test_no_more_of_a_queue_is_fetched_than_its_own_bound(fake_cluster: Any) -> 
             client.consumer("g", "t", start="first", pull_batch=10, max_buffered_bytes=150) as consumer,
         ):
             assert await consumer.receive() is not None
-            assert consumer._fetcher.buffer.bytes <= 150 + 100
+            assert consumer.supply.fetcher.buffer.bytes <= 150 + 100
 
     run(work)
 

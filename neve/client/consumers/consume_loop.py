@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from neve.client.group.in_work import handling_for
+from neve.client.group.in_work import Endings, handling_for
 from neve.client.group.received import Received
 from neve.errors import ClientError, NeveError
 
@@ -29,7 +29,7 @@ class Source(Protocol):
         """The handler raised."""
 
 
-async def consume(source: Source, handler: Handler, workers: int, delay_level: int) -> None:
+async def consume(source: Source, endings: Endings, handler: Handler, workers: int, delay_level: int) -> None:
     """Runs up to `workers` handlers beside each other until the consumer is closed.
 
     A handler that returns acks; one that raises nacks with `delay_level`, and the error is logged. A broker that cannot
@@ -40,12 +40,12 @@ async def consume(source: Source, handler: Handler, workers: int, delay_level: i
         raise ClientError(f"{workers} workers")
     async with asyncio.TaskGroup() as group:
         for _ in range(workers):
-            group.create_task(_work(source, handler, delay_level))
+            group.create_task(_work(source, endings, handler, delay_level))
 
 
-async def _work(source: Source, handler: Handler, delay_level: int) -> None:
+async def _work(source: Source, endings: Endings, handler: Handler, delay_level: int) -> None:
     while (message := await source.next()) is not None:
-        with handling_for(source):
+        with handling_for(endings):
             run = asyncio.ensure_future(handler(message))
         try:
             await asyncio.wait({run})

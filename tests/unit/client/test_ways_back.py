@@ -1,0 +1,132 @@
+"""How a message is settled depends on what it came by: pulled, popped, or sent by an administrator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from neve.client import Consumer, PopConsumer, Received, connect
+from neve.errors import ClientError
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+from tests.unit.client.group_broker import GroupBroker, record, run
+from tests.unit.client.pop_broker import POP, PopBroker
+from tests.waiting import until
+
+DELIVERING = pytest.mark.parametrize("kind", ["consumer", "pop_consumer"])
+LIMIT_S = 5
+
+
+async def ack(_: Any, message: Received) -> None:
+    await message.ack()
+
+
+async def nack(_: Any, message: Received) -> None:
+    await message.nack()
+
+
+async def fail(consumer: Consumer | PopConsumer, message: Received) -> None:
+    await consumer.failed(message, ZeroDivisionError("by hand"), 0)
+
+
+async def let_go(consumer: PopConsumer, message: Received) -> None:
+    await consumer.change_invisible(message, 7)
+
+
+VERDICTS = [
+    ("consumer", ack, "CR_SUCCESS"),
+    ("consumer", nack, "CR_LATER"),
+    ("consumer", fail, "CR_THROW_EXCEPTION"),
+    ("pop_consumer", ack, "CR_SUCCESS"),
+    ("pop_consumer", nack, "CR_LATER"),
+    ("pop_consumer", fail, "CR_THROW_EXCEPTION"),
+    ("pop_consumer", let_go, "CR_LATER"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settle", "verdict"), VERDICTS)
+def test_what_became_of_an_administrators_message_is_told_and_moves_nothing(
+    fake_cluster: Any, kind: str, settle: Callable[[Any, Received], Awaitable[None]], verdict: str
+) -> None:
+    async def work() -> None:
+        broker = PopBroker(0)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            getattr(client, kind)("g", "t", start="first", auto_ack=False) as consumer,
+        ):
+            server = cluster.brokers[0]
+            ext = {"consumerGroup": "g", "brokerName": "b0"}
+            server.push(RemotingCommand(RequestCode.CONSUME_MESSAGE_DIRECTLY, 99, ext=ext, body=record(5)))
+            message = await consumer.receive(LIMIT_S)
+            assert (message.queue_offset, message.body) == (5, b"x" * 10)
+            await settle(consumer, message)
+            await ack(consumer, message)  # the first verdict counts
+            await until(lambda: any(one.is_response and one.opaque == 99 for one in server.requests))
+            (answer,) = [one for one in server.requests if one.is_response]
+            told = json.loads(answer.body)
+            assert (answer.code, told["consumeResult"], "by hand" in told["remark"]) == (0, verdict, settle is fail)
+            assert (broker.acked, broker.let_go, broker.sent_back, broker.offsets.get("t", 0)) == ([], [], [], 0)
+
+    run(work)
+
+
+@DELIVERING
+def test_a_message_of_nobody_is_refused(fake_cluster: Any, kind: str) -> None:
+    async def work() -> None:
+        async with (
+            fake_cluster(PopBroker(1)) as cluster,
+            connect(cluster.namesrv.address) as client,
+            getattr(client, kind)("g", "t", start="first", auto_ack=False) as consumer,
+        ):
+            message = await consumer.receive(LIMIT_S)
+            stray = replace(message, receipt=None)
+            for settling in (stray.ack, stray.nack):
+                with pytest.raises(ClientError, match="not delivered by this consumer"):
+                    await settling()
+            await message.ack()
+
+    run(work)
+
+
+def test_what_was_taken_back_is_late_in_traces_whoever_pulled_it(fake_cluster: Any) -> None:
+    """ConsumeReturnType TIME_OUT, as for any pulled message; that of a pop consumer is no exception."""
+
+    class RetryBroker(PopBroker):
+        def _pull(self, ext: dict[str, str]) -> Any:
+            return super()._pull({**ext, "topic": "t" if ext["topic"] == "%RETRY%g" else ""})
+
+    async def endings(kind: str, broker: GroupBroker, supply: Callable[[Any], Any]) -> list[str]:
+        async with fake_cluster(broker) as cluster:
+            async with connect(cluster.namesrv.address, trace=True) as client:
+                consumer = getattr(client, kind)("g", "t", start="first", auto_ack=False)
+                async with consumer:
+                    message = await consumer.receive(LIMIT_S)
+                    ages = asyncio.get_running_loop().time() + 4000
+                    await supply(consumer).settlement.take_back_overdue(ages)
+                    await message.ack()
+            sent = [one.body.decode() for one in cluster.brokers[0].requests if one.code == 310]
+            lines = [line.split("\x01") for body in sent for line in body.split("\x02")]
+            return [line[6] for line in lines if line[0] == "SubAfter"]
+
+    async def work() -> None:
+        assert await endings("consumer", GroupBroker(1), lambda consumer: consumer.supply) == ["1"]
+        pulled_only = RetryBroker(1)
+        pulled_only.silent = {POP}
+        assert await endings("pop_consumer", pulled_only, lambda consumer: consumer.supply.retries) == ["1"]
+
+    run(work)
+
+
+def test_a_hold_limit_of_nothing_is_refused(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(ClientError, match="hold limit"):
+                client.pop_consumer("g", "t", hold_limit=0)
+
+    run(work)
