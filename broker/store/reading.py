@@ -31,6 +31,7 @@ from neve.remoting.codes import GetMessageStatus
 
 Entry = tuple[int, int, int]  # as QUEUE_ENTRY
 _ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+assert _ENTRY_TYPE.itemsize == QUEUE_ENTRY_SIZE
 
 
 class GetResult(msgspec.Struct, frozen=True):
@@ -109,7 +110,8 @@ def _matches(view: memoryview, codes: frozenset[int]) -> list[int]:
 def _slices(log: CommitLog, entries: list[Entry], max_bytes: int) -> tuple[list[memoryview], int]:
     """The mapped records of the first entries, neighbours together, and how many fit; one always does.
 
-    A view keeps an evicted file's map. No record crosses a file: an END record lies between.
+    A view keeps an evicted file's map. No record crosses a file: an END record lies between. Raises StoreError for an
+    entry that names bytes outside the log.
     """
     found: list[memoryview] = []
     base = file_size = count = 0
@@ -123,8 +125,11 @@ def _slices(log: CommitLog, entries: list[Entry], max_bytes: int) -> tuple[list[
         start = physical_offset - base
         if start == end:
             end += size
-            found[-1] = view[begin:end]
             continue
+        if end > file_size:
+            break
+        if count > 1:
+            found.append(view[begin:end])
         if start >= file_size:
             file = log.at(physical_offset)
             if file is None:
@@ -132,6 +137,9 @@ def _slices(log: CommitLog, entries: list[Entry], max_bytes: int) -> tuple[list[
             base, file_size, view = file.base, file.size, memoryview(file.map)
             start = physical_offset - base
         begin, end = start, start + size
+    if end > file_size:
+        raise StoreError(f"entries name {base + begin} to {base + end}, more than the log's file has")
+    if count:
         found.append(view[begin:end])
     return found, count
 

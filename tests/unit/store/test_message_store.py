@@ -105,6 +105,20 @@ def test_a_read_gives_one_message_however_large(open_store: Open, put: Put) -> N
     assert (result.count, result.next_offset) == (1, 1)
 
 
+def test_an_entry_that_names_bytes_outside_the_log_is_refused_not_answered_short(
+    open_store: Open, put: Put, disk: SimDisk
+) -> None:
+    store = open_store()
+    for _ in range(3):
+        put(store)
+    entries = disk.map(Path("/store/consumequeue/t/0/00000000000000000000"), 4096)
+    entries[20 + 8 : 20 + 12] = (1 << 20).to_bytes(4, "big")
+    assert store.get("t", 0, 0, 1, 1 << 22).count == 1
+    for count in (1, 2):
+        with pytest.raises(StoreError, match="more than the log's file has"):
+            store.get("t", 0, 1, count, 1 << 22)
+
+
 def test_tags_select(open_store: Open, put: Put) -> None:
     store = open_store()
     for number in range(60):
