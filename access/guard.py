@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from access.config import SecurityConfig
-from access.model import ENABLED, MAX_NAME, SUPER, User, check_name, check_user, is_allowed
-from access.permissions import NEEDS, Need, RetryOwners, of_owners, topic_need
+from access.model import ENABLED, MAX_NAME, SUPER, Decision, User, check_name, check_user
+from access.permissions import NEEDS, RETRY_TOPIC, Need, NeedOfAll, RetryOwners, of_owners, topic_need
 from access.signed_sends import SignedSends
 from access.store import AuthStore, Tables
 from infra.disk import Disk
@@ -19,7 +20,7 @@ from infra.remoting_server import Answer, Connection
 from infra.request_router import RequestRouter
 from infra.startup import StartupError
 from neve.errors import BrokerError, NeveError
-from neve.remoting.codes import ResponseCode
+from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import ACCESS_KEY, verify
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # Only a super user may touch these, whatever policies say: they could grant themselves anything.
 _SUPER_ONLY = range(3001, 3011)
+# Of users, kinds, actions and addresses: what is kept of the policies in the order in which they decide.
+_MOST_DECISIONS = 4096
 
 
 class _Credentials(msgspec.Struct, rename="camel"):
@@ -93,8 +96,20 @@ class Unguarded:
         return True
 
 
+class _Allowed(NamedTuple):
+    """What a connection was allowed last, of what clients say again and again."""
+
+    user: str
+    body: tuple[int, int]
+    again: list[Need]  # what else than the policies decides of
+
+
 class SignatureGuard:
-    """Lets through what is signed by a known user and, with authorization, what that user's policies allow."""
+    """Lets through what is signed by a known user and, with authorization, what that user's policies allow.
+
+    A heartbeat may speak of ten thousand topics. One that says what the last one said is allowed what that was allowed,
+    as long as the users and policies are the same.
+    """
 
     def __init__(self, store: AuthStore, *, authorize: bool, cluster: str, retry_owners: RetryOwners) -> None:
         self.store = store
@@ -102,6 +117,10 @@ class SignatureGuard:
             store, lambda connection, name, topic: self.may_use_topic(connection, name, topic, "Pub")
         )
         self._authorize, self._cluster, self._retry_owners = authorize, cluster, retry_owners
+        # What follows from these tables, and from no others.
+        self._tables: Tables | None = None
+        self._decisions: dict[tuple[str, str, frozenset[str], str], Decision] = {}
+        self._allowed: WeakKeyDictionary[Connection, _Allowed] = WeakKeyDictionary()
 
     def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
         try:
@@ -132,11 +151,38 @@ class SignatureGuard:
         needs = NEEDS.get(command.code)
         if needs is None:
             return f"request {command.code} has no permission that could allow it"
+        self._follow(tables)
         try:
-            refusals = (self._refused(tables, name, connection, need) for need in needs(command, self._cluster))
-            return next((refusal for refusal in refusals if refusal is not None), None)
+            if command.code == RequestCode.HEART_BEAT:
+                return self._heartbeat_denied(tables, name, connection, command)
+            return self._first_refusal(tables, name, connection, needs(command, self._cluster))
         except NeveError:
             return "the request's body does not parse"
+
+    def _heartbeat_denied(
+        self, tables: Tables, name: str, connection: Connection, command: RemotingCommand
+    ) -> str | None:
+        body, known = (len(command.body), hash(command.body)), self._allowed.get(connection)
+        if known is not None and known.user == name and known.body == body:
+            return self._first_refusal(tables, name, connection, known.again)
+        needs = list(NEEDS[RequestCode.HEART_BEAT](command, self._cluster))
+        refusal = self._first_refusal(tables, name, connection, needs)
+        if refusal is None:
+            again = [need for need in needs if isinstance(need, Need) and need.kind == RETRY_TOPIC]
+            self._allowed[connection] = _Allowed(name, body, again)
+        return refusal
+
+    def _first_refusal(
+        self, tables: Tables, name: str, connection: Connection, needs: Iterable[Need | NeedOfAll]
+    ) -> str | None:
+        refusals = (self._refused(tables, name, connection, need) for need in needs)
+        return next((refusal for refusal in refusals if refusal is not None), None)
+
+    def _follow(self, tables: Tables) -> None:
+        if tables is not self._tables:
+            self._tables = tables
+            self._decisions.clear()
+            self._allowed.clear()
 
     def require(self, connection: Connection, command: RemotingCommand) -> None:
         refusal = self.refusal(connection, command)
@@ -160,9 +206,27 @@ class SignatureGuard:
             return None
         return self._refused(tables, name, connection, topic_need(topic, frozenset({action})))
 
-    def _refused(self, tables: Tables, name: str, connection: Connection, need: Need) -> str | None:
-        refusals = (_refused(tables, name, connection, one) for one in of_owners(need, self._retry_owners))
-        return next((refusal for refusal in refusals if refusal is not None), None)
+    def _refused(self, tables: Tables, name: str, connection: Connection, need: Need | NeedOfAll) -> str | None:
+        source = connection.remote[0]
+        if isinstance(need, NeedOfAll):
+            decide = self._decision(tables, name, need.kind, need.actions, source)
+            denied = next((resource for resource in need.names if not decide(resource)), None)
+            return None if denied is None else _told(name, Need(need.kind, denied, need.actions))
+        for one in of_owners(need, self._retry_owners):
+            if not self._decision(tables, name, one.kind, one.actions, source)(one.name):
+                return _told(name, one)
+        return None
+
+    def _decision(self, tables: Tables, name: str, kind: str, actions: frozenset[str], source: str) -> Decision:
+        self._follow(tables)
+        key = (name, kind, actions, source)
+        decision = self._decisions.get(key)
+        if decision is None:
+            if len(self._decisions) >= _MOST_DECISIONS:
+                self._decisions.clear()
+            decision = Decision(tables.policies.get(f"User:{name}", ()), kind, actions, source)
+            self._decisions[key] = decision
+        return decision
 
 
 class GuardedHandler:
@@ -179,10 +243,7 @@ class GuardedHandler:
         return RemotingCommand.response(command, ResponseCode.NO_PERMISSION, refusal)
 
 
-def _refused(tables: Tables, name: str, connection: Connection, need: Need) -> str | None:
-    policies = tables.policies.get(f"User:{name}", ())
-    if is_allowed(policies, need.kind, need.name, need.actions, connection.remote[0]):
-        return None
+def _told(name: str, need: Need) -> str:
     actions = "/".join(sorted(need.actions))
     return f"User:{name} has no permission to access {need.kind}:{need.name} ({actions})"
 

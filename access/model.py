@@ -8,7 +8,7 @@ equals, and for everything nobody allowed, the answer is no.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -40,18 +40,12 @@ class Entry(msgspec.Struct, rename="camel", frozen=True):
     source_ips: tuple[str, ...] = ()
     decision: str = "Allow"
 
-    def fits(self, kind: str, name: str, actions: frozenset[str], source: str) -> bool:
-        if "All" not in self.actions and actions.isdisjoint(self.actions):
+    def fits_asker(self, kind: str, action: str, source: str) -> bool:
+        """Whether it says something of an action of this caller on resources of a kind."""
+        if "All" not in self.actions and action not in self.actions:
             return False
-        return self._fits_resource(kind, name) and (not self.source_ips or _in_any(source, self.source_ips))
-
-    def _fits_resource(self, kind: str, name: str) -> bool:
-        if self.resource == "*":
-            return True
-        own_kind, _, pattern = self.resource.partition(":")
-        if own_kind != kind:
-            return False
-        return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+        own_kind = self.resource.partition(":")[0]
+        return own_kind in (kind, "*") and (not self.source_ips or _in_any(source, self.source_ips))
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -68,20 +62,57 @@ class Policy(msgspec.Struct, rename="camel", frozen=True):
     entries: tuple[Entry, ...]
 
 
-def is_allowed(policies: Iterable[Policy], kind: str, name: str, actions: frozenset[str], source: str) -> bool:
-    """Whether one of `actions` on the resource is allowed to who has these policies and calls from `source`."""
-    for wanted in ("Custom", "Default"):
-        rules = [entry for policy in policies if policy.policy_type == wanted for entry in policy.entries]
-        if any(_decides(rules, kind, name, action, source) for action in actions):
-            return True
-        if any(entry.fits(kind, name, actions, source) for entry in rules):
-            return False
-    return False
+class _Rules:
+    """Those of one kind of policy that say something of one action, by the names that they fit."""
+
+    __slots__ = ("_prefixes", "_whole")
+
+    def __init__(self, rules: Iterable[Entry]) -> None:
+        self._whole: dict[str, bool] = {}
+        self._prefixes: list[tuple[str, bool]] = []
+        for rule in sorted(rules, key=lambda rule: rule.rank, reverse=True):
+            _, _, pattern = rule.resource.partition(":")
+            allows = rule.decision == "Allow"
+            if rule.resource == "*" or pattern.endswith("*"):
+                self._prefixes.append((pattern[:-1], allows))
+            else:
+                self._whole.setdefault(pattern, allows)
+
+    def decide(self, name: str) -> bool | None:
+        """None: no rule fits."""
+        allows = self._whole.get(name)
+        if allows is not None:
+            return allows
+        for prefix, allows_all in self._prefixes:
+            if name.startswith(prefix):
+                return allows_all
+        return None
 
 
-def _decides(rules: Iterable[Entry], kind: str, name: str, action: str, source: str) -> bool:
-    found = [entry for entry in rules if entry.fits(kind, name, frozenset({action}), source)]
-    return bool(found) and max(found, key=lambda entry: entry.rank).decision == "Allow"
+class Decision:
+    """Whether one of `actions` is allowed to who has these policies and calls from `source`, on resources of a kind."""
+
+    __slots__ = ("_in_turn",)
+
+    def __init__(self, policies: Collection[Policy], kind: str, actions: frozenset[str], source: str) -> None:
+        self._in_turn: list[list[_Rules]] = []
+        for wanted in ("Custom", "Default"):
+            rules = [entry for policy in policies if policy.policy_type == wanted for entry in policy.entries]
+            by_action = ([rule for rule in rules if rule.fits_asker(kind, action, source)] for action in actions)
+            if ranked := [_Rules(found) for found in by_action if found]:
+                self._in_turn.append(ranked)
+
+    def __call__(self, name: str) -> bool:
+        for by_action in self._in_turn:
+            is_denied = False
+            for rules in by_action:
+                allows = rules.decide(name)
+                if allows:
+                    return True
+                is_denied |= allows is False
+            if is_denied:
+                return False
+        return False
 
 
 def check_name(name: str) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from neve.remoting.body import lenient_loads
+import msgspec
+
+from neve.remoting.body import lenient_loads, loads_as
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 
+_OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
 # The kind of a need that only the server's tables can name: see `of_owners`.
 RETRY_TOPIC = "RetryTopic"
 
@@ -26,7 +29,15 @@ class Need(NamedTuple):
     actions: frozenset[str]
 
 
-Needs = Callable[[RemotingCommand, str], Iterator[Need]]
+class NeedOfAll(NamedTuple):
+    """One of `actions` on each of many resources."""
+
+    kind: str
+    names: Sequence[str]
+    actions: frozenset[str]
+
+
+Needs = Callable[[RemotingCommand, str], Iterator[Need | NeedOfAll]]
 # Of a retry topic: every (group, topic that it popped) that the name can mean; the group's own has no topic.
 RetryOwners = Callable[[str], Sequence[tuple[str, str | None]]]
 
@@ -38,7 +49,7 @@ CREATE, UPDATE, DELETE, LIST = (frozenset({name}) for name in ("Create", "Update
 
 def topic_need(name: str, actions: frozenset[str]) -> Need:
     """A retry or dead-letter topic is its group's: who may consume as the group may use it."""
-    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+    if name.startswith(_OF_GROUPS):
         kind, owner = (RETRY_TOPIC, name) if name.startswith(RETRY_PREFIX) else ("Group", name.removeprefix(DLQ_PREFIX))
         return Need(kind, owner, actions - P | S if actions & P else actions)
     return Need("Topic", name, actions)
@@ -77,7 +88,7 @@ def _cluster(actions: frozenset[str]) -> Needs:
 
 
 def _all(*parts: Needs) -> Needs:
-    def needs(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    def needs(command: RemotingCommand, cluster: str) -> Iterator[Need | NeedOfAll]:
         for part in parts:
             yield from part(command, cluster)
 
@@ -106,11 +117,29 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _heartbeat(command: RemotingCommand, cluster: str) -> Iterator[Need]:
-    for consumer in _rows(_body(command).get("consumerDataSet")):
-        yield Need("Group", _text(consumer.get("groupName")), S)
-        for subscription in _rows(consumer.get("subscriptionDataSet")):
-            yield topic_need(_text(subscription.get("topic")), S)
+class _Subscription(msgspec.Struct, gc=False):
+    topic: str
+
+
+class _Consumer(msgspec.Struct, rename="camel"):
+    group_name: str
+    subscription_data_set: list[_Subscription] = []
+
+
+class _Heartbeat(msgspec.Struct, rename="camel"):
+    """As much of `HeartbeatData`, which the handler reads, as asks for something: it may be a megabyte."""
+
+    consumer_data_set: list[_Consumer] = []
+
+
+def _heartbeat(command: RemotingCommand, cluster: str) -> Iterator[Need | NeedOfAll]:
+    for consumer in loads_as(command.body, _Heartbeat).consumer_data_set:
+        yield Need("Group", consumer.group_name, S)
+        topics = [subscription.topic for subscription in consumer.subscription_data_set]
+        of_groups = {topic for topic in topics if topic.startswith(_OF_GROUPS)}
+        yield NeedOfAll("Topic", [topic for topic in topics if topic not in of_groups] if of_groups else topics, S)
+        for topic in of_groups:
+            yield topic_need(topic, S)
 
 
 def _unregister(command: RemotingCommand, cluster: str) -> Iterator[Need]:

@@ -159,7 +159,7 @@ class NodeBudget:
 def loads_as(data: bytes | memoryview, kind: type[T], budget: NodeBudget | None = None) -> T:
     """Parse a body of the dialect straight into a type that bounds each of its numbers."""
     raw, budget = bytes(data), budget or NodeBudget()
-    if b'"$ref"' not in raw:
+    if not _refers(raw):
         budget.spend(_nodes_at_most(raw))
         try:
             return msgspec.json.decode(raw, type=kind, strict=False)
@@ -173,7 +173,7 @@ def loads_as(data: bytes | memoryview, kind: type[T], budget: NodeBudget | None 
 def lenient_loads(data: bytes | memoryview, budget: NodeBudget | None = None) -> Any:
     """Parse strict JSON or the dialect; object keys become MessageQueue or tuples of pairs, bare number keys ints."""
     raw, budget = bytes(data), budget or NodeBudget()
-    if b'"$ref"' not in raw:
+    if not _refers(raw):
         if _nodes_at_most(raw) > budget.left:
             raise ProtocolError("the body holds too many values")
         try:
@@ -185,6 +185,11 @@ def lenient_loads(data: bytes | memoryview, budget: NodeBudget | None = None) ->
 
 
 _NOT_STRICT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def _refers(raw: bytes) -> bool:
+    """A sign alone is found ten times as fast, and hardly ever there."""
+    return b"$" in raw and b'"$ref"' in raw
 
 
 def _nodes_at_most(raw: bytes) -> int:

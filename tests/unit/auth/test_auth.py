@@ -2,20 +2,26 @@
 
 import asyncio
 import json
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from access.guard import open_store
-from access.model import AuthError, Entry, Policy, check_policy, is_allowed
-from access.permissions import NEEDS, of_owners, topic_need
+from access import permissions
+from access.guard import SignatureGuard, open_store
+from access.model import AuthError, Decision, Entry, Policy, User, check_policy
+from access.permissions import NEEDS, Need, of_owners, topic_need
+from access.store import Tables
 from access.wiring import guarded, make_guard
 from broker.config import BrokerConfig
 from infra.config import ConfigError, load, to_properties, update_live
 from infra.disk import RealDisk
+from infra.remoting_limits import RemotingLimits
 from infra.remoting_server import Connection, RemotingServer, open_connection
 from infra.request_router import RequestRouter
 from infra.startup import StartupError
+from neve.remoting.body import loads_as
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
@@ -28,7 +34,7 @@ def entry(resource: str, *actions: str, decision: str = "Allow", ips: tuple[str,
 
 
 def allowed(rules: list[Entry], kind: str, name: str, *actions: str, source: str = "10.1.2.3") -> bool:
-    return is_allowed([Policy("Custom", tuple(rules))], kind, name, frozenset(actions), source)
+    return Decision([Policy("Custom", tuple(rules))], kind, frozenset(actions), source)(name)
 
 
 def test_nothing_is_allowed_that_no_rule_allows() -> None:
@@ -64,8 +70,121 @@ def test_default_rules_decide_where_custom_ones_say_nothing() -> None:
         Policy("Default", (entry("Topic:*", "Pub"),)),
         Policy("Custom", (entry("Topic:a", "Pub", decision="Deny"),)),
     ]
-    assert not is_allowed(policies, "Topic", "a", frozenset({"Pub"}), "")
-    assert is_allowed(policies, "Topic", "b", frozenset({"Pub"}), "")
+    decide = Decision(policies, "Topic", frozenset({"Pub"}), "")
+    assert not decide("a")
+    assert decide("b")
+
+
+def test_a_decision_of_many_rules_is_that_of_the_most_specific_that_fits() -> None:
+    chosen = random.Random(1)
+
+    def fits(rule: Entry, kind: str, name: str, action: str, source: str) -> bool:
+        own_kind, _, pattern = rule.resource.partition(":")
+        if rule.resource != "*" and (
+            own_kind != kind or not (name.startswith(pattern[:-1]) if pattern[-1] == "*" else name == pattern)
+        ):
+            return False
+        return {"All", action} & {*rule.actions} != set() and (not rule.source_ips or source in rule.source_ips)
+
+    def decided(policies: list[Policy], kind: str, name: str, actions: frozenset[str], source: str) -> bool:
+        for wanted in ("Custom", "Default"):
+            rules = [rule for policy in policies if policy.policy_type == wanted for rule in policy.entries]
+            found = [[rule for rule in rules if fits(rule, kind, name, action, source)] for action in actions]
+            if any(of and max(of, key=lambda rule: rule.rank).decision == "Allow" for of in found):
+                return True
+            if any(found):
+                return False
+        return False
+
+    patterns = ["*", *(f"{kind}:{name}" for kind in ("Topic", "Group") for name in ("*", "a*", "ab*", "a", "ab", "b"))]
+    told = {True: 0, False: 0}
+    for _ in range(300):
+        policies = [
+            Policy(
+                chosen.choice(("Custom", "Default")),
+                tuple(
+                    entry(
+                        chosen.choice(patterns),
+                        *chosen.sample(("All", "Pub", "Sub", "Get"), chosen.randint(1, 2)),
+                        decision=chosen.choice(("Allow", "Deny")),
+                        ips=chosen.choice(((), (), ("10.0.0.1",))),
+                    )
+                    for _ in range(chosen.randint(1, 6))
+                ),
+            )
+            for _ in range(chosen.randint(0, 3))
+        ]
+        for kind in ("Topic", "Group"):
+            for actions in (frozenset({"Sub"}), frozenset({"Pub", "Sub"})):
+                for source in ("10.0.0.1", "10.0.0.2", ""):
+                    decide = Decision(policies, kind, actions, source)
+                    for name in ("", "a", "ab", "abc", "b", "c"):
+                        found = decide(name)
+                        assert found == decided(policies, kind, name, actions, source), (policies, kind, name)
+                        told[found] += 1
+    assert min(told.values()) > 1_000
+
+
+def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_believed_longer_than_its_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor than the owners of its retry topics, which are the broker's to know."""
+    read: list[int] = []
+
+    def counted(body: bytes, kind: Any) -> Any:
+        read.append(len(body))
+        return loads_as(body, kind)
+
+    monkeypatch.setattr(permissions, "loads_as", counted)
+    settings = ["authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}"]
+    owners: list[tuple[str, str | None]] = [("g", None)]
+
+    async def main() -> None:
+        config = load(BrokerConfig, None, settings)
+        guard = make_guard(config, tmp_path / "auth.json", RealDisk(), cluster="c", retry_owners=lambda _: owners)
+        assert isinstance(guard, SignatureGuard)
+
+        async def let(*rules: Entry) -> None:
+            def edit(tables: Tables) -> None:
+                for name in ("one", "two"):
+                    tables.users[name] = User(f"{name}-secret")
+                tables.policies["User:one"] = [Policy("Custom", rules)]
+
+            await guard.store.change(edit)
+
+        topics = [*(f"t-{number}" for number in range(50)), "%RETRY%g"]
+        consumer = {"groupName": "g", "subscriptionDataSet": [{"topic": topic} for topic in topics]}
+        body = json.dumps({"clientID": "A", "consumerDataSet": [consumer]}).encode()
+        first, second = (Connection(RequestRouter(), RemotingLimits()) for _ in range(2))
+
+        def refusal(connection: Connection, body: bytes = body, user: str = "one") -> str | None:
+            ext = signed(user, f"{user}-secret", {}, body)
+            return guard.refusal(connection, RemotingCommand(Code.HEART_BEAT, ext=ext, body=body))
+
+        await let(entry("Topic:t-*", "Sub"), entry("Group:g", "Sub"))
+        assert [refusal(first) for _ in range(4)] == [None] * 4
+        assert len(read) == 1
+        assert refusal(second) is None
+        assert len(read) == 2
+
+        assert "User:two has no permission" in str(refusal(first, user="two"))
+        elsewhere = body.replace(b"t-7", b"u-7")
+        assert "access Topic:u-7 (Sub)" in str(refusal(first, elsewhere))
+        assert "access Topic:u-7 (Sub)" in str(refusal(first, elsewhere))
+        assert refusal(first) is None
+
+        owners.append(("h", "other"))
+        assert "access Group:h (Sub)" in str(refusal(first))
+        owners.pop()
+        assert refusal(first) is None
+
+        await let(entry("Topic:t-*", "Sub"), entry("Topic:t-49", "Sub", decision="Deny"), entry("Group:g", "Sub"))
+        assert "access Topic:t-49 (Sub)" in str(refusal(first))
+        assert "access Topic:t-49 (Sub)" in str(refusal(second))
+
+        assert refusal(first, b"[]") == "the request's body does not parse"
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +212,8 @@ def test_every_code_that_clients_send_is_mapped() -> None:
 
 def test_a_retry_topic_is_its_groups() -> None:
     pull = RemotingCommand(11, ext={"topic": "%RETRY%g", "consumerGroup": "g"})
-    needs = [one for need in NEEDS[Code.PULL_MESSAGE](pull, "c") for one in of_owners(need, lambda _: ())]
+    asked = [need for need in NEEDS[Code.PULL_MESSAGE](pull, "c") if isinstance(need, Need)]
+    needs = [one for need in asked for one in of_owners(need, lambda _: ())]
     assert {(need.kind, need.name, need.actions) for need in needs} == {("Group", "g", frozenset({"Sub"}))}
 
 
