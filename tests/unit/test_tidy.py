@@ -27,6 +27,35 @@ TIMES = {
 }
 THROWS = re.compile(r"(os\.urandom|uuid\.uuid[14]|secrets\.\w+|random\.(?!Random$)\w+|\w+\.SystemRandom)$")
 
+# Outside `infra` files are touched through the `Disk` that one is given; these few do it themselves, because:
+TOUCH_FILES = {
+    "access/server_checks.py": "looks at the mode of the files that hold secrets",
+    "access/store.py": "looks at a file's time and size: whether somebody else has written it",
+    "broker/doctor.py": "looks before any broker runs",
+    "neve/archive/source.py": "users read an archive in a directory without a server's packages",
+    "neve/cli/cluster.py": "a user's list of topics or messages",
+    "neve/cli/checks.py": "looks at a machine on which nothing runs yet",
+    "neve/cli/doctor.py": "looks at a machine on which nothing runs yet",
+    "neve/cli/stdin_lines.py": "standard input",
+    "neve/client/group/offset_store.py": "a broadcasting consumer's offsets, on the user's machine",
+    "neve/extras.py": "the package's own metadata",
+    "neve/spark/jars.py": "Spark's jars, on the user's machine",
+    "tiered/worker/client.py": "descriptors that came over the socket to a worker",
+    "tiered/worker/frames.py": "memory without a name that is handed to the other process",
+    "tiered/worker/process.py": "descriptors that came over the socket from the broker",
+    "tiered/write/segment_writer.py": "the worker maps sealed log files and writes a file of its own to upload",
+}
+# What touches files: by its whole name; as a path's method, which nothing else here has; and so if it is given nothing.
+FILE_CALLS = re.compile(
+    r"(open|io\.open|(shutil|tempfile|fcntl)\.\w+|mmap\.mmap|TemporaryDirectory|NamedTemporaryFile|TemporaryFile"
+    r"|os\.(?!getpid$|geteuid$|cpu_count$|fspath$|environ\b|kill$|urandom$|sched_\w+$|_exit$)\w+|os\.path\.(exists|is\w+|get\w+))$"
+)
+PATH_CALLS = {
+    *("read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "rmdir", "unlink", "hardlink_to"),
+    *("symlink_to", "chmod", "lstat", "rglob", "glob"),
+}
+BARE_PATH_CALLS = {"exists", "is_file", "is_dir", "iterdir", "stat", "resolve"}
+
 
 @cache
 def trees() -> dict[Path, ast.Module]:
@@ -92,6 +121,7 @@ def test_tests_wait_for_conditions_and_never_for_time() -> None:
         if path.parts[0] == "tests"
         for call in calls(tree)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "sleep"
+        if ast.unparse(call) != "asyncio.sleep(0)"  # one turn of the loop
     ]
     assert sleeps == []
 
@@ -114,6 +144,29 @@ def test_the_clock_and_the_dice_are_injected() -> None:
                 if at_clock or (THROWS.match(name) and path.as_posix() not in DICE):
                     looks.append(f"{path}:{node.lineno} {name}")
     assert looks == []
+
+
+def touches_files(call: ast.Call) -> bool:
+    if FILE_CALLS.match(ast.unparse(call.func)):
+        return True
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    given, name = [*call.args, *call.keywords], call.func.attr
+    is_mode = bool(call.args) and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+    return (name == "open" and is_mode) or name in PATH_CALLS or (name in BARE_PATH_CALLS and not given)
+
+
+def test_only_the_machines_room_touches_files() -> None:
+    """`infra` gives the others a disk, which tests break and cut the power of: no file is opened past it."""
+    touching = Counter(
+        path.as_posix()
+        for path, tree in trees().items()
+        if path.parts[0] in PACKAGES and path.parts[0] != "infra"
+        for call in calls(tree)
+        if touches_files(call)
+    )
+    assert {name: count for name, count in touching.items() if name not in TOUCH_FILES} == {}
+    assert TOUCH_FILES.keys() - touching.keys() == set(), "no longer need to be named"
 
 
 def test_the_changelog_says_each_thing_once_under_its_kind_and_area() -> None:

@@ -6,8 +6,8 @@ below a place that was read before; only then is it protected from the next scan
 
 from dataclasses import dataclass, field
 
-from tiered.read.segmented_lru import SegmentedLru
 from tiered.worker.client import DecodedGroup
+from tiered.worker.segmented_lru import SegmentedLru
 
 Key = tuple[str, int]  # object, row group
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from infra.disk import Disk
-from tiered.read.segmented_lru import SegmentedLru
+from tiered.worker.segmented_lru import SegmentedLru
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import random
 
-from tiered.read.segmented_lru import SegmentedLru
+from tiered.worker.segmented_lru import SegmentedLru
 
 
 def test_what_is_used_again_survives_a_scan_and_the_rest_goes_oldest_first() -> None:
