@@ -26,12 +26,13 @@ from lifecycle.rounds import Rounds
 from lifecycle.safe_clock import SafeClock
 from lifecycle.salvage import Salvage
 from lifecycle.sweep import Sweep
+from lifecycle.throttle import UploadThrottle
 from lifecycle.turns import Turns
 from lifecycle.unexpire import UnexpireArchived, UnexpireLocal
-from lifecycle.upload_rate import UploadRate
 from neve.archive.verify import VerifyReport, verify
 from tiered.journal.writer import JournalWriter
-from tiered.write.offload import OffloadRound, Uploader
+from tiered.write.offload import OffloadRound
+from tiered.write.uploader import Uploader
 
 
 class LocalLifecycle:
@@ -85,8 +86,8 @@ class ArchiveLifecycle:
         self._hot_expiry = HotExpiry(hot, RecordInJournal(journal, policy, clock), policy)
         self._round = OffloadRound(journal, hot, worker, clock, turns, lambda: turns.closed, cluster=cluster)
         self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside)
-        self.upload_rate = UploadRate(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
-        self._rounds = Rounds(self._round, self._due, self.upload_rate, turns, clock, threads)
+        self.throttle = UploadThrottle(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
+        self._rounds = Rounds(self._round, self._due, self.throttle, turns, clock, threads)
         self.evict = Evict(hot, SettledInArchive(journal, safe_clock), policy, clock, turns)
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)
@@ -98,7 +99,7 @@ class ArchiveLifecycle:
     def stop(self) -> None:
         """Begin no further step; an upload under way goes on as fast as it can."""
         self.turns.close()
-        self.upload_rate.adjust()
+        self.throttle.adjust()
 
     def set_aside(self) -> dict[str, str]:
         """Topics that no job can read, and why."""
@@ -131,7 +132,7 @@ class ArchiveLifecycle:
             "backlog_bytes": sum(what.bytes for what in backlog.values()),
             "backlog_age_ms": max(self.ages_ms(backlog).values(), default=0),
             "last_round": self._rounds.last,
-            "upload_bytes_per_second": self.upload_rate.bytes_per_second,
+            "upload_bytes_per_second": self.throttle.bytes_per_second,
             "upload_waited_ms": int(worker.upload_waited * 1000),
             "rows": worker.written.rows,
             "rows_with_wire": worker.written.wire,

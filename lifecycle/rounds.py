@@ -8,8 +8,8 @@ from typing import Any
 from infra.clock import Clock
 from infra.threads import Threads
 from lifecycle.due import Due
+from lifecycle.throttle import UploadThrottle
 from lifecycle.turns import Turns
-from lifecycle.upload_rate import UploadRate
 from tiered.write.offload import OffloadRound, Progress, RoundReport
 from tiered.write.offload_plan import TopicRange
 
@@ -18,9 +18,15 @@ class Rounds:
     """`lock`: held by who runs rounds, for as long as the backlog takes."""
 
     def __init__(  # noqa: PLR0917
-        self, rounds: OffloadRound, due: Due, rate: UploadRate, turns: Turns, clock: Clock, threads: Threads
+        self,
+        rounds: OffloadRound,
+        due: Due,
+        throttle: UploadThrottle,
+        turns: Turns,
+        clock: Clock,
+        threads: Threads,
     ) -> None:
-        self._rounds, self._due, self._rate, self._turns, self._clock = rounds, due, rate, turns, clock
+        self._rounds, self._due, self._throttle, self._turns, self._clock = rounds, due, throttle, turns, clock
         self.lock = threads.lock()
         self.last: dict[str, Any] = {}  # of the last run: its last round and what became of all
 
@@ -40,7 +46,7 @@ class Rounds:
 
     def _ranges(self, *, everything: bool) -> list[TopicRange]:
         ranges = self._due.ranges(everything=everything)
-        self._rate.adjust()
+        self._throttle.adjust()
         return ranges
 
     def _note(self, reports: Sequence[RoundReport]) -> None:

@@ -1,24 +1,20 @@
 """Unexpire: takes back what expired by a wrong clock or a wrong TTL, as long as its objects are there: in the grace.
 
-An UNEXPIRE entry brings names back into the readers' view and sets the minimums of their queues, which move down by
-nothing else. What comes back is what has not expired by the TTL and the trusted time as they are now: in each topic
-from its newest expired object down to the first that has, or is gone; no further down than without a hole.
+`neve.archive.unexpiry` says what comes back.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 from infra.object_store.protocol import NotFound, ObjectStore
-from lifecycle.hot_expiry import HotExpiry, Minimums
+from lifecycle.hot_expiry import HotExpiry
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
-from neve.archive.catalog import Catalog
-from neve.archive.expiry import expired_ends
-from neve.archive.journal import CommittedName, Unexpire
+from neve.archive.journal import Unexpire
+from neve.archive.unexpiry import plan_unexpiry
 from tiered.journal.writer import JournalWriter
 
 _log = logging.getLogger(__name__)
@@ -65,41 +61,11 @@ class UnexpireArchived:
             return {"objects": back, "local_queues": moved}
 
     def _unexpire_objects(self, local: Mapping[str, Mapping[int, int]], now: int) -> int:
-        undo = plan_undo(self._journal.catalog, local, self._policy(), now, is_there(self._journal.store))
+        undo = plan_unexpiry(self._journal.catalog, local, self._policy().ttl_ms, now, is_there(self._journal.store))
         if undo.keys or undo.minimums:
             self._journal.append(Unexpire(keys=undo.keys, minimums=undo.minimums))
             _log.warning("%d expired objects are back in view", len(undo.keys))
         return len(undo.keys)
-
-
-class Undo(NamedTuple):
-    """What an UNEXPIRE entry says."""
-
-    keys: list[str]
-    minimums: Minimums
-
-
-def plan_undo(
-    catalog: Catalog, local: Mapping[str, Mapping[int, int]], policy: Policy, now_ms: int, exists: Callable[[str], bool]
-) -> Undo:
-    """`local`: from where on the local log has each queue."""
-    keys: list[str] = []
-    minimums: Minimums = {}
-    expiring: dict[str, list[CommittedName]] = {}
-    for name in catalog.expiring_names():
-        expiring.setdefault(name.topic, []).append(name)
-    for topic in sorted({*catalog.topics(), *expiring, *local}):
-        tombstone = catalog.topic_entry(topic)
-        hidden = dict(tombstone.minimums) if tombstone is not None else {}
-        back = _back(expiring.get(topic, ()), hidden, policy.ttl_ms(topic), now_ms, exists)
-        names = sorted([*back, *catalog.objects(topic)], key=lambda name: name.start)
-        # Of a queue that no object has, the archive knows only what expired before a round took it.
-        lower = {**local.get(topic, {}), **_minimums(catalog, topic, names, policy.ttl_ms(topic), now_ms)}
-        for queue, offset in lower.items():
-            if (offset := max(offset, hidden.get(queue, 0))) < catalog.recorded_minimum(topic, queue):
-                minimums.setdefault(topic, {})[queue] = offset
-        keys += [name.key for name in back]
-    return Undo(keys, minimums)
 
 
 def is_there(store: ObjectStore) -> Callable[[str], bool]:
@@ -111,53 +77,3 @@ def is_there(store: ObjectStore) -> Callable[[str], bool]:
         return True
 
     return exists
-
-
-def _back(
-    names: Iterable[CommittedName],
-    hidden: Mapping[int, int],
-    ttl_ms: int | None,
-    now_ms: int,
-    exists: Callable[[str], bool],
-) -> list[CommittedName]:
-    back = []
-    for name in sorted(names, key=lambda name: name.start, reverse=True):
-        if all(last < hidden.get(queue, 0) for queue, (_, last, _) in name.queues.items()):
-            continue  # of a topic that was deleted
-        expired = ttl_ms is not None and all(group.has_expired(ttl_ms, now_ms) for group in name.row_groups)
-        if expired or not exists(name.key):
-            break
-        back.append(name)
-    return back
-
-
-def _minimums(
-    catalog: Catalog, topic: str, names: list[CommittedName], ttl_ms: int | None, now_ms: int
-) -> dict[int, int]:
-    """For each queue of the names, in log order, its first offset that has not expired and has no hole above."""
-    first_alive: dict[int, int] = {}
-    settled: set[int] = set()
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for name in names:
-        ends = {} if ttl_ms is None else expired_ends(name, ttl_ms, now_ms)
-        for queue, (first, last, _) in name.queues.items():
-            spans.setdefault(queue, []).append((first, last))
-            if queue not in settled:
-                first_alive[queue] = max(first, ends.get(queue, first))
-                if first_alive[queue] <= last:
-                    settled.add(queue)
-    for gap in catalog.gaps():
-        if gap.topic == topic and gap.queue in spans:
-            spans[gap.queue].append((gap.first, gap.last))
-    return {queue: max(alive, _without_hole(spans[queue])) for queue, alive in first_alive.items()}
-
-
-def _without_hole(spans: list[tuple[int, int]]) -> int:
-    """The first offset of the topmost spans that follow one another."""
-    lowest: int | None = None
-    for first, last in sorted(spans, reverse=True):
-        if lowest is not None and last + 1 < lowest:
-            break
-        lowest = first if lowest is None else min(lowest, first)
-    assert lowest is not None
-    return lowest

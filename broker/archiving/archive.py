@@ -102,7 +102,7 @@ class Archive:
         """The broker serves."""
         config, lifecycle, jobs = self._local.config, self.lifecycle, self.jobs
         jobs.every("offload", config.archive_period / 1000, lifecycle.offload.run)
-        jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.upload_rate.adjust)
+        jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.throttle.adjust)
         jobs.every("state", config.state_period / 1000, self.state_job())
         jobs.every("checkpoint", _CHECKPOINT_SECONDS, lifecycle.checkpoint.run)
         jobs.every("sweep", _SWEEP_SECONDS, lifecycle.sweep.run)

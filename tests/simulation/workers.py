@@ -23,8 +23,8 @@ from tiered.worker import frames
 from tiered.worker.client import DecodedGroup, WorkerClient, WorkerFailed
 from tiered.worker.process import Worker
 from tiered.write.entry_run import EntryRun
-from tiered.write.offload import ContentConflict, EncodeFailed
 from tiered.write.segment_writer import GroupSizes
+from tiered.write.uploader import ContentConflict, EncodeFailed
 
 Row = tuple[int, int, bytes]  # queue, offset, record
 GROUP_SIZES = GroupSizes(most=2000, at_queue_change=500)

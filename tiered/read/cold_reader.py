@@ -8,13 +8,10 @@ Thread-safe; `locate` and `take` don't block, so the broker's loop calls them an
 be read raises ColdUnavailable, and no offset passes a range that was not read.
 """
 
-import functools
-import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -22,20 +19,14 @@ from infra.clock import Clock, SystemClock
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.journal import CommittedName
 from neve.remoting.codes import GetMessageStatus
-from tiered.read.cold_cache import GroupCache, Key
 from tiered.read.cold_query import ColdQuery, ColdUnavailable, Found, Wanted
-from tiered.read.fetch_queue import Fetch, FetchQueue, QueueFull
+from tiered.read.group_fetches import FETCH_BUDGET, ColdCounts, GroupFetches, GroupSource
 from tiered.read.read_ahead import WINDOW_MAX, ReadAhead, Reader
-from tiered.worker.client import DecodedGroup, WorkerFailed
-from tiered.worker.frames import MayHold
+from tiered.worker.client import DecodedGroup
 
 __all__ = ["ColdCounts", "ColdReader", "ColdResult", "ColdUnavailable", "GroupSource", "Located"]
 
-log = logging.getLogger(__name__)
 
-_FETCH_THREADS = 8
-_FETCH_BUDGET = 64 << 20
-_FILTER_BYTES = 256 << 10  # of the budget, for a look at an object's filters
 _QUESTION_SECONDS = 20.0  # that a thread waits for one row group
 _QUERIES = ""  # the line of who asks without a consumer group
 
@@ -60,40 +51,6 @@ class Located:
     decoded: "Future[DecodedGroup]"
 
 
-@dataclass(slots=True)
-class ColdCounts:
-    """Since the start, for metrics."""
-
-    fetches: int = 0
-    filters: int = 0  # objects whose filters or bounds were asked
-    fetched_bytes: int = 0
-    failures: int = 0
-    memory_hits: int = 0
-    disk_hits: int = 0
-
-
-class GroupSource(Protocol):
-    """The worker's reading half."""
-
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup: ...
-
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold: ...
-
-    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> MayHold: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """One fetch and all who wait for it."""
-
-    key: Key
-    location: Location
-    fetch: Fetch = field(init=False)
-    waiters: dict["Future[DecodedGroup]", None] = field(default_factory=dict)
-    ahead: bool = False
-    keep: bool = False  # in memory, once it is there
-
-
 class ColdReader:
     def __init__(
         self,
@@ -103,7 +60,7 @@ class ColdReader:
         cache_bytes: int = 256 << 20,
         *,
         mapped_max: int = 1024,
-        fetch_budget: int = _FETCH_BUDGET,
+        fetch_budget: int = FETCH_BUDGET,
         is_current: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
@@ -112,27 +69,24 @@ class ColdReader:
         `mapped_max`: how many row groups may be mapped in memory.
         """
         self._is_current = is_current
-        self._catalog, self._worker, self._store_url = catalog, worker, store_url
-        self._cache = GroupCache(cache_bytes, mapped_max)
+        self._catalog = catalog
+        self._groups = GroupFetches(worker, store_url, cache_bytes, mapped_max, fetch_budget)
         self._query = ColdQuery(catalog, self._group_of, clock or SystemClock(), self._may_hold)
-        self._queue = FetchQueue(_FETCH_THREADS, fetch_budget)
-        # Together, what is fetched ahead of all readers stays within the part of the cache that scans may use.
-        self._ahead_max = cache_bytes // 4
-        self._ahead = ReadAhead(min(WINDOW_MAX, self._ahead_max))
-        self._ahead_coming = 0
-        self._lock = threading.Lock()
-        self._flights: dict[Key, _Flight] = {}
-        self._looks: set[Future[frozenset[int]]] = set()
-        self.counts = ColdCounts()
+        self._lock = threading.Lock()  # of the readers' positions
+        self._ahead = ReadAhead(min(WINDOW_MAX, self._groups.ahead_max))
+
+    @property
+    def counts(self) -> ColdCounts:
+        return self._groups.counts
 
     @property
     def cached_bytes(self) -> int:
-        return self._cache.nbytes
+        return self._groups.cached_bytes
 
     @property
     def waiting(self) -> int:
         """Fetches in line."""
-        return self._queue.waiting
+        return self._groups.waiting
 
     # ---- one read in three steps: locate, await `decoded`, take
 
@@ -146,11 +100,11 @@ class ColdReader:
         if isinstance(found, GapHit):
             return ColdResult(GetMessageStatus.OFFSET_FOUND_NULL, found.next_offset)
         reader = (group, topic, queue_id, client)
-        decoded = self._want(found, group, offset)
+        decoded = self._groups.want(found, group, offset)
         with self._lock:
             window = self._ahead.note(reader, found, offset)
         for ahead in self._coming(found, window):
-            if not self._fetch_ahead(ahead, group):
+            if not self._groups.fetch_ahead(ahead, group):
                 break
         return Located(reader, found, offset, decoded)
 
@@ -193,14 +147,8 @@ class ColdReader:
         return self.take(located, decoded, max_count, max_bytes, tag_codes)
 
     def close(self) -> None:
-        self._queue.close()
-        with self._lock:
-            flights, looks = list(self._flights.values()), list(self._looks)
-        for look in looks:
-            look.cancel()
-        for flight in flights:
-            if not flight.fetch.started:
-                self._land(flight, None, ColdUnavailable("the broker stops"))
+        """Who waits is told that the broker stops."""
+        self._groups.close()
 
     # ---- other questions; the caller's thread waits
 
@@ -259,7 +207,7 @@ class ColdReader:
 
     def _awaited(self, location: Location, offset: int) -> DecodedGroup:
         """Raises ColdUnavailable, also where the store hangs."""
-        waiter = self._want(location, _QUERIES, offset)
+        waiter = self._groups.want(location, _QUERIES, offset)
         try:
             return waiter.result(_QUESTION_SECONDS)
         except TimeoutError as error:
@@ -288,151 +236,16 @@ class ColdReader:
 
     def _group_of(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
         queue, first, last = name.row_groups[index].runs[0]
-        return self._want(Location(name, index, queue, first, last), _QUERIES, first, keep=False)
+        return self._groups.want(Location(name, index, queue, first, last), _QUERIES, first, keep=False)
 
     def _may_hold(self, name: CommittedName, indices: list[int], wanted: Wanted) -> "Future[frozenset[int]]":
-        """Those of an object's row groups that may hold what is wanted: all of them where that can't be told."""
-        look: Future[frozenset[int]] = Future()
-        fetch = Fetch(_FILTER_BYTES, functools.partial(self._look, look, name, indices, wanted))
-        with self._lock:
-            self._looks.add(look)
-        look.add_done_callback(functools.partial(self._looked, fetch))
-        try:
-            self._queue.put(fetch, _QUERIES)
-        except QueueFull:
-            look.set_result(frozenset(indices))
-        return look
-
-    def _look(self, look: "Future[frozenset[int]]", name: CommittedName, indices: list[int], wanted: Wanted) -> None:
-        if not look.set_running_or_notify_cancel():
-            return
-        found = frozenset(indices)
-        try:
-            if isinstance(wanted, bytes):
-                answer = self._worker.may_hold(self._store_url, name, indices, wanted)
-            else:
-                answer = self._worker.may_span(self._store_url, name, indices, wanted)
-            found = frozenset(answer.groups)
-            with self._lock:
-                self.counts.filters += 1
-                self.counts.fetched_bytes += answer.fetched
-        except (WorkerFailed, OSError) as error:
-            log.warning("%s can't be asked what it may hold: %s", name.key, error)
-        finally:
-            look.set_result(found)
-
-    def _looked(self, fetch: Fetch, look: "Future[frozenset[int]]") -> None:
-        with self._lock:
-            self._looks.discard(look)
-        if look.cancelled():
-            self._queue.withdraw(fetch)
-
-    # ---- row groups
-
-    def _want(self, location: Location, group: str, offset: int, *, keep: bool = True) -> "Future[DecodedGroup]":
-        """The row group from the cache, or from the one fetch that is on its way. Raises ColdUnavailable.
-
-        `keep`: in memory; what is searched once would only push out what readers need.
-        """
-        key = (location.name.key, location.row_group)
-        waiter: Future[DecodedGroup] = Future()
-        with self._lock:
-            cached = self._cache.get(key, location.queue, offset)
-            if cached is not None:
-                self.counts.memory_hits += 1
-                waiter.set_result(cached)
-                return waiter
-            flight = self._flight(key, location)
-            flight.waiters[waiter] = None
-            flight.keep |= keep
-        waiter.add_done_callback(functools.partial(self._left, flight))
-        try:
-            self._queue.put(flight.fetch, group)
-        except QueueFull as error:
-            waiter.cancel()
-            raise ColdUnavailable(str(error)) from error
-        return waiter
-
-    def _fetch_ahead(self, location: Location, group: str) -> bool:
-        """False: there is no room for more in front of the readers."""
-        key, size = (location.name.key, location.row_group), location.group.wire_bytes
-        with self._lock:
-            if key in self._cache or key in self._flights:
-                return True
-            if self._cache.ahead_bytes + self._ahead_coming + size > self._ahead_max:
-                return False
-            flight = self._flight(key, location)
-            flight.ahead = True
-            self._ahead_coming += size
-        try:
-            self._queue.put(flight.fetch, group, ahead=True)
-        except QueueFull:
-            self._land(flight, None, ColdUnavailable("no read-ahead now"))
-            return False
-        return True
+        return self._groups.may_hold(name, indices, wanted, _QUERIES)
 
     def _coming(self, location: Location, window: int) -> Iterator[Location]:
         while window > 0 and (following := self._catalog.next_location(location)) is not None:
             yield following
             window -= following.group.wire_bytes
             location = following
-
-    def _flight(self, key: Key, location: Location) -> _Flight:
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(key, location)
-            flight.fetch = Fetch(location.group.wire_bytes, functools.partial(self._fetch, flight))
-        return flight
-
-    def _left(self, flight: _Flight, waiter: "Future[DecodedGroup]") -> None:
-        """A waiter that gave up; the last one takes a fetch that has not begun out of the line."""
-        with self._lock:
-            flight.waiters.pop(waiter, None)
-            abandoned = not flight.waiters and not flight.ahead and self._flights.get(flight.key) is flight
-            if abandoned and self._queue.withdraw(flight.fetch):
-                del self._flights[flight.key]
-
-    def _fetch(self, flight: _Flight) -> None:
-        group: DecodedGroup | None = None
-        error: Exception = ColdUnavailable(f"{flight.key[0]}: the read broke off")
-        try:
-            group = self._read_twice(flight.location)
-        except (WorkerFailed, OSError) as failure:
-            error = ColdUnavailable(f"{flight.key[0]}, row group {flight.key[1]}: {failure}")
-            error.__cause__ = failure
-        finally:
-            self._land(flight, group, error)
-
-    def _read_twice(self, location: Location) -> DecodedGroup:
-        try:
-            return self._worker.read_group(self._store_url, location.name, location.row_group)
-        except WorkerFailed:
-            with self._lock:
-                self.counts.failures += 1
-            return self._worker.read_group(self._store_url, location.name, location.row_group)
-
-    def _land(self, flight: _Flight, group: DecodedGroup | None, error: Exception) -> None:
-        """The fetch is over: into the cache, and everybody is told."""
-        with self._lock:
-            if self._flights.get(flight.key) is flight:
-                del self._flights[flight.key]
-            waiters, flight.waiters = list(flight.waiters), {}
-            if flight.ahead:
-                self._ahead_coming -= flight.location.group.wire_bytes
-            if group is not None:
-                self.counts.fetches += 1
-                self.counts.fetched_bytes += group.fetched
-                self.counts.disk_hits += bool(group.cached and not group.fetched)
-                if flight.keep or flight.ahead:
-                    self._cache.put(flight.key, group, ahead=flight.ahead and not waiters)
-            else:
-                self.counts.failures += 1
-        for waiter in waiters:
-            if waiter.set_running_or_notify_cancel():
-                if group is not None:
-                    waiter.set_result(group)
-                else:
-                    waiter.set_exception(error)
 
 
 def _first_row(location: Location) -> int:

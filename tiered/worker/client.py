@@ -22,7 +22,7 @@ from infra.object_store import protocol
 from neve.archive.journal import CommittedName, IntentName
 from tiered.worker import frames
 from tiered.write.entry_run import EntryRun
-from tiered.write.offload import ContentConflict, EncodeFailed, RowCounts
+from tiered.write.uploader import ContentConflict, EncodeFailed, RowCounts
 
 _log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 from tiered.read.cold_query import Found
 from tiered.read.cold_reader import ColdReader, ColdUnavailable
 from tiered.worker.client import WorkerClient, WorkerFailed
-from tiered.write.offload import ContentConflict, EncodeFailed
+from tiered.write.uploader import ContentConflict, EncodeFailed
 
 T = TypeVar("T")
 TOPIC = "orders"

@@ -20,7 +20,7 @@ from neve.archive.journal import CommittedName, IntentName, RowGroup
 from tests.doubles.memory_store import MemoryStore
 from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun
-from tiered.write.offload import ContentConflict, RowCounts
+from tiered.write.uploader import ContentConflict, RowCounts
 
 RECORD = 100
 SEGMENT = 1000

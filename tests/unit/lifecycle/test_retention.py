@@ -401,10 +401,10 @@ def test_a_running_lifecycle_takes_up_a_changed_policy_and_lets_go_at_its_end(ri
     assert max(rig.worker.rates) == 1000
     assert rig.lifecycle.status()["upload_bytes_per_second"] == 500, "the backlog is gone"
     rig.hot.disk = 0.9
-    rig.lifecycle.upload_rate.adjust()
+    rig.lifecycle.throttle.adjust()
     assert rig.worker.rates[-1] == 0
     rig.hot.disk = 0.1
-    rig.lifecycle.upload_rate.adjust()
+    rig.lifecycle.throttle.adjust()
     assert rig.worker.rates[-1] == 500
     rig.lifecycle.stop()
     assert rig.worker.rates[-1] == 0

@@ -17,7 +17,7 @@ class Paced(Protocol):
     def set_upload_rate(self, bytes_per_second: int) -> None: ...
 
 
-class UploadRate:
+class UploadThrottle:
     """`oldest_ms` says from when the oldest message is that is not archived."""
 
     def __init__(  # noqa: PLR0917
