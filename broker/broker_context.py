@@ -12,10 +12,11 @@ from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
 from broker.intake.log_writer import LogWriter
 from broker.life import BrokerLife
+from broker.long_polling.message_arriving import MessageArriving
+from broker.long_polling.pop_long_polling import PopLongPolling
+from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.pop.assignment import RequestModes
-from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook
-from broker.reading.pull_request_hold import PullRequestHold
 from broker.reading.tiered_store import TieredStore
 from broker.stats.broker_stats import BrokerStats
 from broker.store.message_store import MessageStore
@@ -51,9 +52,10 @@ class BrokerContext:
     clients: ClientManager
     locks: RebalanceLock
     hold: PullRequestHold
+    arriving: MessageArriving
     schedule: ScheduleMessage
     pops: PopBook
-    polling: PopPolling
+    polling: PopLongPolling
     retry_names: RetryNames
     modes: RequestModes
     timers: TimerMessages

@@ -32,14 +32,15 @@ from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
 from broker.intake.log_writer import LogWriter
 from broker.life import BrokerLife
+from broker.long_polling.message_arriving import MessageArriving
+from broker.long_polling.pop_long_polling import PopLongPolling
+from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.machine import Machine
 from broker.pop.assignment import RequestModes
-from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.pop_consumer_service import PopConsumerService
 from broker.pop.pop_retry_topics import PopRetryTopics
 from broker.pop.revive import PopRevive
-from broker.reading.pull_request_hold import PullRequestHold
 from broker.reading.tiered_store import TieredStore
 from broker.requests.admin import AdminProcessor
 from broker.requests.admin_inspect import AdminInspectProcessor
@@ -68,7 +69,6 @@ from broker.stats.broker_stats import BrokerStats
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreError, StoreFull, StoreLocked
 from broker.store.message_store import MessageStore
-from broker.store.visibility import Shown
 from broker.tables import topic_config_manager
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
@@ -191,8 +191,7 @@ class BrokerController:
             offsets=context.offsets,
             retry_names=context.retry_names,
             pops=context.pops,
-            hold=context.hold,
-            polling=context.polling,
+            arriving=context.arriving,
             registration=self.registration,
         )
         self.intake = Intake(
@@ -377,6 +376,7 @@ class BrokerController:
         self.name_servers = BrokerOuterApi(config, self.address)
         self.registration = Registration(self.name_servers, topics)
         members_changed = ConsumerIdsChangeListener(groups).changed
+        hold, polling = PullRequestHold(clock, config.max_held_pulls, self.faults), PopLongPolling()
         context = BrokerContext(
             config=config,
             clock=clock,
@@ -391,12 +391,13 @@ class BrokerController:
             groups=groups,
             offsets=offsets,
             pops=PopBook(store, writer, offsets, clock, disk, tables / "popState.json", revives, sync_log, threads),
-            polling=PopPolling(),
+            polling=polling,
             retry_names=retry_names,
             modes=RequestModes(disk, tables / "messageRequestMode.json", threads),
             clients=ClientManager(clock, members_changed, lambda: config.max_client_bytes),
             locks=RebalanceLock(clock, lambda: config.max_queue_locks),
-            hold=PullRequestHold(clock, config.max_held_pulls, self.faults),
+            hold=hold,
+            arriving=MessageArriving(hold, polling, self.faults),
             schedule=ScheduleMessage(
                 store,
                 writer,
@@ -457,7 +458,7 @@ class BrokerController:
             self.settle()
             await self._listen()
             undo.pop_all()
-        self.context.store.tell(self._appended)
+        self.context.store.tell(self.context.arriving.appended)
         self._start_tasks()
         self.life.started()
         await self.registration.now()
@@ -584,23 +585,6 @@ class BrokerController:
 
     # ---- running -----------------------------------------------------------------------------------------------
 
-    def _appended(self, shown: list[Shown]) -> None:
-        """What is stored and confirmed is so whatever happens here."""
-        hold, polling = self.context.hold, self.context.polling
-        if hold.count or polling.count:
-            try:
-                self._tell_who_waits(shown)
-            except Exception as error:  # noqa: BLE001 - who waits asks again by themselves
-                self.faults.add("who waits for messages", error)
-
-    def _tell_who_waits(self, shown: list[Shown]) -> None:
-        hold, polling = self.context.hold, self.context.polling
-        for queue, queue_offset, tags_code in shown:
-            polling.arrived(queue.topic, queue.queue_id)
-            if hold.arrived(queue.topic, queue.queue_id, queue_offset, tags_code) and not hold.wake_scheduled:
-                hold.wake_scheduled = True
-                asyncio.get_running_loop().call_soon(hold.wake)
-
     def _deliver_delayed(self) -> None:
         if self.life.accepting:
             self.context.schedule.deliver_due()
@@ -663,8 +647,7 @@ class BrokerController:
         context, stop = self.context, Stop("broker", _STOP_S)
         self.life.stop()
         self.server.stop_accepting()
-        context.hold.release_all()
-        context.polling.wake_all()
+        context.arriving.release_all()
         await stop.step("name servers", self.registration.take_back())
         await stop.step("archive", self.archive.shutdown())
         if not context.flusher.failed:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from broker.archiving.tombstone import Tombstones
 from broker.clients.registration import Registration
-from broker.pop.polling import PopPolling
+from broker.long_polling.message_arriving import MessageArriving
 from broker.pop.pop_book import PopBook
-from broker.reading.pull_request_hold import PullRequestHold
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
@@ -32,14 +31,13 @@ class TopicDeletion:
         offsets: ConsumerOffsetManager,
         retry_names: RetryNames,
         pops: PopBook,
-        hold: PullRequestHold,
-        polling: PopPolling,
+        arriving: MessageArriving,
         registration: Registration,
     ) -> None:
         """`tombstones`: the archive's; it is settled after this is made."""
         self._store, self._tombstones = store, tombstones
         self._topics, self._groups, self._offsets, self._retry_names = topics, groups, offsets, retry_names
-        self._pops, self._hold, self._polling, self._registration = pops, hold, polling, registration
+        self._pops, self._arriving, self._registration = pops, arriving, registration
 
     async def delete(self, topic: str) -> None:
         """With the retry topics that only it has; returns when it is gone on disk, in the archive, for name servers."""
@@ -61,8 +59,7 @@ class TopicDeletion:
         self._offsets.delete_topic(topic)
         await self._topics.file.save()
         await self._offsets.file.save()
-        self._hold.release_topic(topic)
-        self._polling.wake_topic(topic)
+        self._arriving.release_topic(topic)
         for retry in retries:
             await self.delete(retry)
         await self._registration.now()

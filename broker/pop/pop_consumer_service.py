@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.pop.extra_info import REVIVE_QUEUE, ExtraInfo
-from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import PopCheckPoint
 from broker.pop.pop_queue import PopQueue, Unreadable
@@ -81,7 +81,7 @@ class PopConsumerService:
         pops: PopBook,
         offsets: ConsumerOffsetManager,
         retry_names: RetryNames,
-        polling: PopPolling,
+        polling: PopLongPolling,
         on_handed_out: Callable[[str, str, int, int], None],
     ) -> None:
         """`on_handed_out` hears topic, group, messages and bytes."""

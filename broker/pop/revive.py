@@ -17,7 +17,7 @@ from enum import Enum, auto
 from typing import Any
 
 from broker.life import BrokerLife
-from broker.pop.polling import PopPolling
+from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import Ack
 from broker.pop.pop_queue import Flight, Key, PopQueue
@@ -63,7 +63,7 @@ class PopRevive:
         *,
         tiered: TieredStore,
         pops: PopBook,
-        polling: PopPolling,
+        polling: PopLongPolling,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
         retries: PopRetryTopics,

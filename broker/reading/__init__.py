@@ -1,1 +1,1 @@
-"""Where a read goes: hot, old or cold; what waits; what a subscription selects."""
+"""Where a read goes: hot, old or cold; what a subscription selects."""

@@ -54,8 +54,7 @@ class AdminOffsetsProcessor:
             context.offsets.reset(group, topic, number, target)
         await context.pops.settle()
         await context.offsets.file.save()
-        context.hold.release_topic(topic)
-        context.polling.wake_group(group, topic)
+        context.arriving.release_group(group, topic)
         name = context.config.broker_name
         if request.language == "CPP":
             table: Any = [

@@ -5,7 +5,7 @@ import asyncio
 from access.guard import Guard
 from broker.config import BrokerConfig
 from broker.life import BrokerLife
-from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
+from broker.long_polling.pop_long_polling import ANY_QUEUE, PopLongPolling, Waiter
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest
 from broker.requests.pop_message import pop_response
 from broker.requests.pop_request import PopChecks, PopHeader
@@ -27,7 +27,7 @@ class PeekMessageProcessor:
         topics: TopicConfigManager,
         checks: PopChecks,
         service: PopConsumerService,
-        polling: PopPolling,
+        polling: PopLongPolling,
         guard: Guard,
     ) -> None:
         self._config, self._clock, self._life, self._topics = config, clock, life, topics

@@ -4,8 +4,8 @@ import base64
 import binascii
 from typing import Any
 
+from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo
-from broker.pop.polling import PopPolling
 from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import Ack, ChangeInvisibleTime
 from broker.pop.pop_queue import MAX_OUT, PopQueue, is_out
@@ -25,7 +25,7 @@ _BATCH_BITS_MAX = 4096
 
 class PopAckProcessor:
     def __init__(
-        self, clock: Clock, *, topics: TopicConfigManager, tiered: TieredStore, pops: PopBook, polling: PopPolling
+        self, clock: Clock, *, topics: TopicConfigManager, tiered: TieredStore, pops: PopBook, polling: PopLongPolling
     ) -> None:
         self._clock, self._topics, self._tiered = clock, topics, tiered
         self._pops, self._polling = pops, polling

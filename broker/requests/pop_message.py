@@ -9,8 +9,8 @@ import asyncio
 from access.guard import Guard
 from broker.config import BrokerConfig
 from broker.life import BrokerLife
+from broker.long_polling.pop_long_polling import PopLongPolling, Waiter
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE
-from broker.pop.polling import PopPolling, Waiter
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest, PopResult
 from broker.requests.pop_request import PopChecks, PopHeader
 from infra.clock import Clock
@@ -30,7 +30,7 @@ class PopMessageProcessor:
         *,
         checks: PopChecks,
         service: PopConsumerService,
-        polling: PopPolling,
+        polling: PopLongPolling,
         guard: Guard,
     ) -> None:
         self._config, self._clock, self._life = config, clock, life

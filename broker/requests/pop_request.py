@@ -4,10 +4,10 @@ import msgspec
 
 from broker.config import BrokerConfig
 from broker.life import BrokerLife
-from broker.pop.polling import ANY_QUEUE
+from broker.long_polling.pop_long_polling import ANY_QUEUE
+from broker.long_polling.pull_request_hold import MAX_HELD_SIZE
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest
 from broker.reading.message_filter import parse_expression
-from broker.reading.pull_request_hold import MAX_HELD_SIZE
 from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager

@@ -12,7 +12,7 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.clients.client_manager import ClientChannel
-from broker.reading.pull_request_hold import HeldPull
+from broker.long_polling.pull_request_hold import HeldPull
 from broker.store.consume_queue import ConsumeQueue
 from infra import collector
 from infra.remoting_server import Connection, open_connection

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from broker.intake.log_writer import LogWriter
+from broker.long_polling.pop_long_polling import ANY_QUEUE, PopLongPolling, Waiter
 from broker.pop import assignment
 from broker.pop.extra_info import ExtraInfo
-from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.pop_log import Ack, ChangeInvisibleTime, PopCheckPoint
 from broker.pop.pop_queue import QueueLock, is_out
@@ -180,7 +180,7 @@ def test_names_of_retry_topics() -> None:
 
 def test_a_message_wakes_one_waiter_of_each_group() -> None:
     async def run() -> None:
-        polling = PopPolling()
+        polling = PopLongPolling()
         waiters = [Waiter(group, "t", (f"%RETRY%{group}_t",), ANY_QUEUE) for group in ("g", "g", "h")]
         for waiter in waiters:
             polling.add(waiter)
@@ -228,7 +228,7 @@ def test_who_passes_a_queue_by_is_told_once_when_it_is_free() -> None:
 
 def test_a_queue_that_is_free_again_wakes_who_waits_for_it() -> None:
     async def work() -> None:
-        polling = PopPolling()
+        polling = PopLongPolling()
         zero, one = (Waiter("g", "t", ("r",), queue_id) for queue_id in (0, 1))
         polling.add(zero)
         polling.add(one)

@@ -3,11 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from broker.pop.polling import ANY_QUEUE, PopPolling, Waiter
+from broker.long_polling.message_arriving import MessageArriving
+from broker.long_polling.pop_long_polling import ANY_QUEUE, PopLongPolling, Waiter
+from broker.long_polling.pull_request_hold import HeldPull, PullRequestHold
 from infra.clock import ManualClock
+from infra.supervisor import Faults
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running, send
@@ -99,14 +104,14 @@ def test_what_was_forbidden_while_a_pull_was_held_is_forbidden_to_it(
     with_member(tmp_path, work)
 
 
-def in_line(polling: PopPolling, *waiters: Waiter) -> None:
+def in_line(polling: PopLongPolling, *waiters: Waiter) -> None:
     for waiter in waiters:
         polling.add(waiter)
 
 
 def test_an_arrival_wakes_who_waits_for_its_queue_or_any_and_not_the_others() -> None:
     async def work() -> None:
-        polling = PopPolling()
+        polling = PopLongPolling()
         zero, one, any_queue = (Waiter("g", "t", (), queue) for queue in (0, 1, ANY_QUEUE))
         in_line(polling, zero, one, any_queue)
         polling.arrived("t", 2)
@@ -121,7 +126,7 @@ def test_an_arrival_wakes_who_waits_for_its_queue_or_any_and_not_the_others() ->
 
 def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
     async def work() -> None:
-        polling = PopPolling()
+        polling = PopLongPolling()
         first, second = (Waiter("g", "t", ("r",), ANY_QUEUE) for _ in range(2))
         in_line(polling, first, second)
         polling.pass_on(first)
@@ -139,7 +144,7 @@ def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
 
 def test_what_one_of_another_group_waits_for_wakes_nobody_else() -> None:
     async def work() -> None:
-        polling = PopPolling()
+        polling = PopLongPolling()
         ours, theirs, told = Waiter("g", "t", (), 0), Waiter("h", "t", (), 0), Waiter("g", "t", (), 0, takes=False)
         in_line(polling, ours, theirs, told)
         assert (polling.waiting_for("g", "t", 0), polling.waiting_for("g", "t", 1)) == (1, 0)
@@ -147,5 +152,34 @@ def test_what_one_of_another_group_waits_for_wakes_nobody_else() -> None:
         assert [waiter.future.done() for waiter in (ours, theirs, told)] == [True, False, True]
         polling.wake_group("h", "t")
         assert theirs.future.done()
+
+    asyncio.run(work())
+
+
+def test_a_message_answers_every_pull_that_it_fits_and_wakes_one_pop_of_each_group() -> None:
+    async def work() -> None:
+        faults, answered = Faults(), list[str]()
+        hold, polling = PullRequestHold(ManualClock(), 10, faults), PopLongPolling()
+        arriving = MessageArriving(hold, polling, faults)
+        queue = SimpleNamespace(topic="t", queue_id=0)
+
+        def held(name: str, codes: frozenset[int] | None = None) -> HeldPull:
+            def resume(last: bool) -> None:
+                answered.append(name)
+
+            nobody: Any = object
+            return HeldPull(nobody, "t", 0, 1, 100.0, codes, resume)
+
+        for pull in (held("all"), held("fitting", frozenset({7})), held("other", frozenset({8})), held("also all")):
+            hold.hold(pull)
+        waiters = [Waiter(group, "t", (), 0) for group in ("g", "g", "h")]
+        in_line(polling, *waiters)
+        shown: Any = [(queue, 1, 7)]
+        arriving.appended(shown)
+        await asyncio.gather(waiters[0].future, waiters[2].future)
+        assert sorted(answered) == ["all", "also all", "fitting"] and hold.count == 1
+        assert [waiter.future.done() for waiter in waiters] == [True, False, True]
+        arriving.release_topic("t")
+        assert (answered[-1], waiters[1].future.done()) == ("other", True)
 
     asyncio.run(work())

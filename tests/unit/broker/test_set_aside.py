@@ -17,9 +17,9 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.intake.log_writer import LogWriter
 from broker.life import BrokerLife
+from broker.long_polling.pull_request_hold import HeldPull, PullRequestHold
 from broker.pop.pop_queue import Flight, PopQueue
 from broker.pop.revive import PopRevive
-from broker.reading.pull_request_hold import HeldPull, PullRequestHold
 from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.message_store import MessageStore
 from broker.waiting.check_back import CheckBack

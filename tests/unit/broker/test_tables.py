@@ -9,7 +9,7 @@ import pytest
 
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.config import BrokerConfig
-from broker.reading.pull_request_hold import SLICE, HeldPull, PullRequestHold
+from broker.long_polling.pull_request_hold import SLICE, HeldPull, PullRequestHold
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.topic_config_manager import TopicConfigManager, system_topics
 from broker.waiting.schedule_message import parse_levels

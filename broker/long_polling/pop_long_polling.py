@@ -45,7 +45,7 @@ class Waiter:
                 yield retry, ANY_QUEUE
 
 
-class PopPolling:
+class PopLongPolling:
     def __init__(self) -> None:
         self._waiting: dict[str, dict[tuple[str, bool], _Lines]] = {}
         self.count = 0
@@ -78,13 +78,13 @@ class PopPolling:
             for line in list(self._waiting.get(topic, {}).get((group, takes), {}).values()):
                 self._wake_line(line)
 
-    def wake_topic(self, topic: str) -> None:
+    def release_topic(self, topic: str) -> None:
         """It is gone, or other than it was: everyone who waits for it looks again."""
         for lines in list(self._waiting.get(topic, {}).values()):
             for line in list(lines.values()):
                 self._wake_line(line)
 
-    def wake_all(self) -> None:
+    def release_all(self) -> None:
         for groups in list(self._waiting.values()):
             for lines in list(groups.values()):
                 for line in list(lines.values()):

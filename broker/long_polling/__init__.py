@@ -1,0 +1,1 @@
+"""Requests that found nothing wait here, until somebody tells them that there is something."""
