@@ -57,6 +57,7 @@ class LogScan:
         report: RecoveryReport,
         *,
         store_time: int,
+        high_time: int,
         queue_of: Callable[[MessageRecord], ConsumeQueue | None],
         code_of: Callable[[MessageRecord], int],
         strict: bool,
@@ -67,12 +68,15 @@ class LogScan:
         self._code_of = code_of
         self._strict = strict
         self.store_time = store_time
-        self.high_time = 0  # of the file, from before a step back
+        self.high_time = high_time  # of the file, from before a step back
         self.position = 0
         self.file: LogFile | None = None
 
-    def run(self, start: int, accept: Callable[[Recovered], None], sealed: Callable[[LogFile], None]) -> None:
-        """Scan; afterwards `file` and `position` (inside it) say where the log ends."""
+    def run(self, start: int, accept: Callable[[Recovered], None], seal: Callable[[LogFile, int, int], None]) -> None:
+        """Scan; afterwards `file` and `position` (inside it) say where the log ends.
+
+        `seal` gets each file that is behind it, with the times of its last record and from before a step back.
+        """
         file = self._log.at(start)
         assert file is not None
         position = start - file.base
@@ -84,8 +88,9 @@ class LogScan:
                 if following is None:
                     self.position = file.size
                     return
-                sealed(file)
+                seal(file, self.store_time, self.high_time)
                 file.sealed = True
+                self.high_time = 0
                 file, position = following, 0
                 file.crc_position = 0
                 continue

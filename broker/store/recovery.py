@@ -108,24 +108,17 @@ class Recovery:
                 file.sealed = True
                 if not file.table_written:
                     file.topics, file.newest_store_time = walk_topics(file)
+        newest = max((store_time for _, store_time in checkpoint.topics.values()), default=0)
         scan = LogScan(
             log,
             report,
             store_time=checkpoint.store_time,
+            high_time=newest if newest > checkpoint.store_time else 0,
             queue_of=self._queue_of,
             code_of=self._config.code_of,
             strict=strict,
         )
-        newest = max((store_time for _, store_time in checkpoint.topics.values()), default=0)
-        scan.high_time = newest if newest > checkpoint.store_time else 0
-
-        def sealed(file: LogFile) -> None:
-            # `sealed` comes with the file of the scan, whose records have all been accepted
-            file.topics = self._tails.since(file.base, scan.high_time)
-            file.newest_store_time = max(scan.store_time, scan.high_time) if file.topics else 0
-            scan.high_time = 0
-
-        scan.run(checkpoint.physical, lambda found: self._accept(found, strict=strict), sealed)
+        scan.run(checkpoint.physical, lambda found: self._accept(found, strict=strict), self._seal)
         last = scan.file
         assert last is not None
         log.forget_table(last)
@@ -139,6 +132,11 @@ class Recovery:
         else:
             log.drop_after(last)  # at most one, prepared ahead and never used
         return RecoveredEnd(last, scan.position, scan.store_time, scan.high_time)
+
+    def _seal(self, file: LogFile, last_time: int, high_time: int) -> None:
+        """All of its records have been accepted."""
+        file.topics = self._tails.since(file.base, high_time)
+        file.newest_store_time = max(last_time, high_time) if file.topics else 0
 
     def _queue_of(self, record: MessageRecord) -> ConsumeQueue | None:
         if record.physical_offset < self._queues.gone_below(record.topic):

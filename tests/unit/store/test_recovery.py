@@ -11,10 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker.store.commit_log import LogFile
+from broker.store.commit_log import CommitLog, LogFile
 from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreCorrupt, StoreNotWritable
+from broker.store.key_index import KeyIndex
 from broker.store.message_store import MessageStore
+from broker.store.queue_table import QueueTable
+from broker.store.recovery import Recovery
+from broker.store.topic_tails import TopicTails
 from infra import failpoint
 from infra.clock import ManualClock
 from neve.record.codec import decode_record
@@ -260,6 +264,30 @@ def test_contradictions_are_refused(open_store: Open, put: Put, disk: SimDisk) -
     disk.remove(log_file(store).path)
     with pytest.raises(StoreCorrupt, match="gone"):
         open_store()
+
+
+def test_a_start_returns_what_no_file_says_and_reads_the_rest_into_its_owners(
+    open_store: Open, put: Put, disk: SimDisk
+) -> None:
+    store = open_store()
+    for number in range(30):
+        put(store, queue_id=number % 2, body=bytes(1500), keys=f"k{number}")
+    last = put(store, topic="other")
+    disk.kill()
+    config = store.config
+    log, tails, index = CommitLog(config, disk), TopicTails(), KeyIndex(config, disk)
+    queues = QueueTable(config, disk, log, tails)
+    directory = DataDirectory(config.root, disk)
+    found = Recovery(
+        config, disk, directory=directory, log=log, tails=tails, queues=queues, index=index
+    ).run()  # fmt: skip
+    assert (found.log_uuid, found.report.records, found.report.clean) == (store.log_uuid, 31, False)
+    assert found.end.physical == found.report.end == store.max_physical_offset
+    assert (found.end.file, found.end.last_time) == (log.files[-1], last.store_timestamp)
+    assert [(file.base, file.sealed) for file in log.files] == [(part.base, part.sealed) for part in store.segments()]
+    assert {topic: queues.following_of(topic) for topic in queues.topics()} == store.following_offsets()
+    assert tails.newest() == last.physical_offset
+    assert len(list(index.find("t", "k7", 0, 1 << 60))) == 1
 
 
 def test_a_full_disk_only_puts_the_checkpoint_off(open_store: Open, put: Put, disk: SimDisk) -> None:
