@@ -202,15 +202,19 @@ def main() -> None:
         probe(broker, topic, options.seconds)
         return
     settings = dict(pair.split("=", 1) for pair in options.set)
-    with tempfile.TemporaryDirectory(prefix="neve-bench-") as root:
-        steps = Path(root) / "steps"
+    root = Path(tempfile.mkdtemp(prefix="neve-bench-"))
+    try:
+        steps = root / "steps"
         path = f"{Path(__file__).parent / 'steps'}:{os.environ.get('PYTHONPATH', '')}"
-        server = NeveServer(Path(root) / "neve", settings=settings)
+        server = NeveServer(root / "neve", settings=settings)
         server.start({"PYTHONPATH": path, "NEVE_BENCH_STEPS": str(steps)})
         try:
             run(server, steps, options)
         finally:
-            server.stop()
+            server.kill()  # nobody reads what it has
+    finally:
+        # A file for each queue takes minutes: beside whoever goes on.
+        subprocess.Popen(["rm", "-rf", root], start_new_session=True)
 
 
 def run(server: NeveServer, steps: Path, options: argparse.Namespace) -> None:

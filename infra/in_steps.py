@@ -5,7 +5,7 @@ What it has seen before it yields may have changed after: it looks again.
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -21,7 +21,11 @@ def at_once(steps: Steps[T]) -> T:
             return result
 
 
-async def in_turns(steps: Steps[T], *, given_up: Callable[[], bool]) -> T | None:
+@overload
+async def in_turns(steps: Steps[T]) -> T: ...
+@overload
+async def in_turns(steps: Steps[T], *, given_up: Callable[[], bool]) -> T | None: ...
+async def in_turns(steps: Steps[T], *, given_up: Callable[[], bool] = lambda: False) -> T | None:
     """A step in each turn of the loop; None when it was given up between two of them."""
     while not given_up():
         try:

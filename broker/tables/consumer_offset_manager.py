@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.tables.state_file import StateFile, SyncLog
+from broker.tables.state_file import Rows, StateFile, SyncLog
 from infra.disk import Disk
+from infra.in_steps import Steps
 from infra.threads import SYSTEM_THREADS, Threads
 
 SEPARATOR = "@"
+# Rows taken for the file before others get their turn: less than a millisecond.
+_SLICE = 1_000
 
 
 class ConsumerOffsetManager:
@@ -33,8 +36,17 @@ class ConsumerOffsetManager:
     def load(self) -> None:
         self._take(self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {}))
 
-    def _snapshot(self) -> Mapping[str, Any]:
-        return {"offsetTable": dict(self._offsets)}
+    def _snapshot(self) -> Steps[Mapping[str, Any]]:
+        """What a group begins or loses meanwhile is in it or not; it counts as a change that is not saved yet."""
+        rows = Rows([{}])
+        for topic, group in self.pairs():
+            name = topic + SEPARATOR + group
+            if (queues := self._offsets.get(name)) is not None:
+                rows[-1][name] = queues
+            if len(rows[-1]) == _SLICE:
+                rows.append({})
+                yield
+        return {"offsetTable": rows}
 
     def table(self) -> dict[str, dict[int, int]]:
         """topic@group → queue → next offset to consume."""

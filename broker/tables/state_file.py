@@ -6,8 +6,8 @@
   key:row,            the rows of a table, one a line
  ...
 
-The loop only copies the references to the rows; each is encoded by itself, in a thread, so that a table of ten thousand
-topics holds neither the loop nor the interpreter.
+The loop only copies the references to the rows, in slices where they may be very many; each is encoded by itself, in a
+thread, so that a table of ten thousand topics holds neither the loop nor the interpreter.
 
 A table of positions claims what the log holds: it is captured, then the log is synced, then it is written. In any other
 order a power cut finds a position above the log's end, and what was delivered or acknowledged below it is gone.
@@ -15,7 +15,7 @@ order a power cut finds a position above the log's end, and what was delivered o
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,18 @@ import msgspec
 from broker import rocketmqs_store
 from infra import collector
 from infra.disk import Disk
+from infra.in_steps import Steps, at_once, in_turns
 from infra.threads import SYSTEM_THREADS, Threads
 
 FORMAT = 1
 
 #: Returns when all that the log had at its call is on the disk; raises when no sync succeeds any more.
 SyncLog = Callable[[], Awaitable[None]]
+Snapshot = Callable[[], Mapping[str, Any] | Steps[Mapping[str, Any]]]
+
+
+class Rows(list[dict[str, Any]]):
+    """Those of one table, taken a slice at a time: a table that is copied at once holds the loop for all that it is."""
 
 
 class StateFile:
@@ -39,14 +45,15 @@ class StateFile:
         self,
         disk: Disk,
         path: Path,
-        snapshot: Callable[[], Mapping[str, Any]],
+        snapshot: Snapshot,
         *,
         sync_log: SyncLog | None = None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """`sync_log` is what a table of positions needs; one that says nothing of the log has none.
 
-        `snapshot` gives dictionaries that nobody changes any more; a row may be written as it is a moment later.
+        `snapshot` gives dictionaries that nobody changes any more; a row may be written as it is a moment later. It may
+        take steps: each row is then captured in one of them, and all of them before the log is synced.
         """
         self._disk, self._path, self._snapshot, self._sync_log = disk, path, snapshot, sync_log
         self._threads = threads
@@ -101,6 +108,8 @@ class StateFile:
             if self._saved >= wanted:
                 return
             captured, parts = self._changes, self._snapshot()
+            if isinstance(parts, Generator):
+                parts = await in_turns(parts)
             collector.leave_alone()
             data = await self._threads.run(self._encode, parts)
             if self._sync_log is not None:
@@ -112,7 +121,11 @@ class StateFile:
 
         Of positions only at the start, when all of the log is on the disk.
         """
-        self._write(self._changes, self._encode(self._snapshot()))
+        self._write(self._changes, self._encode(self._snapshot_now()))
+
+    def _snapshot_now(self) -> Mapping[str, Any]:
+        parts = self._snapshot()
+        return at_once(parts) if isinstance(parts, Generator) else parts
 
     @staticmethod
     def _encode(parts: Mapping[str, Any]) -> bytes:
@@ -130,8 +143,9 @@ def encode_table(parts: Mapping[str, Any]) -> bytes:
     encode, pieces = msgspec.json.encode, list[bytes]()
     for name, part in parts.items():
         pieces.append(b"%b\n %b:" % (b"," if pieces else b"{", encode(name)))
-        if isinstance(part, dict):
-            rows = [b"\n  %b:%b" % (encode(key), encode(row)) for key, row in part.items()]
+        if isinstance(part, dict | Rows):
+            tables = part if isinstance(part, Rows) else (part,)
+            rows = [b"\n  %b:%b" % (encode(key), encode(row)) for table in tables for key, row in table.items()]
             pieces.append(b"{%b}" % b",".join(rows))
         else:
             pieces.append(encode(part))

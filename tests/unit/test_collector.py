@@ -17,6 +17,7 @@ from broker.store.consume_queue import ConsumeQueue
 from infra import collector
 from infra.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from tests.broker_in_process import ask, running, send
 from tests.waiting import until
@@ -48,6 +49,10 @@ async def a_client(broker: BrokerController, number: int) -> None:
         group |= {"consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}
         beat = {"clientID": f"client-{number}", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": [group]}
         assert (await ask(connection, Code.HEART_BEAT, json.dumps(beat).encode())).code == 0
+        wide = {**group, "subscriptionDataSet": [{**subscription, "topic": f"of-many-{one}"} for one in range(1_000)]}
+        for consumers, code in (([wide], 0), ([wide, {"groupName": ""}], ResponseCode.INVALID_PARAMETER)):
+            body = json.dumps({**beat, "consumerDataSet": consumers}).encode()
+            assert (await ask(connection, Code.HEART_BEAT, body)).code == code
         assert (await ask(connection, Code.DELETE_TOPIC_IN_NAMESRV)).code != 0
         pull = {"consumerGroup": "g", "topic": topic, "queueId": 0, "queueOffset": 1, "maxMsgNums": 32}
         pull |= {"sysFlag": 6, "commitOffset": 0, "suspendTimeoutMillis": 20_000, "subscription": "*", "subVersion": 0}

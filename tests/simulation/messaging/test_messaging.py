@@ -73,7 +73,7 @@ def test_positions_that_are_captured_after_the_sync_they_rest_on_are_found(monke
                 return
             if self._sync_log is not None:
                 await self._sync_log()
-            captured, data = self._changes, self._encode(self._snapshot())
+            captured, data = self._changes, self._encode(self._snapshot_now())
             await asyncio.to_thread(self._write, captured, data)
 
     seeds = range(20)

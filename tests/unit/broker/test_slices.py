@@ -127,3 +127,31 @@ def test_where_groups_stand_is_not_copied_before_the_first_slice(tmp_path: Path)
             assert len(set(seen)) == len(seen) == 2 * 50 - 2 + 1
 
     asyncio.run(main())
+
+
+def test_where_groups_stand_is_taken_for_its_file_in_slices_and_what_changes_meanwhile_is_saved_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, _):
+            offsets = broker.context.offsets
+            for number in range(3_500):
+                offsets.commit("g", f"topic-{number}", 0, 1)
+            looked_at, pairs = Counted(lambda pair: pair), offsets.pairs
+            monkeypatch.setattr(offsets, "pairs", lambda: map(looked_at, pairs()))
+
+            async def meanwhile() -> None:
+                offsets.commit("g", "topic-0", 0, 2)
+                offsets.delete_topic("topic-3499")
+                offsets.commit("g", "topic-new", 0, 1)
+
+            await asyncio.gather(offsets.file.save(), meanwhile())
+            assert looked_at.all == 3_499
+            assert looked_at.most <= 1_001
+            assert offsets.file.dirty
+            await offsets.file.save()
+            saved = offsets.file.load()["offsetTable"]
+            assert saved.keys() == {f"topic-{number}@g" for number in range(3_499)} | {"topic-new@g"}
+            assert (saved["topic-0@g"], saved["topic-1@g"]) == ({"0": 2}, {"0": 1})
+
+    asyncio.run(main())
