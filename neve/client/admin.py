@@ -15,7 +15,7 @@ from neve.client.model import (
     TopicConfig,
     message_from_record,
 )
-from neve.client.net.route import MASTER_ID, TopicRoute
+from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session, parse_body, require_success
 from neve.errors import BrokerError, ClientError, ProtocolError
 from neve.record.codec import MalformedRecord, decode_record, iter_records
@@ -197,9 +197,9 @@ class Admin:
     async def _masters(self, broker: str | None) -> dict[str, str]:
         brokers = await self._session.brokers()
         masters = {
-            name: info.addresses[MASTER_ID]
+            name: info.master
             for name, info in sorted(brokers.items())
-            if MASTER_ID in info.addresses and broker in (None, name)
+            if info.master is not None and broker in (None, name)
         }
         if not masters:
             raise ClientError(f"the name server has no master {broker or 'at all'}")

@@ -145,6 +145,9 @@ class ConsumeStats:
         return self.broker_offset - self.consumer_offset
 
 
+MASTER_ID = 0
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
     """A broker as the name server has it; id 0 in `addresses` is the master."""
@@ -152,6 +155,11 @@ class BrokerInfo:
     cluster: str
     name: str
     addresses: Mapping[int, str]
+
+    @property
+    def master(self) -> str | None:
+        """Its address; None while only replicas are known."""
+        return self.addresses.get(MASTER_ID)
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from msgspec.structs import astuple
 
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.names import DEFAULT_TOPIC
 from neve.remoting.signature import ACCESS_KEY, SIGNATURE
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -103,6 +104,42 @@ class _SendMessageHeaderV2(SendMessageHeader, gc=False):
     unit_mode: bool | None = msgspec.field(name="k", default=None)
     max_reconsume_times: Int32 | None = msgspec.field(name="l", default=None)
     batch: bool | None = msgspec.field(name="m", default=None)
+
+
+def send_v2_fields(
+    *,
+    group: str,
+    topic: str,
+    default_topic_queues: int,
+    broker_name: str,
+    queue_id: int,
+    sys_flag: int,
+    born_timestamp: int,
+    flag: int,
+    properties: str,
+    reconsume_times: int = 0,
+    max_reconsume_times: int | None = None,
+    is_batch: bool = False,
+) -> dict[str, str]:
+    """The header as clients write it: one that may come again says how often at most."""
+    fields = {
+        "a": group,
+        "b": topic,
+        "c": DEFAULT_TOPIC,
+        "d": str(default_topic_queues),
+        "e": str(queue_id),
+        "f": str(sys_flag),
+        "g": str(born_timestamp),
+        "h": str(flag),
+        "i": properties,
+        "j": str(reconsume_times),
+        "k": "false",
+        "m": "true" if is_batch else "false",
+        "n": broker_name,
+    }
+    if max_reconsume_times is not None:
+        fields["l"] = str(max_reconsume_times)
+    return fields
 
 
 class SendV2Frame(msgspec.Struct, gc=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from neve.client.model import Message
+from neve.client.net.route import DEFAULT_TOPIC_QUEUES
 from neve.client.net.session import Session
 from neve.errors import BrokerError, ClientError, NeveError
 from neve.record.layout import COMPRESSED, COMPRESSION_MASK
@@ -18,7 +19,8 @@ from neve.record.properties import (
     properties_to_bytes,
 )
 from neve.remoting.codes import RequestCode, ResponseCode
-from neve.remoting.names import DEFAULT_TOPIC, RETRY_PREFIX
+from neve.remoting.headers import send_v2_fields
+from neve.remoting.names import RETRY_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -102,26 +104,22 @@ class SendBack:
     def _header(
         self, message: Message, reconsume_times: int, topic: str, queue_id: int, broker_name: str
     ) -> dict[str, str]:
-        """SEND_MESSAGE_V2's short keys."""
         properties = dict(message.properties)
         for name in (PROPERTY_TRANSACTION_PREPARED, PROPERTY_RECONSUME_TIME, PROPERTY_MAX_RECONSUME_TIMES):
             properties.pop(name, None)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
         properties[PROPERTY_RETRY_TOPIC] = message.topic
         properties[PROPERTY_DELAY] = str(3 + message.reconsume_times)
-        return {
-            "a": "CLIENT_INNER_PRODUCER",
-            "b": topic,
-            "c": DEFAULT_TOPIC,
-            "d": "4",
-            "e": str(queue_id),
-            "f": str(message.sys_flag & (COMPRESSED | COMPRESSION_MASK)),
-            "g": str(self._session.options.now_ms()),
-            "h": str(message.flag),
-            "i": properties_to_bytes(properties).decode(),
-            "j": str(reconsume_times),
-            "k": "false",
-            "l": str(self._max_redeliveries),
-            "m": "false",
-            "n": broker_name,
-        }
+        return send_v2_fields(
+            group="CLIENT_INNER_PRODUCER",
+            topic=topic,
+            default_topic_queues=DEFAULT_TOPIC_QUEUES,
+            broker_name=broker_name,
+            queue_id=queue_id,
+            sys_flag=message.sys_flag & (COMPRESSED | COMPRESSION_MASK),
+            born_timestamp=self._session.options.now_ms(),
+            flag=message.flag,
+            properties=properties_to_bytes(properties).decode(),
+            reconsume_times=reconsume_times,
+            max_reconsume_times=self._max_redeliveries,
+        )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neve.client.model import BrokerInfo, MessageQueue
+from neve.client.net.connection import ConnectionFailed
 from neve.errors import ProtocolError
 
-MASTER_ID = 0
 PERM_READ = 4
 PERM_WRITE = 2
 DEFAULT_TOPIC_QUEUES = 4  # of a topic that the first send will create; the route of DEFAULT_TOPIC stands in for it
@@ -26,14 +26,24 @@ class TopicRoute:
 
     def master(self, broker_name: str) -> str | None:
         broker = self.brokers.get(broker_name)
-        return broker.addresses.get(MASTER_ID) if broker else None
+        return broker.master if broker else None
+
+    def require_master(self, broker_name: str) -> str:
+        """
+        Raises:
+            ConnectionFailed: none is known, so nothing was asked of it.
+        """
+        address = self.master(broker_name)
+        if address is None:
+            raise ConnectionFailed(f"no master of {broker_name} is known")
+        return address
 
     def address(self, broker_name: str) -> str | None:
         """The master, or while there is none any replica: it can be read from."""
         broker = self.brokers.get(broker_name)
         if broker is None or not broker.addresses:
             return None
-        return broker.addresses.get(MASTER_ID) or broker.addresses[min(broker.addresses)]
+        return broker.master or broker.addresses[min(broker.addresses)]
 
 
 def parse_brokers(data: Any) -> dict[str, BrokerInfo]:
@@ -61,7 +71,7 @@ def parse_route(topic: str, data: Any) -> TopicRoute:
             broker = brokers.get(name)
             if broker is None:
                 continue
-            if perm & PERM_WRITE and MASTER_ID in broker.addresses:
+            if perm & PERM_WRITE and broker.master is not None:
                 write += _queues(topic, name, int(queues["writeQueueNums"]), QUEUES_MAX - len(write))
             if perm & PERM_READ:
                 read += _queues(topic, name, int(queues["readQueueNums"]), QUEUES_MAX - len(read))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
-from neve.client.model import BrokerInfo, MessageQueue
+from neve.client.model import MASTER_ID, BrokerInfo, MessageQueue
 from neve.client.net.connection import Connection, ConnectionFailed, ConnectionPool
 from neve.client.net.route import TopicRoute, parse_brokers, parse_route, route_from_default
 from neve.client.options import ClientOptions
@@ -297,7 +297,7 @@ class Session:
     def _learn(self, brokers: Mapping[str, BrokerInfo]) -> None:
         for broker in brokers.values():
             for number, address in broker.addresses.items():
-                self._known_addresses[address] = number == 0
+                self._known_addresses[address] = number == MASTER_ID
 
     # ---- heartbeat
 
@@ -307,13 +307,14 @@ class Session:
             self._producer_groups.add(group)
             self.spawn(self.heartbeat(), "first heartbeat")
 
-    async def introduce(self, group: str, addresses: Iterable[str]) -> None:
-        """Returns when these brokers know this client as a producer of `group`: they may have to ask it something.
+    async def introduce(self, group: str, brokers: Iterable[BrokerInfo]) -> None:
+        """Returns when the masters of these brokers know this client as a producer of `group`: they may have to ask it.
 
         Best effort, as every heartbeat: a broker that is away learns it when it is back.
         """
         self._producer_groups.add(group)
-        strangers = [address for address in addresses if group not in self._introduced.get(address, ())]
+        masters = [broker.master for broker in brokers if broker.master is not None]
+        strangers = [address for address in masters if group not in self._introduced.get(address, ())]
         await asyncio.gather(*(self._heartbeat_to(address) for address in strangers))
 
     async def leave_producer_group(self, group: str) -> None:

@@ -19,7 +19,7 @@ from neve.client.validators import check_topic
 from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
-from neve.remoting.names import DEFAULT_TOPIC
+from neve.remoting.headers import send_v2_fields
 
 #: Refusals after which another broker may take the message. `send_async` gives up at any refusal, as Java's does.
 RETRYABLE = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
@@ -62,7 +62,7 @@ class Producer:
         route = await self._session.publish_route(draft.topic)
         target = self._choose(draft, route, what.queue, ())
         await self._session.pool.send_oneway(
-            _master(route, target),
+            route.require_master(target.broker_name),
             RequestCode.SEND_MESSAGE_V2,
             self._header(draft, target, group),
             body=draft.body,
@@ -80,7 +80,7 @@ class Producer:
             "recallHandle": handle,
             "bname": broker_name,
         }
-        address = _master(route, MessageQueue(topic, broker_name, 0))
+        address = route.require_master(broker_name)
         answer = await self._session.ask(address, RequestCode.RECALL_MESSAGE, ext, timeout=timeout)
         return (answer.ext or {}).get("msgId", "")
 
@@ -154,7 +154,7 @@ class Producer:
         limit = max(min(self._session.options.attempt_timeout, deadline - began), 0.001)
         header = self._header(draft, target, group)
         try:
-            address = _master(route, target)
+            address = route.require_master(target.broker_name)
             answer = await self._session.pool.invoke(address, code, header, body=draft.body, timeout=limit)
             result = _result(answer, draft, target)
         except BrokerError:
@@ -170,22 +170,18 @@ class Producer:
         return result
 
     def _header(self, draft: Draft, target: MessageQueue, group: str) -> dict[str, str]:
-        """SEND_MESSAGE_V2's short keys."""
-        return {
-            "a": group,
-            "b": draft.topic,
-            "c": DEFAULT_TOPIC,
-            "d": str(DEFAULT_TOPIC_QUEUES),
-            "e": str(target.queue_id),
-            "f": str(draft.sys_flag),
-            "g": str(self._session.options.now_ms()),
-            "h": str(draft.flag),
-            "i": draft.properties,
-            "j": "0",
-            "k": "false",
-            "m": "true" if draft.is_batch else "false",
-            "n": target.broker_name,
-        }
+        return send_v2_fields(
+            group=group,
+            topic=draft.topic,
+            default_topic_queues=DEFAULT_TOPIC_QUEUES,
+            broker_name=target.broker_name,
+            queue_id=target.queue_id,
+            sys_flag=draft.sys_flag,
+            born_timestamp=self._session.options.now_ms(),
+            flag=draft.flag,
+            properties=draft.properties,
+            is_batch=draft.is_batch,
+        )
 
     def _choose(self, draft: Draft, route: TopicRoute, queue: Queue | None, tried: Sequence[str]) -> MessageQueue:
         """The asked-for queue; else the next in turn whose broker is available, else reachable, and was not tried."""
@@ -219,13 +215,6 @@ def _broker_of(handle: str) -> str:
     if len(parts) < 5 or parts[0] != "v1":
         raise ClientError("the recall handle is invalid")
     return parts[2]
-
-
-def _master(route: TopicRoute, target: MessageQueue) -> str:
-    address = route.master(target.broker_name)
-    if address is None:
-        raise ConnectionFailed(f"no master of {target.broker_name} is known")
-    return address
 
 
 def _result(answer: RemotingCommand, draft: Draft, target: MessageQueue) -> SendResult:

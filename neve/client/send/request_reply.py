@@ -74,8 +74,7 @@ class Requests:
 
     async def _introduce(self, topic: str) -> None:
         route = await self._session.publish_route(topic)
-        masters = [broker.addresses[0] for broker in route.brokers.values() if 0 in broker.addresses]
-        await self._session.introduce(self._session.options.producer_group, masters)
+        await self._session.introduce(self._session.options.producer_group, route.brokers.values())
 
     async def reply(self, request: Message, what: Sending) -> SendResult:
         """See `AsyncClient.reply`; `what` goes to `reply_topic(request)`."""

@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import Self
 
 from neve.client.model import Message, SendResult, SendStatus, message_from_record
-from neve.client.net.connection import Connection, ConnectionFailed
+from neve.client.net.connection import Connection
 from neve.client.net.session import Session
 from neve.client.send.draft import sending
 from neve.client.send.producer import Producer
@@ -136,8 +136,7 @@ class TransactionProducer:
         self._checks.join(self)
         try:
             brokers = await self._session.brokers()
-            masters = [broker.addresses[0] for broker in brokers.values() if 0 in broker.addresses]
-            await self._session.introduce(self.group, masters)
+            await self._session.introduce(self.group, brokers.values())
         except BaseException:
             self._checks.leave(self)
             raise
@@ -226,9 +225,7 @@ class TransactionProducer:
     async def _end(self, transaction: Transaction, state: LocalTransactionState) -> None:
         sent = transaction.sent
         route = await self._session.publish_route(transaction.message.topic)
-        address = route.master(sent.queue.broker_name)
-        if address is None:
-            raise ConnectionFailed(f"no master of {sent.queue.broker_name} is known")
+        address = route.require_master(sent.queue.broker_name)
         ext = {
             "topic": transaction.message.topic,
             "producerGroup": self.group,

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from neve.record.codec import encode_record
 from neve.record.properties import properties_to_bytes
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.command import RemotingCommand
-
-DEADLINE_S = 10
-Answer = tuple[int, dict[str, str], bytes] | None  # None: stay silent
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await work()
-
-    asyncio.run(limited())
+from tests.unit.client.fake_cluster import Answer, send_ok
 
 
 class GroupBroker:
@@ -66,7 +54,7 @@ class GroupBroker:
             case 11:
                 return self._pull(ext)
             case 310:
-                return 0, {"msgId": "ID", "queueId": "0", "queueOffset": "7"}, b""
+                return send_ok(request)
         return 0, {}, b""
 
     def _lock(self, request: RemotingCommand) -> Answer:

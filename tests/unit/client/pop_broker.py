@@ -6,9 +6,11 @@ import base64
 
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.group_broker import Answer, GroupBroker, record
+from tests.unit.client.fake_cluster import Answer
+from tests.unit.client.group_broker import GroupBroker, record
 
 POP, ACK, CHANGE = 200050, 200051, 200053
+RETRY_TOPIC = "%RETRY%g"
 
 
 class PopBroker(GroupBroker):
@@ -31,7 +33,8 @@ class PopBroker(GroupBroker):
             case 400:
                 topic = loads_as(request.body, dict)["topic"]
                 queue = {"topic": topic, "brokerName": "b0", "queueId": 0}
-                return 0, {}, dumps({"messageQueueAssignments": [{"messageQueue": queue, "mode": "POP"}]})
+                mode = "PULL" if topic == RETRY_TOPIC else "POP"
+                return 0, {}, dumps({"messageQueueAssignments": [{"messageQueue": queue, "mode": mode}]})
             case 200050:
                 return self._pop(request)
             case 200051:
@@ -54,3 +57,15 @@ class PopBroker(GroupBroker):
         times = {"popTime": str(self.pop_time), "invisibleTime": request.ext["invisibleTime"], "reviveQid": "0"}
         where = {"startOffsetInfo": "0 0 0", "msgOffsetInfo": f"0 0 {','.join(map(str, range(self.count)))}"}
         return 0, {**times, **where}, b"".join(record(number) for number in range(self.count))
+
+
+class RetryBroker(PopBroker):
+    """Its messages are in %RETRY%g, to be pulled; nothing can be popped."""
+
+    def __init__(self, count: int, *, min_offset: int = 0) -> None:
+        super().__init__(count)
+        self.min_offset = min_offset
+        self.silent = {POP}
+
+    def _pull(self, ext: dict[str, str]) -> Answer:
+        return super()._pull({**ext, "topic": "t" if ext["topic"] == RETRY_TOPIC else ""})

@@ -20,7 +20,8 @@ from neve.client.net.route import QUEUES_MAX, parse_route
 from neve.errors import BrokerError, ClientError, ProtocolError
 from neve.record import bodies
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.group_broker import Answer, GroupBroker, record, run
+from tests.unit.client.fake_cluster import Answer, run
+from tests.unit.client.group_broker import GroupBroker, record
 from tests.unit.client.pop_broker import POP, PopBroker
 from tests.waiting import until
 

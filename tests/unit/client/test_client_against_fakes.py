@@ -18,23 +18,7 @@ from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.group_broker import DEADLINE_S, run
-
-
-def store(request: RemotingCommand) -> tuple[int, dict[str, str], bytes]:
-    return 0, {"msgId": "ID", "queueId": request.ext.get("e", "0"), "queueOffset": "7"}, b""
-
-
-def refuse(code: int) -> Callable[[RemotingCommand], tuple[int, dict[str, str], bytes]]:
-    return lambda request: (0 if request.code in (34, 35) else code, {}, b"")
-
-
-def silent(request: RemotingCommand) -> tuple[int, dict[str, str], bytes] | None:
-    return (0, {}, b"") if request.code in (34, 35) else None
-
-
-def sends(server: Any) -> list[RemotingCommand]:
-    return [request for request in server.requests if request.code in (310, 320)]
+from tests.unit.client.fake_cluster import DEADLINE_S, refuse, run, send_ok, sends, silent
 
 
 def test_a_send_carries_the_message(fake_cluster: Any) -> None:
@@ -73,7 +57,7 @@ def test_a_batch_is_one_request(fake_cluster: Any) -> None:
 @pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
 def test_a_refused_send_goes_to_another_broker(fake_cluster: Any, code: int) -> None:
     async def work() -> None:
-        async with fake_cluster(refuse(code), store) as cluster, connect(cluster.namesrv.address) as client:
+        async with fake_cluster(refuse(code), send_ok) as cluster, connect(cluster.namesrv.address) as client:
             for _ in range(4):
                 assert (await client.send("t", b"x")).queue.broker_name == "b1"
             assert len(sends(cluster.brokers[0])) == 1  # then it is left alone
@@ -120,7 +104,7 @@ def test_a_broken_connection_is_an_unknown_outcome_and_the_next_call_connects_ag
             broker.handler = lambda request: [writer.close() for writer in broker.writers] and None
             with pytest.raises(UnknownOutcome):
                 await client.send("t", b"x")
-            broker.handler = store
+            broker.handler = send_ok
             assert (await client.send("t", b"x")).queue_offset == 7
 
     run(work)
@@ -189,7 +173,7 @@ def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: An
 
     async def work() -> None:
         async with (
-            fake_cluster(refuse(14), store) as cluster,
+            fake_cluster(refuse(14), send_ok) as cluster,
             connect(cluster.namesrv.address, route_interval=0.0) as client,
         ):
             await client.send("t", b"before")
@@ -211,7 +195,7 @@ def test_a_silent_name_server_does_not_hold_up_a_send_whose_route_is_known(
     monkeypatch.setattr("neve.client.net.session._PATIENCE_S", 0.02)
 
     async def work() -> None:
-        async with fake_cluster(refuse(14), store) as cluster, connect(cluster.namesrv.address) as client:
+        async with fake_cluster(refuse(14), send_ok) as cluster, connect(cluster.namesrv.address) as client:
             await client.topic_route("t")
             cluster.namesrv.handler = silent
             first = await client.send("t", b"x", queue=lambda queues, _: queues[len(sends(cluster.brokers[0])) % 2])
@@ -241,7 +225,7 @@ def test_a_topic_that_was_deleted_here_has_no_route_left(fake_cluster: Any) -> N
 
 def test_a_broker_that_no_route_names_any_more_is_told_nothing(fake_cluster: Any) -> None:
     async def work() -> None:
-        async with fake_cluster(store, store) as cluster, connect(cluster.namesrv.address) as client:
+        async with fake_cluster(send_ok, send_ok) as cluster, connect(cluster.namesrv.address) as client:
             session = client._session
             session.produces("p")
             await client.send("t", b"x")
@@ -345,11 +329,11 @@ def test_an_async_send_takes_a_refusal_as_final_and_silence_not(fake_cluster: An
     """As DefaultMQProducerImpl: a broker that answered has decided, one that did not may be replaced."""
 
     async def work() -> None:
-        async with fake_cluster(refuse(14), store) as cluster, connect(cluster.namesrv.address) as client:
+        async with fake_cluster(refuse(14), send_ok) as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(BrokerError):
                 await client.send_async("t", b"x", queue=lambda queues, _: queues[0])
         async with (
-            fake_cluster(silent, store) as cluster,
+            fake_cluster(silent, send_ok) as cluster,
             connect(cluster.namesrv.address, attempt_timeout=0.1) as client,
         ):
             results = await asyncio.gather(*(client.send_async("t", b"x") for _ in range(4)))
@@ -362,10 +346,10 @@ def test_an_async_send_takes_a_refusal_as_final_and_silence_not(fake_cluster: An
 def test_a_message_stored_with_a_reservation_goes_elsewhere_only_when_asked(fake_cluster: Any, wanted: bool) -> None:
     async def work() -> None:
         def reserved(request: RemotingCommand) -> tuple[int, dict[str, str], bytes]:
-            return 12 if request.code == 310 else 0, store(request)[1], b""
+            return 12 if request.code == 310 else 0, send_ok(request)[1], b""
 
         async with (
-            fake_cluster(reserved, store) as cluster,
+            fake_cluster(reserved, send_ok) as cluster,
             connect(cluster.namesrv.address, retry_when_not_stored_ok=wanted) as client,
         ):
             statuses = {(await client.send("t", b"x")).status for _ in range(2)}

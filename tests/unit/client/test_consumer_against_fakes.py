@@ -9,7 +9,8 @@ from neve.client.model import MessageQueue
 from neve.errors import ClientError
 from neve.remoting.body import dumps_object_keys
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.group_broker import GroupBroker, run
+from tests.unit.client.fake_cluster import run
+from tests.unit.client.group_broker import GroupBroker
 
 QUEUE = MessageQueue("t", "b0", 0)
 

@@ -13,7 +13,8 @@ from neve.client.model import MessageQueue
 from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.group_broker import GroupBroker, record, run
+from tests.unit.client.fake_cluster import run
+from tests.unit.client.group_broker import GroupBroker, record
 
 QUEUE = MessageQueue("t", "b0", 0)
 RETRY = MessageQueue("%RETRY%g", "b0", 0)

@@ -15,7 +15,8 @@ import pytest
 from neve.client import AsyncClient, Consumer, PopConsumer, Received, connect, sync
 from neve.client.model import MessageQueue
 from neve.errors import ClientError, NeveError
-from tests.unit.client.group_broker import DEADLINE_S, GroupBroker, run
+from tests.unit.client.fake_cluster import DEADLINE_S, run
+from tests.unit.client.group_broker import GroupBroker
 from tests.unit.client.pop_broker import ACK, CHANGE, PopBroker
 from tests.waiting import until
 

@@ -10,26 +10,10 @@ import pytest
 
 from neve.client import PopConsumer, connect
 from neve.client.model import MessageQueue
-from neve.remoting.body import dumps, loads_as
-from neve.remoting.command import RemotingCommand
-from tests.unit.client.group_broker import Answer, GroupBroker, run
+from tests.unit.client.fake_cluster import run
+from tests.unit.client.pop_broker import RETRY_TOPIC, RetryBroker
 
-RETRY = MessageQueue("%RETRY%g", "b0", 0)
-
-
-class RetryBroker(GroupBroker):
-    """Its messages are in %RETRY%g; nothing can be popped."""
-
-    def __call__(self, request: RemotingCommand) -> Answer:
-        if request.code == 400:
-            topic = loads_as(request.body, dict)["topic"]
-            queue = {"topic": topic, "brokerName": "b0", "queueId": 0}
-            return 0, {}, dumps({"messageQueueAssignments": [{"messageQueue": queue, "mode": "PULL"}]})
-        if request.code == 200050:
-            return None
-        if request.code == 11:
-            return self._pull({**request.ext, "topic": "t" if request.ext["topic"] == RETRY.topic else ""})
-        return super().__call__(request)
+RETRY = MessageQueue(RETRY_TOPIC, "b0", 0)
 
 
 async def offset_of_next(consumer: PopConsumer) -> int:
