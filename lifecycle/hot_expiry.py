@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Protocol
 
 from infra.clock import Clock
@@ -24,6 +25,10 @@ class Record(Protocol):
         """Taken before the queues are looked at."""
         ...
 
+    def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
+        """Whether recording this minimum would hide what has not expired."""
+        ...
+
     def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
         """Raises StalePlan where a topic was deleted since: it may begin at offset 0 again."""
         ...
@@ -34,6 +39,9 @@ class NoRecord:
 
     def mark(self) -> int:
         return 0
+
+    def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
+        return False
 
     def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
         """There is no round whose COMMIT could bring it back."""
@@ -48,17 +56,29 @@ class RecordInJournal:
     def mark(self) -> int:
         return self._journal.plan_mark()
 
+    def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
+        """Where the clock was set back: a minimum can't leave out what lies below it, so all of it waits."""
+        if not self._policy().archived(topic) or not self._is_news(topic, queue, below):
+            return False
+        runs = self._journal.catalog.runs_in_view(topic, queue)
+        return any(not run.group.has_expired(ttl_ms, now_ms) for run in takewhile(lambda run: run.first < below, runs))
+
     def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
-        catalog, archived = self._journal.catalog, self._policy().archived
+        archived = self._policy().archived
         minimums: Minimums = {}
         for topic in filter(archived, rising):
             for queue, offset in rising[topic].items():
-                recorded = catalog.recorded_minimum(topic, queue)
-                if offset > recorded and not catalog.has_all(topic, queue, recorded, offset):
+                if self._is_news(topic, queue, offset):
                     minimums.setdefault(topic, {})[queue] = offset
         if minimums:
             after = self._clock.now_ms() + self._policy().grace_ms  # of no object
             self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums), plan=mark)
+
+    def _is_news(self, topic: str, queue: int, offset: int) -> bool:
+        """Whether some of what lies below is in no object, so that the archive's own plan does not speak of it."""
+        catalog = self._journal.catalog
+        recorded = catalog.recorded_minimum(topic, queue)
+        return offset > recorded and not catalog.has_all(topic, queue, recorded, offset)
 
 
 class HotExpiry:
@@ -110,7 +130,11 @@ class HotExpiry:
                 self.set_aside.note(topic, error)
                 continue
             self.set_aside.clear(topic)
-            risen = {queue: end for queue, end in ends.items() if end > self._hot.min_offset(topic, queue)}
+            risen = {
+                queue: end
+                for queue, end in ends.items()
+                if end > self._hot.min_offset(topic, queue) and not self._record.has_live(topic, queue, end, ttl, now)
+            }
             if risen:
                 rising[topic] = risen
         return rising, before

@@ -373,6 +373,11 @@ class Catalog:
         held = self._held(topic, queue)
         return iter(()) if held is None else held.locations()
 
+    def runs_in_view(self, topic: str, queue: int) -> Iterator[Location]:
+        """The queue's runs from its recorded minimum on, for who stops early."""
+        held = self._held(topic, queue)
+        return iter(()) if held is None else held.locations_from(held.minimum)
+
     def queues(self, topic: str) -> list[int]:
         """Queues of which anything is known."""
         with self._lock:

@@ -133,6 +133,12 @@ class QueueRuns:
     def locations(self) -> Iterator[Location]:
         return map(self._location, tuple(self.runs))
 
+    def locations_from(self, offset: int) -> Iterator[Location]:
+        """Those that hold an offset from this one on, made as they are asked for."""
+        runs = self.runs
+        begin = max(bisect_right(runs, (offset, _ABOVE)) - 1, 0)
+        return (self._location(runs[index]) for index in range(begin, len(runs)) if runs[index][1] >= offset)
+
     def _location(self, run: Run) -> Location:
         return Location(run[2], run[3], self.queue, run[0], run[1])
 

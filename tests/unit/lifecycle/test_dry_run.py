@@ -84,3 +84,21 @@ def visible(catalog: Catalog) -> int:
     """Rows that readers see."""
     hidden = sum(rows_below(name, lambda q: catalog.recorded_minimum(TOPIC, q)) for name in catalog.objects(TOPIC))
     return sum(name.rows for name in catalog.objects(TOPIC)) - hidden
+
+
+def test_what_expires_on_the_local_log_hides_nothing_live_of_the_archive_below_it() -> None:
+    """Times ran backwards, and a minimum can't leave out what lies below it."""
+    with tempfile.TemporaryDirectory() as directory:
+        rig = lived(
+            Path(directory), [*_LIVE_IN_THE_MIDDLE[:5], ("evict",), ("hours", -60), ("put", 0, 9), ("hours", 50)]
+        )
+        rig.lifecycle.expire.run()
+        catalog = rig.journal.catalog
+        assert rig.hot.records, "the last nine are in no object yet"
+        assert catalog.min_offset(TOPIC, 0) == 9, "stored 60 hours later by the clock of then: alive for ten hours more"
+        rig.offload()
+        rig.lifecycle.expire.run()
+        assert visible(catalog) == 18
+        rig.clock.advance(40 * HOUR_MS)
+        rig.lifecycle.expire.run()
+        assert visible(catalog) == 0
