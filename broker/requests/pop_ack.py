@@ -124,12 +124,13 @@ def _batch_item(ack: Any) -> tuple[str, str, int, int, list[int]]:
             int(_field(ack, *names)) for names in (("so", "startOffset"), ("q", "queueId"), ("pt", "popTime"))
         )
         bits = base64.b64decode(_field(ack, "b", "bitSet"))
+        stored_in = real_topic(topic, group, retry)
     except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
         raise BrokerError(ResponseCode.SYSTEM_ERROR, f"a malformed batch acknowledgement: {error!r}") from error
     if len(bits) * 8 > _BATCH_BITS_MAX:
         raise BrokerError(ResponseCode.SYSTEM_ERROR, f"a batch acknowledgement of {len(bits) * 8} bits is too long")
     offsets = [start + index for index in range(len(bits) * 8) if bits[index >> 3] >> (index & 7) & 1]
-    return group, real_topic(topic, group, retry), queue_id, pop_time, offsets
+    return group, stored_in, queue_id, pop_time, offsets
 
 
 def _field(ack: Any, short: str, long: str) -> Any:
