@@ -76,7 +76,7 @@ class _Trial:
         self._content = b""
 
     def write_once(self) -> None:
-        with _granted(self._store, "PUT", "s3:PutObject"), ThreadPoolExecutor(PROBE_RACERS) as pool:
+        with _granted(self._store, "PUT", "s3:PutObject"), ThreadPoolExecutor(PROBE_RACERS, "probe") as pool:
             try:
                 won = list(pool.map(self._put, range(PROBE_RACERS)))
             except UnknownOutcome as error:
