@@ -36,6 +36,8 @@ from neve.remoting.command import RemotingCommand
 
 @dataclass(kw_only=True)
 class BrokerContext:
+    """The broker's parts by name, for those processors that still ask for more than a few of them."""
+
     config: BrokerConfig
     clock: Clock
     metrics: Metrics

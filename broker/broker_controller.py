@@ -119,6 +119,12 @@ _MIN_FREE_FILES = 2
 
 
 class BrokerController:
+    """The broker put together: makes every part, starts them in order, stops them in reverse (RocketMQ's
+    BrokerController).
+
+    It decides nothing about messages. A start that fails raises StartupError and leaves nothing running or locked.
+    """
+
     def __init__(
         self,
         config: BrokerConfig,

@@ -24,6 +24,8 @@ _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 4
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """One HTTP request of a tool on this machine; names of `headers` are lower case."""
+
     method: str
     path: str
     query: dict[str, str]
@@ -59,6 +61,8 @@ class _Route:
 
 
 class AdminHttp:
+    """The port and its routes: handlers run on the loop, what they raise becomes a status and a line of text."""
+
     def __init__(self, host: str = "127.0.0.1", port: int = 0, expected: tuple[type[Exception], ...] = ()) -> None:
         """`expected` are failures that whoever asks can act on: told to them (503), with no traceback in the log."""
         self._host, self._port, self._expected = host, port, expected

@@ -28,6 +28,11 @@ class Segment(Protocol):
 
 
 class HotStore(HotLog, Protocol):
+    """The hot store as its owner's jobs see it. Called from their threads; offsets are of the CommitLog or of a queue.
+
+    What can't be read raises TopicUnreadable for the topic alone; what the disk refuses, OSError.
+    """
+
     def segments(self) -> Sequence[Segment]: ...
 
     def flush(self) -> int:

@@ -35,6 +35,12 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
+    """What the configuration says about age and room, as the decisions take it: times in ms, marks as shares of the
+    disk.
+
+    The functions answer for one topic: whether it is archived, is the broker's own, where it ended, its TTL in hours.
+    """
+
     archive_min_bytes: int = 8 << 20
     archive_max_age_ms: int = HOUR_MS
     reserved_ms: int = 72 * HOUR_MS  # local retention, fileReservedTime

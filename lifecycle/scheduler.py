@@ -46,6 +46,8 @@ class _Job:
 
 
 class JobScheduler:
+    """The jobs of one broker, their threads and what became of their runs. A job never overlaps itself."""
+
     def __init__(self, clock: Clock, threads: Threads = SYSTEM_THREADS) -> None:
         self._clock, self._threads = clock, threads
         self.runs: Counter[str] = Counter()

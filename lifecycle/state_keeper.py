@@ -24,6 +24,11 @@ REFRESH_MS = 10 * 60_000  # an unchanged state is written again after this, so t
 
 
 class StateKeeper:
+    """Writes the state slots, one after the other.
+
+    Raises Fenced or the store's error; the newest valid slot stays whole.
+    """
+
     def __init__(self, journal: JournalWriter, clock: Clock) -> None:
         self._journal, self._clock = journal, clock
         self._slot: int | None = None  # the one to write next; None: the store has not been asked yet

@@ -13,6 +13,11 @@ from infra.threads import SYSTEM_THREADS, Threads
 
 
 class Turns:
+    """A fair lock, as a context manager.
+
+    Entering it after `close` is still answered; `closed` tells long jobs to stop there.
+    """
+
     def __init__(self, threads: Threads = SYSTEM_THREADS) -> None:
         self._threads, self._lock = threads, threads.lock()
         self._line: deque[Event] = deque()  # the first has the turn

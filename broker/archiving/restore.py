@@ -44,6 +44,8 @@ _NAME = "restore.json"
 
 
 class Marker(msgspec.Struct):
+    """The file `restore.json`: a restore from this store, as this broker, is under way; `plan` once it is decided."""
+
     store: str
     broker: str
     plan: RestorePlan | None = None
@@ -57,6 +59,11 @@ class _Topics(msgspec.Struct):
 
 
 class Restore:
+    """One restore of a broker from its bucket, from the marker to its removal; what fails is raised as StartupError.
+
+    Invariant: while the marker stands nothing was served, so each step may be done again.
+    """
+
     def __init__(self, config: BrokerConfig, disk: Disk) -> None:
         self._config, self._disk = config, disk
         self._path = config.root / _NAME

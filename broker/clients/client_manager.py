@@ -27,6 +27,11 @@ TAG = "TAG"
 
 @dataclass(slots=True)
 class ClientChannel:
+    """One client's connection as its heartbeats describe it (RocketMQ's ClientChannelInfo).
+
+    `last_update` is monotonic seconds and decides when it is gone; `last_update_ms` is for people.
+    """
+
     connection: Connection
     client_id: str
     language: str
@@ -48,6 +53,11 @@ class ClientChannel:
 
 @dataclass(slots=True)
 class ConsumerGroup:
+    """Who of a group is connected, and what they subscribe to (RocketMQ's ConsumerGroupInfo).
+
+    `size` counts what is kept of it against the limit; `revision` changes with each change that members are told of.
+    """
+
     name: str
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"

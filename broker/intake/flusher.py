@@ -38,6 +38,13 @@ class WaitingSend:
 
 
 class Flusher:
+    """Group commit (RocketMQ's GroupCommitService): who waits is answered once an fdatasync covers his bytes, and not
+    before.
+
+    One sync is under way at a time. After the first that fails nobody is acknowledged any more and `on_failure` is
+    told.
+    """
+
     def __init__(
         self,
         store: MessageStore,

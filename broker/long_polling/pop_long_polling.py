@@ -23,6 +23,11 @@ _Lines = dict[int, _Line]
 
 @dataclass(slots=True, eq=False)
 class Waiter:
+    """One pop, or one notification (`takes` is false), that waits for a message of its group.
+
+    It waits for one queue, or for any (-1) of its topic and the group's retry topics. `future` ends when it is woken.
+    """
+
     group: str
     topic: str
     # Whatever comes into one of these is for it, in whichever queue.
@@ -46,6 +51,12 @@ class Waiter:
 
 
 class PopLongPolling:
+    """Who waits for what (RocketMQ's PopLongPollingService): each arrival wakes one pop and one notification of a
+    group.
+
+    Whoever was woken is out of line; if he can't look, `pass_on` wakes the next, so no arrival is lost on him.
+    """
+
     def __init__(self) -> None:
         self._waiting: dict[str, dict[tuple[str, bool], _Lines]] = {}
         self.count = 0

@@ -27,6 +27,11 @@ K = TypeVar("K")
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
+    """One pull that waits for a message: `codes` are the tags it takes (None: all), `deadline` is monotonic seconds.
+
+    `resume` is called once: True when something arrived, False when the time is up.
+    """
+
     connection: Connection
     topic: str
     queue_id: int

@@ -42,6 +42,12 @@ GONE = -1
 
 
 class PopBook:
+    """What every popping group holds: the table, its image on disk, and the log of events behind the image.
+
+    Invariant: an event is in the log before it is in the table. Takes the place of RocketMQ's PopBufferMergeService
+    and its checkpoint messages. Changes raise BrokerError when the log takes nothing now.
+    """
+
     def __init__(  # noqa: PLR0917
         self,
         store: MessageStore,

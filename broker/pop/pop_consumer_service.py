@@ -72,6 +72,11 @@ class PopResult:
 
 
 class PopConsumerService:
+    """Hands out what is in a queue and not out, and what came back of it (RocketMQ's PopConsumerService).
+
+    One pop at a time in each queue; what is handed out is in the book first.
+    """
+
     def __init__(
         self,
         clock: Clock,

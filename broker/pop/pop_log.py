@@ -17,6 +17,10 @@ class _Event(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PopCheckPoint(_Event, frozen=True, tag="p"):
+    """["p"] Offsets handed out at `pop_time`, in view again at `visible_at` (both ms); the queue goes on at
+    `next_offset`.
+    """
+
     next_offset: int
     pop_time: int
     visible_at: int
@@ -26,11 +30,15 @@ class PopCheckPoint(_Event, frozen=True, tag="p"):
 
 
 class Ack(_Event, frozen=True, tag="a"):
+    """["a"] Offsets of one pop that are done with."""
+
     pop_time: int
     offsets: list[int]
 
 
 class ChangeInvisibleTime(_Event, frozen=True, tag="c"):
+    """["c"] One offset stays hidden until another `visible_at`, under a new `pop_time` (ms)."""
+
     offset: int
     old_pop_time: int
     pop_time: int
@@ -38,10 +46,14 @@ class ChangeInvisibleTime(_Event, frozen=True, tag="c"):
 
 
 class Freed(_Event, frozen=True, tag="f"):
+    """["f"] What an ordered queue has out comes again: it goes on at `next_offset`."""
+
     next_offset: int
 
 
 class Reset(_Event, frozen=True, tag="r"):
+    """["r"] The group was set elsewhere: nothing of the queue is out, it goes on at `next_offset`."""
+
     next_offset: int
 
 

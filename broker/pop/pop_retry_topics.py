@@ -11,6 +11,8 @@ from neve.record.properties import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK, PRO
 
 
 class PopRetryTopics:
+    """Makes a pair's retry topic when its first message comes back; saved before anything in it counts."""
+
     def __init__(
         self,
         writer: LogWriter,

@@ -54,6 +54,12 @@ class _Tried(Enum):
 
 
 class PopRevive:
+    """Brings back what was popped and not acknowledged in time (RocketMQ's PopReviveService).
+
+    A message is put to its retry topic first and leaves the book then: after a crash it comes twice, never not at all.
+    One that can't be read now is put off and holds up its own queue alone.
+    """
+
     def __init__(
         self,
         clock: Clock,

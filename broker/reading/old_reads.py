@@ -51,6 +51,11 @@ def pieces_of(file_at: Callable[[int], LogFile | None], runs: list[tuple[int, in
 
 
 class OldReads:
+    """Reads of local records past the page cache, on threads of their own, so that no page fault stops the loop.
+
+    `load` raises BrokerError SYSTEM_BUSY when the disk can't be read or too many wait already.
+    """
+
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._pool = ThreadPoolExecutor(_THREADS, "old-read")

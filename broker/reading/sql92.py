@@ -68,21 +68,29 @@ def _tokens(text: str) -> list[_Token]:
 
 @dataclass(frozen=True, slots=True)
 class Property:
+    """A message's property as an operand."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
+    """A constant; None is SQL's NULL."""
+
     value: str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
+    """NOT e: unknown stays unknown."""
+
     inner: "Node"
 
 
 @dataclass(frozen=True, slots=True)
 class Logic:
+    """`e AND e` or `e OR e`, in SQL's three values."""
+
     word: str
     left: "Node"
     right: "Node"
@@ -90,6 +98,8 @@ class Logic:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
+    """An operand against another: `= <> < > <= >=`. Unknown where a side is missing or they are of different kinds."""
+
     mark: str
     left: "Node"
     right: "Node"
@@ -97,17 +107,23 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
+    """`property IN (…)`; unknown where the message has no such property."""
+
     name: str
     values: tuple[str | int | float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
+    """`property IS NULL`, the one question that is never unknown."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextTest:
+    """`property CONTAINS | STARTSWITH | ENDSWITH 'text'`, RocketMQ's additions to SQL92."""
+
     word: str
     name: str
     text: str

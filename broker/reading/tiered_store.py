@@ -95,6 +95,13 @@ class ColdTier(Protocol):
 
 
 class TieredStore:
+    """One log out of two tiers (RocketMQ's TieredMessageStore): callers ask by offset, time, key or place and see no
+    seam.
+
+    An answer is a value, or something to await where it has to be read from a disk or the archive. BrokerError
+    SYSTEM_BUSY says that what is there can't be had now; nothing is ever told to be missing because a read failed.
+    """
+
     def __init__(self, store: MessageStore, config: BrokerConfig) -> None:
         self._hot = store
         self.old_reads = OldReads(store.disk)

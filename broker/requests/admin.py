@@ -22,6 +22,12 @@ _MAX_GROUP_BYTES = 16 * 1024
 
 
 class AdminProcessor:
+    """Changes and lists of topics, groups and the broker's configuration (RocketMQ's AdminBrokerProcessor, a part of
+    it).
+
+    A change is answered when it is on the disk.
+    """
+
     def __init__(self, context: BrokerContext, topic_deletion: TopicDeletion) -> None:
         self._context = context
         self._topic_deletion = topic_deletion

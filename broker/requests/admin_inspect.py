@@ -17,6 +17,8 @@ _ENTRIES_MAX = 2000
 
 
 class AdminInspectProcessor:
+    """Looks into the broker that change nothing (a part of RocketMQ's AdminBrokerProcessor)."""
+
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
 

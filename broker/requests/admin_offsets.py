@@ -16,6 +16,8 @@ _LONG_MAX = (1 << 63) - 1
 
 
 class AdminOffsetsProcessor:
+    """Groups' positions, as an administrator reads and sets them (a part of RocketMQ's AdminBrokerProcessor)."""
+
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
 

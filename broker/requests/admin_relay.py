@@ -21,6 +21,11 @@ _VERSION_MIN = 62
 
 
 class AdminRelayProcessor:
+    """Passes an administrator's question on to a connected consumer and its answer back (RocketMQ's Broker2Client).
+
+    A consumer that is silent for too long, or isn't there, is an error of the request.
+    """
+
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
 

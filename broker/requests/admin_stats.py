@@ -39,6 +39,8 @@ def queue_stats(context: BrokerContext, group: str, topic: str, queue: int) -> d
 
 
 class AdminStatsProcessor:
+    """Counts, connections and the broker's state as mqadmin shows them (a part of RocketMQ's AdminBrokerProcessor)."""
+
     def __init__(self, context: BrokerContext, totals: "Totals") -> None:
         self._context = context
         self._totals = totals

@@ -52,6 +52,8 @@ class _Order:
 
 
 class ClientManageProcessor:
+    """Hears heartbeats and farewells and keeps `clients` true by them (RocketMQ's ClientManageProcessor)."""
+
     def __init__(
         self,
         config: BrokerConfig,

@@ -14,6 +14,8 @@ from neve.remoting.headers import optional_bool, require_int, require_str
 
 
 class ConsumerManageProcessor:
+    """A group's offsets, read and committed, and its members (RocketMQ's ConsumerManageProcessor)."""
+
     def __init__(
         self,
         *,

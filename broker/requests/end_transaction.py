@@ -20,6 +20,11 @@ from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC
 
 
 class EndTransactionProcessor:
+    """Commits and rolls back half messages (RocketMQ's EndTransactionProcessor).
+
+    The message and the mark that ends its half message go into the log in one append: never one without the other.
+    """
+
     def __init__(
         self,
         intake: Intake,

@@ -18,6 +18,10 @@ from neve.remoting.headers import optional_int, parse_header, require_str
 
 
 class PeekMessageProcessor:
+    """What a pop would find, who waits, and who wants to be told: asking changes nothing (RocketMQ's
+    PeekMessageProcessor).
+    """
+
     def __init__(
         self,
         config: BrokerConfig,

@@ -24,6 +24,10 @@ _BATCH_BITS_MAX = 4096
 
 
 class PopAckProcessor:
+    """Acknowledges popped messages and changes how long they are hidden (RocketMQ's AckMessageProcessor and
+    ChangeInvisibleTimeProcessor).
+    """
+
     def __init__(
         self, clock: Clock, *, topics: TopicConfigManager, tiered: TieredStore, pops: PopBook, polling: PopLongPolling
     ) -> None:

@@ -22,6 +22,11 @@ from neve.remoting.headers import parse_header
 
 
 class PopMessageProcessor:
+    """Hands out messages that are then the client's for a time (RocketMQ's PopMessageProcessor and its kin).
+
+    What it hands out is in the book, and its event in the log, before it is answered.
+    """
+
     def __init__(
         self,
         config: BrokerConfig,

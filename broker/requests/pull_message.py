@@ -65,6 +65,11 @@ class Pull(msgspec.Struct):
 
 
 class PullMessageProcessor:
+    """Turns a pull into a question to `reading` and its result into an answer (RocketMQ's PullMessageProcessor).
+
+    A pull that finds nothing is held where the client allows it; the offset that comes with it is committed.
+    """
+
     def __init__(
         self,
         config: BrokerConfig,

@@ -19,6 +19,8 @@ _MAX_QUEUES = 100_000
 
 
 class QueryAssignmentProcessor:
+    """Tells a client its queues and the mode in which it reads them (RocketMQ's QueryAssignmentProcessor)."""
+
     def __init__(
         self,
         broker_name: str,

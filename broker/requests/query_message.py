@@ -14,6 +14,8 @@ _UNIQUE_HITS = 32
 
 
 class QueryMessageProcessor:
+    """Messages by key and by id, out of both tiers (RocketMQ's QueryMessageProcessor)."""
+
     def __init__(self, clock: Clock, tiered: TieredStore, store: MessageStore) -> None:
         self._clock, self._tiered, self._store = clock, tiered, store
 

@@ -25,6 +25,8 @@ _BODY = b"0"
 
 
 class RecallMessageProcessor:
+    """Takes a timer message back by its handle (RocketMQ's RecallMessageProcessor)."""
+
     def __init__(self, intake: Intake, config: BrokerConfig, clock: Clock, *, topics: TopicConfigManager) -> None:
         self._intake, self._config, self._clock, self._topics = intake, config, clock, topics
 

@@ -21,6 +21,8 @@ _PUSH_SECONDS = 10.0
 
 
 class ReplyMessageProcessor:
+    """Hands a reply to the client that waits for it (RocketMQ's ReplyMessageProcessor)."""
+
     def __init__(
         self, intake: Intake, clients: ClientManager, config: BrokerConfig, clock: Clock, *, address: tuple[str, int]
     ) -> None:

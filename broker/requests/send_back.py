@@ -22,6 +22,10 @@ _FIRST_DELAY_LEVEL = 3
 
 
 class SendBackProcessor:
+    """CONSUMER_SEND_MSG_BACK: a copy for the group's retry topic, or its dead letters (RocketMQ's SendMessageProcessor
+    has it).
+    """
+
     def __init__(
         self,
         intake: Intake,

@@ -38,6 +38,12 @@ _TRANSACTION_BITS = TRANSACTION_ROLLBACK  # both of them
 
 
 class SendMessageProcessor:
+    """Reads a send's header, hands its messages to the intake and answers with the receipt (RocketMQ's
+    SendMessageProcessor).
+
+    A batch is checked whole before its first message is appended.
+    """
+
     def __init__(
         self,
         intake: Intake,

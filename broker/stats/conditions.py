@@ -14,6 +14,8 @@ _SHORT_JOBS = ("state", "checkpoint", "ttl")
 
 
 class Condition(NamedTuple):
+    """One thing that the broker can't do now: since when (ms), why, and what it means for its users."""
+
     name: str
     since_ms: int
     why: str

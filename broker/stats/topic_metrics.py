@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 
 class Lag(msgspec.Struct, frozen=True, gc=False):
+    """How many messages a group has yet to consume of a topic."""
+
     group: str
     topic: str
     messages: int

@@ -26,6 +26,8 @@ class Owner(NamedTuple):
 
 
 class RetryNames:
+    """Reads and makes the names of retry topics (RocketMQ's KeyBuilder), by the topics and groups that there are."""
+
     def __init__(
         self,
         topics: Container[str],

@@ -52,6 +52,11 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class SubscriptionGroupManager:
+    """The table of consumer groups and its file (RocketMQ's SubscriptionGroupManager).
+
+    A change holds at once and is saved by the next persist. Raises BrokerError for a group that is not there.
+    """
+
     def __init__(
         self,
         disk: Disk,

@@ -22,6 +22,11 @@ _HOUR_MS = 3_600_000
 
 
 class CheckBack:
+    """Asks producers about half messages that nobody ended (RocketMQ's TransactionalMessageCheckService).
+
+    After `transactionCheckMax` questions, or too long a time, one is given up: it moves to TRANS_CHECK_MAX_TIME_TOPIC.
+    """
+
     def __init__(self, context: BrokerContext, writer: LogWriter) -> None:
         self._context, self._writer = context, writer
 

@@ -51,6 +51,10 @@ _CARRIED_AT_ONCE = 64
 
 @dataclass(slots=True)
 class Half:
+    """One half message that waits: where it is in its queue and in the log, when it was stored (ms), how often it was
+    asked about.
+    """
+
     queue_offset: int
     physical_offset: int
     store_ms: int
@@ -65,6 +69,11 @@ class Half:
 
 
 class HalfMessages:
+    """Which transactions are open (RocketMQ's TransactionalMessageServiceImpl), read out of the log at a start.
+
+    Invariant: what waits here has no mark of an end in the op queue, except while the log takes none.
+    """
+
     asked_by = frozenset((PROPERTY_TRANSACTION_PREPARED,))
 
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:

@@ -52,6 +52,11 @@ def parse_levels(text: str) -> list[int]:
 
 
 class ScheduleMessage:
+    """Messages of the delay levels (RocketMQ's ScheduleMessageService): one queue a level, only its head is looked at.
+
+    Invariant: the position that is saved is never above the last copy that is on the disk.
+    """
+
     asked_by = frozenset((PROPERTY_DELAY,))
 
     def __init__(  # noqa: PLR0917

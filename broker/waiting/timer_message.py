@@ -62,6 +62,11 @@ def code_of_entry(record: MessageRecord) -> int:
 
 
 class TimerMessages:
+    """Messages for a moment (RocketMQ's TimerMessageStore), in a heap by their time in ms; the log is the truth.
+
+    Never delivered early; after a crash perhaps twice, never not at all. A time that can't be had raises BrokerError.
+    """
+
     asked_by = frozenset(TIMER_PROPERTIES)
 
     def __init__(  # noqa: PLR0917

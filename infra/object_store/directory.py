@@ -36,6 +36,8 @@ STALE_UPLOAD_SECONDS = 24 * 3600
 
 
 class DirectoryStore:
+    """An `ObjectStore` in a directory; `link` gives it the conditional PUT. Raises the protocol's errors."""
+
     def __init__(self, root: Path, clock: Clock | None = None, entropy: Entropy = system_entropy) -> None:
         self.root = root.absolute()
         self._clock, self._entropy = clock or SystemClock(), entropy

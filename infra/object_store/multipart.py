@@ -43,6 +43,11 @@ Where = dict[str, Any]
 
 
 class MultipartUploads:
+    """Uploads in parts that end in one conditional step: the object is there whole, or not at all.
+
+    Raises PreconditionFailed where the name is taken, ProbeFailed for a store that ignores the condition.
+    """
+
     def __init__(self, bucket: str, prefix: str, *, endpoint: str | None, region: str) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""

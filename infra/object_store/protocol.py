@@ -54,11 +54,15 @@ class ProbeFailed(ObjectStoreError):
 
 @dataclass(frozen=True, slots=True)
 class PutOutcome:
+    """What a PUT that succeeded left: the object's etag as the store gives it."""
+
     etag: str
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
+    """One object as a HEAD or a listing says: size in bytes, time of its PUT in ms by the store's clock."""
+
     key: str
     size: int
     etag: str
@@ -66,6 +70,12 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
+    """What the archive needs of a store; `requests` counts the calls by verb.
+
+    NotFound and PreconditionFailed are answers. Any other ObjectStoreError leaves open whether the call had its
+    effect: read back before acting on it.
+    """
+
     url: str
     requests: Counter[str]
 

@@ -54,6 +54,11 @@ _FAILURES = (errors.BaseError, OSError)  # the library reports 404 as the built-
 
 
 class S3Store:
+    """An `ObjectStore` in a bucket; safe to share between threads.
+
+    Raises the protocol's errors, never obstore's or boto3's.
+    """
+
     def __init__(
         self,
         url: str,

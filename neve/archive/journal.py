@@ -94,6 +94,11 @@ class Epoch(Entry, frozen=True, kw_only=True, tag="EPOCH"):
 
 
 class Intent(Entry, frozen=True, kw_only=True, tag="INTENT"):
+    """A round's promise: the names of the objects that it may write.
+
+    What has a name here and no COMMIT is not in the archive.
+    """
+
     round: int
     names: list[IntentName]
     format_version: int = FORMAT_VERSION
@@ -146,6 +151,8 @@ class Unexpire(Entry, frozen=True, kw_only=True, tag="UNEXPIRE"):
 
 
 class Deleted(Entry, frozen=True, kw_only=True, tag="DELETED"):
+    """Expired names whose objects were deleted; they leave the catalog."""
+
     keys: list[str]
 
 
@@ -159,6 +166,8 @@ class Topic(Entry, frozen=True, kw_only=True, tag="TOPIC"):
 
 
 class Checkpoint(Entry, frozen=True, kw_only=True, tag="CHECKPOINT"):
+    """Where a checkpoint object lies and which entries it stands for: a reader starts there instead of at entry 1."""
+
     key: str
     through_seq: int
     sha256: str = ""
@@ -190,6 +199,7 @@ _entry_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyE
 
 
 def encode_entry(entry: AnyEntry) -> bytes:
+    """An entry as the bytes of its object."""
     return _encoder.encode(entry)
 
 

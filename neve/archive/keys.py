@@ -55,6 +55,7 @@ def escape(name: str) -> str:
 
 
 def unescape(component: str) -> str:
+    """The name that `escape` made a path component of."""
     raw = bytearray()
     position = 0
     for match in _ESCAPED.finditer(component):
@@ -66,6 +67,7 @@ def unescape(component: str) -> str:
 
 
 def topic_component(topic: str) -> str:
+    """`topic=…` for a data key; a name that is too long is cut and told apart by a hash."""
     component = f"topic={escape(topic)}"
     if len(component) <= MAX_COMPONENT:
         return component
@@ -79,15 +81,18 @@ def fits_key(topic: str) -> bool:
 
 
 def broker_component(broker: str) -> str:
+    """`broker=…` for a data key. Raises NameTooLong."""
     return _bounded(f"broker={escape(broker)}")
 
 
 def data_key(prefix: str, topic: str, day: str, broker: str, *, start: int, end: int, epoch: int) -> str:
+    """The name of a Parquet object: CommitLog offsets [start, end) of a topic and day, written under an epoch."""
     name = f"{start:020d}-{end:020d}-e{epoch}.parquet"
     return _join(prefix, topic_component(topic), f"dt={day}", broker_component(broker), name)
 
 
 def parse_data_key(key: str) -> DataKey | None:
+    """The parts of a data key; None for a key of something else."""
     match = _DATA_KEY.fullmatch(key)
     if match is None:
         return None
@@ -113,18 +118,22 @@ def broker_of(prefix: str, listed: str) -> str:
 
 
 def journal_key(prefix: str, broker: str, seq: int) -> str:
+    """The name of the journal's entry `seq`."""
     return _join(prefix, "_neve", _journal_of(broker), "journal", f"{seq:020d}.msgpack")
 
 
 def checkpoint_key(prefix: str, broker: str, seq: int) -> str:
+    """The name of the checkpoint that stands for entries up to `seq`."""
     return _join(prefix, "_neve", _journal_of(broker), "checkpoint", f"{seq:020d}.catalog")
 
 
 def state_key(prefix: str, broker: str, slot: int) -> str:
+    """The name of one of the two state slots."""
     return _join(prefix, "_neve", _journal_of(broker), "state", f"{slot}.msgpack")
 
 
 def format_key(prefix: str) -> str:
+    """The name of the object that says which format a prefix holds."""
     return _join(prefix, "_neve", "format.msgpack")
 
 

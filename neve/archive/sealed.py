@@ -38,6 +38,7 @@ class _Sealed(msgspec.Struct):
 
 
 def seal(kind: str, version: int, content: bytes) -> bytes:
+    """The content compressed, in the envelope that `unseal` checks."""
     digest = hashlib.sha256(content).hexdigest()
     return msgspec.msgpack.encode(_Sealed(kind, version, CODEC, len(content), digest, zlib.compress(content, _LEVEL)))
 

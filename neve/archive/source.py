@@ -48,6 +48,8 @@ def open_source(url: str) -> Source:
 
 
 class DirectorySource:
+    """An archive in a directory, read only. Raises FileNotFoundError for a key without an object."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -70,6 +72,8 @@ class DirectorySource:
 
 
 class S3Source:
+    """An archive in a bucket, read only, through boto3. Raises FileNotFoundError for a key without an object."""
+
     def __init__(self, bucket: str, prefix: str, endpoint: str | None, region: str | None) -> None:
         try:
             import boto3

@@ -46,10 +46,13 @@ class BrokerState(msgspec.Struct, kw_only=True):
 
 
 class StateSource(Protocol):
+    """Whatever returns an object by its key; raises FileNotFoundError where there is none."""
+
     def get(self, key: str) -> bytes: ...
 
 
 def encode_state(state: BrokerState) -> bytes:
+    """A slot's bytes. Raises StateTooLarge."""
     content = msgspec.msgpack.encode(state)
     if len(content) > CONTENT_MAX:
         raise StateTooLarge(f"the state of {state.broker} has {len(content)} bytes, a slot holds {CONTENT_MAX}")
@@ -82,6 +85,7 @@ def read_slots(source: StateSource, broker: str, prefix: str = "") -> dict[int, 
 
 
 def newest_slot(slots: Mapping[int, BrokerState]) -> int | None:
+    """The slot with the highest (epoch, number); None where there is none."""
     return max(slots, key=lambda slot: (slots[slot].epoch, slots[slot].number), default=None)
 
 

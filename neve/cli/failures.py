@@ -19,6 +19,8 @@ _S3_AUTH = frozenset(
 
 
 class Explained(NamedTuple):
+    """How the process ends on an error, and the line that tells why."""
+
     exit_code: int
     text: str
 

@@ -197,12 +197,14 @@ def iter_records(buffer: bytes | bytearray | memoryview) -> Iterator[MessageReco
 
 
 def need(view: memoryview, position: int, length: int) -> memoryview:
+    """A part of a record. Raises MalformedRecord where it reaches outside."""
     if length < 0 or position + length > len(view):
         raise MalformedRecord(f"a field of {length} bytes at {position} reaches outside the record of {len(view)}")
     return view[position : position + length]
 
 
 def take(view: memoryview, position: int, length: int) -> tuple[bytes, int]:
+    """A field's bytes and where the next one begins. Raises MalformedRecord."""
     return bytes(need(view, position, length)), position + length
 
 

@@ -56,6 +56,9 @@ PATH_CALLS = {
 }
 BARE_PATH_CALLS = {"exists", "is_file", "is_dir", "iterdir", "stat", "resolve"}
 
+# What users import: there functions have docstrings, too.
+PUBLIC = ("neve/__init__.py", "neve/client/", "neve/archive/", "neve/spark/", "neve/record/")
+
 
 @cache
 def trees() -> dict[Path, ast.Module]:
@@ -167,6 +170,20 @@ def test_only_the_machines_room_touches_files() -> None:
     )
     assert {name: count for name, count in touching.items() if name not in TOUCH_FILES} == {}
     assert TOUCH_FILES.keys() - touching.keys() == set(), "no longer need to be named"
+
+
+def test_what_is_public_says_what_it_is() -> None:
+    """Every class that another room may name, and every function that a user may."""
+    silent = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in trees().items()
+        if path.parts[0] in PACKAGES
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        or (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and path.as_posix().startswith(PUBLIC))
+        if not node.name.startswith("_") and ast.get_docstring(node) is None
+    ]
+    assert silent == []
 
 
 def test_the_changelog_says_each_thing_once_under_its_kind_and_area() -> None:

@@ -29,6 +29,12 @@ _FRAME = struct.Struct(">IIQ")
 
 
 class Identity(msgspec.Struct):
+    """Who this data directory is for its archive, synced before each INTENT: epoch, `high` (journal seq), names given
+    out.
+
+    `log_uuid` ties it to the log beside it: another log under the same name may not write the archive.
+    """
+
     version: int
     log_uuid: str
     epoch: int
@@ -44,6 +50,11 @@ class OtherBroker(ValueError):
 
 
 class LocalJournal:
+    """The identity and the mirror of the journal on the local disk.
+
+    A mirror that is torn or damaged is cut where it stops being sound: the store has the rest.
+    """
+
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._disk = disk
         self._directory = directory

@@ -34,6 +34,10 @@ class Basis(msgspec.Struct):
 
 
 class RestorePlan(msgspec.Struct, kw_only=True):
+    """What the new log, its queues, tables and offsets begin with; `report` says to an operator what was found and
+    lost.
+    """
+
     log_start: int
     newest_ms: int  # the newest store time: the new machine's goes on from there if its clock is a little behind
     queues: Queues  # topic -> queue -> next offset

@@ -36,6 +36,8 @@ class ColdUnavailable(Exception):
 
 
 class Found(NamedTuple):
+    """Whole records, newest first, and in words what was left unsearched (empty: nothing)."""
+
     records: list[bytes]
     unsearched: str = ""  # what may hold more; empty: nothing
 
@@ -58,6 +60,8 @@ MayHold = Callable[[CommittedName, list[int], Wanted], "Future[frozenset[int]]"]
 
 
 class ColdQuery:
+    """Searches of the archive by key and by place, bounded in row groups and time. Raises ColdUnavailable."""
+
     def __init__(self, catalog: Catalog, ask: Ask, clock: Clock, may_hold: MayHold | None = None) -> None:
         """Without `may_hold` every row group of the time is read."""
         self._catalog, self._ask, self._clock, self._may_hold = catalog, ask, clock, may_hold

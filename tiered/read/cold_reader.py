@@ -52,6 +52,11 @@ class Located:
 
 
 class ColdReader:
+    """The archive as the broker reads it: locates, fetches each row group once for all who ask, keeps some in memory.
+
+    Thread-safe. ColdUnavailable says that it can't be read now; what is missing for good is a gap of the catalog.
+    """
+
     def __init__(
         self,
         catalog: Catalog,

@@ -40,6 +40,8 @@ Lines = OrderedDict[str, OrderedDict[Fetch, None]]
 
 
 class FetchQueue:
+    """Fetches in line by consumer group, on threads of its own, bounded by the bytes under way. Raises QueueFull."""
+
     def __init__(self, threads: int, budget: int) -> None:
         """`budget`: wire bytes that may be fetched and decoded at a time."""
         self._threads, self._budget = threads, budget

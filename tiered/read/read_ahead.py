@@ -23,6 +23,8 @@ class _Position:
 
 
 class ReadAhead:
+    """Who reads on in order, and how many bytes to fetch in front of him."""
+
     def __init__(self, window_max: int = WINDOW_MAX) -> None:
         self._window_max = window_max
         self._readers: OrderedDict[Reader, _Position] = OrderedDict()

@@ -21,6 +21,12 @@ _HEAD = struct.Struct(">IB")
 
 
 class EncodeUpload(msgspec.Struct, tag="encode_upload"):
+    """To the encoder: read `runs` of a topic out of the log files, write the object `name`, upload it if it is absent.
+
+    `files` are path, first CommitLog offset and length; `work_dir` holds the object while it is made. Answer:
+    Committed.
+    """
+
     id: int
     store_url: str
     name: IntentName
@@ -37,6 +43,11 @@ class SetUploadRate(msgspec.Struct, tag="set_upload_rate"):
 
 
 class ReadGroup(msgspec.Struct, tag="read_group"):
+    """To the reader: fetch row group `index` of an object, `length` bytes at `offset`, and rebuild its records.
+
+    Answer: GroupRead.
+    """
+
     id: int
     store_url: str
     key: str
@@ -75,12 +86,16 @@ class AskBounds(msgspec.Struct, tag="ask_bounds"):
 
 
 class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
+    """To the encoder: abort uploads that this broker's dead workers left. Answer: StaleRemoved."""
+
     id: int
     store_url: str
     broker: str
 
 
 class Committed(msgspec.Struct, tag="committed"):
+    """The object is in the store whole, or was there already with the same content: its name as COMMIT publishes it."""
+
     id: int
     name: CommittedName
     waited: float  # seconds that the rate held its parts back, summed
@@ -89,6 +104,8 @@ class Committed(msgspec.Struct, tag="committed"):
 
 
 class GroupRead(msgspec.Struct, tag="group_read"):
+    """A row group as records; they and their positions lie in the memfd that rides along."""
+
     id: int
     rows: int
     wire_bytes: int
@@ -97,6 +114,8 @@ class GroupRead(msgspec.Struct, tag="group_read"):
 
 
 class MayHold(msgspec.Struct, tag="may_hold"):
+    """Those of the row groups asked about that may hold what is looked for, and the bytes that it took to tell."""
+
     id: int
     groups: list[int]
     fetched: int
@@ -104,11 +123,15 @@ class MayHold(msgspec.Struct, tag="may_hold"):
 
 
 class StaleRemoved(msgspec.Struct, tag="stale_removed"):
+    """How many uploads were aborted."""
+
     id: int
     count: int
 
 
 class Failed(msgspec.Struct, tag="failed"):
+    """A request that failed: the exception's class name and text, raised again on the broker's side."""
+
     id: int
     kind: str  # the exception's class name
     message: str

@@ -18,6 +18,8 @@ _PROTECTED_SHARE = 0.75
 
 
 class SegmentedLru(Generic[K, V]):
+    """A mapping bounded by the sum of its values' sizes. Not thread-safe."""
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.nbytes = 0

@@ -34,6 +34,8 @@ _COMMIT_S = 30.0
 
 @dataclass(slots=True)
 class RoundReport:
+    """What became of a round's names: published, failed (by topic, why), closed without an object, lost for good."""
+
     round: int
     committed: list[CommittedName] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # key -> why

@@ -37,6 +37,8 @@ class HotLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicRange:
+    """CommitLog offsets [start, end) that a round takes of a topic."""
+
     topic: str
     start: int
     end: int

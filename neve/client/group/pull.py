@@ -54,6 +54,7 @@ Topics = str | Iterable[str] | Mapping[str, str | Subscription]
 
 
 def subscription(expression: str | Subscription) -> Subscription:
+    """A tag expression as a Subscription; a Subscription as it is."""
     return expression if isinstance(expression, Subscription) else Subscription(expression)
 
 

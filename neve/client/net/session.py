@@ -40,12 +40,14 @@ def parse_body(answer: RemotingCommand) -> Any:
 
 
 def require_success(answer: RemotingCommand) -> RemotingCommand:
+    """The answer, if its code is SUCCESS; else raises BrokerError with its code and remark."""
     if answer.code != ResponseCode.SUCCESS:
         raise BrokerError(answer.code, answer.remark or "")
     return answer
 
 
 def ext_int(answer: RemotingCommand, name: str) -> int:
+    """A number among an answer's fields. Raises ProtocolError where it is missing or none."""
     try:
         return int((answer.ext or {})[name])
     except (KeyError, ValueError) as error:

@@ -67,6 +67,7 @@ def sending(
 
 
 def target_queue(queue: Queue | None, order_key: OrderKey | None) -> Queue | None:
+    """The queue that a caller names, or the one that an order key always chooses. Raises ClientError for both."""
     if order_key is None:
         return queue
     if queue is not None:

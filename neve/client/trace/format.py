@@ -67,6 +67,7 @@ class Sent(NamedTuple):
 
 
 def pub(sent: Sent) -> Trace:
+    """One message sent."""
     message = sent.message
     return _trace(
         message, sent.msg_id,
@@ -76,6 +77,7 @@ def pub(sent: Sent) -> Trace:
 
 
 def sub_before(message: Message, group: str, request_id: str, at: int) -> Trace:
+    """One message handed to a handler at `at` (ms)."""
     return _trace(
         message, message.msg_id,
         "SubBefore", at, region(message), group, request_id, message.msg_id, message.reconsume_times, _keys(message),
@@ -103,6 +105,7 @@ def end_transaction(
 
 
 def region(message: Message) -> str:
+    """Where the message was stored, as its broker says."""
     return message.properties.get(PROPERTY_MSG_REGION) or DEFAULT_REGION
 
 
