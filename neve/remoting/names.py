@@ -82,12 +82,11 @@ def is_retry_or_dlq(topic: str) -> bool:
 
 #: Where a popped message lies, as a receipt says it: its topic, or the pair's retry topic in the old or new form.
 NORMAL, RETRY_V1, RETRY_V2 = "0", "1", "2"
-_BETWEEN = {RETRY_V1: "_", RETRY_V2: "+"}
 
 
 def real_topic(topic: str, group: str, retry: str) -> str:
-    """The topic that a receipt or an acknowledgement in its short form means."""
-    return topic if retry == NORMAL else f"{RETRY_PREFIX}{group}{_BETWEEN[retry]}{topic}"
+    """The topic that a receipt or an acknowledgement in its short form means; it may say anything."""
+    return topic if retry == NORMAL else f"{RETRY_PREFIX}{group}{'+' if retry == RETRY_V2 else '_'}{topic}"
 
 
 def retry_version(stored: str, group: str, topic: str) -> str:

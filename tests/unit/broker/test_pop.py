@@ -176,6 +176,7 @@ def test_names_of_retry_topics() -> None:
     assert real_topic("t", "g", "1") == "%RETRY%g_t"
     assert real_topic("t", "g", "0") == "t"
     assert real_topic("t", "g", "2") == "%RETRY%g+t"
+    assert real_topic("t", "g", "[[1]]") == "%RETRY%g_t"  # a stranger's; there is no such topic, or it is none of his
 
 
 def test_a_message_wakes_one_waiter_of_each_group() -> None:
