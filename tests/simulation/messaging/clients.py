@@ -387,6 +387,7 @@ def send_back(world: World) -> None:
     def answered(answer: RemotingCommand) -> None:
         world.tell(f"  {sent.name} is sent back: {answer.code} {answer.remark}")
         if answer.code == ResponseCode.SUCCESS:
+            back.answered_at = world.clock.monotonic()
             back.promised, back.reached = True, _reached(world)  # answered before a sync, as in RocketMQ
 
     world.client.ask(

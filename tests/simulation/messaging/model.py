@@ -71,6 +71,7 @@ class Return:
     sent_at: float
     promised: bool = False
     reached: int = -1
+    answered_at: float = 0.0
     ends: int = 0
 
 

@@ -58,7 +58,7 @@ def appeared(world: World, shown: list[Shown]) -> None:
                 sent = world.model.sent[record.body.partition(b":")[0].decode()]
                 if queue.topic == AGAIN:
                     back = world.model.returns[sent.name]
-                    _check_passed(world, sent.name, back.sent_at, back.sent_ms, back.wait_ms)
+                    _check_passed(world, sent.name, back)
                 elif queue.topic == RETRY:
                     _check_return(world, sent, record.physical_offset)
                 else:
@@ -68,16 +68,19 @@ def appeared(world: World, shown: list[Shown]) -> None:
 
 def _check_moment(world: World, sent: Sent) -> None:
     if sent.kind in {DELAY, TIMER} and sent.promised:
-        _check_passed(world, sent.name, sent.sent_at, sent.sent_ms, sent.wait_ms)
+        _check_passed(world, sent.name, sent)
     if sent.kind == HALF and "commit" not in sent.asked_for:
         world.broken.append(f"{sent.name} is delivered, nobody committed it")
     if sent.kind == TIMER and sent.recalled:
         world.broken.append(f"{sent.name} is delivered, it was recalled")
 
 
-def _check_passed(world: World, name: str, sent_at: float, sent_ms: int, wait_ms: int) -> None:
-    passed_ms, due = (world.clock.monotonic() - sent_at) * 1000, sent_ms + wait_ms
-    if passed_ms + ROUNDING_MS < wait_ms and world.highest_since(sent_at) + ROUNDING_MS < due:
+def _check_passed(world: World, name: str, what: Sent | Return) -> None:
+    """Its time counts from when it was stored: if the clock was set back meanwhile, from an earlier one."""
+    passed_ms = (world.clock.monotonic() - what.sent_at) * 1000
+    until = what.answered_at or world.clock.monotonic()
+    due = min(what.sent_ms, world.lowest_between(what.sent_at, until)) + what.wait_ms
+    if passed_ms + ROUNDING_MS < what.wait_ms and world.highest_since(what.sent_at) + ROUNDING_MS < due:
         world.broken.append(f"{name} is delivered {due - world.clock.now_ms()} ms before its time")
 
 

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import functools
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class World:
         self.history: list[str] = []
         self.counts: Counter[str] = Counter()
         self.broken: list[str] = []  # promises that were broken where nobody could be told at once
+        self.troughs: list[tuple[float, int]] = []  # when the wall clock was set, and what it told then
         self.peaks: list[tuple[float, int]] = []  # when the wall clock was set back, and where it stood
         self.slow = False
         self.slow_syncs = False
@@ -193,11 +195,16 @@ class World:
         if by < 0:
             self.peaks.append((self.clock.monotonic(), self.clock.now_ms()))
         self.clock.set_wall(self.clock.now_ms() + by)
+        self.troughs.append((self.clock.monotonic(), self.clock.now_ms()))
         self.calm_since = self.clock.monotonic()
 
     def highest_since(self, moment: float) -> int:
         """What the wall clock told at most since then."""
         return max([self.clock.now_ms(), *(wall for at, wall in self.peaks if at >= moment)])
+
+    def lowest_between(self, begin: float, end: float) -> float:
+        """What the wall clock was set to at least in that time."""
+        return min((wall for at, wall in self.troughs if begin <= at <= end), default=math.inf)
 
     def _slow(self) -> None:
         if self.slow or self.slow_syncs:
