@@ -70,6 +70,7 @@ format: setup ## format the code
 
 bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python bench/produce.py
+	$(BIN)/python -m bench.auth
 	$(BIN)/python bench/consume.py
 	$(BIN)/python bench/archive.py
 	$(BIN)/python -m bench.pauses

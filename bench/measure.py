@@ -109,10 +109,10 @@ def run_window(command: list[str], server: Server) -> Rate:
 
 
 class Table:
-    """Runs by case and server; printed as medians, spread and ratio."""
+    """Runs by case and server; printed as medians, spread and the ratio of the two that are compared."""
 
-    def __init__(self, title: str) -> None:
-        self._title = title
+    def __init__(self, title: str, compared: tuple[str, str] = ("neve", "apache")) -> None:
+        self._title, self._compared = title, compared
         self._runs: dict[str, dict[str, list[Rate]]] = defaultdict(lambda: defaultdict(list))
 
     def add(self, case: str, server: str, rate: Rate) -> None:
@@ -128,11 +128,10 @@ class Table:
                 speed = spread([rate.per_second for rate in rates])
                 economy = spread([rate.per_cpu_second for rate in rates])
                 print(f"{case:28} {name:7} {speed:>34} {economy:>34}")
-            if {"neve", "apache"} <= servers.keys():
-                speed_ratio = _ratio([r.per_second for r in servers["neve"]], [r.per_second for r in servers["apache"]])
-                economy_ratio = _ratio(
-                    [r.per_cpu_second for r in servers["neve"]], [r.per_cpu_second for r in servers["apache"]]
-                )
+            if servers.keys() >= set(self._compared):
+                one, other = (servers[name] for name in self._compared)
+                speed_ratio = _ratio([r.per_second for r in one], [r.per_second for r in other])
+                economy_ratio = _ratio([r.per_cpu_second for r in one], [r.per_cpu_second for r in other])
                 print(f"{'':28} {'ratio':7} {speed_ratio:>34} {economy_ratio:>34}")
 
 

@@ -1,6 +1,6 @@
 """A pipelined load generator: frames cut beforehand, as many answers as arrive turned into one write. The ceiling.
 
-    python -m bench.raw_load produce BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS
+    python -m bench.raw_load produce BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS [USER SECRET]
     python -m bench.raw_load consume BROKER TOPIC COUNT
     python -m bench.raw_load fill    BROKER TOPIC SIZE COUNT
 
@@ -25,6 +25,7 @@ from bench.wire import (
     Client,
     Responses,
     SendFrames,
+    Signer,
     pull_ext,
     request,
 )
@@ -125,15 +126,17 @@ class Consumer(asyncio.Protocol):
             self.done.set_exception(error)
 
 
-def create(broker: str, topic: str) -> None:
+def create(broker: str, topic: str, signer: Signer | None = None) -> None:
     """The topic on any broker, with the queues that both generators use."""
-    with Client(broker) as client:
+    with Client(broker, signer=signer) as client:
         client.create_topic(topic, QUEUES)
 
 
-async def produce(broker: str, topic: str, size: int, in_flight: int, warm: float, seconds: float) -> None:
+async def produce(
+    broker: str, topic: str, size: int, in_flight: int, warm: float, seconds: float, signer: Signer | None
+) -> None:
     host, _, port = broker.rpartition(":")
-    frames = SendFrames(topic, b"x" * size, QUEUES)
+    frames = SendFrames(topic, b"x" * size, QUEUES, signer)
     loop = asyncio.get_running_loop()
     transport, producer = await loop.create_connection(lambda: Producer(frames, in_flight), host, int(port))
     for pause in (warm, seconds):
@@ -167,8 +170,9 @@ async def consume(broker: str, topic: str, count: int) -> None:
 
 def main(verb: str, broker: str, topic: str, *numbers: str) -> None:
     if verb == "produce":
-        size, in_flight, warm, seconds = numbers
-        uvloop.run(produce(broker, topic, int(size), int(in_flight), float(warm), float(seconds)))
+        size, in_flight, warm, seconds, *user = numbers
+        signer = Signer(*user) if user else None
+        uvloop.run(produce(broker, topic, int(size), int(in_flight), float(warm), float(seconds), signer))
     elif verb == "fill":
         size, count = numbers
         uvloop.run(fill(broker, topic, int(size), int(count)))

@@ -5,6 +5,8 @@ frame = length i32 of what follows | 0x00 and header length u24 | header JSON | 
 
 from __future__ import annotations
 
+import base64
+import hmac
 import socket
 import struct
 from collections.abc import Iterator, Mapping
@@ -63,6 +65,21 @@ def request(code: int, opaque: int, ext: Mapping[str, object], body: bytes = b""
     return _HEAD.pack(4 + len(header) + len(body), len(header)) + header + body
 
 
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A user of a broker with authentication on."""
+
+    name: str
+    secret: str
+
+    def signed(self, ext: Mapping[str, object], body: bytes) -> dict[str, object]:
+        """The fields with the two that sign them: HMAC-SHA1 over the values in the order of their names, and body."""
+        fields = {name: str(value) for name, value in ext.items()} | {"AccessKey": self.name}
+        content = "".join(fields[name] for name in sorted(fields)).encode() + body
+        digest = hmac.digest(self.secret.encode(), content, "sha1")
+        return {**fields, "Signature": base64.b64encode(digest).decode()}
+
+
 def send_ext(topic: str, queue_id: int, properties: str = "", queues: int = 8) -> dict[str, object]:
     """The header of SEND_MESSAGE_V2, whose names are letters."""
     names = {"a": "raw_load", "b": topic, "c": "TBW102", "d": queues, "e": queue_id, "f": 0, "g": 1_700_000_000_000}
@@ -83,14 +100,20 @@ class SendFrames:
     topic: str
     body: bytes
     queues: int = 8
+    signer: Signer | None = None
     _parts: list[tuple[bytes, bytes]] = field(init=False)
 
     def __post_init__(self) -> None:
         mark = str(OPAQUE_FIRST).encode()
-        frames = (request(SEND_V2, OPAQUE_FIRST, send_ext(self.topic, q), self.body) for q in range(self.queues))
+        frames = (request(SEND_V2, OPAQUE_FIRST, self._ext(queue), self.body) for queue in range(self.queues))
         self._parts = [
             (before, after) for before, _, after in (frame.partition(b'"opaque":' + mark) for frame in frames)
         ]
+
+    def _ext(self, queue: int) -> dict[str, object]:
+        """The opaque is no field that a signature covers."""
+        ext = send_ext(self.topic, queue)
+        return ext if self.signer is None else self.signer.signed(ext, self.body)
 
     def frame(self, number: int) -> bytes:
         before, after = self._parts[number % self.queues]
@@ -123,7 +146,8 @@ class Responses:
 class Client:
     """One blocking connection to a broker."""
 
-    def __init__(self, address: str, timeout: float = 30.0) -> None:
+    def __init__(self, address: str, timeout: float = 30.0, signer: Signer | None = None) -> None:
+        self._signer = signer
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -139,6 +163,8 @@ class Client:
     def invoke(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Response:
         """One request and its answer, whatever its code."""
         self._opaque += 1
+        if self._signer is not None:
+            ext = self._signer.signed(ext, body)
         self.socket.sendall(request(code, self._opaque, ext, body))
         while True:
             data = self.socket.recv(1 << 20)

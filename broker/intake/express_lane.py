@@ -11,6 +11,7 @@ it is, the readable way says.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from struct import Struct
 
@@ -41,8 +42,7 @@ _HEADER_MAX = 64 * 1024
 # The mark word of a JSON frame is the header's length and nothing else.
 _header_length = Struct(">I").unpack_from
 _decode = msgspec.json.Decoder(SendV2Frame, strict=False).decode
-_decode_signed = msgspec.json.Decoder(SignedSendV2Frame).decode
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_decode_signed = msgspec.json.Decoder(SignedSendV2Frame, strict=False).decode
 
 
 @dataclass(slots=True)
@@ -88,6 +88,8 @@ class ExpressSend:
         self._intake, self._writer, self._config, self._clock = intake, writer, config, clock
         self._topics, self._stats, self._signed_sends = topics, stats, signed_sends
         self._queue_of, self._stamped, self._special = writer.queue_of, intake.stamped, intake.special_properties
+        self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
+        self._decode = _decode if signed_sends is None else _decode_signed
         self._template = ReceiptTemplate(address)
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
@@ -108,9 +110,7 @@ class ExpressSend:
                 frames.put_back(buffer, start)
                 break
             body = buffer[body_at:end]
-            if self._signed_sends is not None and not self._is_signed(
-                connection, lane, buffer[header_at:body_at], body
-            ):
+            if type(send) is SignedSendV2Frame and not self._is_signed(connection, lane, send, body):
                 frames.put_back(buffer, start)
                 break
             if batch is None:
@@ -124,26 +124,21 @@ class ExpressSend:
             if stored < len(batch.starts):
                 frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
 
-    @staticmethod
-    def _read(buffer: bytes, header_at: int, body_at: int) -> SendV2Frame | None:
+    def _read(self, buffer: bytes, header_at: int, body_at: int) -> SendV2Frame | SignedSendV2Frame | None:
         if not buffer.startswith(_START, header_at) or body_at - header_at > _HEADER_MAX:
             return None
         try:
-            return _decode(buffer[header_at:body_at])
-        except _UNREADABLE:
+            return self._decode(buffer[header_at:body_at])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
-    def _is_signed(self, connection: Connection, lane: Lane, header: bytes, body: bytes) -> bool:
+    def _is_signed(self, connection: Connection, lane: Lane, send: SignedSendV2Frame, body: bytes) -> bool:
         """By a user who may send there. Within one read users and policies stay as they are."""
-        try:
-            fields = _decode_signed(header).fields
-        except _UNREADABLE:
-            return False
-        user = fields.access_key
+        header, user = send.header, send.header.access_key
         if user != lane.user:
             assert self._signed_sends is not None
             lane.user, lane.key = user, self._signed_sends.key_of(connection, user, lane.topic)
-        return lane.key is not None and lane.key.verify(fields.signature, fields.covered(), body)
+        return lane.key is not None and lane.key.verify(header.signature, header.covered(), body)
 
     def _lane(self, topic: str) -> Lane | None:
         topics = self._topics
@@ -155,7 +150,7 @@ class ExpressSend:
         sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
         return Lane(topic, config.queue_nums, sys_flag, self._stats.of_topic(topic))
 
-    def _take(self, batch: _Batch, lane: Lane, send: SendV2Frame, body: bytes) -> bool:
+    def _take(self, batch: _Batch, lane: Lane, send: SendV2Frame | SignedSendV2Frame, body: bytes) -> bool:
         """Whether the send is plain; then it is in the batch."""
         header, text = send.header, send.header.properties or ""
         try:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec.structs import astuple
 
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -150,48 +149,36 @@ class SendV2Frame(msgspec.Struct, gc=False):
     header: _SendMessageHeaderV2 = msgspec.field(name="extFields")
 
 
-class _SignedSendFields(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """Every field that a SEND_MESSAGE_V2 may have, as text, in the order in which a signature covers them.
+_TRUTH = {None: "", False: "false", True: "true"}
 
-    A field that is not here is none that this can say the signature of.
-    """
 
-    signature: str = msgspec.field(name=SIGNATURE, default="")
+class _SignedSendHeaderV2(_SendMessageHeaderV2, gc=False, forbid_unknown_fields=True):
+    """Every field that a signed SEND_MESSAGE_V2 of a usual client has; one with another field is none of these."""
+
     access_key: str = msgspec.field(name=ACCESS_KEY, default="")
-    security_token: str = msgspec.field(name="SecurityToken", default="")
-    a: str = ""
-    b: str = ""
-    bname: str = ""
-    c: str = ""
-    d: str = ""
-    e: str = ""
-    f: str = ""
-    g: str = ""
-    h: str = ""
-    i: str = ""
-    j: str = ""
-    k: str = ""
-    l: str = ""  # noqa: E741 - its name on the wire
-    lo: str = ""
-    m: str = ""
-    n: str = ""
-    ns: str = ""
-    nsd: str = ""
-    oway: str = ""
+    signature: str = msgspec.field(name=SIGNATURE, default="")
+    broker_name: str = msgspec.field(name="n", default="")
 
     def covered(self) -> str:
-        """What the signature covers, beside the body."""
-        return "".join(astuple(self)[1:])
+        """What the signature covers beside the body: the values in the order of their names, as Java writes them.
 
-
-_signed_names = [field.encode_name for field in msgspec.structs.fields(_SignedSendFields)]
-assert _signed_names == [SIGNATURE, *sorted(_signed_names[1:])]
+        A client that writes a value in another way has signed another text, and is not known by this one.
+        """
+        again, most = self.reconsume_times, self.max_reconsume_times
+        return (
+            f"{self.access_key}{self.producer_group}{self.topic}{self.default_topic}{self.default_topic_queue_nums}"
+            f"{self.queue_id}{self.sys_flag}{self.born_timestamp}{self.flag}{self.properties or ''}"
+            f"{'' if again is None else again}{_TRUTH[self.unit_mode]}{'' if most is None else most}"
+            f"{_TRUTH[self.batch]}{self.broker_name}"
+        )
 
 
 class SignedSendV2Frame(msgspec.Struct, gc=False):
-    """The same header as `SendV2Frame`, for who asks whether it is signed."""
+    """As `SendV2Frame`, where requests are signed."""
 
-    fields: _SignedSendFields = msgspec.field(name="extFields")
+    flag: Int32
+    opaque: Int32
+    header: _SignedSendHeaderV2 = msgspec.field(name="extFields")
 
 
 class PullMessageHeader(msgspec.Struct, rename="camel"):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import hmac
 from binascii import b2a_base64
 from collections.abc import Mapping
+from hmac import compare_digest
 
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
@@ -43,7 +43,7 @@ class SigningKey:
 
     def verify(self, given: str, fields: str, body: bytes) -> bool:
         """Whether that is their signature; takes the same time for every wrong one."""
-        return hmac.compare_digest(self.sign(fields, body), given.encode("utf-8", "surrogatepass"))
+        return compare_digest(self.sign(fields, body), given.encode("utf-8", "surrogatepass"))
 
 
 signing_key = functools.lru_cache(maxsize=_KEYS_KEPT)(SigningKey)

@@ -166,9 +166,23 @@ def test_users_that_cannot_be_read_let_nobody_send(tmp_path: Path) -> None:
     with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
 
 
-@given(st.dictionaries(st.sampled_from([*"abcdefghijklmn", "bname", "lo", "ns", "nsd", "oway"]), st.text(max_size=4)))
-def test_the_lane_covers_the_fields_as_every_signature_does(fields: dict[str, str]) -> None:
-    whole = signed("alice", "secret", fields, b"body")
-    read = msgspec.json.decode(msgspec.json.encode({"code": 310, "extFields": whole}), type=SignedSendV2Frame).fields
+_TEXT, _NUMBER, _TRUTH = st.text(max_size=4), st.integers(-(2**31), 2**31 - 1), st.sampled_from(["true", "false"])
+_LONG = st.integers(-(2**63), 2**63 - 1)
+_MUST = {"a": _TEXT, "b": _TEXT, "c": _TEXT, "d": _NUMBER, "e": _NUMBER, "f": _NUMBER, "g": _LONG, "h": _NUMBER}
+_MAY = {"i": _TEXT, "j": _NUMBER, "k": _TRUTH, "l": _NUMBER, "m": _TRUTH, "n": _TEXT}
+
+
+@given(st.fixed_dictionaries(_MUST, optional=_MAY))
+def test_the_lane_covers_the_fields_as_every_signature_does(fields: dict[str, Any]) -> None:
+    whole = signed("alice", "secret", {name: str(value) for name, value in fields.items()}, b"body")
+    frame = msgspec.json.encode({"flag": 0, "opaque": 1, "extFields": whole})
+    read = msgspec.json.decode(frame, type=SignedSendV2Frame, strict=False).header
     assert read.access_key == "alice"
     assert SigningKey("secret").verify(read.signature, read.covered(), b"body")
+
+
+def test_a_value_that_is_written_in_another_way_is_left_to_the_general_way(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        assert code_of(broker, lane=False, ext={"m": "False"}) == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
