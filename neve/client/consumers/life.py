@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from neve.client.group.delivery import DeliveryBuffer
 from neve.client.group.group_requests import Asked, GivesDirectly, GroupRequests
-from neve.client.group.in_work import Asker, Endings
+from neve.client.group.in_work import Asker, Endings, current_asker
 from neve.client.group.member import GroupMember
 from neve.client.group.rebalance import Rebalancer
 from neve.client.net.session import Session
@@ -76,6 +76,14 @@ class Life:
         self._rounds: asyncio.Task[None] | None = None
         self._jobs: list[asyncio.Task[None]] = []
         self.is_closed = False
+
+    async def enter(self) -> None:
+        """As `start`, at the beginning of a block."""
+        try:
+            await self.start()
+        except BaseException:  # nobody will leave the block, so the group has to be left here
+            await self.close(current_asker())
+            raise
 
     async def start(self) -> None:
         """Joins the group and takes the first share of queues.

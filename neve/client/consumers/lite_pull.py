@@ -47,11 +47,7 @@ class LitePullConsumer:
     # ---- life
 
     async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:  # nobody will leave the block, so the group has to be left here
-            await self.close()
-            raise
+        await self._life.enter()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:

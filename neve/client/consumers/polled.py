@@ -25,7 +25,7 @@ from neve.client.model import Message, MessageQueue
 from neve.client.net.session import Session
 from neve.client.trace.format import Ended
 from neve.client.trace.recorder import ConsumeTraces
-from neve.errors import ClientError, NeveError
+from neve.errors import ClientError
 from neve.remoting.codes import RequestCode
 
 log = logging.getLogger(__name__)
@@ -99,10 +99,7 @@ class Polled:
 
     async def finish(self, closer: Asker) -> None:
         if self._settings.auto_commit:
-            try:
-                await self.offsets.commit()
-            except NeveError as error:
-                log.warning("the last commit of %s failed; some messages will come again: %s", self._group, error)
+            await self.offsets.last_commit(self._group)
         for queue in list(self.fetcher.assigned):
             self.fetcher.drop(queue)
 

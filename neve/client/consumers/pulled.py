@@ -95,10 +95,7 @@ class Pulled:
         return [asker for books in self.fetcher.assigned.values() for asker in books.askers]
 
     async def finish(self, closer: Asker) -> None:
-        try:
-            await self.offsets.commit()
-        except NeveError as error:
-            log.warning("the last commit of %s failed; some messages will come again: %s", self._group, error)
+        await self.offsets.last_commit(self._group)
         # What is in work even now keeps its lock until the broker forgets it: no other member may begin with it.
         free = [queue for queue, books in self.fetcher.assigned.items() if not at_work(books.askers, closer)]
         for queue in list(self.fetcher.assigned):

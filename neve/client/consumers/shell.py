@@ -76,11 +76,7 @@ class Shell:
     # ---- life
 
     async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:  # nobody will leave the block, so the group has to be left here
-            await self.close()
-            raise
+        await self._life.enter()
         return self
 
     def __aexit__(self, kind: type[BaseException] | None, *_: object) -> Coroutine[Any, Any, None]:

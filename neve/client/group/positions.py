@@ -107,6 +107,12 @@ class Positions:
             except NeveError as error:
                 log.warning("commit of %s, tried again later: %s", group, error)
 
+    async def last_commit(self, group: str) -> None:
+        try:
+            await self.commit()
+        except NeveError as error:
+            log.warning("the last commit of %s failed; some messages will come again: %s", group, error)
+
     # ---- pausing
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:

@@ -114,9 +114,8 @@ class Puller:
         if code == RequestCode.LITE_PULL_MESSAGE:
             flags |= _LITE
         ext = {
+            **_fields(queue),
             "consumerGroup": group,
-            "topic": queue.topic,
-            "queueId": str(queue.queue_id),
             "queueOffset": str(offset),
             "maxMsgNums": str(max_count),
             "sysFlag": str(flags),
@@ -126,7 +125,6 @@ class Puller:
             "subVersion": "0",
             "expressionType": wanted.kind,
             "maxMsgBytes": str(MAX_BYTES),
-            "bname": queue.broker_name,
         }
         address = await self.address(queue)
         answer = await self._session.pool.invoke(address, code, ext, timeout=self.limit(wait, timeout))
@@ -150,19 +148,14 @@ class Puller:
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, ext)
 
     async def _offset(self, code: RequestCode, queue: MessageQueue, more: Mapping[str, str]) -> int:
-        ext = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name, **more}
-        return ext_int(await self._session.ask(await self.address(queue), code, ext), "offset")
+        answer = await self._session.ask(await self.address(queue), code, {**_fields(queue), **more})
+        return ext_int(answer, "offset")
 
     # ---- a group's offsets
 
     async def committed(self, group: str, queue: MessageQueue) -> int | None:
         """The group's stored offset; None when the broker has none."""
-        ext = {
-            "consumerGroup": group,
-            "topic": queue.topic,
-            "queueId": str(queue.queue_id),
-            "bname": queue.broker_name,
-        }
+        ext = {**_fields(queue), "consumerGroup": group}
         answer = await self._session.pool.invoke(
             await self.address(queue),
             RequestCode.QUERY_CONSUMER_OFFSET,
@@ -175,13 +168,7 @@ class Puller:
 
     async def commit(self, group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> None:
         """Stores the next offset that the group should read."""
-        ext = {
-            "consumerGroup": group,
-            "topic": queue.topic,
-            "queueId": str(queue.queue_id),
-            "commitOffset": str(offset),
-            "bname": queue.broker_name,
-        }
+        ext = {**_fields(queue), "consumerGroup": group, "commitOffset": str(offset)}
         address, code = await self.address(queue), RequestCode.UPDATE_CONSUMER_OFFSET
         if oneway:
             await self._session.pool.send_oneway(address, code, ext, timeout=self._session.options.attempt_timeout)
@@ -228,6 +215,11 @@ class Puller:
                 if result.next_offset <= offset:
                     break
                 offset = result.next_offset
+
+
+def _fields(queue: MessageQueue) -> dict[str, str]:
+    """How requests name a queue."""
+    return {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
 
 
 def _pull_result(answer: RemotingCommand, queue: MessageQueue, wanted: Subscription) -> PullResult:

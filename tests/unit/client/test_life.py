@@ -1,0 +1,157 @@
+"""A consumer's life with a supply that only notes when it is called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from neve.client.consumers.life import Jobs, Life
+from neve.client.group.delivery import DeliveryBuffer
+from neve.client.group.group_requests import RunningState
+from neve.client.group.in_work import Asker, Endings, current_asker
+from neve.client.group.member import GroupMember
+from neve.client.group.rebalance import Rebalancer
+from neve.client.model import MessageQueue
+from neve.client.net.session import Session
+from neve.errors import ClientError
+from tests.unit.client.fake_cluster import run
+
+LIFE = ["open", "join", "share", "jobs", "no more rounds", "stop", "jobs ended", "finish", "leave"]
+
+
+class World:
+    """The supply of one consumer, and the group, the rebalancer and the session around it."""
+
+    def __init__(self, *, fails_at: str = "") -> None:
+        self.seen: list[str] = []
+        self.fails_at = fails_at
+        self.workers: list[Asker] = []
+        self.at_work, self.stopped = asyncio.Event(), asyncio.Event()
+        self.buffer = DeliveryBuffer(lambda: None)
+        self.endings = Endings(self.spawn, "g")
+        session = SimpleNamespace(spawn=self.spawn, options=SimpleNamespace(now_ms=lambda: 0))
+        member = SimpleNamespace(group="g", join=self.join, leave=self.leave)
+        rebalancer = SimpleNamespace(once=self.share, forever=asyncio.Event().wait, stop=self.end_rounds)
+        self.life = Life(
+            cast(Session, session),
+            cast(GroupMember, member),
+            cast(Rebalancer, rebalancer),
+            self,
+            self.endings,
+            close_timeout=60,
+        )
+
+    def spawn(self, work: Coroutine[Any, Any, None], _: str) -> asyncio.Task[None]:
+        return asyncio.create_task(work)
+
+    def note(self, what: str) -> None:
+        self.seen.append(what)
+        if what == self.fails_at:
+            raise ClientError(what)
+
+    async def open(self) -> None:
+        self.note("open")
+
+    async def join(self, _: object) -> None:
+        self.note("join")
+
+    async def share(self) -> None:
+        self.note("share")
+
+    def jobs(self) -> Jobs:
+        self.note("jobs")
+        yield "job", self._job()
+
+    async def _job(self) -> None:
+        self.at_work.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.note("jobs ended")
+
+    async def end_rounds(self, rounds: asyncio.Task[None], patience: float) -> None:
+        assert (rounds.done(), patience) == (False, 60)
+        rounds.cancel()
+        self.note("no more rounds")
+
+    async def stop(self) -> None:
+        self.note("stop")
+        self.stopped.set()
+
+    def in_work(self) -> Iterable[Asker]:
+        return self.workers
+
+    async def finish(self, closer: Asker) -> None:
+        assert closer is not None
+        self.note("finish")
+
+    async def leave(self) -> None:
+        self.note("leave")
+
+    def wake(self) -> None:
+        raise AssertionError("no broker asks")
+
+    async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        raise AssertionError("no broker asks")
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        raise AssertionError("no broker asks")
+
+    def running_state(self) -> RunningState:
+        raise AssertionError("no broker asks")
+
+
+async def begun(world: World) -> None:
+    await world.life.enter()
+    await world.at_work.wait()
+
+
+def test_a_life_goes_from_open_to_leave_and_is_closed_once() -> None:
+    async def work() -> None:
+        world = World()
+        await begun(world)
+        await world.life.start()  # twice is once
+        await asyncio.gather(*(world.life.close(current_asker()) for _ in range(3)))
+        assert world.seen == LIFE
+        assert world.life.is_closed
+
+    run(work)
+
+
+def test_the_last_word_waits_for_what_is_in_work_and_what_is_being_settled_and_jobs_run_until_then() -> None:
+    async def work() -> None:
+        world = World()
+        await begun(world)
+        handled, told = asyncio.Event(), asyncio.Event()
+
+        async def then(event: asyncio.Event, what: str) -> None:
+            await event.wait()
+            world.note(what)
+
+        world.workers = [asyncio.create_task(then(handled, "handled"))]
+        settling = asyncio.create_task(world.endings.finish(then(told, "the broker told")))
+        closing = asyncio.create_task(world.life.close(current_asker()))
+        await world.stopped.wait()
+        handled.set()
+        await asyncio.wait(cast("list[asyncio.Task[None]]", world.workers))
+        told.set()
+        await asyncio.gather(closing, settling)
+        at = LIFE.index("jobs ended")
+        assert world.seen == [*LIFE[:at], "handled", "the broker told", *LIFE[at:]]
+
+    run(work)
+
+
+@pytest.mark.parametrize("at", ["open", "join", "share"])
+def test_who_cannot_enter_has_left(at: str) -> None:
+    async def work() -> None:
+        world = World(fails_at=at)
+        with pytest.raises(ClientError, match=at):
+            await world.life.enter()
+        assert world.seen == [*LIFE[: LIFE.index(at) + 1], "stop", "finish", "leave"]
+
+    run(work)
