@@ -170,6 +170,8 @@ async def _go_on_above(local: LocalSide, go_on: GoOnFrom, journal: JournalWriter
         store.create_queue_at(topic, queue, following)
         # What lies below is in the archive or lost; read here, it would end in a hole.
         store.set_min_offset(topic, queue, store.max_offset(topic, queue))
+    assert not queues_to_raise(go_on.queue_next, store.next_offset), "an offset would be given twice"
+    assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
     rising = minimums_to_raise(store.queues(), journal.catalog.recorded_minimum, store.min_offset)
     hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
     if any(hidden):

@@ -76,4 +76,6 @@ class KnownArchive:
             self.broker,
             self.heard,
         )
+        assert identity.high >= self._catalog.intent_end, "what stands in the store is known here"
+        assert identity.heard <= max(epoch, self._catalog.epoch), "no epoch is heard of that nobody took"
         self._local.write_identity(identity)

@@ -27,6 +27,8 @@ from neve.archive.sealed import Damaged
 _log = logging.getLogger(__name__)
 _FRAME = struct.Struct(">IIQ")
 
+assert _FRAME.size == 16, "no padding: the mirror is read with the same layout"
+
 
 class Identity(msgspec.Struct):
     """Who this data directory is for its archive, synced before each INTENT: epoch, `high` (journal seq), names given

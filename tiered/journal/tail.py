@@ -143,6 +143,7 @@ class JournalTail:
 
     def _accept(self, seq: int, entry: AnyEntry, data: bytes) -> None:
         self._apply(seq, entry)
+        assert self.catalog.next_seq == seq + 1, "entries are dense"
         self._local.append(seq, data)
 
     def _apply(self, seq: int, entry: AnyEntry) -> None:
