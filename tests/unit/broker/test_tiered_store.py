@@ -33,9 +33,10 @@ class Hot:
 
     def __init__(self) -> None:
         self.begin = HOT.start
+        self.answer = GetResult(GetMessageStatus.FOUND, HOT.stop, HOT.start, HOT.stop)
 
     def get(self, *_: object, **__: object) -> GetResult:
-        return GetResult(GetMessageStatus.FOUND, HOT.stop, HOT.start, HOT.stop)
+        return self.answer
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         return self.begin
@@ -133,6 +134,13 @@ def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
         tiered.close()
 
     asyncio.run(main())
+
+
+def test_what_is_at_hand_comes_as_the_store_gave_it() -> None:
+    hot: Any = Hot()
+    tiered = TieredStore(hot, BrokerConfig())
+    assert tiered.get_message("g", "t", 0, HOT.start, 4, 1 << 20) is hot.answer
+    tiered.close()
 
 
 def test_a_read_that_nobody_waits_for_asks_nothing_of_the_archive(source: Source) -> None:
