@@ -8,6 +8,7 @@ import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import assert_never
 
 import msgspec
 
@@ -132,7 +133,7 @@ class Catalog:
         for name in state.names:
             self._enter(name)
 
-    def _dispatch(self, entry: AnyEntry) -> None:
+    def _dispatch(self, entry: AnyEntry) -> None:  # noqa: PLR0912 - a case for each kind of entry
         match entry:
             case Epoch():
                 self.epoch, self.owner, self.log_uuid = entry.epoch, entry.owner, entry.log_uuid
@@ -157,6 +158,8 @@ class Catalog:
                 self.checkpoint = entry.through_seq
             case Replace():
                 self._apply_replace(entry)
+            case _:
+                assert_never(entry)
 
     def _apply_intent(self, entry: Intent) -> None:
         self.last_round = max(self.last_round, entry.round)

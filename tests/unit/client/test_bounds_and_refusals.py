@@ -17,8 +17,9 @@ from neve.client.group import pull
 from neve.client.model import Message
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import QUEUES_MAX, parse_route
+from neve.client.validators import check_properties
 from neve.errors import BrokerError, ClientError, ProtocolError
-from neve.record import bodies
+from neve.record import bodies, properties
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.fake_cluster import Answer, run
 from tests.unit.client.group_broker import GroupBroker, record
@@ -286,3 +287,12 @@ def test_neve_consume_in_a_group_says_what_the_broker_said(
             assert await asyncio.to_thread(main.run, [*arguments, "--count", "1"]) == 0
 
     run(work)
+
+
+# ---- an application's own properties
+
+
+@pytest.mark.parametrize("name", [value for key, value in vars(properties).items() if key.startswith("PROPERTY_")])
+def test_no_application_sets_what_has_a_meaning_for_the_system(name: str) -> None:
+    with pytest.raises(ClientError, match="used by the system"):
+        check_properties({name: "x"})
