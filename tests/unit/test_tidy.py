@@ -186,6 +186,17 @@ def test_what_is_public_says_what_it_is() -> None:
     assert silent == []
 
 
+def test_the_files_that_pages_name_are_there() -> None:
+    """Without their suffix, too; `lifecycle/offload.py`, `evict.py` means the same folder."""
+    pages = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")]
+    gone = []
+    for page in (*pages, *(ROOT / "docs").glob("*.md")):
+        for named in re.findall(rf"`((?:{'|'.join(PACKAGES)}|bench|docs|tests)/[\w./-]*)`", page.read_text("utf-8")):
+            if not (ROOT / named).exists() and not (ROOT / f"{named}.py").exists():
+                gone.append(f"{page.name}: {named}")
+    assert gone == []
+
+
 def test_the_changelog_says_each_thing_once_under_its_kind_and_area() -> None:
     """Lists that grow at both ends are merged by keeping both sides."""
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
