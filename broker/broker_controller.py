@@ -1,37 +1,37 @@
-"""The broker put together: parts made by hand, started and stopped in order.
+"""The broker put together: parts made by hand, in the order of dependence; started and stopped by two tables.
 
-start:  directory, log recovery, tables → archive → ports → tasks → name servers → accepting
-stop:   accepting off → ports → held pulls answered → jobs → flush, tables → last state → log → name servers
+Each part gets what it uses, by name, and nobody changes it later. A simulation gives another `Machine`; the parts and
+the steps are the same.
 """
 
-import asyncio
 import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from access.wiring import guarded, make_guard
-from broker import rocketmqs_store
 from broker.archiving.archive import AnyArchive, open_archive
-from broker.archiving.deletion import TopicDeletion
+from broker.archiving.deletion import GroupDeletion, TopicDeletion
 from broker.archiving.local_side import LocalSide
 from broker.archiving.pins import Pins, WaitingMessages
 from broker.archiving.restore import Restore, refuse_unfinished
 from broker.archiving.state import Tables
-from broker.broker_context import BrokerContext
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import ClientManager
 from broker.clients.consumer_ids_change import ConsumerIdsChangeListener
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
-from broker.intake.disk_mark import DiskMark
+from broker.intake.disk_mark import DiskMark, used_ratio
 from broker.intake.express_lane import ExpressSend
 from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
 from broker.intake.log_writer import LogWriter
 from broker.life import BrokerLife
+from broker.loading import add_system_tables, check_directory, load_all, recover_log
 from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
@@ -41,12 +41,16 @@ from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.pop_consumer_service import PopConsumerService
 from broker.pop.pop_retry_topics import PopRetryTopics
 from broker.pop.revive import PopRevive
+from broker.pop.set_elsewhere import SetElsewhere
 from broker.reading.tiered_store import TieredStore
-from broker.requests.admin import AdminProcessor
+from broker.requests.admin_config import AdminConfigProcessor
+from broker.requests.admin_connections import AdminConnectionsProcessor
+from broker.requests.admin_groups import AdminGroupsProcessor
 from broker.requests.admin_inspect import AdminInspectProcessor
 from broker.requests.admin_offsets import AdminOffsetsProcessor
 from broker.requests.admin_relay import AdminRelayProcessor
-from broker.requests.admin_stats import AdminStatsProcessor, Totals
+from broker.requests.admin_stats import AdminStatsProcessor
+from broker.requests.admin_topics import AdminTopicsProcessor
 from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
 from broker.requests.end_transaction import EndTransactionProcessor
@@ -61,16 +65,24 @@ from broker.requests.query_message import QueryMessageProcessor
 from broker.requests.queue_range import QueueRangeProcessor
 from broker.requests.recall_message import RecallMessageProcessor
 from broker.requests.reply_message import ReplyMessageProcessor
+from broker.requests.reset_offset import ResetOffsetProcessor
+from broker.requests.runtime_info import RuntimeInfoProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
 from broker.requests.table import Processors
-from broker.stats.admin_pages import register_pages
+from broker.stats import broker_metrics
+from broker.stats.admin_pages import AdminPages, register_pages
 from broker.stats.broker_stats import BrokerStats
+from broker.stats.conditions import Conditions
+from broker.stats.health import Health
+from broker.stats.queue_stats import QueueStats
+from broker.stats.topic_metrics import TopicMetrics
+from broker.stats.totals import Totals
 from broker.store.config import StoreConfig
-from broker.store.errors import StoreError, StoreFull, StoreLocked
+from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore
-from broker.tables import topic_config_manager
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.persistence import Persistence
 from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
@@ -85,8 +97,6 @@ from infra.remoting_limits import RemotingLimits
 from infra.remoting_server import RemotingServer
 from infra.request_router import RequestRouter
 from infra.startup import (
-    EXIT_CONFIG,
-    EXIT_DISK,
     EXIT_FAILED,
     EXIT_IN_USE,
     StartupError,
@@ -94,7 +104,7 @@ from infra.startup import (
     local_address,
     open_files_limit,
 )
-from infra.supervisor import HANGING_S, Faults, Stop, Supervisor, Trouble
+from infra.supervisor import Faults, Stop, Supervisor
 from infra.tls import server_tls
 from lifecycle.scheduler import KNOWN_FAILURES
 from neve.entropy import salt, system_entropy
@@ -107,15 +117,33 @@ _REVIVE_PERIOD = 0.5
 _SCHEDULE_PERIOD = 0.1
 _CLIENT_SCAN = 10.0
 _VIP_OFFSET = 2
-# A checkpoint syncs each queue that was written to: tens of thousands of files on a slow disk.
-_HANGING_UPKEEP_S = 600.0
+
+
 # What each step of a stop may take; together, where one hangs, less than the 120 s that conf/neve-broker.service gives.
 _STOP_S = {
     "name servers": 15.0, "archive": 45.0, "tables": 10.0, "flush": 10.0, "connections": 5.0, "tasks": 10.0,
-    "last state": 15.0, "flusher": 10.0, "store": 30.0,
+    "last state": 15.0, "pages": 5.0, "reads": 5.0, "flusher": 10.0, "store": 30.0,
 }  # fmt: skip
-# A log file, its successor and the first queue files must fit.
-_MIN_FREE_FILES = 2
+
+
+class Step(NamedTuple):
+    """Of a start: what it does, and what undoes it where a later one fails."""
+
+    name: str
+    do: Callable[[], Awaitable[object]]
+    undo: Callable[[], Awaitable[object]] | None = None
+
+
+class StopStep(NamedTuple):
+    """Of a stop: what it does, and when it is left out; how long it may take says `_STOP_S`."""
+
+    name: str
+    do: Callable[[], Coroutine[Any, Any, object]]
+    unless: frozenset[str] = frozenset()
+
+
+# When a step of a stop is left out: no sync succeeds any more; an earlier step still runs and may use what it ends.
+_SYNC_FAILED, _LEFT_BEHIND = "sync failed", "left behind"
 
 
 class BrokerController:
@@ -138,84 +166,229 @@ class BrokerController:
 
         `pins`: what keeps segments of the log in place of the messages in waiting.
         """
-        clock, disk = machine.clock, machine.disk
-        self.config, self._machine, self._clock, self._disk, self._restore = config, machine, clock, disk, restore
-        self._threads, self._store_config = machine.outside.threads, store_config
+        self.config, self.clock, self._disk, self._machine = config, machine.clock, machine.disk, machine
+        self._threads, self._restore = machine.outside.threads, restore
         # Records and ids carry the port: it has to be known before the log is opened.
         config.listen_port = config.listen_port or free_port(config.bind_address)
-        self.metrics = Metrics()
-        # What did not end when the broker stopped; its threads would keep the process.
-        self.left_behind: list[str] = []
-        self._supervisor = Supervisor("broker")
-        self.faults = Faults()
-        self.life = BrokerLife(clock)
-        self._descriptors = budget(open_files_limit(), mappings_limit())
-        # The address that clients dial.
+        #: What clients dial.
         self.address = (self._own_host(), config.listen_port)
-        self.context = self._make_context()
-        context = self.context
+        self._descriptors = budget(open_files_limit(), mappings_limit())
+        #: What did not end when the broker stopped; its threads would keep the process.
+        self.left_behind: list[str] = []
+        self.metrics, self.faults, self.life = Metrics(), Faults(), BrokerLife(self.clock)
+        self._supervisor = Supervisor("broker")
+        self._used_ratio = functools.partial(used_ratio, self._disk, config.root)
+        self._make_log(store_config)
+        self._make_tables(config.root / "config")
+        self._make_clients(config.root / "config" / "auth" / "auth.json")
+        self._make_readers()
+        self._make_waiting(config.root / "config")
+        self._make_intake()
+        self._make_archive(pins)
+        self._make_server()
+
+    archive: AnyArchive  # settled by the start, once the log is recovered; what goes by it asks then
+
+    # ---- the parts, in the order of dependence -------------------------------------------------------------------
+
+    def _own_host(self) -> str:
+        config = self.config
+        peer = config.name_servers[0].rpartition(":")[0] if config.name_servers else None
+        return config.broker_ip1 or local_address(peer)
+
+    def _make_log(self, store_config: Callable[..., StoreConfig]) -> None:
+        config = self.config
+        self.store = MessageStore(
+            store_config(
+                config.root,
+                commit_log_file_size=config.mapped_file_size_commit_log,
+                flush_disk_type=config.flush_disk_type,
+                store_host=self.address,
+                mapped_queue_files=self._descriptors.queue_files,
+                code_of=code_of_entry,
+            ),
+            self._disk,
+            self.clock,
+            self._threads.lock,
+        )
+        self.writer = LogWriter(self.store)
+        self.flusher = Flusher(
+            self.store,
+            self.clock,
+            interval_ms=lambda: config.flush_interval_commit_log,
+            on_failure=self.life.sync_failed,
+            faults=self.faults,
+            threads=self._threads,
+        )
+
+    def _make_tables(self, directory: Path) -> None:
+        config, clock, disk, threads = self.config, self.clock, self._disk, self._threads
+        self.topics = TopicConfigManager(
+            disk, directory / "topics.json", clock, lambda: config.max_topics, threads=threads
+        )
+        self.groups = SubscriptionGroupManager(
+            disk,
+            directory / "subscriptionGroup.json",
+            clock,
+            lambda: config.max_groups,
+            auto_create=lambda: config.auto_create_subscription_group,
+            threads=threads,
+        )
+        sync_log = self.flusher.flush_now
+        self.offsets = ConsumerOffsetManager(disk, directory / "consumerOffset.json", sync_log, threads)
+        self.modes = RequestModes(disk, directory / "messageRequestMode.json", threads)
+        self.retry_names = RetryNames(
+            self.topics.topics, self.groups.groups, self.offsets.stands, lambda: config.enable_retry_topic_v2
+        )
+
+    def _make_clients(self, users: Path) -> None:
+        config, clock = self.config, self.clock
+        self.guard = make_guard(
+            config, users, self._disk, cluster=config.broker_cluster_name, retry_owners=self.retry_names.owners
+        )
+        self.name_servers = BrokerOuterApi(config, self.address)
+        self.registration = Registration(self.name_servers, self.topics)
+        members_changed = ConsumerIdsChangeListener(self.groups).changed
+        self.clients = ClientManager(clock, members_changed, lambda: config.max_client_bytes)
+        self.locks = RebalanceLock(clock, lambda: config.max_queue_locks)
+        self.stats = BrokerStats(clock)
+
+    def _make_readers(self) -> None:
+        config = self.config
+        self.tiered = TieredStore(self.store, config)
+        self.hold = PullRequestHold(self.clock, config.max_held_pulls, self.faults)
+        self.polling = PopLongPolling()
+        self.arriving = MessageArriving(self.hold, self.polling, self.faults)
+
+    def _make_waiting(self, directory: Path) -> None:
+        config, clock, disk, threads = self.config, self.clock, self._disk, self._threads
+        sync_log = self.flusher.flush_now
+        self.schedule = ScheduleMessage(
+            self.store,
+            self.writer,
+            clock,
+            parse_levels(config.message_delay_level),
+            disk,
+            directory / "delayOffset.json",
+            self.flusher.flush_now,
+            self.faults,
+            threads,
+        )
+        self.timers = TimerMessages(
+            self.store, self.writer, clock, config, lambda topic: self.topics.select(topic) is not None, self.faults
+        )
+        self.transactions = HalfMessages(self.store, self.writer, clock)
+        revives = revive_log(config.broker_cluster_name)
+        self.pops = PopBook(
+            self.store,
+            self.writer,
+            self.offsets,
+            clock,
+            disk,
+            directory / "popState.json",
+            revives,
+            sync_log,
+            threads,
+        )
         self.pop_service = PopConsumerService(
             clock,
             config.broker_name,
-            tiered=context.tiered,
-            pops=context.pops,
-            offsets=context.offsets,
-            retry_names=context.retry_names,
-            polling=context.polling,
-            on_handed_out=context.stats.got,
+            tiered=self.tiered,
+            pops=self.pops,
+            offsets=self.offsets,
+            retry_names=self.retry_names,
+            polling=self.polling,
+            on_handed_out=self.stats.got,
         )
         self.revive = PopRevive(
             clock,
             self.life,
             self.faults,
             self._supervisor.spawn,
-            tiered=context.tiered,
-            pops=context.pops,
-            polling=context.polling,
-            topics=context.topics,
-            groups=context.groups,
-            retries=PopRetryTopics(
-                context.writer, context.retry_names, context.topics, self.registration.soon, self.address
-            ),
+            tiered=self.tiered,
+            pops=self.pops,
+            polling=self.polling,
+            topics=self.topics,
+            groups=self.groups,
+            retries=PopRetryTopics(self.writer, self.retry_names, self.topics, self.registration.soon, self.address),
         )
-        self._local_side = LocalSide(
-            config,
-            context.store,
-            context.flusher,
-            Tables(context.topics, context.groups, context.offsets),
-            pins or WaitingMessages(context.schedule, context.timers, context.transactions, context.pops),
-            clock,
-            disk,
-            machine.outside,
-        )
-        self.archive: AnyArchive  # from the start on, once the log is recovered
-        self.topic_deletion = TopicDeletion(
-            store=context.store,
-            tombstones=lambda: self.archive.tombstones,
-            topics=context.topics,
-            groups=context.groups,
-            offsets=context.offsets,
-            retry_names=context.retry_names,
-            pops=context.pops,
-            arriving=context.arriving,
+        self.check_back = CheckBack(
+            self.config,
+            self.clock,
+            self.life,
+            self.faults,
+            lambda: self.archive.safe_clock.now_ms(),  # noqa: PLW0108 - the archive is settled by the start
+            transactions=self.transactions,
+            store=self.store,
+            writer=self.writer,
+            clients=self.clients,
+            guard=self.guard,
+            topics=self.topics,
             registration=self.registration,
+            address=self.address,
         )
+        self.offsets.on_set = SetElsewhere(self.pops, self.polling).set
+        self.persistence = Persistence(
+            (self.topics.file, self.groups.file, self.schedule.file, self.offsets.file, self.pops)
+        )
+
+    def _make_intake(self) -> None:
+        config, clock = self.config, self.clock
+        unique_ids = UniqueIdGenerator(self.address[0], os.getpid(), salt(system_entropy), clock.now_ms())
         self.intake = Intake(
             config,
             clock,
             self.life,
-            writer=context.writer,
-            flusher=context.flusher,
-            topics=context.topics,
+            writer=self.writer,
+            flusher=self.flusher,
+            topics=self.topics,
             registration=self.registration,
-            stats=context.stats,
-            half_messages=context.transactions,
-            waiting_rooms=(context.schedule, context.timers),
-            unique_ids=self._ids(),
+            stats=self.stats,
+            half_messages=self.transactions,
+            waiting_rooms=(self.schedule, self.timers),
+            unique_ids=unique_ids,
             address=self.address,
         )
-        self.totals = Totals(context, self.intake)
-        self._disk_mark = DiskMark(config, self.totals.disk_ratio, self.life)
+        self.totals = Totals(clock, self.intake, self.stats)
+        self._disk_mark = DiskMark(config, self._used_ratio, self.life)
+
+    def _make_archive(self, pins: Pins | None) -> None:
+        """The archive itself is settled by the start, once the log is recovered."""
+        config, clock = self.config, self.clock
+        self._local_side = LocalSide(
+            config,
+            self.store,
+            self.flusher,
+            Tables(self.topics, self.groups, self.offsets),
+            pins or WaitingMessages(self.schedule, self.timers, self.transactions, self.pops),
+            clock,
+            self._disk,
+            self._machine.outside,
+        )
+        self.topic_deletion = TopicDeletion(
+            store=self.store,
+            tombstones=lambda: self.archive.tombstones,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            retry_names=self.retry_names,
+            pops=self.pops,
+            arriving=self.arriving,
+            registration=self.registration,
+        )
+
+    def _make_server(self) -> None:
+        config = self.config
+        self.topic_metrics = TopicMetrics(
+            self.stats,
+            self.store,
+            self.tiered,
+            topics=self.topics,
+            offsets=self.offsets,
+            clients=self.clients,
+            retry_names=self.retry_names,
+        )
+        self.health = Health(self.clock, self._supervisor, self.flusher)
         self.router = RequestRouter()
         self._make_processors().register_on(self.router)
         limits = RemotingLimits(
@@ -236,320 +409,206 @@ class BrokerController:
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
 
-    def _own_host(self) -> str:
-        config = self.config
-        peer = config.name_servers[0].rpartition(":")[0] if config.name_servers else None
-        return config.broker_ip1 or local_address(peer)
-
-    def _ids(self) -> UniqueIdGenerator:
-        return UniqueIdGenerator(self.address[0], os.getpid(), salt(system_entropy), self._clock.now_ms())
-
     def _make_processors(self) -> Processors:
-        config, clock, context, intake = self.config, self._clock, self.context, self.intake
-        topics, groups, offsets, clients = context.topics, context.groups, context.offsets, context.clients
+        config, clock = self.config, self.clock
         pop_checks = PopChecks(
             config,
             clock,
             self.life,
-            topics=topics,
-            groups=groups,
-            retry_names=context.retry_names,
+            topics=self.topics,
+            groups=self.groups,
+            retry_names=self.retry_names,
             service=self.pop_service,
         )
         return Processors(
             sender=SendMessageProcessor(
-                intake,
-                groups=groups,
-                locks=context.locks,
-                retry_names=context.retry_names,
+                self.intake,
+                groups=self.groups,
+                locks=self.locks,
+                retry_names=self.retry_names,
                 broker_name=config.broker_name,
             ),
             send_back=SendBackProcessor(
-                intake, context.tiered, groups=groups, guard=self.guard, stats=context.stats, address=self.address
+                self.intake, self.tiered, groups=self.groups, guard=self.guard, stats=self.stats, address=self.address
             ),
             express=ExpressSend(
-                intake,
-                context.writer,
+                self.intake,
+                self.writer,
                 config,
                 clock,
-                topics=topics,
-                stats=context.stats,
+                topics=self.topics,
+                stats=self.stats,
                 signed_sends=self.guard.signed_sends,
                 address=self.address,
             ),
             puller=PullMessageProcessor(
                 config,
                 clock,
-                tiered=context.tiered,
-                hold=context.hold,
-                topics=topics,
-                groups=groups,
-                clients=clients,
-                offsets=offsets,
-                stats=context.stats,
+                tiered=self.tiered,
+                hold=self.hold,
+                topics=self.topics,
+                groups=self.groups,
+                clients=self.clients,
+                offsets=self.offsets,
+                stats=self.stats,
                 guard=self.guard,
             ),
             clients=ClientManageProcessor(
-                config, clock, clients=clients, topics=topics, groups=groups, registration=self.registration
+                config,
+                clock,
+                clients=self.clients,
+                topics=self.topics,
+                groups=self.groups,
+                registration=self.registration,
             ),
             consumers=ConsumerManageProcessor(
-                topics=topics, groups=groups, offsets=offsets, clients=clients, tiered=context.tiered
+                topics=self.topics, groups=self.groups, offsets=self.offsets, clients=self.clients, tiered=self.tiered
             ),
-            ranges=QueueRangeProcessor(context.tiered),
-            locks=LockBatchProcessor(config.broker_name, context.locks, topics=topics, groups=groups),
+            ranges=QueueRangeProcessor(self.tiered),
+            locks=LockBatchProcessor(config.broker_name, self.locks, topics=self.topics, groups=self.groups),
             popper=PopMessageProcessor(
                 config,
                 clock,
                 self.life,
                 checks=pop_checks,
                 service=self.pop_service,
-                polling=context.polling,
+                polling=self.polling,
                 guard=self.guard,
             ),
             peeker=PeekMessageProcessor(
                 config,
                 clock,
                 self.life,
-                topics=topics,
+                topics=self.topics,
                 checks=pop_checks,
                 service=self.pop_service,
-                polling=context.polling,
+                polling=self.polling,
                 guard=self.guard,
             ),
             pop_acks=PopAckProcessor(
-                clock, topics=topics, tiered=context.tiered, pops=context.pops, polling=context.polling
+                clock, topics=self.topics, tiered=self.tiered, pops=self.pops, polling=self.polling
             ),
             assignment=QueryAssignmentProcessor(
                 config.broker_name,
-                modes=context.modes,
-                topics=topics,
-                groups=groups,
-                clients=clients,
+                modes=self.modes,
+                topics=self.topics,
+                groups=self.groups,
+                clients=self.clients,
                 name_servers=self.name_servers,
             ),
-            query=QueryMessageProcessor(clock, context.tiered, context.store),
+            query=QueryMessageProcessor(clock, self.tiered, self.store),
             transactions=EndTransactionProcessor(
-                intake,
-                context.transactions,
-                context.store,
-                context.tiered,
+                self.intake,
+                self.transactions,
+                self.store,
+                self.tiered,
                 clock=clock,
-                topics=topics,
+                topics=self.topics,
                 guard=self.guard,
             ),
-            recall=RecallMessageProcessor(intake, config, clock, topics=topics),
-            replies=ReplyMessageProcessor(intake, clients, config, clock, address=self.address),
-            admin=AdminProcessor(context, self.topic_deletion),
-            stats=AdminStatsProcessor(context, self.totals),
-            offsets=AdminOffsetsProcessor(context),
-            relay=AdminRelayProcessor(context),
-            inspect=AdminInspectProcessor(context),
-        )
-
-    def _make_context(self) -> BrokerContext:
-        config, clock, disk, threads = self.config, self._clock, self._disk, self._threads
-        root = config.root
-        store = self._make_store()
-        writer = LogWriter(store)
-        tables = root / "config"
-        flusher = Flusher(
-            store,
-            clock,
-            interval_ms=lambda: config.flush_interval_commit_log,
-            on_failure=self.life.sync_failed,
-            faults=self.faults,
-            threads=threads,
-        )
-        sync_log, revives = flusher.flush_now, revive_log(config.broker_cluster_name)
-        offsets = ConsumerOffsetManager(disk, tables / "consumerOffset.json", sync_log, threads)
-        topics = TopicConfigManager(disk, tables / "topics.json", clock, lambda: config.max_topics, threads=threads)
-        groups = SubscriptionGroupManager(
-            disk,
-            tables / "subscriptionGroup.json",
-            clock,
-            lambda: config.max_groups,
-            auto_create=lambda: config.auto_create_subscription_group,
-            threads=threads,
-        )
-        retry_names = RetryNames(topics.topics, groups.groups, offsets.stands, lambda: config.enable_retry_topic_v2)
-        self.guard = make_guard(
-            config,
-            tables / "auth" / "auth.json",
-            disk,
-            cluster=config.broker_cluster_name,
-            retry_owners=retry_names.owners,
-        )
-        self.name_servers = BrokerOuterApi(config, self.address)
-        self.registration = Registration(self.name_servers, topics)
-        members_changed = ConsumerIdsChangeListener(groups).changed
-        hold, polling = PullRequestHold(clock, config.max_held_pulls, self.faults), PopLongPolling()
-        context = BrokerContext(
-            config=config,
-            clock=clock,
-            metrics=self.metrics,
-            faults=self.faults,
-            root=root,
-            store=store,
-            tiered=TieredStore(store, config),
-            writer=writer,
-            flusher=flusher,
-            topics=topics,
-            groups=groups,
-            offsets=offsets,
-            pops=PopBook(store, writer, offsets, clock, disk, tables / "popState.json", revives, sync_log, threads),
-            polling=polling,
-            retry_names=retry_names,
-            modes=RequestModes(disk, tables / "messageRequestMode.json", threads),
-            clients=ClientManager(clock, members_changed, lambda: config.max_client_bytes),
-            locks=RebalanceLock(clock, lambda: config.max_queue_locks),
-            hold=hold,
-            arriving=MessageArriving(hold, polling, self.faults),
-            schedule=ScheduleMessage(
-                store,
-                writer,
+            recall=RecallMessageProcessor(self.intake, config, clock, topics=self.topics),
+            replies=ReplyMessageProcessor(self.intake, self.clients, config, clock, address=self.address),
+            topics=AdminTopicsProcessor(config, self.topics, self.topic_deletion, self.registration),
+            groups=AdminGroupsProcessor(
+                config,
+                self.groups,
+                self.topics,
+                GroupDeletion(groups=self.groups, offsets=self.offsets, pops=self.pops),
+            ),
+            config=AdminConfigProcessor(config, self.topics),
+            stats=AdminStatsProcessor(
+                config.broker_name,
+                self.address,
+                topics=self.topics,
+                groups=self.groups,
+                offsets=self.offsets,
+                clients=self.clients,
+                stats=self.stats,
+                queue_stats=QueueStats(self.tiered, self.offsets),
+            ),
+            connections=AdminConnectionsProcessor(self.clients, self.offsets, self.address),
+            runtime=RuntimeInfoProcessor(clock, self.store, self.schedule, self.totals, self._used_ratio),
+            offsets=AdminOffsetsProcessor(
+                config.broker_name,
                 clock,
-                parse_levels(config.message_delay_level),
-                disk,
-                tables / "delayOffset.json",
-                sync_log,
-                self.faults,
-                threads,
+                topics=self.topics,
+                offsets=self.offsets,
+                clients=self.clients,
+                tiered=self.tiered,
+                schedule=self.schedule,
             ),
-            stats=BrokerStats(clock),
-            timers=TimerMessages(
-                store, writer, clock, config, lambda topic: topics.select(topic) is not None, self.faults
+            reset=ResetOffsetProcessor(
+                config.broker_name,
+                topics=self.topics,
+                groups=self.groups,
+                offsets=self.offsets,
+                tiered=self.tiered,
+                pops=self.pops,
+                arriving=self.arriving,
             ),
-            transactions=HalfMessages(store, writer, clock),
-            address=self.address,
-            boot_ms=clock.now_ms(),
-            life=self.life,
-            registration=self.registration,
-            guard=self.guard,
-        )
-        offsets.on_set = self._offset_set
-        return context
-
-    def unfinished_bytes(self) -> int:
-        return self.server.unfinished.bytes
-
-    def in_work_bytes(self) -> int:
-        return self.server.in_work.bytes
-
-    def _make_store(self) -> MessageStore:
-        config = self.config
-        return MessageStore(
-            self._store_config(
-                config.root,
-                commit_log_file_size=config.mapped_file_size_commit_log,
-                flush_disk_type=config.flush_disk_type,
-                store_host=self.address,
-                mapped_queue_files=self._descriptors.queue_files,
-                code_of=code_of_entry,
+            relay=AdminRelayProcessor(
+                config.broker_name, self.clients, self.tiered, topics=self.topics, groups=self.groups
             ),
-            self._disk,
-            self._clock,
-            self._threads.lock,
+            inspect=AdminInspectProcessor(self.store, self.topics, self.clients, self.stats),
         )
 
     # ---- start -------------------------------------------------------------------------------------------------
 
+    @property
+    def starting(self) -> Sequence[Step]:
+        """The steps of a start. A step that fails leaves nothing of its own behind."""
+        run = self._threads.run
+        return (
+            Step("free ports", self._check_ports),
+            Step("directory", self._check_directory),
+            Step("log", lambda: run(recover_log, self.config, self.store), lambda: run(self.store.shutdown)),
+            Step("tables", lambda: run(self._load_tables)),
+            Step("archive", self._open_archive, lambda: self.archive.shutdown()),  # noqa: PLW0108 - made by the step
+            Step("positions", self._settle_positions),
+            Step("ports", self._listen, self.server.shutdown),
+            Step("tasks", self._start_tasks, self._supervisor.stop),
+            Step("name servers", self.registration.now),
+            Step("jobs", self._start_jobs),
+        )
+
     async def start(self) -> None:
         """Raises StartupError with a text for the operator; nothing is left running or locked then."""
-        await self.recover()
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(self._threads.run, self.context.store.shutdown)
-            await self.open_archive()
-            undo.push_async_callback(self.archive.shutdown)
-            undo.push_async_callback(self.server.shutdown)
-            self.settle()
-            await self._listen()
+            for step in self.starting:
+                await step.do()
+                if step.undo is not None:
+                    undo.push_async_callback(step.undo)
             undo.pop_all()
-        self.context.store.tell(self.context.arriving.appended)
-        self._start_tasks()
-        self.life.started()
-        await self.registration.now()
-        self.archive.start_jobs()
         log.info("broker %s serves %s:%d", self.config.broker_name, *self.address)
         if not self.config.name_servers:
             log.warning("namesrvAddr is empty: clients find no route to this broker, they reach it by its address only")
 
-    async def recover(self) -> None:
-        """What this machine has: the directory, the log, the tables. Raises StartupError; nothing is locked then."""
+    async def _check_ports(self) -> None:
         self._machine.check_port(self.config.bind_address, self.config.listen_port, "port")
         self._machine.check_port("127.0.0.1", max(self.config.admin_port, 0), "adminPort")
+
+    async def _check_directory(self) -> None:
         if self._restore is not None:
             await self._threads.run(self._restore.begin)
         else:
             refuse_unfinished(self.config, self._disk)
-        await self._threads.run(self._check_disk)
-        await self._threads.run(self._load)
+        await self._threads.run(check_directory, self.config, self._disk)
 
-    async def open_archive(self) -> None:
-        """What the archive has besides, or a restore brings back. Raises StartupError."""
+    def _load_tables(self) -> None:
+        load_all((self.topics, self.groups, self.offsets, self.schedule, self.modes, self.timers, self.transactions))
+        add_system_tables(self.config, self.topics, self.groups)
+
+    async def _open_archive(self) -> None:
+        """What the archive has besides the log, or a restore brings back."""
         self.archive = await open_archive(self._local_side, self._restore, cold_groups=self._descriptors.cold_groups)
-        self.context.trusted_ms = self.archive.safe_clock.now_ms
         if self.archive.reader is not None:
-            self.context.tiered.attach(self.archive.reader)
+            self.tiered.attach(self.archive.reader)
 
-    def settle(self) -> None:
-        """What follows from log and archive together: no position is above its queue's end, and what is popped."""
-        for line in self.context.offsets.clip(self.context.store.max_offset):
+    async def _settle_positions(self) -> None:
+        """What follows from log and archive together: no position is above its queue's end; then what is popped."""
+        for line in self.offsets.clip(self.store.max_offset):
             log.warning("group offset above the end of its queue: %s", line)
-        self._load_pops()
-
-    def _check_disk(self) -> None:
-        root = self.context.root
-        try:
-            self._disk.make_dirs(root / "config")
-        except OSError as error:
-            raise StartupError(f"storePathRootDir={root}: {error.strerror or error}", EXIT_DISK) from error
-        if (foreign := rocketmqs_store.refusal(self._disk, root)) is not None:
-            raise StartupError(foreign, EXIT_CONFIG)
-        needed = _MIN_FREE_FILES * self.config.mapped_file_size_commit_log
-        free = self._disk.room(root).available
-        if free < needed and not self._disk.exists(root / "commitlog"):
-            raise StartupError(
-                f"{root}: {free >> 20} MiB free, {needed >> 20} MiB needed; set mappedFileSizeCommitLog smaller",
-                EXIT_DISK,
-            )
-
-    def _load(self) -> None:
-        context = self.context
-        try:
-            report = context.store.load()
-        except StoreLocked as error:
-            raise StartupError(f"data directory {context.root} is in use by another broker", EXIT_IN_USE) from error
-        except StoreFull as error:
-            raise StartupError(f"{context.root}: {error}", EXIT_DISK) from error
-        except (StoreError, OSError) as error:
-            raise StartupError(f"{context.root}: {error}", EXIT_FAILED) from error
-        log.info("log recovered: %s", report)
-        try:
-            for part in (context.topics, context.groups, context.offsets, context.schedule, context.modes):
-                part.load()
-            context.timers.load()
-            context.transactions.load()
-        except ValueError as error:
-            context.store.shutdown()
-            raise StartupError(str(error), EXIT_FAILED) from error
-        config = self.config
-        context.topics.ensure_system(
-            topic_config_manager.system_topics(
-                config.broker_name,
-                config.broker_cluster_name,
-                auto_create=config.auto_create_topic_enable,
-                queues=config.default_topic_queue_nums,
-                trace=config.trace_topic_enable,
-            )
-        )
-        context.topics.file.save_now()
-        context.groups.file.save_now()
-
-    def _load_pops(self) -> None:
-        try:
-            self.context.pops.load()
-        except ValueError as error:
-            raise StartupError(str(error), EXIT_FAILED) from error
+        load_all((self.pops,))
 
     async def _listen(self) -> None:
         try:
@@ -557,11 +616,14 @@ class BrokerController:
             assert self.server.port == self.address[1], "records and ids carry another port"
             await self._listen_vip(self.address[1] - _VIP_OFFSET)
             if self.config.admin_port >= 0:
-                register_pages(self._admin, self)
+                self._register_pages()
                 self.admin_address = await self._admin.start()
                 self.config.admin_port = self.admin_address[1]  # who asks for the configuration finds the port by it
-        except OSError as error:
-            raise StartupError(f"can't listen: {error.strerror or error}", EXIT_IN_USE) from error
+        except BaseException as error:
+            await self.server.shutdown()
+            if isinstance(error, OSError):
+                raise StartupError(f"can't listen: {error.strerror or error}", EXIT_IN_USE) from error
+            raise
 
     async def _listen_vip(self, port: int) -> None:
         """Only old clients use it; another broker on this machine may have taken it for its own."""
@@ -570,77 +632,72 @@ class BrokerController:
         except OSError as error:
             log.warning("VIP port %d: %s", port, error.strerror or error)
 
-    def _start_tasks(self) -> None:
-        every, context = self._supervisor.every, self.context
-        self._supervisor.vital("flush", context.flusher.run(), self._flusher_ended)
+    def _register_pages(self) -> None:
+        metrics, archive = self.metrics, self.archive
+        conditions = Conditions(self.clock, self.life, archive)
+        pages = AdminPages(
+            self.config,
+            self.life,
+            archive,
+            metrics=metrics,
+            topic_metrics=self.topic_metrics,
+            health=self.health,
+            conditions=conditions,
+        )
+        register_pages(self._admin, pages)
+        broker_metrics.register_traffic(metrics, self.totals, self.intake, self.stats)
+        broker_metrics.register_pops(metrics, self.revive)
+        broker_metrics.register_server(metrics, self.server)
+        broker_metrics.register_clients(metrics, self.clients, self.locks, self.hold, self.name_servers)
+        broker_metrics.register_store(metrics, self.store, self.flusher, self.topics, self._used_ratio)
+        self.tiered.register_metrics(metrics)
+        broker_metrics.register_tasks(metrics, self.health, self.faults, archive)
+        broker_metrics.register_archive(metrics, archive, conditions)
+
+    async def _start_tasks(self) -> None:
+        every, config = self._supervisor.every, self.config
+        self.store.tell(self.arriving.appended)
+        self._supervisor.vital("flush", self.flusher.run(), self._flusher_ended)
         self._supervisor.keep("register", self.registration.keep)
         every("schedule", _SCHEDULE_PERIOD, self._deliver_delayed)
         every("timers", _SCHEDULE_PERIOD, self._deliver_timers)
-        every("held-pulls", _TICK, context.hold.check_deadlines)
-        every("flush-deadlines", _TICK, context.flusher.check_deadlines)
+        every("held-pulls", _TICK, self.hold.check_deadlines)
+        every("flush-deadlines", _TICK, self.flusher.check_deadlines)
         every("disk-mark", _TICK, self._disk_mark.look)
         every("totals", _TICK, self.totals.sample)
-        every("stats", _TICK, context.stats.sample)
+        every("stats", _TICK, self.stats.sample)
         every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)
-        every("check-back", self.config.transaction_check_interval / 1000, CheckBack(context, context.writer).run)
+        every("check-back", config.transaction_check_interval / 1000, self.check_back.run)
         every("prepare-log", _TICK, functools.partial(self._threads.run, self._prepare_log))
-        every("clients", _CLIENT_SCAN, context.clients.expire)
-        every("queue-locks", _CLIENT_SCAN, context.locks.expire)
-        every("register-period", self.config.register_name_server_period / 1000, self.registration.now)
-        every("persist", self.config.flush_consumer_offset_interval / 1000, self._persist)
+        every("clients", _CLIENT_SCAN, self.clients.expire)
+        every("queue-locks", _CLIENT_SCAN, self.locks.expire)
+        every("register-period", config.register_name_server_period / 1000, self.registration.now)
+        every("persist", config.flush_consumer_offset_interval / 1000, self.persistence.run)
+        self.life.started()
 
-    # ---- running -----------------------------------------------------------------------------------------------
+    async def _start_jobs(self) -> None:
+        self.archive.start_jobs()
 
     def _deliver_delayed(self) -> None:
         if self.life.accepting:
-            self.context.schedule.deliver_due()
+            self.schedule.deliver_due()
 
     def _deliver_timers(self) -> None:
         if self.life.accepting:
-            self.context.timers.deliver_due()
+            self.timers.deliver_due()
 
     def _prepare_log(self) -> None:
         try:
-            self.context.store.prepare_next()
+            self.store.prepare_next()
         except StoreFull as error:
             log.warning("no room for the next log file: %s", error)
 
-    async def _persist(self) -> None:
-        """All tables that changed, together: one sync of the log serves them; one that fails keeps back no other."""
-        context = self.context
-        files = (context.topics.file, context.groups.file, context.schedule.file, context.offsets.file)
-        saves = [file.save() for file in files if file.dirty]
-        if context.pops.dirty:
-            saves.append(context.pops.save())
-        results = await asyncio.gather(*saves, return_exceptions=True)
-        failures = [result for result in results if isinstance(result, Exception)]
-        if failures:
-            raise ExceptionGroup("tables that could not be saved", failures)
-
-    def _offset_set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        if self.context.pops.set_elsewhere(group, topic, queue_id, offset):
-            self.context.polling.wake(group, topic, queue_id)
-
-    def troubles(self) -> list[Trouble]:
-        """What is wrong with the broker's own tasks."""
-        found, flusher, now = self._supervisor.troubles(), self.context.flusher, self._clock.monotonic()
-        for name, since, most in (
-            ("flush", flusher.syncing_since, HANGING_S),
-            ("upkeep", flusher.upkeep_since, _HANGING_UPKEEP_S),
-        ):
-            if since is not None and now - since > most:
-                found.append(Trouble(name, "hanging", f"for {now - since:.0f} s"))
-        return found
-
-    def task_failures(self) -> int:
-        return self._supervisor.failures.total()
-
     def _flusher_ended(self, error: BaseException | None) -> None:
-        self.context.flusher.fail(error or RuntimeError("the flusher ended"))
+        self.flusher.fail(error or RuntimeError("the flusher ended"))
 
     def _connections_room(self) -> int:
         """How many connections the process has descriptors for, beside its log."""
-        return self._descriptors.connections(self.context.store.descriptors)
+        return self._descriptors.connections(self.store.descriptors)
 
     # ---- stop --------------------------------------------------------------------------------------------------
 
@@ -648,27 +705,41 @@ class BrokerController:
         """Ask for a clean stop; `shutdown` does it."""
         self.life.ask_to_end()
 
+    @property
+    def _stopping(self) -> Sequence[StopStep]:
+        """A step that fails or hangs keeps back no other."""
+        run, synced, alone = self._threads.run, frozenset({_SYNC_FAILED}), frozenset({_LEFT_BEHIND})
+        return (
+            StopStep("name servers", self.registration.take_back),
+            StopStep("archive", self.archive.shutdown),
+            StopStep("tables", self.persistence.run, synced),
+            StopStep("flush", self.flusher.flush_now, synced),
+            StopStep("connections", self.server.shutdown),
+            StopStep("tasks", self._supervisor.stop),
+            StopStep("last state", self.archive.write_last_state, synced | alone),
+            StopStep("pages", self._admin.shutdown),
+            StopStep("reads", self._close_reads),
+            StopStep("flusher", lambda: run(self.flusher.close), alone),
+            StopStep("store", lambda: run(self.store.shutdown), alone),
+        )
+
+    async def _close_reads(self) -> None:
+        self.tiered.close()
+
     async def shutdown(self) -> None:
         """Ends in bounded time, whatever fails or hangs: what is left undone the next start does, as after a crash."""
-        context, stop = self.context, Stop("broker", _STOP_S)
+        steps = self._stopping
+        stop = Stop("broker", _STOP_S)
         self.life.stop()
         self.server.stop_accepting()
-        context.arriving.release_all()
-        await stop.step("name servers", self.registration.take_back())
-        await stop.step("archive", self.archive.shutdown())
-        if not context.flusher.failed:
-            await stop.step("tables", self._persist())
-            await stop.step("flush", context.flusher.flush_now())
-        await stop.step("connections", self.server.shutdown())
-        await stop.step("tasks", self._supervisor.stop())
-        if not context.flusher.failed and not stop.left_behind:
-            await stop.step("last state", self.archive.write_last_state())
-        await self._admin.shutdown()
-        context.tiered.close()
-        if not stop.left_behind:
-            await stop.step("flusher", self._threads.run(context.flusher.close))
-        if not stop.left_behind:  # else something may still use it
-            await stop.step("store", self._threads.run(context.store.shutdown))
+        self.arriving.release_all()
+        for step in steps:
+            now = {
+                *({_SYNC_FAILED} if self.flusher.failed else ()),
+                *({_LEFT_BEHIND} if stop.left_behind else ()),
+            }
+            if not now & step.unless:
+                await stop.step(step.name, step.do())
         self.left_behind = stop.left_behind
         if self.left_behind:
             self.life.exit_code = self.life.exit_code or EXIT_FAILED

@@ -116,7 +116,7 @@ class Member:
 
     async def until_in_line(self, number: int = 1) -> None:
         """Each turn is a request of its own behind those that wait."""
-        while self.broker.context.polling.count < number:
+        while self.broker.polling.count < number:
             await ask(self.connection, Code.GET_BROKER_HA_STATUS)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from broker.config import BrokerConfig
 from broker.life import BrokerLife
+from infra.disk import Disk
 
 log = logging.getLogger(__name__)
 
@@ -30,3 +32,8 @@ class DiskMark:
             log.error("the disk is full, %.0f %% used, mark %.0f %%: sends are refused", ratio * 100, mark * 100)
         elif was_refused and not is_refused:
             log.info("the disk has room again, %.0f %% used: sends are taken", ratio * 100)
+
+
+def used_ratio(disk: Disk, root: Path) -> float:
+    """The used share of the disk that has `root`."""
+    return round(disk.room(root).used_ratio, 4)

@@ -3,8 +3,10 @@
 import logging
 from typing import Any
 
-from broker.broker_context import BrokerContext
-from broker.clients.client_manager import ClientChannel
+from broker.clients.client_manager import ClientChannel, ClientManager
+from broker.reading.tiered_store import TieredStore
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.ids import parse_offset_msg_id
@@ -26,8 +28,17 @@ class AdminRelayProcessor:
     A consumer that is silent for too long, or isn't there, is an error of the request.
     """
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        broker_name: str,
+        clients: ClientManager,
+        tiered: TieredStore,
+        *,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+    ) -> None:
+        self._broker_name, self._clients, self._tiered = broker_name, clients, tiered
+        self._topics, self._groups = topics, groups
 
     async def running_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """307."""
@@ -36,14 +47,14 @@ class AdminRelayProcessor:
     async def consume_directly(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """309: the consumer gets the record itself, as the id of its place in the log says."""
         ext = dict(request.ext)
-        ext["brokerName"] = self._context.config.broker_name
+        ext["brokerName"] = self._broker_name
         body = bytes(request.body)
         if ext.get("msgId"):
             body = await self._record(ext["msgId"])
-        topic = self._context.topics.select(ext.get("topic", ""))
+        topic = self._topics.select(ext.get("topic", ""))
         if topic is not None:
             ext["topicSysFlag"] = str(topic.topic_sys_flag)
-        group = self._context.groups.groups.get(ext.get("consumerGroup", ""))
+        group = self._groups.groups.get(ext.get("consumerGroup", ""))
         if group is not None:
             ext["groupSysFlag"] = str(group.group_sys_flag)
         return await self._relay(request, ext, body)
@@ -53,14 +64,14 @@ class AdminRelayProcessor:
             offset = parse_offset_msg_id(msg_id)[2]
         except ValueError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{msg_id} is no offset message id") from error
-        record = await self._context.tiered.record_at(offset)
+        record = await self._tiered.record_at(offset)
         if record is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return bytes(record)
 
     async def _relay(self, request: RemotingCommand, ext: dict[str, str], body: bytes) -> RemotingCommand:
         group, client = require_str(ext, "consumerGroup"), require_str(ext, "clientId")
-        info = self._context.clients.consumers.get(group)
+        info = self._clients.consumers.get(group)
         channel = info.find_client(client) if info is not None else None
         if channel is None:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client}> not online")
@@ -83,7 +94,7 @@ class AdminRelayProcessor:
         """223: every member of the group, or one, tells where it stands in the topic."""
         ext = request.ext
         topic, group, wanted = require_str(ext, "topic"), require_str(ext, "group"), ext.get("clientAddr")
-        info = self._context.clients.consumers.get(group)
+        info = self._clients.consumers.get(group)
         channels = [] if info is None else list(info.channels.values())
         if not channels:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{group}]")

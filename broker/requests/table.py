@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 from broker.intake.express_lane import ExpressSend
-from broker.requests.admin import AdminProcessor
+from broker.requests.admin_config import AdminConfigProcessor
+from broker.requests.admin_connections import AdminConnectionsProcessor
+from broker.requests.admin_groups import AdminGroupsProcessor
 from broker.requests.admin_inspect import AdminInspectProcessor
 from broker.requests.admin_offsets import AdminOffsetsProcessor
 from broker.requests.admin_relay import AdminRelayProcessor
 from broker.requests.admin_stats import AdminStatsProcessor
+from broker.requests.admin_topics import AdminTopicsProcessor
 from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
 from broker.requests.end_transaction import EndTransactionProcessor
@@ -21,6 +24,8 @@ from broker.requests.query_message import QueryMessageProcessor
 from broker.requests.queue_range import QueueRangeProcessor
 from broker.requests.recall_message import RecallMessageProcessor
 from broker.requests.reply_message import ReplyMessageProcessor
+from broker.requests.reset_offset import ResetOffsetProcessor
+from broker.requests.runtime_info import RuntimeInfoProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
 from infra.remoting_server import Handler
@@ -56,9 +61,14 @@ class Processors:
     transactions: EndTransactionProcessor
     recall: RecallMessageProcessor
     replies: ReplyMessageProcessor
-    admin: AdminProcessor
+    topics: AdminTopicsProcessor
+    groups: AdminGroupsProcessor
+    config: AdminConfigProcessor
     stats: AdminStatsProcessor
+    connections: AdminConnectionsProcessor
+    runtime: RuntimeInfoProcessor
     offsets: AdminOffsetsProcessor
+    reset: ResetOffsetProcessor
     relay: AdminRelayProcessor
     inspect: AdminInspectProcessor
 
@@ -111,55 +121,56 @@ class Processors:
             Code.ACK_MESSAGE: acks.ack,
             Code.BATCH_ACK_MESSAGE: acks.batch_ack,
             Code.CHANGE_MESSAGE_INVISIBLETIME: acks.change_invisible,
-            Code.POP_ROLLBACK: self.admin.nothing_to_do,  # what is out was always in the log
+            Code.POP_ROLLBACK: self.config.nothing_to_do,  # what is out was always in the log
         }
 
     def _administration(self) -> dict[Code, Handler]:
-        admin, stats = self.admin, self.stats
+        topics, groups, config = self.topics, self.groups, self.config
+        stats, connections = self.stats, self.connections
         return {
-            Code.UPDATE_AND_CREATE_TOPIC: admin.update_topic,
-            Code.UPDATE_AND_CREATE_TOPIC_LIST: admin.update_topic_list,
-            Code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
-            Code.GET_ALL_TOPIC_CONFIG: admin.all_topics,
-            Code.GET_TOPIC_CONFIG: admin.topic_config,
-            Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: admin.system_topics,
-            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.update_group,
-            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: admin.update_group_list,
-            Code.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
-            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
-            Code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group_config,
-            Code.GET_BROKER_CONFIG: admin.broker_config,
-            Code.UPDATE_BROKER_CONFIG: admin.update_config,
-            Code.CLEAN_EXPIRED_CONSUMEQUEUE: admin.nothing_to_do,
-            Code.CLEAN_UNUSED_TOPIC: admin.nothing_to_do,
-            Code.DELETE_EXPIRED_COMMITLOG: admin.nothing_to_do,
+            Code.UPDATE_AND_CREATE_TOPIC: topics.update_topic,
+            Code.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_topic_list,
+            Code.DELETE_TOPIC_IN_BROKER: topics.delete_topic,
+            Code.GET_ALL_TOPIC_CONFIG: topics.all_topics,
+            Code.GET_TOPIC_CONFIG: topics.topic_config,
+            Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.update_group,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: groups.update_group_list,
+            Code.DELETE_SUBSCRIPTIONGROUP: groups.delete_group,
+            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all_groups,
+            Code.GET_SUBSCRIPTIONGROUP_CONFIG: groups.group_config,
+            Code.GET_BROKER_CONFIG: config.broker_config,
+            Code.UPDATE_BROKER_CONFIG: config.update_config,
+            Code.CLEAN_EXPIRED_CONSUMEQUEUE: config.nothing_to_do,
+            Code.CLEAN_UNUSED_TOPIC: config.nothing_to_do,
+            Code.DELETE_EXPIRED_COMMITLOG: config.nothing_to_do,
             Code.GET_TOPIC_STATS_INFO: stats.topic_stats,
             Code.GET_CONSUME_STATS: stats.consume_stats,
-            Code.GET_CONSUMER_CONNECTION_LIST: stats.consumer_connections,
-            Code.GET_PRODUCER_CONNECTION_LIST: stats.producer_connections,
-            Code.QUERY_TOPIC_CONSUME_BY_WHO: stats.groups_of_topic,
-            Code.QUERY_TOPICS_BY_CONSUMER: stats.topics_of_group,
-            Code.QUERY_SUBSCRIPTION_BY_CONSUMER: stats.subscription,
-            Code.GET_BROKER_RUNTIME_INFO: stats.runtime_info,
+            Code.GET_CONSUMER_CONNECTION_LIST: connections.consumer_connections,
+            Code.GET_PRODUCER_CONNECTION_LIST: connections.producer_connections,
+            Code.QUERY_TOPIC_CONSUME_BY_WHO: connections.groups_of_topic,
+            Code.QUERY_TOPICS_BY_CONSUMER: connections.topics_of_group,
+            Code.QUERY_SUBSCRIPTION_BY_CONSUMER: connections.subscription,
+            Code.GET_BROKER_RUNTIME_INFO: self.runtime.runtime_info,
         }
 
     def _inspection(self) -> dict[Code, Handler]:
         offsets, relay, inspect = self.offsets, self.relay, self.inspect
         return {
-            Code.INVOKE_BROKER_TO_RESET_OFFSET: offsets.reset_offset,
+            Code.INVOKE_BROKER_TO_RESET_OFFSET: self.reset.reset_offset,
             Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets,
             Code.GET_ALL_DELAY_OFFSET: offsets.delay_offsets,
             Code.CLONE_GROUP_OFFSET: offsets.clone_offset,
             Code.QUERY_CORRECTION_OFFSET: offsets.correction_offset,
             Code.QUERY_CONSUME_TIME_SPAN: offsets.time_span,
-            Code.UPDATE_AND_GET_GROUP_FORBIDDEN: offsets.group_forbidden,
+            Code.UPDATE_AND_GET_GROUP_FORBIDDEN: self.groups.group_forbidden,
             Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: relay.consumer_status,
             Code.GET_CONSUMER_RUNNING_INFO: relay.running_info,
             Code.CONSUME_MESSAGE_DIRECTLY: relay.consume_directly,
             Code.VIEW_BROKER_STATS_DATA: inspect.stats_data,
-            Code.GET_BROKER_CONSUME_STATS: inspect.all_consume_stats,
+            Code.GET_BROKER_CONSUME_STATS: self.stats.all_consume_stats,
             Code.QUERY_CONSUME_QUEUE: inspect.queue_entries,
-            Code.GET_ALL_PRODUCER_INFO: inspect.all_producers,
+            Code.GET_ALL_PRODUCER_INFO: self.connections.all_producers,
             Code.GET_BROKER_HA_STATUS: inspect.ha_status,
             Code.GET_BROKER_EPOCH_CACHE: inspect.epoch_cache,
         }

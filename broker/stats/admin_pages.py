@@ -7,22 +7,23 @@ import functools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from broker.stats.conditions import Condition, conditions, store_away
-from broker.stats.topic_metrics import Largest, archive_ages, families, take_figures
+from broker.archiving.archive import AnyArchive
+from broker.config import BrokerConfig
+from broker.life import BrokerLife
+from broker.stats.conditions import Condition, Conditions
+from broker.stats.health import Health
+from broker.stats.topic_metrics import Largest, TopicMetrics, archive_ages, families
 from infra.admin_http import AdminHttp, Request, Response, json_response
 from infra.loop_pause import LoopPause
-from infra.metrics import render
+from infra.metrics import Metrics, render
 from infra.supervisor import Trouble
 from lifecycle.lifecycle import ArchiveLifecycle
 from neve.archive.journal import decode_entry
 from neve.archive.keys import journal_key
-
-if TYPE_CHECKING:
-    from broker.broker_controller import BrokerController
 
 R = TypeVar("R")
 
@@ -51,19 +52,30 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
 )
 
 
-class _Pages:
-    def __init__(self, controller: BrokerController) -> None:
-        self._controller = controller
+class AdminPages:
+    """Of one broker, once its archive is settled."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        life: BrokerLife,
+        archive: AnyArchive,
+        *,
+        metrics: Metrics,
+        topic_metrics: TopicMetrics,
+        health: Health,
+        conditions: Conditions,
+    ) -> None:
+        self._config, self._life, self._archive = config, life, archive
+        self._metrics, self._topic_metrics, self._health, self._conditions = metrics, topic_metrics, health, conditions
         self._pool = ThreadPoolExecutor(_THREADS, "admin")
-        self._archive = controller.archive
         self._backlog: dict[str, Any] = {}
         pause = LoopPause()
         pause.start()
-        counter, gauge = controller.metrics.counter, controller.metrics.gauge
-        gauge("loop_pause_seconds", "longest pause of the event loop since the last scrape", pause.take)
-        if self._archive.journal is not None:
+        metrics.gauge("loop_pause_seconds", "longest pause of the event loop since the last scrape", pause.take)
+        if archive.journal is not None:
             for name, item, unit, text in _BACKLOG:
-                kind = counter if name.endswith("_total") else gauge
+                kind = metrics.counter if name.endswith("_total") else metrics.gauge
                 kind(f"archive_{name}", text, functools.partial(self._backlog_of, item, unit))
 
     def _in_thread(self, work: Callable[..., R], *arguments: Any) -> asyncio.Future[R]:
@@ -76,10 +88,10 @@ class _Pages:
         return float(self._backlog.get(item, 0)) * unit
 
     async def metrics(self, request: Request) -> Response:
-        limit = self._controller.config.metrics_max_series
+        limit = self._config.metrics_max_series
         ages = await self._in_thread(self._look_at_backlog, limit)
-        figures = await take_figures(self._controller.context, ages, limit)
-        whole = list(self._controller.metrics.families())
+        figures = await self._topic_metrics.take(ages, limit)
+        whole = list(self._metrics.families())
         text = await self._in_thread(lambda: render([*whole, *families(figures)]))
         return Response(body=text, content_type="text/plain; version=0.0.4")
 
@@ -95,21 +107,17 @@ class _Pages:
 
     async def live(self, request: Request) -> Response:
         """503: only a new process helps. What may pass by itself is named below the first line."""
-        troubles = self._controller.troubles()
-        dead = self._controller.context.flusher.failed or any(each.kind != "failing" for each in troubles)
-        return self._health("not live" if dead else "live", 503 if dead else 200, troubles)
+        dead, troubles = self._health.is_dead(), self._health.troubles()
+        return self._told("not live" if dead else "live", 503 if dead else 200, troubles)
 
     async def ready(self, request: Request) -> Response:
         """503 also where a task of the broker fails again and again; a store that is away is no reason."""
-        troubles = self._controller.troubles()
-        ready = self._controller.life.accepting and not troubles
+        troubles = self._health.troubles()
+        ready = self._life.accepting and not troubles
         text = "ready" if ready else "not ready"
-        return self._health(text, 200 if ready else 503, troubles, self._conditions())
+        return self._told(text, 200 if ready else 503, troubles, self._conditions.now())
 
-    def _conditions(self) -> list[Condition]:
-        return conditions(self._controller.context, self._archive)
-
-    def _health(
+    def _told(
         self, word: str, status: int, troubles: Sequence[Trouble], conditions: Sequence[Condition] = ()
     ) -> Response:
         lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles)]
@@ -121,7 +129,7 @@ class _Pages:
         status = await self._in_thread(self._archive.status)
         jobs = self._archive.jobs
         errors = {name: failing.error for name, failing in jobs.failing().items()}
-        found = self._conditions()
+        found = self._conditions.now()
         if any(one.name == "archive unreachable" for one in found):
             status["archive"] = "unreachable"
         told = [one._asdict() for one in found]
@@ -240,8 +248,7 @@ class _Pages:
         return json_response({"job": name, "started": True})
 
 
-def register_pages(http: AdminHttp, controller: BrokerController) -> None:
-    pages = _Pages(controller)
+def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.on_shutdown(pages.close)
     http.route("GET", "/metrics", pages.metrics, at_once=_CHEAP)
     http.route("GET", "/livez", pages.live)
@@ -255,101 +262,6 @@ def register_pages(http: AdminHttp, controller: BrokerController) -> None:
     http.route("POST", "/archive/sweep", pages.sweep, at_once=1)
     http.route("POST", "/clock/confirm", pages.confirm_clock)
     http.route("POST", "/jobs/", pages.run_job)
-    _register_metrics(controller)
-    _register_clock_metrics(controller)
-    _register_archive_metrics(controller)
-    _register_connections(controller)
-
-
-def _register_metrics(controller: BrokerController) -> None:
-    counter, gauge = controller.metrics.counter, controller.metrics.gauge
-    context = controller.context
-    counter("messages_in_total", "messages stored", controller.totals.put)
-    counter("messages_out_total", "messages read", controller.totals.got)
-    counter("bytes_in_total", "bytes stored", lambda: controller.intake.bytes)
-    counter("bytes_out_total", "bytes read", lambda: context.stats.bytes_out)
-    counter("pop_revives_total", "popped messages that came back", lambda: controller.revive.revived)
-    gauge("pop_revives_waiting", "messages to come back that wait to be read", lambda: controller.revive.waiting)
-    gauge("unfinished_bytes", "held by unfinished frames of all connections", controller.unfinished_bytes)
-    gauge("in_work_bytes", "bodies of requests in work, of all connections", controller.in_work_bytes)
-    gauge("client_bytes", "what heartbeats say, of all connections", lambda: context.clients.bytes)
-    gauge("queue_locks", "queues that ordered consumers hold locked", lambda: context.locks.count)
-    gauge("held_pulls", "pulls that wait for a message", lambda: context.hold.count)
-    gauge(
-        "flush_lag_bytes",
-        "appended, not yet flushed",
-        lambda: context.store.max_physical_offset - context.store.flushed_offset,
-    )
-    counter("flush_rounds_total", "group commits", lambda: context.flusher.rounds)
-    counter(
-        "index_skipped_keys_total",
-        "keys not indexed, for want of room",
-        lambda: context.store.skipped_keys,
-    )
-    gauge(
-        "disk_used_ratio",
-        "used share of the data disk, as `df` counts it: used / (used + available)",
-        controller.totals.disk_ratio,
-    )
-    gauge("topics", "topics of this broker", lambda: len(context.topics.topics))
-    gauge("consumer_groups_online", "groups with a member", lambda: len(context.clients.consumers))
-    gauge("name_servers", "name servers that know this broker", lambda: len(controller.name_servers.registered))
-    context.tiered.register_metrics(controller.metrics)
-    reader = controller.archive.reader
-    if reader is not None:
-        gauge("cold_queue", "row groups in line to be fetched", lambda: reader.waiting)
-        counter("cold_filters_total", "objects whose filters or bounds a query asked", lambda: reader.counts.filters)
-        counter("cold_fetches_total", "row groups fetched", lambda: reader.counts.fetches)
-        counter(
-            "cold_fetched_bytes_total",
-            "bytes of row groups and footers that the store sent",
-            lambda: reader.counts.fetched_bytes,
-        )
-        counter("cold_fetch_failures_total", "fetches of row groups that failed", lambda: reader.counts.failures)
-        counter(
-            "cold_disk_hits_total",
-            "fetches of row groups that the disk cache answered",
-            lambda: reader.counts.disk_hits,
-        )
-        counter("cold_memory_hits_total", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
-        gauge("cold_memory_bytes", "decoded row groups in memory", lambda: reader.cached_bytes)
-    jobs = controller.archive.jobs
-    counter("task_failures_total", "failed runs of the broker's own tasks", controller.task_failures)
-    gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(controller.troubles()))
-    counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", controller.faults.total)
-    counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))
-
-
-def _register_archive_metrics(controller: BrokerController) -> None:
-    gauge, context = controller.metrics.gauge, controller.context
-    journal = controller.archive.journal
-    if journal is not None:
-        gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)
-        gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.fenced))
-        gauge(
-            "archive_online",
-            "1: the store answers",
-            lambda: int(journal.online and store_away(context, controller.archive) is None),
-        )
-
-
-def _register_clock_metrics(controller: BrokerController) -> None:
-    counter, gauge, clock = controller.metrics.counter, controller.metrics.gauge, controller.archive.safe_clock
-    gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
-    gauge(
-        "clock_behind_seconds",
-        "how far the time that expiries go by is behind the wall clock while that is not trusted",
-        lambda: clock.state().behind_ms / 1000,
-    )
-    counter("clock_jumps_total", "times that the wall clock was set by more than five minutes", lambda: clock.jumps)
-
-
-def _register_connections(controller: BrokerController) -> None:
-    counter, gauge = controller.metrics.counter, controller.metrics.gauge
-    server, admission = controller.server, controller.server.admission
-    gauge("connections", "connections of clients", lambda: len(server.connections))
-    gauge("connections_max", "connections that there may be: maxConnections and the open files", lambda: admission.most)
-    counter("connections_refused_total", "connections closed because there were too many", lambda: admission.refused)
 
 
 def _since(time_ms: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.archiving.archive import AnyArchive
-from broker.broker_context import BrokerContext
+from broker.life import BrokerLife
+from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
 
 # A job that asks the store for little and takes longer than this waits for an answer that does not come.
@@ -22,42 +23,49 @@ class Condition(NamedTuple):
     means: str
 
 
-def conditions(context: BrokerContext, archive: AnyArchive) -> list[Condition]:
-    """None: all is well."""
-    found = []
-    if (why := context.life.refusal) is not None:
-        since = _ago(context, context.clock.monotonic() - context.life.refused_since)
-        means = "sends are refused with code 14; reads, acks and archiving go on"
-        found.append(Condition("disk full", since, why, means))
-    if archive.journal is not None and archive.journal.fenced:
-        means = "nothing is archived, deleted or evicted here; hot messages are served"
-        found.append(Condition("archive fenced", 0, "another process has taken it over", means))
-    elif (away := store_away(context, archive)) is not None:
-        means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"
-        found.append(Condition("archive unreachable", *away, means))
-    clock = archive.safe_clock
-    if not (state := clock.state()).trusted:
-        means = f"what expires is {state.behind_ms // 1000} s late, until `neve archive confirm-clock`"
-        found.append(Condition("clock not trusted", state.since_ms, state.why, means))
-    return found
+class Conditions:
+    """Of one broker, once its archive is settled."""
 
+    def __init__(self, clock: Clock, life: BrokerLife, archive: AnyArchive) -> None:
+        self._clock, self._life, self._archive = clock, life, archive
+        self._boot_ms = clock.now_ms()
 
-def store_away(context: BrokerContext, archive: AnyArchive) -> tuple[int, str] | None:
-    """Since when the archive's store has not answered, by the jobs that ask it all the time, and what they heard."""
-    if archive.journal is None:
+    def now(self) -> list[Condition]:
+        """None: all is well."""
+        archive = self._archive
+        found = []
+        if (why := self._life.refusal) is not None:
+            since = self._ago(self._clock.monotonic() - self._life.refused_since)
+            means = "sends are refused with code 14; reads, acks and archiving go on"
+            found.append(Condition("disk full", since, why, means))
+        if archive.journal is not None and archive.journal.fenced:
+            means = "nothing is archived, deleted or evicted here; hot messages are served"
+            found.append(Condition("archive fenced", 0, "another process has taken it over", means))
+        elif (away := self.store_away()) is not None:
+            means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"
+            found.append(Condition("archive unreachable", *away, means))
+        clock = archive.safe_clock
+        if not (state := clock.state()).trusted:
+            means = f"what expires is {state.behind_ms // 1000} s late, until `neve archive confirm-clock`"
+            found.append(Condition("clock not trusted", state.since_ms, state.why, means))
+        return found
+
+    def store_away(self) -> tuple[int, str] | None:
+        """Since when the archive's store has not answered, by the jobs that ask it all the time; what they heard."""
+        archive = self._archive
+        if archive.journal is None:
+            return None
+        failing = [one for one in archive.jobs.failing().values() if issubclass(one.kind, ObjectStoreError)]
+        if failing:
+            first = min(failing, key=lambda one: one.since_ms)
+            return first.since_ms, first.error
+        running = archive.jobs.running()
+        silent = max((running.get(name, 0.0) for name in _SHORT_JOBS), default=0.0)
+        if silent > _HANGING_S:
+            return self._ago(silent), "the store does not answer"
+        if not archive.journal.online:
+            return self._boot_ms, "the store has not answered since the start"
         return None
-    failing = [one for one in archive.jobs.failing().values() if issubclass(one.kind, ObjectStoreError)]
-    if failing:
-        first = min(failing, key=lambda one: one.since_ms)
-        return first.since_ms, first.error
-    running = archive.jobs.running()
-    silent = max((running.get(name, 0.0) for name in _SHORT_JOBS), default=0.0)
-    if silent > _HANGING_S:
-        return _ago(context, silent), "the store does not answer"
-    if not archive.journal.online:
-        return context.boot_ms, "the store has not answered since the start"
-    return None
 
-
-def _ago(context: BrokerContext, seconds: float) -> int:
-    return context.clock.now_ms() - int(seconds * 1000)
+    def _ago(self, seconds: float) -> int:
+        return self._clock.now_ms() - int(seconds * 1000)

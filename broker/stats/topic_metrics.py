@@ -15,10 +15,13 @@ from typing import Generic, TypeVar
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from broker.broker_context import BrokerContext
+from broker.clients.client_manager import ClientManager
+from broker.reading.tiered_store import TieredStore
 from broker.stats.broker_stats import BrokerStats, TopicTraffic
+from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
+from broker.tables.topic_config_manager import TopicConfigManager
 from neve.remoting.names import RETRY_PREFIX
 
 # Queues, or names, looked at before other requests get their turn: about a millisecond.
@@ -67,45 +70,66 @@ class Figures:
     archive: Largest[tuple[str, int]]
 
 
-async def take_figures(context: BrokerContext, archive: Largest[tuple[str, int]], limit: int) -> Figures:
-    return Figures(await _topic_traffic(context.stats, limit), await consumer_lags(context, limit), archive)
+class TopicMetrics:
+    """Takes the figures of a scrape."""
 
+    def __init__(
+        self,
+        stats: BrokerStats,
+        store: MessageStore,
+        tiered: TieredStore,
+        *,
+        topics: TopicConfigManager,
+        offsets: ConsumerOffsetManager,
+        clients: ClientManager,
+        retry_names: RetryNames,
+    ) -> None:
+        self._stats, self._store, self._tiered = stats, store, tiered
+        self._topics, self._offsets, self._clients, self._retry_names = topics, offsets, clients, retry_names
 
-async def _topic_traffic(stats: BrokerStats, limit: int) -> Largest[TopicTraffic]:
-    told = Largest[TopicTraffic](limit)
-    for topic in stats.topics():
-        row = stats.of(topic)
-        told.add(row.messages_in + row.messages_out, row)
-        if told.count % _SLICE == 0:
-            await asyncio.sleep(0)
-    return told
+    async def take(self, archive: Largest[tuple[str, int]], limit: int) -> Figures:
+        """On the loop; `archive`: the ages of what is not archived."""
+        return Figures(await self._topic_traffic(limit), await self.consumer_lags(limit), archive)
 
+    async def _topic_traffic(self, limit: int) -> Largest[TopicTraffic]:
+        told = Largest[TopicTraffic](limit)
+        for topic in self._stats.topics():
+            row = self._stats.of(topic)
+            told.add(row.messages_in + row.messages_out, row)
+            if told.count % _SLICE == 0:
+                await asyncio.sleep(0)
+        return told
 
-async def consumer_lags(context: BrokerContext, limit: int) -> Largest[Lag]:
-    """Messages behind: those between where the group stands and the ends of a topic's queues.
+    async def consumer_lags(self, limit: int) -> Largest[Lag]:
+        """Messages behind: those between where the group stands and the ends of a topic's queues.
 
-    `mqadmin consumerProgress` counts offsets. Those that exist nowhere wait for nobody: a restore leaves out millions.
+        `mqadmin consumerProgress` counts offsets. Those that exist nowhere wait for nobody: a restore leaves out
+        millions.
 
-    For each topic where a group has a position, and its retry topics even if it has none there yet. A topic that a
-    running group no longer subscribes to does not count.
-    """
-    lags = Largest[Lag](limit)
-    looked_at = 0
-    for topic, group in _with_retries(context.offsets, context.retry_names):
-        looked_at += 1
-        if looked_at >= _SLICE:
-            looked_at = 0
-            await asyncio.sleep(0)
-        config = context.topics.select(topic)
-        if config is None or _has_left(context, group, topic):
-            continue
-        consumed = context.offsets.queues_of(group, topic)
-        ends = [context.store.max_offset(topic, queue) for queue in range(config.read_queue_nums)]
-        count = context.tiered.count_messages
-        behind = sum(count(topic, queue, consumed.get(queue, 0), end) for queue, end in enumerate(ends))
-        lags.add(behind, Lag(group, topic, behind))
-        looked_at += len(ends)
-    return lags
+        For each topic where a group has a position, and its retry topics even if it has none there yet. A topic that a
+        running group no longer subscribes to does not count.
+        """
+        lags = Largest[Lag](limit)
+        looked_at = 0
+        for topic, group in _with_retries(self._offsets, self._retry_names):
+            looked_at += 1
+            if looked_at >= _SLICE:
+                looked_at = 0
+                await asyncio.sleep(0)
+            config = self._topics.select(topic)
+            if config is None or self._has_left(group, topic):
+                continue
+            consumed = self._offsets.queues_of(group, topic)
+            ends = [self._store.max_offset(topic, queue) for queue in range(config.read_queue_nums)]
+            count = self._tiered.count_messages
+            behind = sum(count(topic, queue, consumed.get(queue, 0), end) for queue, end in enumerate(ends))
+            lags.add(behind, Lag(group, topic, behind))
+            looked_at += len(ends)
+        return lags
+
+    def _has_left(self, group: str, topic: str) -> bool:
+        live = self._clients.consumers.get(group)
+        return live is not None and topic not in live.subscriptions and not topic.startswith(RETRY_PREFIX)
 
 
 def archive_ages(ages_ms: Mapping[str, int], limit: int) -> Largest[tuple[str, int]]:
@@ -126,11 +150,6 @@ def _with_retries(offsets: ConsumerOffsetManager, names: RetryNames) -> Iterator
             if (retry, group) not in more and not offsets.stands(group, retry):
                 more.add((retry, group))
                 yield retry, group
-
-
-def _has_left(context: BrokerContext, group: str, topic: str) -> bool:
-    live = context.clients.consumers.get(group)
-    return live is not None and topic not in live.subscriptions and not topic.startswith(RETRY_PREFIX)
 
 
 def families(figures: Figures) -> list[Metric]:

@@ -2,12 +2,21 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
-from broker.broker_context import BrokerContext
+from access.guard import Guard
+from broker.clients.client_manager import ClientManager
+from broker.clients.registration import Registration
+from broker.config import BrokerConfig
 from broker.intake.log_writer import LogWriter
+from broker.life import BrokerLife
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
-from broker.waiting.half_messages import ROLLBACK, TRANSACTION_BITS, Half
+from broker.store.message_store import MessageStore
+from broker.tables.topic_config_manager import TopicConfigManager
+from broker.waiting.half_messages import ROLLBACK, TRANSACTION_BITS, Half, HalfMessages
+from infra.clock import Clock
+from infra.supervisor import Faults
 from neve.record.codec import MessageRecord, decode_record, reencode_record
 from neve.record.ids import offset_msg_id
 from neve.remoting.codes import RequestCode
@@ -25,69 +34,89 @@ class CheckBack:
     """Asks producers about half messages that nobody ended (RocketMQ's TransactionalMessageCheckService).
 
     After `transactionCheckMax` questions, or too long a time, one is given up: it moves to TRANS_CHECK_MAX_TIME_TOPIC.
+    `trusted_ms`: the time by which what waits may be given up: late rather than early.
     """
 
-    def __init__(self, context: BrokerContext, writer: LogWriter) -> None:
-        self._context, self._writer = context, writer
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        life: BrokerLife,
+        faults: Faults,
+        trusted_ms: Callable[[], int],
+        *,
+        transactions: HalfMessages,
+        store: MessageStore,
+        writer: LogWriter,
+        clients: ClientManager,
+        guard: Guard,
+        topics: TopicConfigManager,
+        registration: Registration,
+        address: tuple[str, int],
+    ) -> None:
+        self._config, self._clock, self._life, self._faults = config, clock, life, faults
+        self._trusted_ms, self._address = trusted_ms, address
+        self._transactions, self._store, self._writer = transactions, store, writer
+        self._clients, self._guard = clients, guard
+        self._topics, self._registration = topics, registration
 
     async def run(self) -> None:
         """One round over all that wait; each is asked about at most once."""
-        context = self._context
-        if not context.accepting:
+        if not self._life.accepting:
             return
-        context.transactions.write_marks()
+        self._transactions.write_marks()
         asked: list[Half] = []
-        for number, half in enumerate(context.transactions.waiting(), 1):
+        for number, half in enumerate(self._transactions.waiting(), 1):
             # It may have ended while others had their turn.
-            if context.transactions.find(half.queue_offset) is half and self._is_due(half) and self._try(half):
+            if self._transactions.find(half.queue_offset) is half and self._is_due(half) and self._try(half):
                 asked.append(half)
             if number % _SLICE == 0:
-                context.transactions.asked(asked)
+                self._transactions.asked(asked)
                 asked = []
                 await asyncio.sleep(0)
-        context.transactions.asked(asked)
+        self._transactions.asked(asked)
 
     def _is_due(self, half: Half) -> bool:
         wish = half.immunity_ms
-        quiet = self._context.config.transaction_time_out if wish is None else wish
+        quiet = self._config.transaction_time_out if wish is None else wish
         age = self._age_ms(half)
         # A half message of the future was stored while the clock was ahead: asked early rather than late.
         return age >= quiet or age < -STANDS_STILL_MS or self._is_too_old(half)
 
     def _age_ms(self, half: Half) -> int:
-        return self._context.clock.now_ms() - half.store_ms
+        return self._clock.now_ms() - half.store_ms
 
     def _is_too_old(self, half: Half) -> bool:
         """As RocketMQ's needSkip, whatever quiet time its producer wished for: it would keep its segment for ever."""
-        age = self._context.trusted_ms() - half.store_ms
-        return age > self._context.config.file_reserved_time * _HOUR_MS
+        age = self._trusted_ms() - half.store_ms
+        return age > self._config.file_reserved_time * _HOUR_MS
 
     def _try(self, half: Half) -> bool:
         """One that fails counts as asked: it is given up in the end, and those behind it have their turn."""
         try:
             return self._check(half)
         except Exception as error:  # noqa: BLE001 - one half message, of which anything may be odd
-            self._context.faults.add("a half message", error, f"at {half.physical_offset}")
+            self._faults.add("a half message", error, f"at {half.physical_offset}")
             return True
 
     def _check(self, half: Half) -> bool:
         """True if it counts as asked: as in RocketMQ also when no producer of the group is there."""
-        store = self._context.store
+        store = self._store
         raw = store.record_at(half.physical_offset)
         if raw is None:
             if half.physical_offset < store.min_physical_offset:
                 log.error("the half message at %d is no longer in the log: left out", half.physical_offset)
-                self._context.transactions.end(half, ROLLBACK)
+                self._transactions.end(half, ROLLBACK)
             return False
         record = decode_record(raw)
-        if half.checks >= self._context.config.transaction_check_max or self._is_too_old(half):
+        if half.checks >= self._config.transaction_check_max or self._is_too_old(half):
             self._give_up(half, record)
             return False
         properties = record.properties
         # Anybody may call itself a producer of the group; the message is for who may send such.
-        channel = self._context.clients.next_producer(
+        channel = self._clients.next_producer(
             properties.get("PGROUP", ""),
-            lambda producer: self._context.may_use_topic(
+            lambda producer: self._guard.may_use_topic(
                 producer.connection, producer.user, properties.get("REAL_TOPIC", ""), "Pub"
             ),
         )
@@ -98,7 +127,7 @@ class CheckBack:
         return True
 
     def _question(self, half: Half, record: MessageRecord, properties: dict[str, str]) -> RemotingCommand:
-        context, unique = self._context, properties.get("UNIQ_KEY", "")
+        unique = properties.get("UNIQ_KEY", "")
         properties["TRANSACTION_CHECK_TIMES"] = str(half.checks + 1)
         body = reencode_record(
             record,
@@ -112,22 +141,22 @@ class CheckBack:
             "commitLogOffset": str(half.physical_offset),
             "msgId": unique,
             "transactionId": unique,
-            "offsetMsgId": offset_msg_id(context.address, half.physical_offset),
-            "bname": context.config.broker_name,
+            "offsetMsgId": offset_msg_id(self._address, half.physical_offset),
+            "bname": self._config.broker_name,
         }
         return RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
 
     def _give_up(self, half: Half, record: MessageRecord) -> None:
         """Kept where an operator finds it."""
-        context, properties = self._context, record.properties
-        context.topics.create_now(CHECK_MAX_TOPIC, 1)
+        properties = record.properties
+        self._topics.create_now(CHECK_MAX_TOPIC, 1)
         try:
             sys_flag = record.sys_flag & ~TRANSACTION_BITS
-            mark = context.transactions.end_mark(half)
+            mark = self._transactions.end_mark(half)
             self._writer.put_copy(record, CHECK_MAX_TOPIC, 0, properties=properties, sys_flag=sys_flag, beside=mark)
         except (StoreFull, StoreNotWritable, MessageIllegal) as error:
             log.warning("transaction %s can't be given up now: %s", properties.get("UNIQ_KEY"), error)
             return
         log.warning("transaction %s: given up after %d checks", properties.get("UNIQ_KEY"), half.checks)
-        context.transactions.ended(half, ROLLBACK)
-        context.register_soon()
+        self._transactions.ended(half, ROLLBACK)
+        self._registration.soon()

@@ -72,7 +72,7 @@ def test_an_answered_end_of_a_transaction_survives_a_power_cut(seed: int) -> Non
             survivor = disk.power_cut(seed)
         async with broker_on(survivor) as (broker, connection):
             assert await visible(connection) == [b"committed"]
-            (waiting,) = broker.context.transactions.waiting()
+            (waiting,) = broker.transactions.waiting()
             assert waiting.physical_offset == transactions[2]["commitLogOffset"]
             for ended in transactions[:2]:  # the producer may not have heard the answer, and asks for it again
                 await end(connection, ended, COMMIT)

@@ -54,7 +54,7 @@ def with_archive(tmp_path: Path, check: Check) -> None:
             for n in range(COUNT):
                 await send(connection, "T", b"%d" % n)
             await offload(broker)
-            assert broker.context.store.min_offset("T", 0) == COUNT
+            assert broker.store.min_offset("T", 0) == COUNT
             await send(connection, "T", b"%d" % COUNT)
             (path,) = (archive / "topic=T").rglob("*.parquet")
             await check(broker, connection, path)
@@ -64,7 +64,7 @@ def with_archive(tmp_path: Path, check: Check) -> None:
 
 def test_while_the_store_hangs_hot_traffic_goes_on_and_cold_pulls_wait(tmp_path: Path) -> None:
     async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
-        tiered = broker.context.tiered
+        tiered = broker.tiered
         kept = path.with_suffix(".kept")
         path.rename(kept)
         os.mkfifo(path)  # who opens it to read waits for a writer
@@ -123,15 +123,15 @@ def test_a_spoilt_object_holds_its_readers_until_it_is_mended(tmp_path: Path) ->
         path.write_bytes(whole)
         answer = await pull(connection, 7)
         assert [record.queue_offset for record in iter_records(answer.body)] == list(range(7, 39))
-        assert broker.context.tiered.cold_failures == 4
+        assert broker.tiered.cold_failures == 4
 
     with_archive(tmp_path, check)
 
 
 def take_out(broker: BrokerController, group: str, offsets: list[int]) -> int:
     """As if popped and due at once; returns the pop time."""
-    context = broker.context
-    context.find_group(group)
+    context = broker
+    context.groups.require(group)
     context.pops.open(group, "T", 0, offsets[0])
     now = context.clock.now_ms()
     context.pops.record(PopCheckPoint(group, "T", 0, offsets[-1] + 1, now, now, False, offsets))
@@ -140,7 +140,7 @@ def take_out(broker: BrokerController, group: str, offsets: list[int]) -> int:
 
 def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_ones_do_later(tmp_path: Path) -> None:
     async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
-        context, revive = broker.context, broker.revive
+        context, revive = broker, broker.revive
         kept, pipe = path.with_suffix(".kept"), path.with_suffix(".pipe")
         path.rename(kept)
         os.mkfifo(path)
@@ -178,7 +178,7 @@ def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_o
 
 def test_popped_messages_whose_archive_is_lost_stay_out_and_come_back_once_it_is_there(tmp_path: Path) -> None:
     async def check(broker: BrokerController, connection: Connection, path: Path) -> None:
-        context = broker.context
+        context = broker
         kept = path.with_suffix(".kept")
         path.rename(kept)
         take_out(broker, "g", [4, 5])

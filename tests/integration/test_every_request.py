@@ -279,20 +279,20 @@ def test_a_broker_answers_whatever_it_is_asked_and_goes_on(tmp_path: Path, caplo
             assert stranger.answers[0] > 100
             assert sum(stranger.answers.values()) > 10_000
             assert peak() - before < ROOM
-            assert broker.troubles() == []
+            assert broker.health.troubles() == []
             await send(connection, "after")
             delayed = await send(connection, "after", b"delayed", properties="DELAY\x011\x02")
             assert delayed.code == 0
-            await until(lambda: broker.context.store.max_offset("after", 0) == 2, "the delayed message")
+            await until(lambda: broker.store.max_offset("after", 0) == 2, "the delayed message")
             pulled = await ask(
                 connection, Code.PULL_MESSAGE, consumerGroup="after", topic="after", queueId=0, queueOffset=0,
                 maxMsgNums=32, sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*",
             )  # fmt: skip
             assert (pulled.code, pulled.ext["nextBeginOffset"]) == (0, "2")
-            for part in (broker.context.topics, broker.context.groups, broker.context.offsets):
+            for part in (broker.topics, broker.groups, broker.offsets):
                 part.file.touch()
                 await part.file.save()
-            assert broker.troubles() == []
+            assert broker.health.troubles() == []
 
     asyncio.run(main())
     assert accidents(caplog) == set()

@@ -32,7 +32,7 @@ async def _archived(tmp_path: Path) -> None:
         await send(client, RETRY, b"again")
         done = json.loads((await offload(broker)).splitlines()[-1])
         assert (done["objects"], done["failed"], done["set_aside"]) == (2, 0, {})
-        assert broker.context.store.min_offset(RETRY, 0) == 1, "it left the local disk"
+        assert broker.store.min_offset(RETRY, 0) == 1, "it left the local disk"
         pulled = await ask(
             client, Code.PULL_MESSAGE, consumerGroup=GROUP, topic=RETRY, queueId=0, queueOffset=0, maxMsgNums=8,
             sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subVersion=0, subscription="*", expressionType="TAG",
@@ -58,4 +58,4 @@ async def _refused(tmp_path: Path) -> None:
         )  # fmt: skip
         assert popped.code == ResponseCode.INVALID_PARAMETER
         assert "longer than topic max length 255" in str(popped.remark)
-        assert all(len(name) <= 255 for name in broker.context.topics.topics)
+        assert all(len(name) <= 255 for name in broker.topics.topics)

@@ -208,7 +208,7 @@ def start(data: Path, store: Path, *, restoring: bool) -> tuple[dict[int, int], 
     async def run() -> tuple[dict[int, int], dict[str, int], set[str]]:
         broker = controller(data, store, restoring=restoring)
         await broker.start()
-        context = broker.context
+        context = broker
         found = (
             context.store.following_offsets().get(TOPIC, {}),
             {name: queues[0] for name, queues in context.offsets.table().items()},

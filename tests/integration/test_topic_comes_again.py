@@ -78,7 +78,7 @@ async def _sent_meanwhile(tmp_path: Path) -> None:
         assert (await in_process.ask(client, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == 0
         assert broker.archive.journal is not None
         assert broker.archive.journal.catalog.recorded_minimum(TOPIC, 0) == 2
-        assert broker.context.store.next_offset(TOPIC, 0) == 2
+        assert broker.store.next_offset(TOPIC, 0) == 2
 
 
 def test_what_was_sent_while_the_archive_recorded_the_end_is_buried_later_if_the_store_fails_then(

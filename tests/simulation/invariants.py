@@ -34,7 +34,7 @@ def check(world: World) -> None:
     model, bucket = world.model, world.bucket
     hot = {place: _read_hot(world, *place) for place in queues_of(world.process.store)}
     for place, held in model.live.items():
-        exists = world.process.context.topics.select(place[0]) is not None
+        exists = world.process.broker.topics.select(place[0]) is not None
         # of a deletion that may have been recorded a restore knows, and nobody else
         sure = {offset: message for offset, message in held.items() if offset >= model.uncertain.get(place, 0)}
         assert exists or not sure or place[0] in world.missing, f"topic {place[0]} is gone"

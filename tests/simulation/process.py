@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from broker.archiving.outside import Outside
@@ -39,8 +39,9 @@ class Killed(BaseException):
     """The process is gone, at this very line."""
 
 
-def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+def drive(coroutine: Awaitable[T]) -> T:
     """Run a coroutine that has nothing to wait for."""
+    assert isinstance(coroutine, Coroutine)
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -104,20 +105,23 @@ class Process:
         machine = Machine(clock=clock, disk=disk, outside=outside, check_port=_is_free)
         restoring = Restore(config, disk) if restore else None
         self.broker = BrokerController(config, machine, restoring, store_config=_small_store, pins=_Pins(self))
-        self.context = self.broker.context
-        self.store = self.context.store
+        self.store = self.broker.store
 
     def start(self, loaded: Callable[[], None]) -> None:
         """`loaded` is called between the log's recovery and the archive's attachment."""
-        drive(self.broker.recover())
+        undo: list[Callable[[], Awaitable[object]]] = []
         try:
-            loaded()
-            drive(self.broker.open_archive())
-            self.broker.settle()
+            for step in self.broker.starting:
+                if step.name == "archive":
+                    loaded()
+                if step.name == "ports":
+                    break
+                drive(step.do())
+                if step.undo is not None:
+                    undo.append(step.undo)
         except Exception:
-            if hasattr(self.broker, "archive"):
-                drive(self.archive.shutdown())
-            self.store.shutdown()
+            while undo:
+                drive(undo.pop()())
             raise
 
     @property
@@ -146,14 +150,14 @@ class Process:
         """As `BrokerController.shutdown`, without what it has to do with clients."""
         drive(self.archive.shutdown())
         if self.store.failed is None:
-            for table in (self.context.topics, self.context.groups, self.context.offsets):
+            for table in (self.broker.topics, self.broker.groups, self.broker.offsets):
                 table.file.save_now()
             self.flush()
             drive(self.archive.write_last_state())
         self.store.shutdown()
 
     def told_minimum(self, topic: str, queue: int) -> int:
-        return int(self.context.tiered.min_offset(topic, queue))
+        return int(self.broker.tiered.min_offset(topic, queue))
 
 
 class _Pins:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def put(world: World, topic: str, queue: int) -> None:
     """A message of an odd shape or a plain one; the topic is made where it is not there."""
     process, model = world.process, world.model
-    if process.context.topics.select(topic) is None:
-        process.context.topics.update(TopicConfig(topic_name=topic, read_queue_nums=3, write_queue_nums=3))
-        process.context.topics.file.save_now()
+    if process.broker.topics.select(topic) is None:
+        process.broker.topics.update(TopicConfig(topic_name=topic, read_queue_nums=3, write_queue_nums=3))
+        process.broker.topics.file.save_now()
     number = model.number = model.number + 1
     size = world.random.choice((0, 1, 10, 300, 1000, 5000))
     body = b"%d:" % number + world.random.randbytes(size)

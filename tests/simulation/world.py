@@ -225,12 +225,12 @@ class World:
 
     def _change_ttl(self) -> None:
         topic, hours = self.random.choice(TOPICS), self.random.choice((1, 1, 2, 30, 1_000_000, -1))
-        config = self.process.context.topics.select(topic)
+        config = self.process.broker.topics.select(topic)
         if config is not None:
             self.tell(f"ttl of {topic} is {hours} h")
             changed = msgspec.structs.replace(config, attributes={**config.attributes, "reserve.time": str(hours)})
-            self.process.context.topics.update(changed)
-            self.process.context.topics.file.save_now()
+            self.process.broker.topics.update(changed)
+            self.process.broker.topics.file.save_now()
 
     def _advance(self) -> None:
         by = self.random.choice((1000, MINUTE, 20 * MINUTE, HOUR, 3 * HOUR, 26 * HOUR))
@@ -239,7 +239,7 @@ class World:
 
     def _delete_topic(self) -> None:
         topic = self.random.choice(TOPICS)
-        if self.process.context.topics.select(topic) is None:
+        if self.process.broker.topics.select(topic) is None:
             return
         queues = self.process.store.queues().get(topic, [])
         ends = {queue: self.process.store.next_offset(topic, queue) for queue in queues}
@@ -378,7 +378,7 @@ class World:
         failpoint.disarm()
         self.model.told = dict(self.bucket.minimums)
         self._start()
-        self.missing = {topic for topic in TOPICS if self.process.context.topics.select(topic) is None}
+        self.missing = {topic for topic in TOPICS if self.process.broker.topics.select(topic) is None}
         self.check()
 
     def _fork(self) -> None:
@@ -469,7 +469,7 @@ class World:
         for place, minimum in self.bucket.expired.items():
             self.model.record_minimum(place, minimum, self._has_expired)
         for place in queues_of(self.process.store):
-            if self.process.context.topics.select(place[0]) is not None:
+            if self.process.broker.topics.select(place[0]) is not None:
                 self.model.tell_minimum(place, self.process.told_minimum(*place), self.bucket, self._has_expired)
 
     def _has_expired(self, message: Message) -> bool:

@@ -148,8 +148,8 @@ def test_a_slow_verify_holds_up_no_other_thread_of_the_broker(tmp_path: Path) ->
             assert {status for status, _ in others} == {409}
             assert (await ask(port, "GET /metrics", "Host: localhost"))[0] == 200
             assert (await ask(port, "GET /archive/verify", "Host: localhost"))[0] == 404
-            broker.context.topics.file.touch()
-            await broker.context.topics.file.save()
+            broker.topics.file.touch()
+            await broker.topics.file.save()
             go.set()
             assert (await first)[0] == 200
 

@@ -57,14 +57,14 @@ async def a_client(broker: BrokerController, number: int) -> None:
         pull = {"consumerGroup": "g", "topic": topic, "queueId": 0, "queueOffset": 1, "maxMsgNums": 32}
         pull |= {"sysFlag": 6, "commitOffset": 0, "suspendTimeoutMillis": 20_000, "subscription": "*", "subVersion": 0}
         pop = {"consumerGroup": "g", "topic": "nothing", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000}
-        pop |= {"pollTime": 20_000, "bornTime": broker.context.boot_ms, "initMode": 0}
+        pop |= {"pollTime": 20_000, "bornTime": broker.clock.now_ms(), "initMode": 0}
         for code, ext in ((Code.PULL_MESSAGE, pull), (Code.POP_MESSAGE, pop)):
             texts = {name: str(value) for name, value in ext.items()}
             connection.send(RemotingCommand(code, ext=texts, opaque=7_000_000 + code))
-        await until(lambda: broker.context.hold.count > 0)
+        await until(lambda: broker.hold.count > 0)
     finally:
         connection.close()
-    await until(lambda: broker.context.hold.count == 0)
+    await until(lambda: broker.hold.count == 0)
     assert (await ask_once(broker, Code.DELETE_TOPIC_IN_BROKER, topic=topic)).code == 0
 
 

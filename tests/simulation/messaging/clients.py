@@ -106,7 +106,7 @@ def _stored(world: World, sent: Sent, answer: RemotingCommand) -> None:
 
 def _promised_end(world: World) -> int:
     """The end of what an answer promises: under SYNC_FLUSH it is on the disk."""
-    store = world.server.context.store
+    store = world.server.controller.store
     return store.flushed_offset if world.config.sync_flush else store.max_physical_offset
 
 
@@ -189,7 +189,7 @@ def end_all_halves(world: World) -> None:
 
 def pop(world: World, invisible: int | None = None) -> None:
     invisible = invisible or world.random.choice(INVISIBLE)
-    if world.server.context.topics.select(POPPED) is None:
+    if world.server.controller.topics.select(POPPED) is None:
         return
     world.tell(f"pop, invisible for {invisible} ms")
     set_backs = world.model.set_backs
@@ -237,7 +237,7 @@ def _taken(world: World, sent: Sent, flight: Flight) -> None:
 
 
 def _reached(world: World) -> int:
-    return world.server.context.store.max_physical_offset
+    return world.server.controller.store.max_physical_offset
 
 
 def _may_be_over(world: World, flight: Flight) -> bool:
@@ -308,7 +308,7 @@ def _hidden(world: World, flight: Flight, answer: RemotingCommand) -> None:
 
 def set_back(world: World) -> None:
     """An administrator sends the group to the beginning of a queue: all of it comes again, what is out is forgotten."""
-    context, queue = world.server.context, world.random.randrange(2)
+    context, queue = world.server.controller, world.random.randrange(2)
     if context.topics.select(POPPED) is None or WORKERS not in context.groups.groups:
         return
     world.tell(f"{WORKERS} is set back in {POPPED}/{queue}")
@@ -336,8 +336,8 @@ def _was_set_back(world: World, places: set[Place], answer: RemotingCommand) -> 
 def pull(world: World) -> None:
     """Waits for a moment if nothing is there; what comes is what the queue has from that offset on."""
     topic, queue = "orders", world.random.randrange(2)
-    store = world.server.context.store
-    if world.server.context.topics.select(topic) is None:
+    store = world.server.controller.store
+    if world.server.controller.topics.select(topic) is None:
         return
     offset = world.random.randrange(store.max_offset(topic, queue) + 1)
     world.tell(f"pull {topic}/{queue}/{offset}")
@@ -365,7 +365,7 @@ def drain(world: World) -> None:
             _ack(world, flight)
         world._rest(0.01)
         if world.counts["popped"] == found:
-            if not any(queue.flights for queue in world.server.context.pops.queues.values()):
+            if not any(queue.flights for queue in world.server.controller.pops.queues.values()):
                 return
             world._rest(2.0)
 
@@ -401,8 +401,8 @@ def send_back(world: World) -> None:
 
 def commit_offset(world: World) -> None:
     topic, queue = "orders", world.random.randrange(2)
-    end = world.server.context.store.max_offset(topic, queue)
-    if world.server.context.topics.select(topic) is None or not end:
+    end = world.server.controller.store.max_offset(topic, queue)
+    if world.server.controller.topics.select(topic) is None or not end:
         return
     offset = world.random.randrange(end + 1)
     world.tell(f"{READERS} commits {topic}/{queue}/{offset}")

@@ -49,7 +49,7 @@ LATE_S = 3.0
 
 def appeared(world: World, shown: list[Shown]) -> None:
     """Messages that readers see from now on."""
-    store = world.server.context.store
+    store = world.server.controller.store
     for queue, offset, _ in shown:
         if queue.topic not in {*TARGETS, RETRY, AGAIN}:
             continue
@@ -97,7 +97,7 @@ def check_tasks(world: World) -> None:
     if not controller.life.accepting:
         return
     alive = {task.get_name() for task in controller._supervisor._tasks if not task.done()}
-    troubles = world.server.loop.ask(controller.troubles)
+    troubles = world.server.loop.ask(controller.health.troubles)
     told = {f"broker/{trouble.task}" for trouble in troubles}
     assert world.tasks <= alive | told, f"dead, and the broker says it is well: {sorted(world.tasks - alive - told)}"
     if not world.faults.met:
@@ -106,7 +106,7 @@ def check_tasks(world: World) -> None:
 
 
 def check(world: World, *, at_rest: bool = False) -> None:
-    store = world.server.context.store
+    store = world.server.controller.store
     copies: dict[str, list[Copy]] = {}
     for topic, queues in store.queues().items():
         if topic in TARGETS or topic in HOLDS.values() or topic in {RETRY, AGAIN, DEAD}:
@@ -166,7 +166,7 @@ def _check_waits(world: World, sent: Sent, delivered: list[Copy], state: str, *,
     if at_rest:
         assert sent.recall_sent, f"{sent.name} is never delivered: {state}"
     elif sent.kind == DELAY:
-        position, _ = world.server.context.schedule.position(sent.level)
+        position, _ = world.server.controller.schedule.position(sent.level)
         assert sent.offset is not None
         assert position <= sent.offset, f"{sent.name} is passed over, the level stands at {position}: {state}"
 
@@ -177,7 +177,7 @@ def _check_transaction(world: World, sent: Sent, delivered: list[Copy], state: s
         assert "commit" in sent.asked_for, f"{sent.name} is delivered, nobody committed it: {state}"
     if sent.outcome == "commit":
         assert delivered, f"{sent.name} was committed and is nowhere: {state}"
-    waits = sent.promised and world.server.context.transactions.find(sent.offset or 0) is not None
+    waits = sent.promised and world.server.controller.transactions.find(sent.offset or 0) is not None
     if sent.promised and not waits:
         assert sent.asked_for, f"{sent.name} is forgotten: {state}"
         assert delivered or "rollback" in sent.asked_for, f"{sent.name} is ended and nowhere: {state}"
@@ -195,7 +195,7 @@ def _check_handed_out(world: World, copies: list[Copy], state: str) -> None:
 
 def check_offsets(world: World, *, clean: bool) -> None:
     """After a start: exactly what was committed, or what was so a few periods of saving ago."""
-    context, now = world.server.context, world.clock.monotonic()
+    context, now = world.server.controller, world.clock.monotonic()
     periods = 2 * world.config.flush_consumer_offset_interval / 1000 + SAVING_S
     for key, told in world.model.offsets.history.items():
         group, topic, queue = key
@@ -222,7 +222,7 @@ def check_lateness(world: World) -> None:
 
 def _records(world: World, topic: str, queue: int) -> list[MessageRecord]:
     """All that a queue holds."""
-    store = world.server.context.store
+    store = world.server.controller.store
     found = []
     offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
     while offset < end:

@@ -39,7 +39,6 @@ class Server:
         outside = Outside(threads=SimThreads(), ask_loop=_Ask)
         machine = Machine(clock=clock, disk=disk, outside=outside, check_port=_is_free)
         self.controller = BrokerController(config, machine, store_config=small_store)
-        self.context = self.controller.context
 
     def start(self) -> None:
         """Raises StartupError or what the disk did."""

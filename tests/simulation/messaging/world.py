@@ -126,7 +126,7 @@ class World:
         if self.clock.now_ms() < self.clock.highest_ms:
             self.clock.set_wall(self.clock.highest_ms)
             self.calm_since = self.clock.monotonic()
-        if self.server.wants_to_end or self.server.context.store.failed is not None:
+        if self.server.wants_to_end or self.server.controller.store.failed is not None:
             self._stop()
         self._rest(max(clients.LEVELS) / 1000 + clients.LONGEST_TIMER_MS / 1000 + 2)
         clients.end_all_halves(self)
@@ -277,7 +277,7 @@ class World:
     def _after_death(self, how: str) -> None:
         """A process that died of its own, or is killed here."""
         disk = self.server.disk
-        self.flushed = self.server.context.store.flushed_offset
+        self.flushed = self.server.controller.store.flushed_offset
         self.server.die()
         self.model.process_ended()
         if how == "power cut" or disk.lost_pages:
@@ -294,7 +294,7 @@ class World:
         """As SIGTERM, or as the broker itself wishes."""
         self.tell("stop")
         self._live_on()
-        store = self.server.context.store
+        store = self.server.controller.store
         self.server.shutdown()
         left = self.server.controller.left_behind
         assert self.slow or self.slow_syncs or not left, f"the stop left behind {left}"
@@ -341,10 +341,10 @@ class World:
         self.server, self.saved = server, False
         self.faults.met.clear()
         self.tasks = _names(server.controller)
-        server.context.store.tell(lambda shown: promises.appeared(self, shown))
+        server.controller.store.tell(lambda shown: promises.appeared(self, shown))
         self.client = Client(loop, PORT, functools.partial(clients.asked, self))
         clients.greet(self)
-        self.tell(f"started, the log ends at {server.context.store.max_physical_offset}")
+        self.tell(f"started, the log ends at {server.controller.store.max_physical_offset}")
         promises.check_offsets(self, clean=clean)
         self.disturbed, self.calm_since = (
             self.slow or self.slow_syncs or bool(self.faults.shares),

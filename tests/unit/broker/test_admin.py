@@ -43,7 +43,7 @@ async def pull(
 
 async def until_held(broker: BrokerController, connection: Connection) -> None:
     """Each turn is a request of its own behind the pull."""
-    while not broker.context.hold.count:
+    while not broker.hold.count:
         await ask(connection, Code.GET_BROKER_HA_STATUS)
 
 
@@ -139,8 +139,8 @@ def test_groups_are_cloned_compared_and_forbidden(tmp_path: Path) -> None:
         await pull(connection, 0)
         await ask(connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="T", queueId=0, commitOffset=3)
         await ask(connection, Code.CLONE_GROUP_OFFSET, srcGroup="g", destGroup="h", topic="T", offline="true")
-        assert broker.context.offsets.query("h", "T", 0) == 3
-        broker.context.offsets.commit("h", "T", 0, 1)
+        assert broker.offsets.query("h", "T", 0) == 3
+        broker.offsets.commit("h", "T", 0, 1)
         answer = await ask(connection, Code.QUERY_CORRECTION_OFFSET, filterGroups="", compareGroup="g", topic="T")
         assert lenient_loads(answer.body) == {"correctionOffsets": {0: 1}}
         span = lenient_loads((await ask(connection, Code.QUERY_CONSUME_TIME_SPAN, topic="T", group="g")).body)
@@ -303,7 +303,7 @@ def test_popped_messages_count_as_read(tmp_path: Path) -> None:
         ext = {"consumerGroup": "g", "topic": "T", "queueId": 0, "maxMsgNums": 2, "invisibleTime": 60_000}
         popped = await ask(connection, Code.POP_MESSAGE, **ext, pollTime=0, bornTime=0, initMode=0)
         assert popped.ext["msgOffsetInfo"] == "0 0 0,1"
-        stats = broker.context.stats
+        stats = broker.stats
         assert (stats.messages_out, stats.bytes_out) == (2, len(popped.body))
         assert (stats.view("GROUP_GET_NUMS", "T@g") or {})["statsDay"]["sum"] == 2
         size = len(popped.body) // 2

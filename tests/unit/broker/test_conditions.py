@@ -63,14 +63,14 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     async def scenario() -> None:
         async with running(tmp_path / "data") as (broker, _):
             with monkeypatch.context() as patch:
-                patch.setattr(type(broker.context.store.disk), "room", lambda self, path: Room(96, 4))
-                await until(lambda: broker.context.refuse_writes is not None)
+                patch.setattr(type(broker.store.disk), "room", lambda self, path: Room(96, 4))
+                await until(lambda: broker.life.refusal is not None)
                 ready = await page(broker, "readyz")
                 assert "disk full since 2" in ready
                 assert "96% used, mark 90%; sends are refused with code 14" in ready
                 assert json.loads(await page(broker, "archive/status"))["conditions"][0]["name"] == "disk full"
-                patch.setattr(type(broker.context.store.disk), "room", lambda self, path: Room(50, 50))
-                await until(lambda: broker.context.refuse_writes is None)
+                patch.setattr(type(broker.store.disk), "room", lambda self, path: Room(50, 50))
+                await until(lambda: broker.life.refusal is None)
                 assert "disk full" not in await page(broker, "readyz")
 
     asyncio.run(scenario())

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from broker.waiting.check_back import CheckBack
 from broker.waiting.half_messages import COMMIT, ROLLBACK
 from infra.disk import DiskFull
 from infra.remoting_server import Connection
@@ -53,7 +52,7 @@ async def try_to_send(connection: Connection, topic: str) -> RemotingCommand:
 
 def tear_commit(broker: BrokerController, disk: SimDisk) -> SimDisk:
     """What a power cut in the middle of the commit's write leaves: the message, and nothing of its mark."""
-    (half,), store = broker.context.transactions.waiting(), broker.context.store
+    (half,), store = broker.transactions.waiting(), broker.store
     store.put(
         "orders", 0, b"half", b"", flag=0, sys_flag=TRANSACTION_COMMIT, born_timestamp=0, born_host=("127.0.0.1", 0),
         prepared_transaction_offset=half.physical_offset,
@@ -84,13 +83,13 @@ def test_a_commit_whose_mark_has_no_room_delivers_nothing_yet_and_once_later() -
             fill(disk)
             assert await end(connection, stored, COMMIT) == REFUSED
             await send(connection, "orders", b"after")
-            assert broker.context.store.max_offset("orders", 0) == 2
-            assert len(broker.context.transactions) == 1
+            assert broker.store.max_offset("orders", 0) == 2
+            assert len(broker.transactions) == 1
             disk = disk.power_cut()
         async with broker_on(disk) as (broker, connection):
             assert [await end(connection, stored, COMMIT) for _ in range(2)] == [0, 0]
-            assert broker.context.store.max_offset("orders", 0) == 3
-            assert len(broker.context.transactions) == 0
+            assert broker.store.max_offset("orders", 0) == 3
+            assert len(broker.transactions) == 0
 
     asyncio.run(tell())
 
@@ -102,15 +101,15 @@ def test_a_rollback_whose_mark_has_no_room_is_refused_and_waits_to_be_asked_agai
             stored = await send(connection, "orders", b"half", HALF)
             fill(disk)
             assert await end(connection, stored, ROLLBACK) == REFUSED
-            assert broker.context.transactions.outcome(0) is None
-            assert len(broker.context.transactions) == 1
+            assert broker.transactions.outcome(0) is None
+            assert len(broker.transactions) == 1
             disk = disk.power_cut()
         async with broker_on(disk) as (broker, connection):
             assert await end(connection, stored, ROLLBACK) == 0
             disk = disk.power_cut()
         async with broker_on(disk) as (broker, connection):
-            assert len(broker.context.transactions) == 0
-            assert broker.context.store.max_offset("orders", 0) == 0
+            assert len(broker.transactions) == 0
+            assert broker.store.max_offset("orders", 0) == 0
 
     asyncio.run(tell())
 
@@ -120,22 +119,22 @@ def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> None:
         disk = SimDisk()
         async with broker_on(disk, "transactionCheckMax=3", "transactionTimeOut=0") as (broker, connection):
             stored = await send(connection, "orders", b"half", HALF)
-            transactions = broker.context.transactions
+            transactions = broker.transactions
             (half,) = transactions.waiting()
             fill(disk)
-            check_back, half.checks = CheckBack(broker.context, broker.context.writer), 3
+            check_back, half.checks = broker.check_back, 3
             where = offset_msg_id(broker.address, half.physical_offset)
             answer = await ask(connection, Code.RESUME_CHECK_HALF_MESSAGE, msgId=where)
             assert (answer.code, half.checks) == (REFUSED, 3)
             for _ in range(2):
                 await check_back.run()
-                await broker.context.flusher.flush_now()
-                assert broker.context.store.max_offset(CHECK_MAX_TOPIC, 0) == 0
+                await broker.flusher.flush_now()
+                assert broker.store.max_offset(CHECK_MAX_TOPIC, 0) == 0
             assert transactions.waiting() == [half]
             del disk.create_preallocated
             await check_back.run()
-            await broker.context.flusher.flush_now()
-            assert broker.context.store.max_offset(CHECK_MAX_TOPIC, 0) == 1
+            await broker.flusher.flush_now()
+            assert broker.store.max_offset(CHECK_MAX_TOPIC, 0) == 1
             assert await end(connection, stored, ROLLBACK) == 0
 
     asyncio.run(tell())
@@ -153,17 +152,17 @@ def test_a_commit_whose_mark_was_torn_stays_ended_though_the_start_after_finds_t
             for topic in ("orders", "others"):
                 answer = await try_to_send(connection, topic)
                 assert answer.code == REFUSED, "stored before the mark, it would hide the message from the next start"
-            assert broker.context.store.max_offset("orders", 0) == 2, "reads go on"
-            assert len(broker.context.transactions) == 0
+            assert broker.store.max_offset("orders", 0) == 2, "reads go on"
+            assert len(broker.transactions) == 0
             again = torn.power_cut()
         async with broker_on(again) as (broker, connection):
-            assert len(broker.context.transactions) == 0
+            assert len(broker.transactions) == 0
             await send(connection, "orders", b"after")
             third = again.power_cut()
         async with broker_on(third) as (broker, connection):
-            assert len(broker.context.transactions) == 0
+            assert len(broker.transactions) == 0
             assert await end(connection, stored, COMMIT) != 0
-            assert broker.context.store.max_offset("orders", 0) == 3
+            assert broker.store.max_offset("orders", 0) == 3
 
     asyncio.run(tell())
 
@@ -177,14 +176,14 @@ def test_sends_go_on_by_themselves_once_there_is_room_for_the_torn_mark() -> Non
         fill(torn)
         async with broker_on(torn) as (broker, connection):
             assert (await try_to_send(connection, "orders")).code == REFUSED
-            broker.context.store.roll()
+            broker.store.roll()
             assert (await try_to_send(connection, "orders")).code == REFUSED
             del torn.create_preallocated
             await send(connection, "orders", b"after")
-            assert broker.context.store.max_offset(OP_HALF_TOPIC, 0) == 1
+            assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 1
             again = torn.power_cut()
         async with broker_on(again) as (broker, connection):
-            assert len(broker.context.transactions) == 0
-            assert broker.context.store.max_offset("orders", 0) == 2
+            assert len(broker.transactions) == 0
+            assert broker.store.max_offset("orders", 0) == 2
 
     asyncio.run(tell())

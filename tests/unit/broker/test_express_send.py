@@ -91,7 +91,7 @@ class Broker:
 
     def __init__(self, controller: BrokerController, signer: Signer | None = None) -> None:
         self.controller, self.signer = controller, signer
-        self.store = controller.context.store
+        self.store = controller.store
         self.dispatched = 0
 
     def connect(self, *, express: bool) -> tuple[Connection, Outside]:
@@ -243,7 +243,7 @@ def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: P
         connection, outside = broker.connect(express=True)
         connection.data_received(frame({}, b"0") + frame({"i": "WAIT\x01false\x02"}, b"1") + frame({}, b"2"))
         assert outside.written.count(b'"opaque"') == 1  # only who doesn't want to wait
-        flusher = broker.controller.context.flusher
+        flusher = broker.controller.flusher
         flusher._complete(broker.store.flush())
         connection.flush()
         assert outside.written.count(b'"code":0') == 3

@@ -57,7 +57,7 @@ def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_its_client_l
 ) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
-            clients, body = broker.context.clients, heartbeat("A", fingerprint=7)
+            clients, body = broker.clients, heartbeat("A", fingerprint=7)
             assert await beat(connection, body) == "true"
             before = [*clients.consumers["g"].channels.values(), *clients.producers["p"].values()]
             assert [await beat(connection, body) for _ in range(3)] == ["false"] * 3
@@ -84,7 +84,7 @@ def test_without_a_fingerprint_the_answer_stays_that_something_may_have_changed(
 def test_a_heartbeat_is_read_again_once_what_it_says_no_longer_stands(tmp_path: Path, read: list[int]) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
-            context, body = broker.context, heartbeat("A")
+            context, body = broker, heartbeat("A")
             await beat(connection, body)
 
             other = await open_connection(*context.address)
@@ -141,7 +141,7 @@ def test_a_wide_heartbeat_is_compared_in_slices_and_its_group_has_one_of_two_sta
 
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
-            clients = broker.context.clients
+            clients = broker.clients
             seen: set[frozenset[str]] = set()
 
             async def look() -> None:
@@ -164,13 +164,13 @@ def test_a_wide_heartbeat_is_compared_in_slices_and_its_group_has_one_of_two_sta
 
 
 def subscriptions(broker: BrokerController) -> list[SubscriptionData]:
-    return list(broker.context.clients.consumers["g"].subscriptions.values())
+    return list(broker.clients.consumers["g"].subscriptions.values())
 
 
 def test_a_heartbeat_whose_group_changes_between_two_slices_is_compared_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
-            clients, kinds = broker.context.clients, ("", "", "")
+            clients, kinds = broker.clients, ("", "", "")
             channel = ClientChannel(connection, "A", "JAVA", 1, 0.0, 0)
 
             def register(changes: Changes) -> ConsumerGroup:
@@ -200,7 +200,7 @@ def test_a_heartbeat_whose_group_changes_between_two_slices_is_compared_again(tm
 def test_what_a_connection_says_after_a_wide_heartbeat_is_heard_after_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
-            consumers = broker.context.clients.consumers
+            consumers = broker.clients.consumers
             await asyncio.gather(
                 beat(connection, heartbeat("A", WIDE)),
                 beat(connection, heartbeat("A", ("one",))),
@@ -213,7 +213,7 @@ def test_what_a_connection_says_after_a_wide_heartbeat_is_heard_after_it(tmp_pat
                 ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g", producerGroup="p"),
             )
             assert "g" not in consumers
-            assert "p" not in broker.context.clients.producers
+            assert "p" not in broker.clients.producers
 
     asyncio.run(main())
 
@@ -223,7 +223,7 @@ def test_a_wide_heartbeat_whose_connection_goes_meanwhile_leaves_nobody_behind(
 ) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, _):
-            clients = broker.context.clients
+            clients = broker.clients
             begun, gone, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
             whole, closed = client_manager._compare, clients.connection_closed
 
@@ -242,7 +242,7 @@ def test_a_wide_heartbeat_whose_connection_goes_meanwhile_leaves_nobody_behind(
 
             monkeypatch.setattr(client_manager, "_compare", held)
             monkeypatch.setattr(clients, "connection_closed", see_it_go)
-            other = await open_connection(*broker.context.address)
+            other = await open_connection(*broker.address)
             asking = asyncio.create_task(beat(other, heartbeat("A", WIDE)))
             await begun.wait()
             other.abort()

@@ -19,7 +19,7 @@ SEGMENTS = 4
 
 
 def fill(broker: BrokerController, monkeypatch: pytest.MonkeyPatch, percent: int) -> None:
-    monkeypatch.setattr(type(broker.context.store.disk), "room", lambda self, path: Room(percent, 100 - percent))
+    monkeypatch.setattr(type(broker.store.disk), "room", lambda self, path: Room(percent, 100 - percent))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_without_an_archive_the_oldest_goes_when_the_disk_is_full(
             fill(broker, monkeypatch, percent)
             assert broker.archive.lifecycle is not None
             await asyncio.to_thread(broker.archive.lifecycle.evict.run)
-            assert broker.context.store.min_offset("orders", 0) == evicted
+            assert broker.store.min_offset("orders", 0) == evicted
 
     asyncio.run(scenario())
 
@@ -60,10 +60,10 @@ def test_a_trace_of_each_message_keeps_no_archived_segment_on_a_crowded_disk(
             assert isinstance(lifecycle, ArchiveLifecycle)
             await asyncio.to_thread(lifecycle.offload.run)
             await asyncio.to_thread(lifecycle.evict.run)
-            assert broker.context.store.min_offset("orders", 0) == 0
+            assert broker.store.min_offset("orders", 0) == 0
             fill(broker, monkeypatch, 76)
             await asyncio.to_thread(lifecycle.evict.run)
-            assert broker.context.store.min_offset("orders", 0) >= SEGMENTS
+            assert broker.store.min_offset("orders", 0) >= SEGMENTS
 
     asyncio.run(scenario())
 

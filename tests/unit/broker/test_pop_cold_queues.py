@@ -30,13 +30,13 @@ class Archive:
     """Alone has queue 1 of the topic: silent, at first, and it counts how often it is asked."""
 
     def __init__(self, broker: BrokerController) -> None:
-        store = broker.context.store
+        store = broker.store
         self._record = bytes(store.get("t", COLD_QUEUE, 0, 1, 1 << 20).buffers[0])
         store.set_min_offset("t", COLD_QUEUE, 1)
         self.is_down, self.asked = True, 0
         self.held: asyncio.Future[None] | None = None
         tier: Any = self
-        broker.context.tiered.attach(tier)
+        broker.tiered.attach(tier)
 
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
         return (topic, queue_id, offset) == ("t", COLD_QUEUE, 0)
@@ -95,7 +95,7 @@ def test_a_silent_archive_keeps_back_no_hot_message_and_makes_none_come_again(tm
             await member.ack(*taken)
         clock.advance(120_000)
         assert await member.broker.revive.run_due() == 0
-        assert member.broker.context.topics.select("%RETRY%g_t") is None
+        assert member.broker.topics.select("%RETRY%g_t") is None
         archive.is_down = False
         assert [one.body for one in await member.pop(queue=ANY)] == [b"cold"]
 

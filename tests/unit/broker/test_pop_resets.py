@@ -55,7 +55,7 @@ def test_a_group_gets_exactly_what_its_new_offset_says(tmp_path: Path, order: bo
             assert await member.offset() == offset
         assert await rest(member) == list(range(to[-1], MESSAGES))
         assert await member.offset() == MESSAGES
-        member.broker.context.clock.advance(120_000)  # type: ignore[attr-defined]
+        member.broker.clock.advance(120_000)  # type: ignore[attr-defined]
         assert await member.broker.revive.run_due() == 0
         assert await member.pop() == []
 
@@ -135,7 +135,7 @@ def test_a_message_that_was_on_its_way_back_stays_where_the_reset_found_it(tmp_p
 
     async def work(member: Member) -> None:
         await member.pop(5, invisible=1000)
-        member.broker.context.clock.advance(2000)  # type: ignore[attr-defined]
+        member.broker.clock.advance(2000)  # type: ignore[attr-defined]
         await member.reset(5)
         assert await member.broker.revive.run_due() == 0
         assert await rest(member) == [5, 6, 7, 8, 9]
@@ -159,7 +159,7 @@ def test_a_group_that_its_table_lost_in_a_crash_keeps_its_book(tmp_path: Path) -
     async def work(member: Member) -> None:
         taken = await member.pop(5)
         await member.ack(*taken[:3])
-        groups, clock = member.broker.context.groups.groups, member.broker.context.clock
+        groups, clock = member.broker.groups.groups, member.broker.clock
         row = groups.pop(member.group)
         clock.advance(120_000)  # type: ignore[attr-defined]
         assert await member.broker.revive.run_due() == 0

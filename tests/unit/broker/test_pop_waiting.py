@@ -96,7 +96,7 @@ def test_what_was_forbidden_while_a_pull_was_held_is_forbidden_to_it(
                 expressionType="TAG",
             )
         )  # fmt: skip
-        while not member.broker.context.hold.count:
+        while not member.broker.hold.count:
             await ask(member.connection, Code.GET_BROKER_HA_STATUS)
         code = await change(member)
         assert (await held).code == code

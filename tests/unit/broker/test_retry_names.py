@@ -87,11 +87,11 @@ def test_a_deleted_topic_takes_no_other_groups_retries_along(tmp_path: Path) -> 
         await send(connection, "%RETRY%orders_billing", b"again")
         member = Member(broker, connection, topic="billing", group="orders")
         await lose(member, clock)
-        assert broker.context.topics.select("%RETRY%orders+billing") is not None
+        assert broker.topics.select("%RETRY%orders+billing") is not None
         assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="billing")).code == 0
-        assert broker.context.topics.select("%RETRY%orders+billing") is None
-        assert broker.context.topics.select("%RETRY%orders_billing") is not None
-        assert broker.context.store.max_offset("%RETRY%orders_billing", 0) == 1
+        assert broker.topics.select("%RETRY%orders+billing") is None
+        assert broker.topics.select("%RETRY%orders_billing") is not None
+        assert broker.store.max_offset("%RETRY%orders_billing", 0) == 1
 
     with_broker(tmp_path, work)
 
@@ -100,9 +100,9 @@ def test_a_topic_takes_along_what_was_popped_from_it(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "billing")
         await lose(Member(broker, connection, topic="billing", group="orders"), clock)
-        assert broker.context.topics.select("%RETRY%orders_billing") is not None
+        assert broker.topics.select("%RETRY%orders_billing") is not None
         assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="billing")).code == 0
-        assert broker.context.topics.select("%RETRY%orders_billing") is None
+        assert broker.topics.select("%RETRY%orders_billing") is None
 
     with_broker(tmp_path, work)
 
@@ -119,7 +119,7 @@ def test_a_group_whose_name_is_a_pairs_gets_none_of_its_messages(tmp_path: Path)
         await member.ack(*again)
         clock.advance(120_000)
         assert await broker.revive.run_due() == 0
-        assert broker.context.store.max_offset("%RETRY%orders_billing", 0) == 1
+        assert broker.store.max_offset("%RETRY%orders_billing", 0) == 1
 
     with_broker(tmp_path, work)
 
@@ -185,8 +185,8 @@ def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> None:
                 answer = await as_user("alice", code, **place, extraInfo=taken.receipt, **more)
                 assert answer.code == ResponseCode.SUCCESS, answer.remark
             # the retries of another's pair stay closed
-            broker.context.groups.find("h")
-            broker.context.topics.create_plain("%RETRY%h_t", 1)
+            broker.groups.find("h")
+            broker.topics.create_plain("%RETRY%h_t", 1)
             pull = {
                 "consumerGroup": "g", "topic": "%RETRY%h_t", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,
                 "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*",

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from access.guard import Unguarded
 from broker.broker_controller import BrokerController
+from broker.clients.client_manager import ClientManager
 from broker.config import BrokerConfig
 from broker.intake.log_writer import LogWriter
 from broker.life import BrokerLife
@@ -166,14 +168,26 @@ class Transactions:
     def __init__(self, world: World) -> None:
         self.world, self.producer = world, Producer()
         self.halves = HalfMessages(world.store, LogWriter(world.store), world.clock)
-        context: Any = SimpleNamespace(
-            accepting=True, transactions=self.halves, clock=world.clock, config=world.config, store=world.store,
-            trusted_ms=world.clock.now_ms,
-            clients=SimpleNamespace(next_producer=lambda group, may: self.producer), faults=world.faults,
-            topics=SimpleNamespace(create_now=lambda topic, nums: None), register_soon=lambda: None,
+        life, clients = BrokerLife(world.clock), ClientManager(world.clock, lambda group: None)
+        life.started()
+        clients.next_producer = lambda group, may: self.producer  # type: ignore[method-assign, assignment, return-value]
+        topics: Any = SimpleNamespace(create_now=lambda topic, nums: None)
+        registration: Any = SimpleNamespace(soon=lambda: None)
+        self.check_back = CheckBack(
+            world.config,
+            world.clock,
+            life,
+            world.faults,
+            world.clock.now_ms,
+            transactions=self.halves,
+            store=world.store,
+            writer=LogWriter(world.store),
+            clients=clients,
+            guard=Unguarded(),
+            topics=topics,
+            registration=registration,
             address=("127.0.0.1", 10911),
-        )  # fmt: skip
-        self.check_back = CheckBack(context, LogWriter(world.store))
+        )
 
     def half(self, body: bytes, **properties: str) -> None:
         names = {"REAL_TOPIC": "orders", "REAL_QID": "0", "PGROUP": "pg", **properties}
@@ -317,7 +331,7 @@ def test_a_task_that_fails_again_and_again_shows_on_the_health_pages(tmp_path: P
                 runs.append(1)
                 raise OSError("no more open files")
 
-            broker.context.schedule.deliver_due = fail  # type: ignore[method-assign]
+            broker.schedule.deliver_due = fail  # type: ignore[method-assign]
             await until(lambda: len(runs) > FAILING_RUNS)
             status, text = await page(broker, "readyz")
             assert status == 503
@@ -337,8 +351,8 @@ def test_a_flusher_that_ends_ends_the_broker(tmp_path: Path, flush_disk_type: st
             def fail() -> int:
                 raise ValueError("an error of ours")
 
-            broker.context.flusher._interval_ms = fail
-            await broker.context.flusher.flush_now()
+            broker.flusher._interval_ms = fail
+            await broker.flusher.flush_now()
             async with asyncio.timeout(20):
                 await broker.life.end_wanted.wait()
             assert (broker.life.exit_code, broker.life.accepting) == (EXIT_FAILED, False)
@@ -371,9 +385,9 @@ def test_the_task_that_registers_topics_outlives_a_failure_and_forgets_nothing(t
 def test_a_sync_that_hangs_shows_on_the_health_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running(tmp_path / "broker") as (broker, _):
-            flusher = broker.context.flusher
-            assert broker.troubles() == []
-            monkeypatch.setattr(flusher, "syncing_since", broker.context.clock.monotonic() - HANGING_S - 1)
+            flusher = broker.flusher
+            assert broker.health.troubles() == []
+            monkeypatch.setattr(flusher, "syncing_since", broker.clock.monotonic() - HANGING_S - 1)
             status, text = await page(broker, "livez")
             assert (status, text.splitlines()[:1]) == (503, ["not live"])
             assert "task flush: hanging" in text

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from broker.archiving.ask_loop import AskLoop
-from broker.stats.topic_metrics import consumer_lags
 from broker.store.message_store import MessageStore
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
@@ -40,9 +39,9 @@ def test_a_groups_progress_over_many_topics_is_told_in_slices(
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
             for number in range(TOPICS):
-                broker.context.topics.create_plain(f"topic-{number}", QUEUES)
+                broker.topics.create_plain(f"topic-{number}", QUEUES)
                 for queue in range(QUEUES):
-                    broker.context.offsets.commit("g", f"topic-{number}", queue, 1)
+                    broker.offsets.commit("g", f"topic-{number}", queue, 1)
             looked_at = counted("store_time")
             answer = await ask(connection, Code.GET_CONSUME_STATS, consumerGroup="g")
             assert answer.code == 0
@@ -55,7 +54,7 @@ def test_a_groups_progress_over_many_topics_is_told_in_slices(
 def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, counted: Callable[[str], Counted]) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, _):
-            store = broker.context.store
+            store = broker.store
             for number in range(1_200):
                 store.queue_for(f"topic-{number}", 0)
             taken = counted("following_of")
@@ -73,10 +72,10 @@ def test_the_progress_of_all_groups_over_many_small_topics_is_told_in_slices(
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
             for group in ("g", "h"):
-                broker.context.groups.find(group)
+                broker.groups.find(group)
                 for number in range(TOPICS):
-                    broker.context.topics.create_plain(f"topic-{number}", QUEUES)
-                    broker.context.offsets.commit(group, f"topic-{number}", 0, 1)
+                    broker.topics.create_plain(f"topic-{number}", QUEUES)
+                    broker.offsets.commit(group, f"topic-{number}", 0, 1)
             looked_at = counted("max_offset")
             answer = await ask(connection, Code.GET_BROKER_CONSUME_STATS, isOrder="false")
             assert answer.code == 0
@@ -97,12 +96,12 @@ def test_groups_in_topics_that_are_gone_are_passed_over_in_slices(
 ) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, _):
-            context = broker.context
+            context = broker
             for number in range(1_200):
                 context.offsets.commit("g", f"gone-{number}", 0, 1)
             passed = Counted(context.topics.select)
             monkeypatch.setattr(context.topics, "select", passed)
-            assert (await consumer_lags(context, 10)).count == 0
+            assert (await broker.topic_metrics.consumer_lags(10)).count == 0
             assert passed.all >= 1_200
             assert passed.most <= 300
 
@@ -112,7 +111,7 @@ def test_groups_in_topics_that_are_gone_are_passed_over_in_slices(
 def test_where_groups_stand_is_not_copied_before_the_first_slice(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, _):
-            offsets = broker.context.offsets
+            offsets = broker.offsets
             for number in range(50):
                 for group in ("g", "h"):
                     offsets.commit(group, f"topic-{number}", 0, 1)
@@ -134,7 +133,7 @@ def test_where_groups_stand_is_taken_for_its_file_in_slices_and_what_changes_mea
 ) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, _):
-            offsets = broker.context.offsets
+            offsets = broker.offsets
             for number in range(3_500):
                 offsets.commit("g", f"topic-{number}", 0, 1)
             looked_at, pairs = Counted(lambda pair: pair), offsets.pairs

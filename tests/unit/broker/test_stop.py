@@ -23,7 +23,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stored(broker: BrokerController) -> int:
-    return broker.context.store.max_offset("orders", 0)
+    return broker.store.max_offset("orders", 0)
 
 
 def test_a_step_that_fails_or_hangs_keeps_back_no_other() -> None:
@@ -61,7 +61,7 @@ def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_synced(
         may_go = threading.Event()
         async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (broker, connection):
             await send(connection, "orders")
-            store = broker.context.store
+            store = broker.store
             flush = store.flush
 
             def hang() -> int:
@@ -74,7 +74,7 @@ def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_synced(
             assert (broker.left_behind, broker.life.exit_code) == (["flush"], EXIT_FAILED)
             assert DataDirectory(store.config.root, store.disk).begin() is False, "marked as not cleanly stopped"
             may_go.set()
-            await asyncio.to_thread(broker.context.flusher.close)
+            await asyncio.to_thread(broker.flusher.close)
             store.abandon()  # as the end of the process does
         async with running(tmp_path / "broker") as (broker, _):
             assert stored(broker) == 1
@@ -87,12 +87,12 @@ def test_a_sync_that_fails_in_the_stop_ends_it_as_a_failure(tmp_path: Path, monk
     async def main() -> None:
         async with running(tmp_path / "broker") as (broker, connection):
             await send(connection, "orders")
-            await broker.context.flusher.flush_now()
+            await broker.flusher.flush_now()
 
             def fail() -> int:
                 raise StoreNotWritable("a sync to the disk failed: Input/output error")
 
-            monkeypatch.setattr(broker.context.store, "flush", fail)
+            monkeypatch.setattr(broker.store, "flush", fail)
             await broker.shutdown()
             monkeypatch.undo()
             assert (broker.left_behind, broker.life.exit_code) == ([], EXIT_FAILED)

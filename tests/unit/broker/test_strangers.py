@@ -55,7 +55,7 @@ def test_a_long_header_is_answered_and_the_connection_lives(tmp_path: Path) -> N
             batch = await ask(connection, Code.SEND_BATCH_MESSAGE, a="p", b="T", c="TBW102", d=1, e=0, f=0, g=1, h=0,
                               i="k\x01" + "v" * 70_000, m="true")  # fmt: skip
             assert batch.code == ResponseCode.MESSAGE_ILLEGAL
-            assert broker.context.store.max_offset("T", 0) == 2
+            assert broker.store.max_offset("T", 0) == 2
 
     asyncio.run(main())
 
@@ -67,9 +67,9 @@ def test_a_client_takes_out_only_what_came_over_its_connection(tmp_path: Path) -
             assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
             stranger = await open_connection(*broker.address)
             assert (await ask(stranger, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
-            assert broker.context.clients.consumers["g"].client_ids() == ["A"]
+            assert broker.clients.consumers["g"].client_ids() == ["A"]
             assert (await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
-            assert "g" not in broker.context.clients.consumers
+            assert "g" not in broker.clients.consumers
             stranger.close()
 
     asyncio.run(main())
@@ -81,8 +81,8 @@ def test_a_held_pull_is_told_when_its_permission_has_gone(tmp_path: Path, taken:
         async with running(tmp_path) as (broker, connection):
             await send(connection, "T")
             waiting = asyncio.create_task(pull(connection, 1))
-            await until(lambda: broker.context.hold.count == 1)
-            context = broker.context
+            await until(lambda: broker.hold.count == 1)
+            context = broker
             if taken == "topic":
                 context.topics.topics["T"].perm = 2
             elif taken == "group":
@@ -104,7 +104,7 @@ def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(
         async with running(tmp_path) as (broker, connection):
             await send(connection, "T")
             waiting = asyncio.create_task(pull(connection, 1))
-            await until(lambda: broker.context.hold.count == 1)
+            await until(lambda: broker.hold.count == 1)
 
             def refuse(_: Connection, command: RemotingCommand) -> None:
                 raise BrokerError(ResponseCode.NO_PERMISSION, f"not {command.code} any more")
@@ -133,11 +133,11 @@ def test_a_pull_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
             await send(connection, "T")
-            kept = counted(broker.context.hold, "hold")
+            kept = counted(broker.hold, "hold")
             answer = await pull(connection, 1, subscription="a || " * 10_000 + "b", suspendTimeoutMillis=5_000)
             assert (answer.code, kept) == (ResponseCode.PULL_NOT_FOUND, [])
             waiting = asyncio.create_task(pull(connection, 1, subscription=" || ".join(f"t{n}" for n in range(500))))
-            await until(lambda: broker.context.hold.count == 1)
+            await until(lambda: broker.hold.count == 1)
             await send(connection, "T", b"tagged", properties="TAGS\x01t7\x02")
             assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
 
@@ -152,11 +152,11 @@ def test_a_pop_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
                 "consumerGroup": "g", "topic": "T", "queueId": 0, "maxMsgNums": 8, "invisibleTime": 60_000,
                 "initMode": 1, "pollTime": 5_000, "bornTime": 0, "expType": "TAG",
             }  # fmt: skip
-            kept = counted(broker.context.polling, "add")
+            kept = counted(broker.polling, "add")
             answer = await ask(connection, Code.POP_MESSAGE, exp="a || " * 10_000 + "b", **ext)
             assert (answer.code, kept) == (ResponseCode.POLLING_TIMEOUT, [])
             waiting = asyncio.create_task(ask(connection, Code.POP_MESSAGE, exp="a || b", **ext))
-            await until(lambda: broker.context.polling.count == 1)
+            await until(lambda: broker.polling.count == 1)
             await send(connection, "T", b"tagged", properties="TAGS\x01b\x02")
             assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
 
@@ -175,11 +175,11 @@ def test_a_group_has_no_more_retry_queues_than_a_topic_may_have(tmp_path: Path) 
             for wrong in (10**30, 2**31):
                 assert await make_group(connection, groupName="g", retryQueueNums=wrong) == 1
             assert await make_group(connection, groupName="g", attributes={"x": "y" * 20_000}) == 29
-            assert "g" not in broker.context.groups.groups
+            assert "g" not in broker.groups.groups
             assert await make_group(connection, groupName="g", retryQueueNums=8) == 0
-            broker.context.groups.groups["g"].retry_queue_nums = 2_000_000_000  # as an older version took it
+            broker.groups.groups["g"].retry_queue_nums = 2_000_000_000  # as an older version took it
             assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
-            assert broker.context.topics.topics["%RETRY%g"].read_queue_nums == 8
+            assert broker.topics.topics["%RETRY%g"].read_queue_nums == 8
             for body in (b"[]", b'{"groupConfigList":7}', b"null", b"{'topicConfigList':{}}"):
                 for code in (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, Code.UPDATE_AND_CREATE_TOPIC_LIST):
                     assert (await ask(connection, code, body)).code in {0, 29}
@@ -191,7 +191,7 @@ def test_what_clients_name_has_an_end_and_what_is_known_goes_on(tmp_path: Path) 
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
             await send(connection, "T")
-            context = broker.context
+            context = broker
             context.config.max_topics = len(context.topics.topics)
             context.config.max_groups = len(context.groups.groups)
             with pytest.raises(AssertionError, match="maxTopics"):
@@ -221,7 +221,7 @@ def test_only_queues_that_are_there_are_locked_or_committed(tmp_path: Path) -> N
     async def main() -> None:
         async with running(tmp_path) as (broker, connection):
             await send(connection, "T")
-            context = broker.context
+            context = broker
             name, queues = context.config.broker_name, context.topics.topics["T"].queue_nums
             assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
             asked = [("T", name, 0), ("T", "x" * 9999, 0), ("no", name, 0), ("T", name, queues), ("T", name, -1)]
@@ -250,7 +250,7 @@ def test_only_queues_that_are_there_are_locked_or_committed(tmp_path: Path) -> N
 def test_what_heartbeats_say_has_an_end_and_is_forgotten_with_their_connection(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, "maxClientBytes=1m") as (broker, connection):
-            clients = broker.context.clients
+            clients = broker.clients
             assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g", topics=("T", "U")))).code == 0
             first = clients.bytes
             assert first > 0

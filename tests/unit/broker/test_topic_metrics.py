@@ -12,7 +12,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.broker_controller import BrokerController
-from broker.stats.topic_metrics import consumer_lags
 from broker.tables.topic_config_manager import TopicConfig
 from infra.remoting_server import Connection
 from neve.archive.journal import Gap
@@ -44,7 +43,7 @@ async def scrape(broker: BrokerController) -> Series:
 
 
 def commit(broker: BrokerController, group: str, topic: str, offset: int) -> None:
-    broker.context.offsets.commit(group, topic, 0, offset)
+    broker.offsets.commit(group, topic, 0, offset)
 
 
 async def subscribe(connection: Connection, group: str, topic: str) -> None:
@@ -135,12 +134,12 @@ def test_beyond_the_limit_the_busiest_and_the_longest_lag_are_told_and_how_many_
 
 def test_looking_at_many_queues_lets_other_requests_in_between(tmp_path: Path) -> None:
     async def work(broker: BrokerController, connection: Connection) -> None:
-        context = broker.context
+        context = broker
         for number in range(40):
             context.topics.update(TopicConfig(topic_name=f"t{number}", read_queue_nums=1000, write_queue_nums=1000))
             context.offsets.commit("g", f"t{number}", 0, 0)
         loop, turns = asyncio.get_running_loop(), 0
-        looking = asyncio.create_task(consumer_lags(context, 10))
+        looking = asyncio.create_task(broker.topic_metrics.consumer_lags(10))
 
         def another_turn() -> None:
             nonlocal turns
@@ -160,12 +159,12 @@ def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
     """What a restore leaves out, and what has expired."""
 
     async def work(broker: BrokerController, connection: Connection) -> None:
-        store, journal = broker.context.store, broker.archive.journal
+        store, journal = broker.store, broker.archive.journal
         assert journal is not None
         for _ in range(5):
             await send(connection, "T")
         commit(broker, "g", "T", 2)
-        assert broker.context.topics.select("T") is not None
+        assert broker.topics.select("T") is not None
         (queue,) = store.queues_of("T")
         store.create_queue_at("T", queue, 10_000_005)
         gap = Gap(topic="T", queue=queue, first=5, last=10_000_004, reason="restored")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.waiting.check_back import CheckBack
 from infra.clock import ManualClock
 from infra.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
@@ -51,12 +50,12 @@ def timer(**properties: object) -> str:
 def test_nobody_sends_to_what_the_broker_believes(tmp_path: Path, topic: str) -> None:
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         forged = b'["r","g","t",0,3]'
-        before = broker.context.store.max_physical_offset
+        before = broker.store.max_physical_offset
         for code, more in ((Code.SEND_MESSAGE_V2, {}), (Code.SEND_BATCH_MESSAGE, {"m": "true"})):
             for properties in ("", "DELAY\x011\x02", "TIMER_DELAY_SEC\x011\x02"):
                 answer = await ask(connection, code, forged, **{**PLACE, **more}, b=topic, i=properties)
                 assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
-        assert broker.context.store.max_physical_offset == before
+        assert broker.store.max_physical_offset == before
 
     with_broker(tmp_path, work)
 
@@ -82,10 +81,10 @@ def test_a_timer_is_taken_back_by_topic_and_id_only(tmp_path: Path) -> None:
         properties = timer(TIMER_DELAY_SEC=10, TIMER_DEL_UNIQKEY="ours+A", UNIQ_KEY="x")
         answer = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **PLACE, b="ours", i=properties)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
-        await broker.context.flusher.flush_now()
+        await broker.flusher.flush_now()
         clock.advance(10_001)
-        broker.context.timers.deliver_due()
-        assert [broker.context.store.max_offset(topic, 0) for topic in ("ours", "theirs")] == [2, 2]
+        broker.timers.deliver_due()
+        assert [broker.store.max_offset(topic, 0) for topic in ("ours", "theirs")] == [2, 2]
 
     with_broker(tmp_path, work)
 
@@ -146,7 +145,7 @@ def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> No
             if round_ == 2:
                 await join("alice")
             clock.advance(120_000)
-            await CheckBack(broker.context, broker.context.writer).run()
+            await broker.check_back.run()
         member = Member(broker, connection)
         while len(asked["alice"]) < 2:
             await ask(member.connection, Code.GET_BROKER_HA_STATUS)

@@ -1,0 +1,84 @@
+"""What a start finds in the data directory, and what it says where it can't go on with that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from broker import rocketmqs_store
+from broker.config import BrokerConfig
+from broker.store.errors import StoreError, StoreFull, StoreLocked
+from broker.store.message_store import MessageStore
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager, system_topics
+from infra.disk import Disk
+from infra.startup import EXIT_CONFIG, EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError
+
+log = logging.getLogger(__name__)
+
+# A log file, its successor and the first queue files must fit.
+_MIN_FREE_FILES = 2
+
+
+class Loaded(Protocol):
+    """A table, or what waits in the log."""
+
+    def load(self) -> object:
+        """ValueError for what it can't read."""
+
+
+def check_directory(config: BrokerConfig, disk: Disk) -> None:
+    """Made where it is missing; StartupError where it is another's, or too small."""
+    root = config.root
+    try:
+        disk.make_dirs(root / "config")
+    except OSError as error:
+        raise StartupError(f"storePathRootDir={root}: {error.strerror or error}", EXIT_DISK) from error
+    if (foreign := rocketmqs_store.refusal(disk, root)) is not None:
+        raise StartupError(foreign, EXIT_CONFIG)
+    needed = _MIN_FREE_FILES * config.mapped_file_size_commit_log
+    free = disk.room(root).available
+    if free < needed and not disk.exists(root / "commitlog"):
+        raise StartupError(
+            f"{root}: {free >> 20} MiB free, {needed >> 20} MiB needed; set mappedFileSizeCommitLog smaller",
+            EXIT_DISK,
+        )
+
+
+def recover_log(config: BrokerConfig, store: MessageStore) -> None:
+    """The log, its queues and its end. StartupError, and nothing is locked then."""
+    root = config.root
+    try:
+        report = store.load()
+    except StoreLocked as error:
+        raise StartupError(f"data directory {root} is in use by another broker", EXIT_IN_USE) from error
+    except StoreFull as error:
+        raise StartupError(f"{root}: {error}", EXIT_DISK) from error
+    except (StoreError, OSError) as error:
+        raise StartupError(f"{root}: {error}", EXIT_FAILED) from error
+    log.info("log recovered: %s", report)
+
+
+def load_all(parts: Sequence[Loaded]) -> None:
+    """In this order. StartupError for what can't be read."""
+    try:
+        for part in parts:
+            part.load()
+    except ValueError as error:
+        raise StartupError(str(error), EXIT_FAILED) from error
+
+
+def add_system_tables(config: BrokerConfig, topics: TopicConfigManager, groups: SubscriptionGroupManager) -> None:
+    """What a stock broker has at start is on disk before anybody asks for it."""
+    topics.ensure_system(
+        system_topics(
+            config.broker_name,
+            config.broker_cluster_name,
+            auto_create=config.auto_create_topic_enable,
+            queues=config.default_topic_queue_nums,
+            trace=config.trace_topic_enable,
+        )
+    )
+    topics.file.save_now()
+    groups.file.save_now()

@@ -1,0 +1,78 @@
+"""Administration: who is connected, and who reads what (203, 204, 300, 328, 343, 345)."""
+
+from typing import Any
+
+from broker.clients.client_manager import ClientManager, subscription_to_wire
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.body import dumps
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import require_str
+
+
+class AdminConnectionsProcessor:
+    """Who is connected, as mqadmin shows it (a part of RocketMQ's AdminBrokerProcessor)."""
+
+    def __init__(self, clients: ClientManager, offsets: ConsumerOffsetManager, address: tuple[str, int]) -> None:
+        self._clients, self._offsets, self._address = clients, offsets, address
+
+    def consumer_connections(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        group = require_str(request.ext, "consumerGroup")
+        info = self._clients.consumers.get(group)
+        if info is None:
+            raise BrokerError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")
+        body = {
+            "connectionSet": [channel.to_wire() for channel in info.channels.values()],
+            "consumeFromWhere": info.consume_from_where,
+            "consumeType": info.consume_type,
+            "messageModel": info.message_model,
+            "subscriptionTable": {topic: subscription_to_wire(sub) for topic, sub in info.subscriptions.items()},
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
+
+    def producer_connections(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        group = require_str(request.ext, "producerGroup")
+        producers = self._clients.producers.get(group)
+        if not producers:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+        body = {"connectionSet": [channel.to_wire() for channel in producers.values()]}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
+
+    def groups_of_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        topic = require_str(request.ext, "topic")
+        groups = {*self._clients.groups_subscribed_to(topic), *self._offsets.groups_of(topic)}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"groupList": sorted(groups)}))
+
+    def topics_of_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        group = require_str(request.ext, "group")
+        live = self._clients.consumers.get(group)
+        topics = {*self._offsets.topics_of(group), *(live.subscriptions if live is not None else ())}
+        body = {"topicList": sorted(topics), "brokerAddr": "{}:{}".format(*self._address)}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
+
+    def subscription(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        group, topic = require_str(request.ext, "group"), require_str(request.ext, "topic")
+        info = self._clients.consumers.get(group)
+        body: dict[str, Any] = {"group": group, "topic": topic}
+        if info is not None and topic in info.subscriptions:
+            body["subscriptionData"] = subscription_to_wire(info.subscriptions[topic])
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
+
+    def all_producers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """328."""
+        data = {
+            group: [
+                {
+                    "clientId": channel.client_id,
+                    "language": channel.language,
+                    "lastUpdateTimestamp": channel.last_update_ms,
+                    "remoteIP": "/{}:{}".format(*channel.connection.remote),  # Java's text of a socket address
+                    "version": channel.version,
+                }
+                for channel in channels.values()
+            ]
+            for group, channels in self._clients.producers.items()
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"data": data}))

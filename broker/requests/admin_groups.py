@@ -1,0 +1,81 @@
+"""Administration: consumer groups, as they are made, changed, deleted and told of, and what they may not read (353)."""
+
+from broker.archiving.deletion import GroupDeletion
+from broker.config import BrokerConfig
+from broker.requests.admin_values import in_range, list_of
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting import names
+from neve.remoting.body import convert, dumps, lenient_loads
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_bool, require_str
+
+# What a group may bring beside its name: fields that are only kept.
+_MAX_GROUP_BYTES = 16 * 1024
+
+
+class AdminGroupsProcessor:
+    """Makes, changes, deletes and lists groups (a part of RocketMQ's AdminBrokerProcessor)."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        groups: SubscriptionGroupManager,
+        topics: TopicConfigManager,
+        deletion: GroupDeletion,
+    ) -> None:
+        self._config, self._groups, self._topics, self._deletion = config, groups, topics, deletion
+
+    async def update_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        config = convert(lenient_loads(request.body), SubscriptionGroupConfig)
+        await self._apply_groups([config])
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    async def update_group_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        items = list_of(request, "groupConfigList")
+        await self._apply_groups([convert(item, SubscriptionGroupConfig) for item in items])
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    async def _apply_groups(self, configs: list[SubscriptionGroupConfig]) -> None:
+        groups = self._groups
+        for config in configs:
+            fault = names.group_fault(config.group_name)
+            if fault is None and len(dumps(config)) > _MAX_GROUP_BYTES:
+                fault = f"the settings of the group {config.group_name} are longer than {_MAX_GROUP_BYTES} bytes"
+            if fault is not None:
+                raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
+            in_range("retryQueueNums", config.retry_queue_nums, 0, self._config.max_queues_per_topic)
+        new = len({config.group_name for config in configs} - groups.groups.keys())
+        if new > groups.room and new:
+            limit = self._config.max_groups
+            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"there are maxGroups={limit} groups")
+        for config in configs:
+            groups.update(config)
+        await groups.file.save()
+
+    async def delete_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        group = require_str(request.ext, "groupName")
+        await self._deletion.delete(group, with_offsets=optional_bool(request.ext, "cleanOffset"))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    def all_groups(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(self._groups.to_wire()))
+
+    def group_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        config = self._groups.require(require_str(request.ext, "group"))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(config.to_wire()))
+
+    async def group_forbidden(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """353: with `readable` set it changes what is told."""
+        ext, groups = request.ext, self._groups
+        group, topic = require_str(ext, "group"), require_str(ext, "topic")
+        if ext.get("readable"):
+            self._topics.require(topic)
+            self._groups.require(group)
+            groups.set_forbidden(group, topic, forbidden=not optional_bool(ext, "readable"))
+            await groups.file.save()
+        body = {"group": group, "readable": not groups.is_forbidden(group, topic), "topic": topic}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))

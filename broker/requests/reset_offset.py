@@ -1,0 +1,83 @@
+"""A group is sent somewhere else (222): its positions, what it has popped, and who waits for either."""
+
+from typing import Any
+
+from broker.long_polling.message_arriving import MessageArriving
+from broker.pop.pop_book import PopBook
+from broker.reading.tiered_store import TieredStore
+from broker.requests.wide_answer import in_slices, wide_answer
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.body import MessageQueue
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_int, require_int, require_str
+
+
+class ResetOffsetProcessor:
+    """Sets a group's positions for it (a part of RocketMQ's AdminBrokerProcessor)."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        *,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        tiered: TieredStore,
+        pops: PopBook,
+        arriving: MessageArriving,
+    ) -> None:
+        self._broker_name, self._tiered = broker_name, tiered
+        self._topics, self._groups, self._offsets = topics, groups, offsets
+        self._pops, self._arriving = pops, arriving
+
+    async def reset_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """222. Kept here until each queue's next pull or pop, so consumers need not be running."""
+        ext = request.ext
+        group, topic = require_str(ext, "group"), require_str(ext, "topic")
+        config = self._topics.require(topic)
+        if group not in self._groups.groups:
+            raise BrokerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
+        queue, offset = optional_int(ext, "queueId", -1), optional_int(ext, "offset", -1)
+        if queue >= config.read_queue_nums:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"queueId[{queue}] is illegal, {topic} has fewer queues")
+        if queue >= 0 and offset != -1:
+            targets = {queue: self._given(topic, queue, offset)}
+        else:
+            time = require_int(ext, "timestamp")
+            queues = [queue] if queue >= 0 else range(config.read_queue_nums)
+            targets = {number: await self._by_time(topic, number, time) async for number in in_slices(queues)}
+        self._topics.require(topic)  # the queues were looked at one after the other
+        for number, target in targets.items():
+            self._offsets.reset(group, topic, number, target)
+        await self._pops.settle()
+        await self._offsets.file.save()
+        self._arriving.release_group(group, topic)
+        name = self._broker_name
+        if request.language == "CPP":
+            table: Any = [
+                {"topic": topic, "brokerName": name, "queueId": number, "offset": target}
+                for number, target in targets.items()
+            ]
+        else:
+            table = {MessageQueue(topic, name, number): target for number, target in targets.items()}
+        return await wide_answer(request, {"offsetTable": table})
+
+    def _given(self, topic: str, queue: int, offset: int) -> int:
+        tiered = self._tiered
+        low, high = tiered.min_offset(topic, queue), tiered.max_offset(topic, queue)
+        if not low <= offset <= high + 1:
+            raise BrokerError(
+                ResponseCode.SYSTEM_ERROR, f"Target offset {offset} not in consume queue range [{low}-{high}]"
+            )
+        return offset
+
+    async def _by_time(self, topic: str, queue: int, timestamp: int) -> int:
+        tiered = self._tiered
+        if timestamp == -1:
+            return max(tiered.max_offset(topic, queue), 0)
+        return max(await tiered.offset_by_time(topic, queue, timestamp, False), 0)

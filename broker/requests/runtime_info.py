@@ -1,0 +1,76 @@
+"""How the broker is doing (28)."""
+
+import os
+from collections.abc import Callable
+
+from broker.stats.totals import Totals
+from broker.store.message_store import MessageStore
+from broker.waiting.schedule_message import ScheduleMessage
+from infra.clock import Clock
+from infra.remoting_server import Connection
+from neve.remoting.body import dumps
+from neve.remoting.codes import VERSION, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+_ZEROS = (
+    "sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills",
+    "pullThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind",
+    "timerCongestNum", "timerEnqueueTps", "timerDequeueTps", "dispatchBehindBytes", "dispatchMaxBuffer",
+    "putMessageFailedTimes", "putMessageEntireTimeMax", "getMessageEntireTimeMax", "putLatency99", "putLatency999",
+    "litePullThreadPoolQueueSize", "queryThreadPoolQueueSize", "ackThreadPoolQueueSize", "EndTransactionQueueSize",
+    "remainTransientStoreBufferNumbs", "remainHowManyDataToCommit",
+)  # fmt: skip
+
+
+class RuntimeInfoProcessor:
+    """`used_ratio`: the used share of the data disk."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        store: MessageStore,
+        schedule: ScheduleMessage,
+        totals: Totals,
+        used_ratio: Callable[[], float],
+    ) -> None:
+        self._clock, self._store, self._schedule = clock, store, schedule
+        self._totals, self._used_ratio = totals, used_ratio
+        self._boot_ms = clock.now_ms()
+
+    def runtime_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """28. mqadmin parses most of these without asking whether they are there."""
+        store = self._store
+        now = self._clock.now_ms()
+        ratio = str(self._used_ratio())
+        segments = store.segments()
+        oldest = min((s.newest_store_time for s in segments if s.newest_store_time > 0), default=now)
+        put, got = self._totals.put_rates(), self._totals.get_rates()
+        table = {
+            **dict.fromkeys(_ZEROS, "0"),
+            "bootTimestamp": str(self._boot_ms),
+            "brokerActive": "true",
+            "brokerVersion": str(int(VERSION)),
+            "brokerVersionDesc": "V5_3_3",
+            "commitLogDiskRatio": ratio,
+            "consumeQueueDiskRatio": ratio,
+            "commitLogMaxOffset": str(store.max_physical_offset),
+            "commitLogMinOffset": str(store.min_physical_offset),
+            "earliestMessageTimeStamp": str(oldest),
+            "getFoundTps": got,
+            "getMissTps": "0.0 0.0 0.0",
+            "getTotalTps": got,
+            "getTransferredTps": got,
+            **self._totals.mornings(),
+            "pid": str(os.getpid()),
+            "putMessageAverageSize": str(self._totals.average_size()),
+            "putMessageSizeTotal": str(self._totals.size()),
+            "putMessageTimesTotal": str(self._totals.put()),
+            "putTps": put,
+            "remainHowManyDataToFlush": f"{store.max_physical_offset - store.flushed_offset} B",
+            "startAcceptSendRequestTimeStamp": str(self._boot_ms),
+            "runtime": f"[ {(now - self._boot_ms) // 1000} seconds ]",
+        }
+        for level in range(1, self._schedule.max_level + 1):
+            done, end = self._schedule.position(level)
+            table[f"scheduleMessageOffset_{level}"] = f"{done},{end}"
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"table": table}))

@@ -1,0 +1,136 @@
+"""What the broker counts, by the part that counts it; series by topic and group are in `topic_metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.archiving.archive import AnyArchive
+from broker.clients.broker_outer_api import BrokerOuterApi
+from broker.clients.client_manager import ClientManager
+from broker.clients.rebalance_lock import RebalanceLock
+from broker.intake.flusher import Flusher
+from broker.intake.intake import Intake
+from broker.long_polling.pull_request_hold import PullRequestHold
+from broker.pop.revive import PopRevive
+from broker.stats.broker_stats import BrokerStats
+from broker.stats.conditions import Conditions
+from broker.stats.health import Health
+from broker.stats.totals import Totals
+from broker.store.message_store import MessageStore
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.metrics import Metrics
+from infra.remoting_server import RemotingServer
+from infra.supervisor import Faults
+
+
+def register_traffic(metrics: Metrics, totals: Totals, intake: Intake, stats: BrokerStats) -> None:
+    """What came in and went out."""
+    counter = metrics.counter
+    counter("messages_in_total", "messages stored", totals.put)
+    counter("messages_out_total", "messages read", totals.got)
+    counter("bytes_in_total", "bytes stored", lambda: intake.bytes)
+    counter("bytes_out_total", "bytes read", lambda: stats.bytes_out)
+
+
+def register_pops(metrics: Metrics, revive: PopRevive) -> None:
+    """What comes back."""
+    counter, gauge = metrics.counter, metrics.gauge
+    counter("pop_revives_total", "popped messages that came back", lambda: revive.revived)
+    gauge("pop_revives_waiting", "messages to come back that wait to be read", lambda: revive.waiting)
+
+
+def register_server(metrics: Metrics, server: RemotingServer) -> None:
+    """Connections, and what they hold."""
+    counter, gauge, admission = metrics.counter, metrics.gauge, server.admission
+    gauge("unfinished_bytes", "held by unfinished frames of all connections", lambda: server.unfinished.bytes)
+    gauge("in_work_bytes", "bodies of requests in work, of all connections", lambda: server.in_work.bytes)
+    gauge("connections", "connections of clients", lambda: len(server.connections))
+    gauge("connections_max", "connections that there may be: maxConnections and the open files", lambda: admission.most)
+    counter("connections_refused_total", "connections closed because there were too many", lambda: admission.refused)
+
+
+def register_clients(
+    metrics: Metrics,
+    clients: ClientManager,
+    locks: RebalanceLock,
+    hold: PullRequestHold,
+    name_servers: BrokerOuterApi,
+) -> None:
+    """Who is there, and who waits."""
+    gauge = metrics.gauge
+    gauge("client_bytes", "what heartbeats say, of all connections", lambda: clients.bytes)
+    gauge("queue_locks", "queues that ordered consumers hold locked", lambda: locks.count)
+    gauge("held_pulls", "pulls that wait for a message", lambda: hold.count)
+    gauge("consumer_groups_online", "groups with a member", lambda: len(clients.consumers))
+    gauge("name_servers", "name servers that know this broker", lambda: len(name_servers.registered))
+
+
+def register_store(
+    metrics: Metrics, store: MessageStore, flusher: Flusher, topics: TopicConfigManager, used_ratio: Callable[[], float]
+) -> None:
+    """The log, its queues and its disk."""
+    counter, gauge = metrics.counter, metrics.gauge
+    gauge(
+        "flush_lag_bytes",
+        "appended, not yet flushed",
+        lambda: store.max_physical_offset - store.flushed_offset,
+    )
+    counter("flush_rounds_total", "group commits", lambda: flusher.rounds)
+    counter(
+        "index_skipped_keys_total",
+        "keys not indexed, for want of room",
+        lambda: store.skipped_keys,
+    )
+    gauge(
+        "disk_used_ratio",
+        "used share of the data disk, as `df` counts it: used / (used + available)",
+        used_ratio,
+    )
+    gauge("topics", "topics of this broker", lambda: len(topics.topics))
+
+
+def register_tasks(metrics: Metrics, health: Health, faults: Faults, archive: AnyArchive) -> None:
+    """The broker's own work."""
+    counter, gauge, jobs = metrics.counter, metrics.gauge, archive.jobs
+    counter("task_failures_total", "failed runs of the broker's own tasks", health.failures)
+    gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(health.troubles()))
+    counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", faults.total)
+    counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))
+
+
+def register_archive(metrics: Metrics, archive: AnyArchive, conditions: Conditions) -> None:
+    """The archive, what was read from it, and the clock that expiries go by."""
+    counter, gauge = metrics.counter, metrics.gauge
+    journal, reader, clock = archive.journal, archive.reader, archive.safe_clock
+    if reader is not None:
+        gauge("cold_queue", "row groups in line to be fetched", lambda: reader.waiting)
+        counter("cold_filters_total", "objects whose filters or bounds a query asked", lambda: reader.counts.filters)
+        counter("cold_fetches_total", "row groups fetched", lambda: reader.counts.fetches)
+        counter(
+            "cold_fetched_bytes_total",
+            "bytes of row groups and footers that the store sent",
+            lambda: reader.counts.fetched_bytes,
+        )
+        counter("cold_fetch_failures_total", "fetches of row groups that failed", lambda: reader.counts.failures)
+        counter(
+            "cold_disk_hits_total",
+            "fetches of row groups that the disk cache answered",
+            lambda: reader.counts.disk_hits,
+        )
+        counter("cold_memory_hits_total", "cold reads whose row group was in memory", lambda: reader.counts.memory_hits)
+        gauge("cold_memory_bytes", "decoded row groups in memory", lambda: reader.cached_bytes)
+    if journal is not None:
+        gauge("archive_epoch", "epoch of this broker's archive", lambda: journal.epoch)
+        gauge("archive_fenced", "1: another process took the archive over", lambda: int(journal.fenced))
+        gauge(
+            "archive_online",
+            "1: the store answers",
+            lambda: int(journal.online and conditions.store_away() is None),
+        )
+    gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
+    gauge(
+        "clock_behind_seconds",
+        "how far the time that expiries go by is behind the wall clock while that is not trusted",
+        lambda: clock.state().behind_ms / 1000,
+    )
+    counter("clock_jumps_total", "times that the wall clock was set by more than five minutes", lambda: clock.jumps)

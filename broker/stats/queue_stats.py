@@ -1,0 +1,36 @@
+"""A queue in figures, as RocketMQ's tools ask for them: where it begins and ends, where a group stands in it."""
+
+from broker.reading.tiered_store import TieredStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+
+
+class QueueStats:
+    """Only of what is at hand: nothing is fetched for it."""
+
+    def __init__(self, tiered: TieredStore, offsets: ConsumerOffsetManager) -> None:
+        self._tiered, self._offsets = tiered, offsets
+
+    def of_topic(self, topic: str, queue: int) -> dict[str, int]:
+        """As RocketMQ's TopicOffset has it, and how many messages there are where offsets are missing."""
+        tiered = self._tiered
+        high, low = max(tiered.max_offset(topic, queue), 0), max(tiered.min_offset(topic, queue), 0)
+        described = {
+            "lastUpdateTimestamp": max(tiered.store_time_at_hand(topic, queue, high - 1), 0) if high else 0,
+            "maxOffset": high,
+            "minOffset": low,
+        }
+        messages = tiered.count_messages(topic, queue, low, high)
+        if messages != high - low:  # Java's clients pass over what they do not know
+            described["messages"] = messages
+        return described
+
+    def of_group(self, group: str, topic: str, queue: int) -> dict[str, int]:
+        """As RocketMQ's OffsetWrapper has it."""
+        consumed = max(self._offsets.query(group, topic, queue), 0)
+        last = self._tiered.store_time_at_hand(topic, queue, consumed - 1) if consumed else 0
+        return {
+            "brokerOffset": max(self._tiered.max_offset(topic, queue), 0),
+            "consumerOffset": consumed,
+            "lastTimestamp": max(last, 0),
+            "pullOffset": max(consumed, self._offsets.query_pull(group, topic, queue)),
+        }
