@@ -15,10 +15,11 @@ from broker.intake.receipts import recall_handle, render_send_response, send_res
 from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfig
+from broker.waiting.half_messages import TRANSACTION_BITS
 from infra.remoting_server import Connection
 from neve.errors import BrokerError, ProtocolError
 from neve.record.bodies import decode_batch
-from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX, TRANSACTION_ROLLBACK
+from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.record.properties import (
     PROPERTY_DELAY,
     PROPERTY_UNIQUE_KEY,
@@ -34,7 +35,6 @@ from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 # A client before 3.4.9 sends a maxReconsumeTimes that isn't meant.
 VERSION_MAX_RECONSUME = 121
 DLQ_QUEUES = 1
-_TRANSACTION_BITS = TRANSACTION_ROLLBACK  # both of them
 
 
 class SendMessageProcessor:
@@ -146,7 +146,7 @@ class SendMessageProcessor:
         except ValueError as error:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is malformed: {error}") from error
         outer = text_to_properties(properties_of(header))
-        if not parts or header.sys_flag & _TRANSACTION_BITS or PROPERTY_DELAY in outer:
+        if not parts or header.sys_flag & TRANSACTION_BITS or PROPERTY_DELAY in outer:
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "a batch is not empty, delayed or part of a transaction")
         common = outer.get(PROPERTY_UNIQUE_KEY)
         stored = self._intake.put_batch([self._part_of_batch(connection, header, common, part) for part in parts])
