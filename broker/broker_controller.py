@@ -19,6 +19,7 @@ from broker.archiving.local_side import LocalSide
 from broker.archiving.pins import Pins, WaitingMessages
 from broker.archiving.restore import Restore, refuse_unfinished
 from broker.archiving.state import Tables
+from broker.broker_stats import BrokerStats
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import ClientManager
 from broker.clients.consumer_ids_change import ConsumerIdsChangeListener
@@ -72,7 +73,6 @@ from broker.requests.send_message import SendMessageProcessor
 from broker.requests.table import Processors
 from broker.stats import broker_metrics
 from broker.stats.admin_pages import AdminPages, register_pages
-from broker.stats.broker_stats import BrokerStats
 from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.queue_stats import QueueStats

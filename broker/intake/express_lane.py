@@ -18,11 +18,11 @@ from struct import Struct
 import msgspec
 
 from access.signed_sends import SignedSends
+from broker.broker_stats import BrokerStats, Traffic
 from broker.config import BrokerConfig
 from broker.intake.intake import Intake, cached_tags_code, with_unique_id
 from broker.intake.log_writer import LogWriter
 from broker.intake.receipts import Asked, ReceiptTemplate
-from broker.stats.broker_stats import BrokerStats, Traffic
 from broker.store.appender import Place, Send
 from broker.store.errors import StoreError
 from broker.tables.topic_config_manager import TopicConfigManager

@@ -19,6 +19,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from broker.broker_stats import BrokerStats
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher, WaitingSend
@@ -27,7 +28,6 @@ from broker.intake.message import NewMessage, Stored
 from broker.intake.property_text import ended, join_properties
 from broker.intake.receipts import REGION, host_in_msg_id
 from broker.life import BrokerLife
-from broker.stats.broker_stats import BrokerStats
 from broker.store.appender import Place
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult

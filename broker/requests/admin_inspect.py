@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientManager, subscription_to_wire
-from broker.stats.broker_stats import BrokerStats
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.remoting_server import Connection

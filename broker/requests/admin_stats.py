@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientManager
 from broker.requests.wide_answer import Turns, WideMap, in_slices
-from broker.stats.broker_stats import BrokerStats
 from broker.stats.queue_stats import QueueStats
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager

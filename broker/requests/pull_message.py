@@ -9,12 +9,12 @@ from collections.abc import Awaitable
 import msgspec
 
 from access.guard import Guard
+from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import BROADCASTING, TAG, ClientManager
 from broker.config import BrokerConfig
 from broker.long_polling.pull_request_hold import MAX_HELD_SIZE, HeldPull, PullRequestHold
 from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter, parse_expression
 from broker.reading.tiered_store import Answer, PendingRead, TieredStore
-from broker.stats.broker_stats import BrokerStats
 from broker.store.message_store import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager

@@ -1,11 +1,11 @@
 """A consumer failed on a message (36): again later through its group's retry topic, or a dead letter."""
 
 from access.guard import Guard
+from broker.broker_stats import BrokerStats
 from broker.intake.intake import Intake
 from broker.intake.message import NewMessage
 from broker.reading.tiered_store import TieredStore
 from broker.requests.send_message import DLQ_QUEUES, VERSION_MAX_RECONSUME
-from broker.stats.broker_stats import BrokerStats
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from infra.remoting_server import Connection
 from neve.errors import BrokerError

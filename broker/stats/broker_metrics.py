@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.archiving.archive import AnyArchive
+from broker.broker_stats import BrokerStats
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import ClientManager
 from broker.clients.rebalance_lock import RebalanceLock
@@ -12,7 +13,6 @@ from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.pop.revive import PopRevive
-from broker.stats.broker_stats import BrokerStats
 from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.totals import Totals

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from broker.broker_stats import BrokerStats, TopicTraffic
 from broker.clients.client_manager import ClientManager
 from broker.reading.tiered_store import TieredStore
-from broker.stats.broker_stats import BrokerStats, TopicTraffic
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames

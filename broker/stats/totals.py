@@ -1,7 +1,7 @@
 """What came in and went out, in all, by rates, and by days."""
 
+from broker.broker_stats import BrokerStats
 from broker.intake.intake import Intake
-from broker.stats.broker_stats import BrokerStats
 from infra.clock import Clock
 
 _DAY = 86_400_000

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.stats.broker_stats import BrokerStats, TopicTraffic, Traffic
+from broker.broker_stats import BrokerStats, TopicTraffic, Traffic
 from infra.clock import ManualClock
 from infra.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
