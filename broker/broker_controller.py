@@ -565,7 +565,7 @@ class BrokerController:
             Step("tables", lambda: run(self._load_tables)),
             Step("archive", self._open_archive, lambda: self.archive.shutdown()),  # noqa: PLW0108 - made by the step
             Step("positions", self._settle_positions),
-            Step("ports", self._listen, self.server.shutdown),
+            Step("ports", self._listen, self._close_ports),
             Step("tasks", self._start_tasks, self._supervisor.stop),
             Step("name servers", self.registration.now),
             Step("jobs", self._start_jobs),
@@ -620,10 +620,15 @@ class BrokerController:
                 self.admin_address = await self._admin.start()
                 self.config.admin_port = self.admin_address[1]  # who asks for the configuration finds the port by it
         except BaseException as error:
-            await self.server.shutdown()
+            await self._close_ports()
             if isinstance(error, OSError):
                 raise StartupError(f"can't listen: {error.strerror or error}", EXIT_IN_USE) from error
             raise
+
+    async def _close_ports(self) -> None:
+        """Of a start that goes no further."""
+        await self.server.shutdown()
+        await self._admin.shutdown()
 
     async def _listen_vip(self, port: int) -> None:
         """Only old clients use it; another broker on this machine may have taken it for its own."""

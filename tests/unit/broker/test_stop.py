@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from broker import broker_controller
-from broker.broker_controller import BrokerController
+from broker.broker_controller import BrokerController, Step
+from broker.config import BrokerConfig
+from broker.machine import Machine
 from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreNotWritable
+from infra.clock import SystemClock
+from infra.config import load
+from infra.disk import RealDisk
 from infra.startup import EXIT_FAILED
 from infra.supervisor import Stop
 from tests.broker_in_process import running, send
@@ -20,6 +25,12 @@ from tests.broker_in_process import running, send
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_controller, "_STOP_S", dict.fromkeys(broker_controller._STOP_S, 0.5))
+
+
+def make_broker(root: Path) -> BrokerController:
+    own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m", "listenPort=0", "adminPort=0"]
+    config = load(BrokerConfig, None, [*own, "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"])
+    return BrokerController(config, Machine(clock=SystemClock(), disk=RealDisk()))
 
 
 def stored(broker: BrokerController) -> int:
@@ -98,5 +109,39 @@ def test_a_sync_that_fails_in_the_stop_ends_it_as_a_failure(tmp_path: Path, monk
             assert (broker.left_behind, broker.life.exit_code) == ([], EXIT_FAILED)
         async with running(tmp_path / "broker") as (broker, _):
             assert stored(broker) == 1
+
+    asyncio.run(main())
+
+
+def test_a_start_that_fails_late_undoes_what_was_done_last_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        broker = make_broker(tmp_path / "broker")
+        undone: list[str] = []
+
+        def noting(step: Step) -> Step:
+            undo = step.undo
+            if undo is None:
+                return step
+
+            async def note() -> None:
+                undone.append(step.name)
+                await undo()
+
+            return step._replace(undo=note)
+
+        async def fail() -> None:
+            raise OSError("the jobs have no thread")
+
+        steps = [noting(step) for step in broker.starting]
+        assert [step.name for step in steps][-1] == "jobs"
+        monkeypatch.setattr(BrokerController, "starting", [*steps[:-1], Step("jobs", fail)])
+        with pytest.raises(OSError, match="no thread"):
+            await broker.start()
+        monkeypatch.undo()
+        assert undone == ["tasks", "ports", "archive", "log"]
+        async with running(tmp_path / "broker") as (again, _):
+            assert again.life.accepting, "the directory is locked by nobody"
 
     asyncio.run(main())
