@@ -91,6 +91,7 @@ class ExpressSend:
         self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
         self._decode = _decode if signed_sends is None else _decode_signed
         self._template = ReceiptTemplate(address)
+        self._sync_flush = config.sync_flush
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
         """Take plain sends from `frames` until there is none, or another frame comes first."""
@@ -204,7 +205,7 @@ class ExpressSend:
     def _answer(self, connection: Connection, receipts: list[tuple[Asked, Place]]) -> None:
         """In two answers where senders wait for the disk: theirs, and that of those who don't want to."""
         waiting = receipts
-        if self._config.sync_flush and any(not asked[4] for asked, _ in receipts):
+        if self._sync_flush and any(not asked[4] for asked, _ in receipts):
             waiting = [receipt for receipt in receipts if receipt[0][4]]
             others = [receipt for receipt in receipts if not receipt[0][4]]
             self._acknowledge(connection, others, waits=False)

@@ -95,6 +95,7 @@ class Intake:
         self._suffix = f"MSG_REGION\x01{REGION}\x02TRACE_ON\x01true\x02CLUSTER\x01{cluster}\x02"
         #: Properties that make a send more than an append; one look tells that a message has none of them.
         self.special_properties = TELLS_ELSEWHERE.union(*(room.asked_by for room in (half_messages, *waiting_rooms)))
+        self._sync_flush = config.sync_flush
         self._turn = itertools.count()
         self.messages = 0
         self.bytes = 0
@@ -328,7 +329,7 @@ class Intake:
         self, connection: Connection, end_offset: int, render: Callable[[int], bytes], *, waits: bool
     ) -> None:
         """Send `render(code)` once what lies below `end_offset` is safe; at once to a sender that doesn't wait."""
-        if waits and self._config.sync_flush:
+        if waits and self._sync_flush:
             deadline = self._clock.monotonic() + self._config.sync_flush_timeout / 1000
             self._flusher.wait(WaitingSend(end_offset, connection, deadline, render))
         else:
@@ -336,7 +337,7 @@ class Intake:
 
     async def settled(self) -> None:
         """Returns when everything put so far is as safe as what `acknowledge` answers."""
-        if self._config.sync_flush:
+        if self._sync_flush:
             await self._flusher.flush_now()
 
 

@@ -8,7 +8,7 @@ All raise StoreError, and then nothing was stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from broker.intake.message import NewMessage
 from broker.store.appender import Place, Send
@@ -32,11 +32,10 @@ class LogWriter:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+        # The store's own, with no layer between: each batch of the express lane comes by here.
         self.queue_of = store.queue_for  # the queue of a put, made for its first; raises StoreError
-
-    def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[Place]:
-        """Sends of one host, in their order; fewer places than sends: the next one can't be stored."""
-        return self._store.append(sends, born_host, now)
+        #: Sends of one host, in their order; fewer places than sends: the next one can't be stored.
+        self.append: Callable[[Sequence[Send], tuple[str, int], int], list[Place]] = store.append
 
     def put(self, message: NewMessage) -> PutResult:
         """One record, and what is to be stored beside it: both or neither."""

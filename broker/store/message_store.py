@@ -15,13 +15,13 @@ thread of their own each, and `write_queue_state`: for any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import msgspec
 
 from broker.store import reading
-from broker.store.appender import Appender, Place, PutResult, Send
+from broker.store.appender import Appender, PutResult, Send
 from broker.store.checkpointer import Checkpointer
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import StoreConfig
@@ -73,6 +73,8 @@ class MessageStore:
         self._end = LogEnd(config, self._log, self._tails, new_lock)
         self._visibility = Visibility(config, self._log, self._end, new_lock)
         self._appender = Appender(config, self._end, self._queues, self._index, self._visibility)
+        #: Messages of one sender in their order: `Appender.append` without a layer, for the express lane comes by here.
+        self.append = self._appender.append
         self._checkpointer = Checkpointer(
             config,
             disk,
@@ -178,14 +180,6 @@ class MessageStore:
         else:
             (physical_offset, size, queue_offset), _ = self._appender.append_both(send, beside, born_host, self._now())
         return PutResult(physical_offset, queue_offset, size, self._end.last_time)
-
-    def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[Place]:
-        """Append messages of one sender in their order, those that fit together with one write; returns their places.
-
-        Fewer than were given: the next one can't be stored; appended alone, it says why. Raises as `put` if that is the
-        first.
-        """
-        return self._appender.append(sends, born_host, now)
 
     def put_first(self, append: Callable[[], None]) -> None:
         """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
