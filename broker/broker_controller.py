@@ -189,7 +189,7 @@ class BrokerController:
 
     archive: AnyArchive  # settled by the start, once the log is recovered; what goes by it asks then
 
-    # ---- the parts, in the order of dependence -------------------------------------------------------------------
+    # ---- the parts, in the order of dependence
 
     def _own_host(self) -> str:
         config = self.config
@@ -552,7 +552,7 @@ class BrokerController:
             inspect=AdminInspectProcessor(self.store, self.topics, self.clients, self.stats),
         )
 
-    # ---- start -------------------------------------------------------------------------------------------------
+    # ---- start
 
     @property
     def starting(self) -> Sequence[Step]:
@@ -704,7 +704,7 @@ class BrokerController:
         """How many connections the process has descriptors for, beside its log."""
         return self._descriptors.connections(self.store.descriptors)
 
-    # ---- stop --------------------------------------------------------------------------------------------------
+    # ---- stop
 
     def stop(self) -> None:
         """Ask for a clean stop; `shutdown` does it."""

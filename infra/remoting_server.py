@@ -83,7 +83,7 @@ class Connection:
         self.is_closed = False
         self.state: dict[str, Any] = {}  # for the handler's own use
 
-    # --- asyncio's side -------------------------------------------------------------------------------------------
+    # ---- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called once by the loop."""
@@ -156,7 +156,7 @@ class Connection:
             except Exception:  # one owner's fault must not keep the others from cleaning up
                 log.exception("a close callback of %s:%d", *self.remote)
 
-    # --- the handler's side ---------------------------------------------------------------------------------------
+    # ---- the handler's side
 
     def send(self, command: RemotingCommand) -> None:
         """Queue one command; all that is queued in one turn of the loop leaves with one write."""
@@ -251,7 +251,7 @@ class Connection:
         self.is_closed = True
         self.abort()
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # ---- inside
 
     def _serve_frames(self, decoder: FrameDecoder) -> None:
         express = self._express

@@ -19,7 +19,7 @@ from lifecycle.turns import Turns
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload import Progress
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Settled(Protocol):
@@ -72,7 +72,7 @@ class SettledInArchive:
         try:
             return self._safe_clock.now_ms(self._journal.store)
         except ClocksDisagree as error:
-            _log.warning("nothing counts as expired: %s", error)
+            log.warning("nothing counts as expired: %s", error)
             return 0
 
 
@@ -109,7 +109,7 @@ class Evict:
             failpoint.hit("offload.after_evict")
             evicted.append(oldest.base)
             self.evicted += 1
-            _log.info("the local segment at %d is evicted, the disk is %.0f %% full", oldest.base, ratio * 100)
+            log.info("the local segment at %d is evicted, the disk is %.0f %% full", oldest.base, ratio * 100)
             if progress is not None:
                 progress({"event": "evicted", "segment": oldest.base})
         return evicted

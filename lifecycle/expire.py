@@ -18,7 +18,7 @@ from neve.archive.expiry import deletable, expire_topic, plan_dropped
 from neve.archive.journal import Deleted, Expire, Topic
 from tiered.journal.writer import JournalWriter
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 DELETE_BATCH = 500
 
@@ -70,7 +70,7 @@ class ExpireArchived:
             minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in ends}
             if any(minimums[queue] < end and minimums[queue] <= named.get(queue, -1) for queue, end in ends.items()):
                 self._journal.append(Topic(topic=topic, deleted=True, minimums=dict(ends)))
-                _log.warning("topic %s was deleted below %s, which the archive did not know yet", topic, dict(ends))
+                log.warning("topic %s was deleted below %s, which the archive did not know yet", topic, dict(ends))
 
     def _expire_objects(self, now: int) -> int:
         keys, minimums = self._plan(now)
@@ -83,7 +83,7 @@ class ExpireArchived:
             self._journal.append(Expire(keys=dropped, delete_after_ms=after, reason="topic deleted"))
         if keys or dropped:
             grace = self._policy().grace_ms // 1000
-            _log.info("%d objects expired, %d of deleted topics; gone in %d s", len(keys), len(dropped), grace)
+            log.info("%d objects expired, %d of deleted topics; gone in %d s", len(keys), len(dropped), grace)
         failpoint.hit("ttl.after_expire")
         return len(keys) + len(dropped)
 
@@ -118,5 +118,5 @@ class ExpireArchived:
                 failpoint.hit("ttl.after_delete")
             self._journal.append(Deleted(keys=batch))
             self.deleted += len(batch)
-            _log.info("%d expired objects are deleted", len(batch))
+            log.info("%d expired objects are deleted", len(batch))
         return len(due)

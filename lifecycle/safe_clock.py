@@ -24,7 +24,7 @@ from infra.clock import Clock
 from infra.disk import Disk
 from infra.object_store.protocol import ObjectStore
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 TOLERANCE_MS = 5 * 60_000
 ABSENCE_MS = 60 * 60_000
@@ -64,7 +64,7 @@ class ClockMark:
         try:
             content = msgspec.json.decode(self._disk.read(self._path), type=self._Content)
         except msgspec.DecodeError as error:
-            _log.warning("%s can't be read: %s", self._path, error)
+            log.warning("%s can't be read: %s", self._path, error)
             return None
         return content.trusted_ms
 
@@ -95,7 +95,7 @@ class SafeClock:
             what = "ahead of" if ahead > 0 else "behind"
             self._begin_doubt(f"at the start the wall clock was {abs(ahead) // 1000} s {what} the last time known")
 
-    # --- what time it is -----------------------------------------------------------------------------------
+    # ---- what time it is
 
     def now_ms(self, store: ObjectStore | None = None) -> int:
         """What has expired by this time has expired. Raises ClocksDisagree, or the store's error."""
@@ -134,7 +134,7 @@ class SafeClock:
         with self._lock:
             return self._state()
 
-    # --- under the lock ------------------------------------------------------------------------------------
+    # ---- under the lock
 
     def _state(self) -> ClockState:
         if not self._doubt:
@@ -161,7 +161,7 @@ class SafeClock:
         if not self._doubt:
             self._doubted_at = self._clock.monotonic()
         self._doubt = why
-        _log.error(
+        log.error(
             "%s: what expires goes by the time that has surely passed, until the store's clock agrees or `neve archive "
             "confirm-clock` says that it is right",
             why,
@@ -169,7 +169,7 @@ class SafeClock:
 
     def _confirm(self, why: str) -> None:
         if self._doubt:
-            _log.warning("the wall clock is trusted again: %s", why)
+            log.warning("the wall clock is trusted again: %s", why)
         self._doubt = ""
         self._trust(self._clock.now_ms())
 

@@ -20,7 +20,7 @@ from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.journal import NewerFormat
 from tiered.journal.errors import Fenced
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 #: What a store, a clock or another owner does to a job: an operator needs no traceback for it.
 KNOWN_FAILURES = (ObjectStoreError, Fenced, ClocksDisagree, NewerFormat)
 
@@ -122,7 +122,7 @@ class JobScheduler:
     def _worked(self, job: _Job) -> None:
         failed, job.failed, job.error = job.failed, 0, None
         if failed:
-            _log.info("job %s works again after %d failures", job.name, failed)
+            log.info("job %s works again after %d failures", job.name, failed)
 
     def _failed(self, job: _Job, error: BaseException) -> None:
         """Said the first time, and when the failures in a row have doubled: a store may be away for hours."""
@@ -133,7 +133,7 @@ class JobScheduler:
         if not job.failed & (job.failed - 1):
             again = "" if job.failed == 1 else f", {job.failed} times in a row"
             where = None if isinstance(error, KNOWN_FAILURES) else error
-            _log.error("job %s failed%s: %s", job.name, again, error, exc_info=where)
+            log.error("job %s failed%s: %s", job.name, again, error, exc_info=where)
         job.error = error.with_traceback(None)  # its frames would keep what they hold
 
 

@@ -18,7 +18,7 @@ from neve.archive.keys import state_key
 from neve.archive.state import SLOTS, BrokerState, encode_state, newest_slot, read_slots
 from tiered.journal.writer import JournalWriter
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 REFRESH_MS = 10 * 60_000  # an unchanged state is written again after this, so that its time says something
 

@@ -12,7 +12,7 @@ from neve.archive import keys
 from neve.archive.ttl import HOUR_MS
 from tiered.journal.writer import JournalWriter
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 ORPHAN_AGE_MS = 48 * HOUR_MS
 
@@ -46,9 +46,9 @@ class Sweep:
             for key, size in found.items():
                 if repair and key in self._reported:
                     self._journal.store.delete(key)
-                    _log.warning("deleted the orphan %s of %d bytes", key, size)
+                    log.warning("deleted the orphan %s of %d bytes", key, size)
                 else:
-                    _log.warning("orphan: %s of %d bytes is in no catalog and no open intent", key, size)
+                    log.warning("orphan: %s of %d bytes is in no catalog and no open intent", key, size)
             self._reported = found
             return sorted(found)
 
@@ -57,12 +57,12 @@ class Sweep:
         try:
             removed = self._uploads.remove_stale_uploads(self._journal.store.url, self._journal.broker)
         except AccessDenied as error:
-            _log.warning(
+            log.warning(
                 "unfinished uploads stay: grant s3:ListBucketMultipartUploads, s3:AbortMultipartUpload: %s", error
             )
         else:
             if removed:
-                _log.warning("removed %d uploads that nobody finished for a day", removed)
+                log.warning("removed %d uploads that nobody finished for a day", removed)
 
     def _orphans(self, now: int) -> dict[str, int]:
         journal = self._journal

@@ -17,7 +17,7 @@ from neve.archive.journal import Unexpire
 from neve.archive.unexpiry import plan_unexpiry
 from tiered.journal.writer import JournalWriter
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class UnexpireLocal:
@@ -64,7 +64,7 @@ class UnexpireArchived:
         undo = plan_unexpiry(self._journal.catalog, local, self._policy().ttl_ms, now, is_there(self._journal.store))
         if undo.keys or undo.minimums:
             self._journal.append(Unexpire(keys=undo.keys, minimums=undo.minimums))
-            _log.warning("%d expired objects are back in view", len(undo.keys))
+            log.warning("%d expired objects are back in view", len(undo.keys))
         return len(undo.keys)
 
 

@@ -75,7 +75,7 @@ class RequestProcessor:
         }.items():
             router.register(number, answer)
 
-    # --- brokers --------------------------------------------------------------------------------------------------
+    # ---- brokers
 
     def register_broker(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """103"""
@@ -142,7 +142,7 @@ class RequestProcessor:
         count = self._routes.set_writable(require_str(request.ext, "brokerName"), writable=True)
         return _ok(request, ext={"addTopicCount": str(count)})
 
-    # --- routes and topics ----------------------------------------------------------------------------------------
+    # ---- routes and topics
 
     def route(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """105"""
@@ -199,7 +199,7 @@ class RequestProcessor:
             self._routes.register_topic(topic, loads_as(request.body, TopicRouteData).queue_datas)
         return _ok(request)
 
-    # --- settings -------------------------------------------------------------------------------------------------
+    # ---- settings
 
     async def put_kv(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """100"""

@@ -84,7 +84,7 @@ class RouteInfoManager:
         self._live: dict[tuple[str, str], _Live] = {}
         self._filters: dict[str, list[str]] = {}
 
-    # --- brokers come and go --------------------------------------------------------------------------------------
+    # ---- brokers come and go
 
     def register(
         self,
@@ -225,7 +225,7 @@ class RouteInfoManager:
         standing = live.data_version if live is not None else None
         return standing != version, standing
 
-    # --- topics ---------------------------------------------------------------------------------------------------
+    # ---- topics
 
     def _update_topics(self, broker: str, topics: Iterable[TopicConfig], drop_missing: bool) -> None:
         names: set[str] = set()
@@ -276,7 +276,7 @@ class RouteInfoManager:
             queue.perm = queue.perm | PERM_WRITE if writable else queue.perm & ~PERM_WRITE
         return len(topics)
 
-    # --- questions ------------------------------------------------------------------------------------------------
+    # ---- questions
 
     def route(self, topic: str) -> TopicRouteData | None:
         """Where a topic lives now."""

@@ -156,7 +156,7 @@ def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient
     )
 
 
-# ---- a log that goes on ----------------------------------------------------------------------------------------------
+# ---- a log that goes on
 
 
 async def _go_on_above(local: LocalSide, go_on: GoOnFrom, journal: JournalWriter, lifecycle: ArchiveLifecycle) -> None:
@@ -198,7 +198,7 @@ async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: boo
     )
 
 
-# ---- an empty log that is filled -------------------------------------------------------------------------------------
+# ---- an empty log that is filled
 
 
 async def _fill(local: LocalSide, restore: Restore, attached: Attached, lifecycle: ArchiveLifecycle) -> None:

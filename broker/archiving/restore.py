@@ -69,7 +69,7 @@ class Restore:
         self._path = config.root / _NAME
         self._marker = Marker(config.store_url, config.broker_name)
 
-    # ---- the steps, in order -------------------------------------------------------------------------------------
+    # ---- the steps, in order
 
     def begin(self) -> None:
         """Before anything in the directory is opened. Raises StartupError where it is not empty."""
@@ -234,7 +234,7 @@ def _archived(config: BrokerConfig) -> Callable[[str], bool]:
     return lambda topic: topic not in own and not names.is_system_topic(topic)
 
 
-# ---- looking only ----------------------------------------------------------------------------------------------------
+# ---- looking only
 
 
 def dry_run(config: BrokerConfig, disk: Disk, clock: Clock) -> dict[str, Any]:

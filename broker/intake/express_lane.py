@@ -22,8 +22,8 @@ from broker.broker_stats import BrokerStats, Traffic
 from broker.config import BrokerConfig
 from broker.intake.intake import Intake, cached_tags_code, with_unique_id
 from broker.intake.log_writer import LogWriter
-from broker.intake.receipts import Asked, ReceiptTemplate
-from broker.store.appender import Place, Send
+from broker.intake.receipts import PlainSend, ReceiptTemplate
+from broker.store.appender import AppendResult, Send
 from broker.store.errors import StoreError
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
@@ -46,7 +46,7 @@ _decode_signed = msgspec.json.Decoder(SignedSendV2Frame, strict=False).decode
 
 
 @dataclass(slots=True)
-class Lane:
+class SendRules:
     """What a topic asks of its plain sends, of those of one read."""
 
     topic: str
@@ -64,7 +64,7 @@ class _Batch:
 
     now: int
     sends: list[Send] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[PlainSend] = field(default_factory=list)
     traffics: list[Traffic] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
@@ -99,24 +99,24 @@ class ExpressSend:
             return
         buffer = frames.buffer
         batch: _Batch | None = None
-        lane: Lane | None = None
+        rules: SendRules | None = None
         while (bounds := frames.next_bounds()) is not None:
             start, end = bounds
             header_at = start + MARK_SIZE
             body_at = header_at + _header_length(buffer, start)[0]
             send = self._read(buffer, header_at, body_at) if body_at <= end else None
-            if send is not None and (lane is None or lane.topic != send.header.topic):
-                lane = self._lane(send.header.topic)
-            if send is None or lane is None:
+            if send is not None and (rules is None or rules.topic != send.header.topic):
+                rules = self._rules(send.header.topic)
+            if send is None or rules is None:
                 frames.put_back(buffer, start)
                 break
             body = buffer[body_at:end]
-            if type(send) is SignedSendV2Frame and not self._is_signed(connection, lane, send, body):
+            if type(send) is SignedSendV2Frame and not self._is_signed(connection, rules, send, body):
                 frames.put_back(buffer, start)
                 break
             if batch is None:
                 batch = _Batch(self._clock.now_ms())
-            if not self._take(batch, lane, send, body):
+            if not self._take(batch, rules, send, body):
                 frames.put_back(buffer, start)
                 break
             batch.starts.append(start)
@@ -133,15 +133,15 @@ class ExpressSend:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
-    def _is_signed(self, connection: Connection, lane: Lane, send: SignedSendV2Frame, body: bytes) -> bool:
+    def _is_signed(self, connection: Connection, rules: SendRules, send: SignedSendV2Frame, body: bytes) -> bool:
         """By a user who may send there. Within one read users and policies stay as they are."""
         header, user = send.header, send.header.access_key
-        if user != lane.user:
+        if user != rules.user:
             assert self._signed_sends is not None
-            lane.user, lane.key = user, self._signed_sends.key_of(connection, user, lane.topic)
-        return lane.key is not None and lane.key.verify(header.signature, header.covered(), body)
+            rules.user, rules.key = user, self._signed_sends.key_of(connection, user, rules.topic)
+        return rules.key is not None and rules.key.verify(header.signature, header.covered(), body)
 
-    def _lane(self, topic: str) -> Lane | None:
+    def _rules(self, topic: str) -> SendRules | None:
         topics = self._topics
         config = topics.topics.get(topic)
         if config is None or not may_be_sent_to(topic) or topic.startswith(RETRY_PREFIX):
@@ -149,9 +149,9 @@ class ExpressSend:
         if topics.unsaved and not topics.is_saved(topic):
             return None
         sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
-        return Lane(topic, config.queue_nums, sys_flag, self._stats.of_topic(topic))
+        return SendRules(topic, config.queue_nums, sys_flag, self._stats.of_topic(topic))
 
-    def _take(self, batch: _Batch, lane: Lane, send: SendV2Frame | SignedSendV2Frame, body: bytes) -> bool:
+    def _take(self, batch: _Batch, rules: SendRules, send: SendV2Frame | SignedSendV2Frame, body: bytes) -> bool:
         """Whether the send is plain; then it is in the batch."""
         header, text = send.header, send.header.properties or ""
         try:
@@ -160,7 +160,7 @@ class ExpressSend:
             return False
         queue_id = header.queue_id
         if (
-            not 0 <= queue_id < lane.queue_nums
+            not 0 <= queue_id < rules.queue_nums
             or header.batch
             or send.flag & ~FLAG_ONEWAY
             or len(body) > self._config.max_message_size
@@ -177,15 +177,15 @@ class ExpressSend:
         if len(raw) > PROPERTIES_LENGTH_MAX:
             return False
         try:
-            queue = self._queue_of(lane.topic, queue_id)
+            queue = self._queue_of(rules.topic, queue_id)
         except StoreError:
             return False
         batch.sends.append((
             queue, body, raw, cached_tags_code(tags) if tags else 0, f"{unique} {keys}" if keys else unique,
-            header.flag, header.sys_flag | lane.sys_flag, header.born_timestamp, header.reconsume_times or 0, 0,
+            header.flag, header.sys_flag | rules.sys_flag, header.born_timestamp, header.reconsume_times or 0, 0,
         ))  # fmt: skip
         batch.asked.append((queue_id, unique, send.opaque, send.flag == 0, properties.get("WAIT") != "false"))
-        batch.traffics.append(lane.traffic)
+        batch.traffics.append(rules.traffic)
         return True
 
     def _append(self, batch: _Batch, connection: Connection) -> int:
@@ -202,7 +202,7 @@ class ExpressSend:
         self._answer(connection, list(zip(batch.asked, places, strict=False)))
         return len(places)
 
-    def _answer(self, connection: Connection, receipts: list[tuple[Asked, Place]]) -> None:
+    def _answer(self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]]) -> None:
         """In two answers where senders wait for the disk: theirs, and that of those who don't want to."""
         waiting = receipts
         if self._sync_flush and any(not asked[4] for asked, _ in receipts):
@@ -212,7 +212,9 @@ class ExpressSend:
         if waiting:
             self._acknowledge(connection, waiting, waits=True)
 
-    def _acknowledge(self, connection: Connection, receipts: list[tuple[Asked, Place]], *, waits: bool) -> None:
+    def _acknowledge(
+        self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]], *, waits: bool
+    ) -> None:
         physical_offset, size, _ = receipts[-1][1]
         render = functools.partial(self._template.render, receipts)
         self._intake.acknowledge(connection, physical_offset + size, render, waits=waits)

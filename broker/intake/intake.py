@@ -28,7 +28,7 @@ from broker.intake.message import NewMessage, Stored
 from broker.intake.property_text import ended, join_properties
 from broker.intake.receipts import REGION, host_in_msg_id
 from broker.life import BrokerLife
-from broker.store.appender import Place
+from broker.store.appender import AppendResult
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
@@ -100,7 +100,7 @@ class Intake:
         self.messages = 0
         self.bytes = 0
 
-    # ---- may it come in? -----------------------------------------------------------------------------------------
+    # ---- may it come in?
 
     @property
     def is_open(self) -> bool:
@@ -202,7 +202,7 @@ class Intake:
         self._registration.soon()
         return config
 
-    # ---- what is stored? -----------------------------------------------------------------------------------------
+    # ---- what is stored?
 
     def begins_transaction(self, properties: Mapping[str, str], reconsume_times: int) -> bool:
         """The property decides, not the system flag; an old client's retry carries it without meaning it."""
@@ -245,7 +245,7 @@ class Intake:
             )
         return raw
 
-    # ---- where? --------------------------------------------------------------------------------------------------
+    # ---- where?
 
     def send(self, message: NewMessage, text: str, properties: dict[str, str], *, half: bool = False) -> Stored:
         """What a producer sends, with its property string and what that says; `half`: see `begins_transaction`.
@@ -277,7 +277,7 @@ class Intake:
 
         Raises BrokerError: then a first part may be stored, as when the disk is full on the way.
         """
-        writer, places = self._writer, list[Place]()
+        writer, places = self._writer, list[AppendResult]()
         try:
             sends = [writer.send_of(message) for message in messages]
             while len(places) < len(sends):
@@ -323,7 +323,7 @@ class Intake:
         self.bytes += size
         self._stats.put_all(number, size)
 
-    # ---- when is it answered? ------------------------------------------------------------------------------------
+    # ---- when is it answered?
 
     def acknowledge(
         self, connection: Connection, end_offset: int, render: Callable[[int], bytes], *, waits: bool

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from broker.intake.message import NewMessage
-from broker.store.appender import Place, Send
+from broker.store.appender import AppendResult, Send
 from broker.store.message_store import MessageStore, PutResult
 from neve.record.codec import MessageRecord, parse_host
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
@@ -35,7 +35,7 @@ class LogWriter:
         # The store's own, with no layer between: each batch of the express lane comes by here.
         self.queue_of = store.queue_for  # the queue of a put, made for its first; raises StoreError
         #: Sends of one host, in their order; fewer places than sends: the next one can't be stored.
-        self.append: Callable[[Sequence[Send], tuple[str, int], int], list[Place]] = store.append
+        self.append: Callable[[Sequence[Send], tuple[str, int], int], list[AppendResult]] = store.append
 
     def put(self, message: NewMessage) -> PutResult:
         """One record, and what is to be stored beside it: both or neither."""

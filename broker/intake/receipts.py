@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 
 from broker.intake.message import Stored
-from broker.store.appender import Place
+from broker.store.appender import AppendResult
 from neve.record.ids import offset_msg_id
 from neve.remoting.codes import VERSION
 from neve.remoting.command import RemotingCommand
@@ -32,7 +32,7 @@ def host_in_msg_id(address: tuple[str, int]) -> str:
 
 # Of a plain send: queue, unique id (ASCII letters and digits), opaque, whether it is answered (not one-way), whether it
 # waits for the disk under SYNC_FLUSH.
-Asked = tuple[int, str, int, bool, bool]
+PlainSend = tuple[int, str, int, bool, bool]
 
 
 class ReceiptTemplate:
@@ -42,7 +42,7 @@ class ReceiptTemplate:
         host = host_in_msg_id(address).encode()
         self._head = _HEAD.replace(b"%b", host + b"%016X", 1).replace(b"%b", b',"transactionId":"%b"', 1)
 
-    def render(self, receipts: Iterable[tuple[Asked, Place]], code: int) -> bytes:
+    def render(self, receipts: Iterable[tuple[PlainSend, AppendResult]], code: int) -> bytes:
         """The frames of all answers, one after another."""
         head, pack = self._head, _LENGTHS.pack
         frames: list[bytes] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
-from broker.store.visibility import Shown
+from broker.store.visibility import VisibleEntry
 from infra.supervisor import Faults
 
 
@@ -19,7 +19,7 @@ class MessageArriving:
     def __init__(self, hold: PullRequestHold, polling: PopLongPolling, faults: Faults) -> None:
         self._hold, self._polling, self._faults = hold, polling, faults
 
-    def appended(self, shown: Iterable[Shown]) -> None:
+    def appended(self, shown: Iterable[VisibleEntry]) -> None:
         """What is stored and confirmed is so whatever happens here."""
         if self._hold.count or self._polling.count:
             try:
@@ -27,7 +27,7 @@ class MessageArriving:
             except Exception as error:  # noqa: BLE001 - who waits asks again by themselves
                 self._faults.add("who waits for messages", error)
 
-    def _tell(self, shown: Iterable[Shown]) -> None:
+    def _tell(self, shown: Iterable[VisibleEntry]) -> None:
         hold, polling = self._hold, self._polling
         for queue, queue_offset, tags_code in shown:
             polling.arrived(queue.topic, queue.queue_id)

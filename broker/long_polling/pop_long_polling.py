@@ -113,7 +113,7 @@ class PopLongPolling:
         fitting = lines if queue_id == ANY_QUEUE else {queue_id, ANY_QUEUE}
         return sum(len(lines.get(number, ())) for number in fitting)
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- inside
 
     def _wake_first(self, lines: _Lines, queue_id: int) -> None:
         """Who waits for that queue, else for any; where any queue has something, whoever it is."""

@@ -152,7 +152,7 @@ class PullRequestHold:
                 self._make_ready(list(line.all), last=True)
         self._run(len(self._ready))
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- inside
 
     def _make_ready(self, pulls: Iterable[HeldPull], *, last: bool) -> None:
         for pull in pulls:

@@ -71,7 +71,7 @@ class PopBook:
         self._unlogged = False
         self.file = StateFile(disk, path, lambda: self._image, sync_log=sync_log, threads=threads)
 
-    # ---- restart -----------------------------------------------------------------------------------------------
+    # ---- restart
 
     def load(self) -> None:
         """The last image and the log behind it, cut to what the recovered log still holds."""
@@ -158,7 +158,7 @@ class PopBook:
         got = self._store.get(self._topic, _LOG_QUEUE, self._log_start, 1, _BATCH_BYTES)
         return next((record.physical_offset for buffer in got.buffers for record in iter_records(buffer)), None)
 
-    # ---- changes -----------------------------------------------------------------------------------------------
+    # ---- changes
 
     def find(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
         return self.queues.get((group, topic, queue_id))
@@ -240,7 +240,7 @@ class PopBook:
             flight.visible_at = until
             heapq.heappush(self._due, (until, queue.key, offset))
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- inside
 
     def _make(self, key: Key, following: int) -> PopQueue:
         queue = self.queues[key] = PopQueue(key, following)

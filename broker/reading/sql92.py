@@ -29,7 +29,7 @@ class SqlError(ValueError):
     """The text is no expression of this grammar, or a too large one."""
 
 
-# ---- tokens ----------------------------------------------------------------------------------------------------
+# ---- tokens
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>'(?:[^']|'')*')|(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?[lL]?|\.\d+(?:[eE][+-]?\d+)?)"
@@ -63,7 +63,7 @@ def _tokens(text: str) -> list[_Token]:
     return found
 
 
-# ---- tree ------------------------------------------------------------------------------------------------------
+# ---- tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ def parse(text: str) -> Node:
     return _Parser(text).parse()
 
 
-# ---- closures --------------------------------------------------------------------------------------------------
+# ---- closures
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,4})?")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {

@@ -132,7 +132,7 @@ class TieredStore:
         self.old_reads.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # ---- the one question ------------------------------------------------------------------------------------
+    # ---- the one question
 
     def get_message(  # noqa: PLR0917 - as RocketMQ's message store asks it
         self,
@@ -288,7 +288,7 @@ class TieredStore:
                 return cold.take(located, decoded, max_count, max_bytes, codes)
         return located
 
-    # ---- offsets and times -------------------------------------------------------------------------------------
+    # ---- offsets and times
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         return self._min(self._hot.min_offset(topic, queue_id), topic, queue_id)
@@ -337,7 +337,7 @@ class TieredStore:
         found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
         return -1 if found is None else found
 
-    # ---- messages by key or place --------------------------------------------------------------------------------
+    # ---- messages by key or place
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
         """Records with a key out of both tiers, newest first, and what of the archive was not searched."""
@@ -383,7 +383,7 @@ class TieredStore:
         finally:
             self._queries -= 1
 
-    # ---- inside --------------------------------------------------------------------------------------------------
+    # ---- inside
 
     def _min(self, hot_min: int, topic: str, queue_id: int) -> int:
         cold = self._archive()

@@ -77,7 +77,7 @@ class PopAckProcessor:
             self._land(group, topic, queue_id, offsets, pop_time)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- inside
 
     def _message(self, request: RemotingCommand) -> tuple[str, str, int, int, ExtraInfo]:
         ext = request.ext

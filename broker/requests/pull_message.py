@@ -117,7 +117,7 @@ class PullMessageProcessor:
             return None
         return self._response(pull, answer)
 
-    # ---- checks ----------------------------------------------------------------------------------------------
+    # ---- checks
 
     def _check(self, header: PullMessageHeader) -> MessageFilter:
         if not self._config.broker_permission & PERM_READ:
@@ -180,7 +180,7 @@ class PullMessageProcessor:
                 f"The broker's consumer filter data not exist! Your expression may be wrong: {error.remark}",
             ) from error
 
-    # ---- reading -----------------------------------------------------------------------------------------------
+    # ---- reading
 
     def _read(self, pull: Pull) -> Answer:
         header = pull.header

@@ -93,7 +93,7 @@ class SendMessageProcessor:
             # what is stored is stored: what the client named itself is left out where it makes no header
             return b"".join(encode_command(send_response(request, code, stored, "", None)))
 
-    # ---- single ------------------------------------------------------------------------------------------------
+    # ---- single
 
     def _put_single(
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, config: TopicConfig
@@ -133,7 +133,7 @@ class SendMessageProcessor:
         self._intake.require_saved(topic)
         return topic
 
-    # ---- batch -------------------------------------------------------------------------------------------------
+    # ---- batch
 
     def _put_batch(
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, config: TopicConfig

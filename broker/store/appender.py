@@ -20,7 +20,7 @@ from broker.store.key_index import IndexItem, KeyIndex
 from broker.store.layout import CRC_ENTRY_SIZE, QUEUE_ENTRY, QUEUE_ENTRY_SIZE, SHORT
 from broker.store.log_end import LogEnd
 from broker.store.queue_table import QueueTable
-from broker.store.visibility import Shown, Visibility
+from broker.store.visibility import Visibility, VisibleEntry
 from neve.record.codec import pack_host
 from neve.record.layout import HOST_FLAGS, PROPERTIES_LENGTH_MAX
 
@@ -28,7 +28,7 @@ from neve.record.layout import HOST_FLAGS, PROPERTIES_LENGTH_MAX
 # transaction offset: a tuple, because an object would cost the hot path more than all its checks.
 Send = tuple[ConsumeQueue, bytes | memoryview, bytes, int, str, int, int, int, int, int]
 # Physical offset, size and queue offset of what was appended.
-Place = tuple[int, int, int]
+AppendResult = tuple[int, int, int]
 
 _RECORD_OVERHEAD = 64 << 10
 _entry_pack_into = QUEUE_ENTRY.pack_into
@@ -57,7 +57,7 @@ class Appender:
         self._store_host = pack_host(config.store_host)
         self._hosts = BornHosts(self._store_host)
 
-    def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[Place]:
+    def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[AppendResult]:
         """Append messages of one sender in their order, those that fit together with one write; returns their places.
 
         Fewer than were given: the next one can't be stored; appended alone, it says why. Raises as `put` if that is the
@@ -65,7 +65,7 @@ class Appender:
         """
         host = self._hosts[born_host]
         self._end.advance_time(now)
-        places: list[Place] = []
+        places: list[AppendResult] = []
         self._append_run(sends, places, host)  # nearly always all of them
         while len(places) < len(sends):
             try:
@@ -79,13 +79,13 @@ class Appender:
             assert len(places) > count, "there was room for one"
         return places
 
-    def append_both(self, send: Send, beside: Send, born_host: tuple[str, int], now: int) -> list[Place]:
+    def append_both(self, send: Send, beside: Send, born_host: tuple[str, int], now: int) -> list[AppendResult]:
         """Two records of two queues with one write, or neither."""
         host = self._hosts[born_host]
         self._end.advance_time(now)
         size = self._make_room(beside, host)
         self._make_room(send, host, behind=size)
-        places: list[Place] = []
+        places: list[AppendResult] = []
         self._append_run([send, beside], places, host)
         assert len(places) == 2, "there was room for both"
         return places
@@ -104,7 +104,7 @@ class Appender:
             queue.make_room()
         return size
 
-    def _append_run(self, sends: Sequence[Send], places: list[Place], host: BornHost) -> None:
+    def _append_run(self, sends: Sequence[Send], places: list[AppendResult], host: BornHost) -> None:
         """The sends from the first without a place on, as far as there is room."""
         end = self._end
         file, position, limit, now = end.file, end.position, end.limit, end.last_time
@@ -117,7 +117,7 @@ class Appender:
         crc_room = (file.crc_size - file.crc_position) // CRC_ENTRY_SIZE
         pieces: list[bytes | memoryview] = []
         marks: list[int] = []
-        shown: list[Shown] = []
+        shown: list[VisibleEntry] = []
         keyed: list[IndexItem] = []
         for (
             queue, body, properties, tags_code, keys, flag, sys_flag, born_timestamp, reconsume_times, prepared

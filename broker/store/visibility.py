@@ -29,8 +29,8 @@ from infra.locks import NewLock, new_lock
 log = logging.getLogger(__name__)
 
 # Queue, queue offset and tags code of a message that readers see from now on.
-Shown = tuple[ConsumeQueue, int, int]
-AppendCallback = Callable[[list[Shown]], None]
+VisibleEntry = tuple[ConsumeQueue, int, int]
+AppendCallback = Callable[[list[VisibleEntry]], None]
 
 
 class Visibility:
@@ -40,7 +40,7 @@ class Visibility:
         self._log, self._end = log, end
         self._waits_for_sync = config.flush_disk_type == SYNC_FLUSH
         self._callbacks: list[AppendCallback] = []
-        self._unconfirmed: deque[tuple[int, list[Shown]]] = deque()
+        self._unconfirmed: deque[tuple[int, list[VisibleEntry]]] = deque()
         self._flushing = new_lock()
         self._confirmed = 0
         self.flushed = 0  # the loop knows that what lies below is on the disk
@@ -69,14 +69,14 @@ class Visibility:
         """Whether there is something to flush, or a failure to tell."""
         return self._end.appended > self.flushed or self._end.failure is not None
 
-    def appended(self, shown: list[Shown]) -> None:
+    def appended(self, shown: list[VisibleEntry]) -> None:
         """These end where the log does now."""
         if self._waits_for_sync:
             self._unconfirmed.append((self._end.appended, shown))
         else:
             self._show(shown)
 
-    def _show(self, shown: list[Shown]) -> None:
+    def _show(self, shown: list[VisibleEntry]) -> None:
         for queue, queue_offset, _ in shown:
             queue.visible = queue_offset + 1
         for callback in self._callbacks:

@@ -106,7 +106,7 @@ class HalfMessages:
         first = next(iter(self._pending.values()), None)
         return None if first is None else first.physical_offset
 
-    # ---- changes -----------------------------------------------------------------------------------------------
+    # ---- changes
 
     def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, None]:
         """Out of sight until its transaction is committed; what the target would do with it is done then."""
@@ -240,7 +240,7 @@ class HalfMessages:
             tags_code=tags_code(tag),
         )
 
-    # ---- start -------------------------------------------------------------------------------------------------
+    # ---- start
 
     def load(self) -> None:
         """Read the waiting half messages out of the log."""

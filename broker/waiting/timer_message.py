@@ -94,7 +94,7 @@ class TimerMessages:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    # ---- a message comes ---------------------------------------------------------------------------------------
+    # ---- a message comes
 
     def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, int] | None:
         """To wait for the moment that it names; or a recall of such a message, due at the same time. None: it has none.
@@ -177,7 +177,7 @@ class TimerMessages:
         self._waiting.discard(offset)
         self._carried_at.pop(offset, None)
 
-    # ---- its time comes ----------------------------------------------------------------------------------------
+    # ---- its time comes
 
     def deliver_due(self) -> int:
         """Deliver what is due, a few batches at most; the number of entries done."""
@@ -286,7 +286,7 @@ class TimerMessages:
         except MessageIllegal as error:
             log.error("the timer message at %d is too large by now: %s", record.physical_offset, error)
 
-    # ---- its place in the log is wanted --------------------------------------------------------------------------
+    # ---- its place in the log is wanted
 
     def reappend(self, below: int) -> bool:
         """Append again, for the same time, a batch of what waits below a log position; False: nothing more goes now.
@@ -369,7 +369,7 @@ class TimerMessages:
         first = self._first_stored()
         return None if first is None else first[2]
 
-    # ---- start -------------------------------------------------------------------------------------------------
+    # ---- start
 
     def load(self) -> None:
         """Find what waits: the entries that the last mark doesn't cover."""

@@ -33,7 +33,7 @@ from infra.object_store.protocol import (
 )
 from neve.entropy import system_entropy, unique_name
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _FAILURES = (ClientError, BotoCoreError)
 _ATTEMPTS = 4
 PARTS_AT_ONCE = 4
@@ -173,7 +173,7 @@ class MultipartUploads:
         try:
             self._client.abort_multipart_upload(**where)
         except _FAILURES as error:
-            _log.info("%s: parts stay until the sweep: %s", where["Key"], error)
+            log.info("%s: parts stay until the sweep: %s", where["Key"], error)
 
 
 def _translate(error: Exception, key: str, *, completing: bool = False) -> ObjectStoreError:

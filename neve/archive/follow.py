@@ -16,7 +16,7 @@ from neve.archive.journal import NO_CHECKPOINT, AnyEntry, Checkpoint, decode_ent
 from neve.archive.keys import broker_of, brokers_prefix, checkpoint_key, journal_key
 from neve.archive.sealed import Damaged
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class JournalSource(Protocol):
@@ -96,7 +96,7 @@ def newest_checkpoint(source: JournalSource, broker: str, prefix: str, end: int)
             data = source.get(checkpoint_key(prefix, broker, seq))
             return decode_checkpoint(data, broker, seq), data
         except (FileNotFoundError, Damaged) as error:
-            _log.warning("checkpoint %d of %s can't be used, the one before it serves: %s", seq, broker, error)
+            log.warning("checkpoint %d of %s can't be used, the one before it serves: %s", seq, broker, error)
         seq = checkpoint_before(source, broker, prefix, seq)
     return None
 

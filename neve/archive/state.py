@@ -14,7 +14,7 @@ import msgspec
 from neve.archive.keys import state_key
 from neve.archive.sealed import Damaged, seal, unseal
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 KIND = "STATE"
@@ -80,7 +80,7 @@ def read_slots(source: StateSource, broker: str, prefix: str = "") -> dict[int, 
         except FileNotFoundError:
             continue
         except Damaged as error:
-            _log.warning("%s can't be used: %s", key, error)
+            log.warning("%s can't be used: %s", key, error)
     return found
 
 

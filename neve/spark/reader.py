@@ -36,7 +36,7 @@ ROW_SCHEMA = """
 """
 
 
-class Wanted(NamedTuple):
+class RowFilter(NamedTuple):
     """Which rows: store time in [start, end) in milliseconds, queues, offsets in [first, last]."""
 
     start: int | None = None
@@ -79,7 +79,7 @@ def read_topic(
     """
     if decode is not None and decode not in DECODINGS:
         raise ValueError(f"decode is one of {', '.join(DECODINGS)}, not {decode!r}")
-    wanted = Wanted(
+    wanted = RowFilter(
         instant_ms(start), instant_ms(end), None if queues is None else frozenset(queues), offsets[0], offsets[1]
     )
     where = parse_store(store)
@@ -101,7 +101,7 @@ def archive_files(
 ) -> list[str]:
     """Paths of the objects that `read_topic` would read: pin them for a stable view of a moving archive."""
     where = parse_store(store)
-    wanted = Wanted(instant_ms(start), instant_ms(end), None if queues is None else frozenset(queues))
+    wanted = RowFilter(instant_ms(start), instant_ms(end), None if queues is None else frozenset(queues))
     return [where.path(key) for key in _plan(spark, topic, where, broker, wanted)[0]]
 
 
@@ -116,7 +116,7 @@ def instant_ms(value: Instant | None) -> int | None:
 
 
 def _plan(
-    spark: SparkSession, topic: str, where: HadoopStore, broker: str | None, wanted: Wanted
+    spark: SparkSession, topic: str, where: HadoopStore, broker: str | None, wanted: RowFilter
 ) -> tuple[list[str], list[Minimum]]:
     known = catalogs(HadoopSource(spark, where), broker)
     if not any(topic in catalog.topics() for catalog in known.values()):
@@ -124,7 +124,7 @@ def _plan(
     return plan(known, topic, wanted)
 
 
-def plan(known: Mapping[str, Catalog], topic: str, wanted: Wanted) -> tuple[list[str], list[Minimum]]:
+def plan(known: Mapping[str, Catalog], topic: str, wanted: RowFilter) -> tuple[list[str], list[Minimum]]:
     """Keys to read, and the minimums that cut through one of them. Pure: catalogs in, a decision out."""
     keys: list[str] = []
     minimums: set[Minimum] = set()
@@ -139,7 +139,7 @@ def plan(known: Mapping[str, Catalog], topic: str, wanted: Wanted) -> tuple[list
     return keys, sorted(minimums)
 
 
-def _holds(name: CommittedName, floors: Mapping[int, int], wanted: Wanted) -> bool:
+def _holds(name: CommittedName, floors: Mapping[int, int], wanted: RowFilter) -> bool:
     """Whether a row group of the object may hold a row that is wanted and has not expired; unknown times may."""
     for group in name.row_groups:
         if wanted.start is not None and 0 <= group.newest_ms < wanted.start:
@@ -184,7 +184,7 @@ def _without_globs(path: str) -> str:
     return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
 
 
-def _restrict(frame: DataFrame, wanted: Wanted, minimums: list[Minimum]) -> DataFrame:
+def _restrict(frame: DataFrame, wanted: RowFilter, minimums: list[Minimum]) -> DataFrame:
     from pyspark.sql import functions as f
 
     if wanted.start is not None:

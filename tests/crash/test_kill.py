@@ -189,7 +189,7 @@ def test_no_acknowledged_message_is_lost(tmp_path: Path) -> None:
         server.kill()
 
 
-# ---- the offload round ------------------------------------------------------------------------------------
+# ---- the offload round
 
 MESSAGES = 400
 STEPS = [

@@ -105,7 +105,7 @@ class World:
             journal_checkpoint_entries=pick((2, 5, 20, 256)),
         )
 
-    # --- the whole history ------------------------------------------------------------------------------------
+    # ---- the whole history
 
     def run(self, steps: int = 120) -> None:
         """Raises Violation."""
@@ -147,7 +147,7 @@ class World:
         self._die("power cut")
         self.check()
 
-    # --- steps ------------------------------------------------------------------------------------------------
+    # ---- steps
 
     def _step(self) -> None:
         steps: dict[Callable[[], None], int] = {
@@ -285,7 +285,7 @@ class World:
         self.tell(f"armed: {place}:{nth} {'dies' if dies else 'fails'}")
         failpoint.arm(place, _die_at if dies else "error", nth)
 
-    # --- ends and starts --------------------------------------------------------------------------------------
+    # ---- ends and starts
 
     def _power_off(self) -> None:
         self._die(self.random.choice(("power cut", "kill", "stop")))
@@ -429,7 +429,7 @@ class World:
         self.model.forget_all_but(set(queues_of(self.process.store)))
         self.check()
 
-    # --- what happens at the same time ------------------------------------------------------------------------
+    # ---- what happens at the same time
 
     def _meanwhile(self, verb: str, key: str) -> None:
         """Between two requests of a job the broker's loop serves its clients."""
@@ -457,7 +457,7 @@ class World:
         kind = InProcessWorker if self.real_worker else QuickWorker
         return kind(self.disk, store)
 
-    # --- invariants -------------------------------------------------------------------------------------------
+    # ---- invariants
 
     def _observe(self) -> None:
         """After each step: what became durable, and which minimums clients are told."""

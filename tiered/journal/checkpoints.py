@@ -14,7 +14,7 @@ from neve.archive.follow import checkpoint_before
 from neve.archive.journal import NO_CHECKPOINT, AnyEntry, Checkpoint
 from tiered.journal.tail import JournalTail
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 CHECKPOINT_ENTRIES = 256
 CHECKPOINTS_KEPT = 3  # the newest, and those that serve when it is damaged
 
@@ -41,7 +41,7 @@ class Checkpoints:
             tail.store.put(key, content, if_absent=True)
         except (PreconditionFailed, UnknownOutcome):
             if tail.read_back(key) != content:
-                _log.warning("%s is not there, or is another's; a later entry gets a checkpoint", key)
+                log.warning("%s is not there, or is another's; a later entry gets a checkpoint", key)
                 return False
         failpoint.hit("journal.after_checkpoint")
         last = tail.store.get(tail.key_of(through))

@@ -24,7 +24,7 @@ from neve.archive.checkpoint import decode_checkpoint
 from neve.archive.journal import FORMAT_VERSION, AnyEntry, Epoch, NewerFormat, decode_entry
 from neve.archive.sealed import Damaged
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _FRAME = struct.Struct(">IIQ")
 
 assert _FRAME.size == 16, "no padding: the mirror is read with the same layout"
@@ -93,7 +93,7 @@ class LocalJournal:
                 apply(seq, _of(broker, decode_entry(entry)))
             position, last = end, entry if seq == catalog.next_seq - 1 else last
         if position < len(data):
-            _log.warning("%s: %d torn bytes at the end dropped", self._mirror_path, len(data) - position)
+            log.warning("%s: %d torn bytes at the end dropped", self._mirror_path, len(data) - position)
             self._disk.write_atomic(self._mirror_path, data[:position])
         return last
 
@@ -104,7 +104,7 @@ class LocalJournal:
         try:
             state = decode_checkpoint(data)
         except Damaged as error:
-            _log.warning("%s is passed over: %s", self._checkpoint_path, error)
+            log.warning("%s is passed over: %s", self._checkpoint_path, error)
             return
         if state.broker != broker:
             raise OtherBroker(state.broker)

@@ -30,7 +30,7 @@ from tiered.journal.state import Event, JournalState, State
 from tiered.journal.store_format import check_format
 from tiered.journal.tail import TRIES, JournalTail
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class JournalWriter:
         """Keys that an ABORT closed: never to be planned again."""
         return self._tail.aborted
 
-    # --- start ---------------------------------------------------------------------------------------------
+    # ---- start
 
     def attach(self, log_end: int) -> GoOnFrom:
         """Before the first send: settle whose archive this is, and from where the local log may go on."""
@@ -173,7 +173,7 @@ class JournalWriter:
         try:
             self._take_over(_Claim(log_end))
         except (StoreUnavailable, UnknownOutcome) as error:
-            _log.error("the archive store can't be reached; hot traffic only until it answers: %s", error)
+            log.error("the archive store can't be reached; hot traffic only until it answers: %s", error)
             self._state.happens(Event.NO_ANSWER)
             self._known.goes_offline_at(log_end)
             self._known.save(self.epoch)
@@ -204,7 +204,7 @@ class JournalWriter:
         if self._known.offline_from is not None:
             self._known.offline_from = None
             self._known.save(self.epoch)
-        _log.info("archive of %s: epoch %d at entry %d", self.broker, self.epoch, self.catalog.next_seq - 1)
+        log.info("archive of %s: epoch %d at entry %d", self.broker, self.epoch, self.catalog.next_seq - 1)
 
     def _check_owner(self, claim: _Claim) -> None:
         check_format(self.store, self.prefix, self._cluster)
@@ -235,7 +235,7 @@ class JournalWriter:
         }
         resume_at = high if log_end < high else None
         if resume_at is not None:
-            _log.error(
+            log.error(
                 "the local log of %s ends at %d, below its archive at %d: the log goes on above it; what lay between "
                 "and is in no committed object is lost and will be recorded as a GAP",
                 self.broker,
@@ -244,7 +244,7 @@ class JournalWriter:
             )
         return GoOnFrom(self.online, self.epoch, resume_at, following)
 
-    # --- append --------------------------------------------------------------------------------------------
+    # ---- append
 
     def append(self, entry: AnyEntry, *, plan: int | None = None) -> int:
         """Append at the next number; returns it. Raises Fenced, UnknownOutcome or the store's error.
@@ -277,7 +277,7 @@ class JournalWriter:
         with self._lock:
             return self.online and self._checkpoints.is_due() and self._checkpoints.write(self.append)
 
-    # --- topics that begin again ---------------------------------------------------------------------------
+    # ---- topics that begin again
 
     def plan_mark(self) -> int:
         """Taken before a round is planned; see `append`."""
@@ -294,7 +294,7 @@ class JournalWriter:
         """
         return not self.fenced and self._known.named.begin_again(topic)
 
-    # --- fence ---------------------------------------------------------------------------------------------
+    # ---- fence
 
     def _fence(self) -> None:
         self._state.happens(Event.SUPERSEDED)

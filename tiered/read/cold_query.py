@@ -54,9 +54,9 @@ class _Place(NamedTuple):
 # The row group, on its way or there; raises ColdUnavailable when too many wait.
 Ask = Callable[[CommittedName, int], "Future[DecodedGroup]"]
 # A word, or a place in the log.
-Wanted = bytes | int
+QueryKey = bytes | int
 # Which of an object's row groups may hold it, on its way or there; whoever gives up cancels it.
-MayHold = Callable[[CommittedName, list[int], Wanted], "Future[frozenset[int]]"]
+MayHold = Callable[[CommittedName, list[int], QueryKey], "Future[frozenset[int]]"]
 
 
 class ColdQuery:
@@ -111,7 +111,7 @@ class ColdQuery:
                         return Found([raw])
         return Found([], search.unsearched)
 
-    def _search(self, places: list[_Place], wanted: Wanted) -> "_Search":
+    def _search(self, places: list[_Place], wanted: QueryKey) -> "_Search":
         looks = _Looks(places, wanted, self._may_hold) if self._may_hold is not None else None
         return _Search(places, self._ask, self._clock, looks)
 
@@ -136,7 +136,7 @@ class ColdQuery:
 class _Looks:
     """At what the objects may hold, in the order of their first places, the next ones on their way."""
 
-    def __init__(self, places: Sequence[_Place], wanted: Wanted, may_hold: MayHold) -> None:
+    def __init__(self, places: Sequence[_Place], wanted: QueryKey, may_hold: MayHold) -> None:
         objects: dict[str, tuple[CommittedName, list[int]]] = {}
         for place in places:
             objects.setdefault(place.name.key, (place.name, []))[1].append(place.number)

@@ -19,7 +19,7 @@ from infra.clock import Clock, SystemClock
 from neve.archive.catalog import Catalog, GapHit, Location
 from neve.archive.journal import CommittedName
 from neve.remoting.codes import GetMessageStatus
-from tiered.read.cold_query import ColdQuery, ColdUnavailable, Found, Wanted
+from tiered.read.cold_query import ColdQuery, ColdUnavailable, Found, QueryKey
 from tiered.read.group_fetches import FETCH_BUDGET, ColdCounts, GroupFetches, GroupSource
 from tiered.read.read_ahead import WINDOW_MAX, ReadAhead, Reader
 from tiered.worker.client import DecodedGroup
@@ -243,7 +243,7 @@ class ColdReader:
         queue, first, last = name.row_groups[index].runs[0]
         return self._groups.want(Location(name, index, queue, first, last), _QUERIES, first, keep=False)
 
-    def _may_hold(self, name: CommittedName, indices: list[int], wanted: Wanted) -> "Future[frozenset[int]]":
+    def _may_hold(self, name: CommittedName, indices: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
         return self._groups.may_hold(name, indices, wanted, _QUERIES)
 
     def _coming(self, location: Location, window: int) -> Iterator[Location]:

@@ -24,7 +24,7 @@ from tiered.worker import frames
 from tiered.write.entry_run import EntryRun
 from tiered.write.uploader import ContentConflict, EncodeFailed, RowCounts
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
@@ -279,7 +279,7 @@ class WorkerClient:
             process.kill()
         except ValueError as error:
             process.kill()
-            _log.error(
+            log.error(
                 "the tier worker's answer can't be read (%s): was neve replaced under the running broker? restart it",
                 error,
             )
@@ -297,7 +297,7 @@ class WorkerClient:
                 process.kill()
                 process.wait()
             if unanswered and not self._closed:
-                _log.warning("the tier worker ended with %d; it owed %d answers", process.returncode, unanswered)
+                log.warning("the tier worker ended with %d; it owed %d answers", process.returncode, unanswered)
 
     def _wait(self, sock: socket.socket, pending: dict[int, Future[Answer]]) -> bool:
         """False: idle for so long that the worker may go."""

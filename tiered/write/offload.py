@@ -21,11 +21,11 @@ from neve.archive.journal import Abort, Commit, CommittedName, Gap, Intent, Inte
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun, PartOfRun
-from tiered.write.offload_plan import HotLog, Place, TopicRange, TopicUnreadable, plan_topic
+from tiered.write.offload_plan import HotLog, KeyParts, TopicRange, TopicUnreadable, plan_topic
 from tiered.write.set_aside import SetAside
 from tiered.write.uploader import ContentConflict, EncodeFailed, Uploader
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Progress = Callable[[dict[str, Any]], None]
 # A round of many names publishes what it has so often: what is published can be evicted.
@@ -86,12 +86,12 @@ class OffloadRound:
     ) -> tuple[int, list[IntentName], int] | None:
         """The round's number, its names and how many gaps it found."""
         plan = self._journal.plan_mark()
-        place = Place(self._journal.prefix, self._journal.broker, self._journal.epoch)
+        key_parts = KeyParts(self._journal.prefix, self._journal.broker, self._journal.epoch)
         names: list[IntentName] = []
         gaps: list[Gap] = []
         for wanted in topics:
             try:
-                more_names, more_gaps = plan_topic(self._hot, self._journal.catalog, wanted, place)
+                more_names, more_gaps = plan_topic(self._hot, self._journal.catalog, wanted, key_parts)
             except TopicUnreadable as error:
                 self.set_aside.note(wanted.topic, error)
                 continue
@@ -104,7 +104,7 @@ class OffloadRound:
             self._journal.renew_epoch()
             return self._begin(topics, progress)
         for gap in gaps:
-            _log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
+            log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
             self._journal.append(gap)
         number = self._journal.catalog.last_round + 1
         failpoint.hit("offload.before_intent")
@@ -154,7 +154,7 @@ class OffloadRound:
         except (TopicUnreadable, EncodeFailed) as error:
             self._fail(name, error, report)
         except ObjectStoreError as error:
-            _log.error("round %d, %s: %s", number, name.key, error)
+            log.error("round %d, %s: %s", number, name.key, error)
             report.failed[name.key] = str(error)
             self._journal.follow()  # raises where it is the store: the names behind this one would fail as well
         else:
@@ -172,7 +172,7 @@ class OffloadRound:
         report.committed += names
         failpoint.hit("offload.after_commit")
         rows, size = sum(one.rows for one in names), sum(one.size for one in names)
-        _log.info("round %d: %d objects, %d rows, %d bytes", number, len(names), rows, size)
+        log.info("round %d: %d objects, %d rows, %d bytes", number, len(names), rows, size)
         _tell(progress, event="commit", round=number, objects=len(names))
 
     def _fail(self, name: IntentName, error: Exception, report: RoundReport) -> None:
@@ -205,7 +205,7 @@ class OffloadRound:
 
         The gaps come first: once the name is closed nobody looks for what it lacks, should this end in between.
         """
-        _log.error("round %d: %s is closed without an object: %s", number, name.key, reason)
+        log.error("round %d: %s is closed without an object: %s", number, name.key, reason)
         held = _bounds(self._entries(name))
         for queue, (first, last) in sorted(name.queues.items()):
             have = held.get(queue)
@@ -216,7 +216,7 @@ class OffloadRound:
             for low, high in missing:
                 if self._journal.catalog.count_existing(name.topic, queue, low, high + 1):  # not all told by now
                     gap = Gap(topic=name.topic, queue=queue, first=low, last=high, reason=reason)
-                    _log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
+                    log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
                     self._journal.append(gap)
                     report.gaps += 1
         self._journal.append(Abort(round=number, keys=[name.key], reason=reason))

@@ -45,7 +45,7 @@ class TopicRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyParts:
     """Where names go: the parts of a key that a round doesn't decide."""
 
     prefix: str
@@ -53,7 +53,9 @@ class Place:
     epoch: int
 
 
-def plan_topic(hot: HotLog, catalog: Catalog, wanted: TopicRange, place: Place) -> tuple[list[IntentName], list[Gap]]:
+def plan_topic(
+    hot: HotLog, catalog: Catalog, wanted: TopicRange, key_parts: KeyParts
+) -> tuple[list[IntentName], list[Gap]]:
     runs = {
         queue: run for queue, run in hot.entries(wanted.topic, wanted.start, wanted.end).items() if len(run.physical)
     }
@@ -65,7 +67,9 @@ def plan_topic(hot: HotLog, catalog: Catalog, wanted: TopicRange, place: Place) 
     for index, (day, _) in enumerate(borders):
         end = borders[index + 1][1] if index + 1 < len(borders) else wanted.end
         queues = _bounds(runs, start, end)
-        key = keys.data_key(place.prefix, wanted.topic, day, place.broker, start=start, end=end, epoch=place.epoch)
+        key = keys.data_key(
+            key_parts.prefix, wanted.topic, day, key_parts.broker, start=start, end=end, epoch=key_parts.epoch
+        )
         names.append(IntentName(key, wanted.topic, day, start, end, queues))
         start = end
     return names, _gaps(catalog, wanted.topic, runs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class SetAside:
@@ -23,13 +23,13 @@ class SetAside:
     def note(self, topic: str, error: Exception) -> None:
         reason = str(error)
         if self._reasons.get(topic) != reason:
-            _log.error("topic %s can't be %s and is set aside: %s", topic, self._what, reason)
+            log.error("topic %s can't be %s and is set aside: %s", topic, self._what, reason)
         self._reasons[topic] = reason
 
     def clear(self, topic: str) -> None:
         """It went well, or there is nothing to do for it."""
         if self._reasons.pop(topic, None) is not None:
-            _log.info("topic %s is %s again", topic, self._what)
+            log.info("topic %s is %s again", topic, self._what)
 
     def keep(self, existing: Container[str]) -> None:
         """Forget topics that are gone."""

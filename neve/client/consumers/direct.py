@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from neve.client.group.delivery import DeliveryBuffer, Lane
+from neve.client.group.delivery import DeliveryBuffer, DeliveryQueue
 from neve.client.group.group_requests import Verdict
 from neve.client.group.in_work import Asker
 from neve.client.group.received import Received, Settles, received
@@ -39,7 +39,7 @@ class Direct:
     def __init__(self, buffer: DeliveryBuffer, consumer: Settles) -> None:
         self._buffer = buffer
         self._consumer = consumer
-        self._lane = Lane()
+        self._lane = DeliveryQueue()
 
     async def verdict(self, message: Message) -> Verdict:
         """CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION, and a remark.

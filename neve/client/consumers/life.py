@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from neve.client.group.delivery import DeliveryBuffer
-from neve.client.group.group_requests import Asked, GivesDirectly, GroupRequests
+from neve.client.group.group_requests import GivesDirectly, GroupRequests, ManagedConsumer
 from neve.client.group.in_work import Asker, Endings, current_asker
 from neve.client.group.member import GroupMember
 from neve.client.group.rebalance import Rebalancer
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Jobs = Iterable[tuple[str, Coroutine[Any, Any, None]]]
 
 
-class Supply(Asked, Protocol):
+class Supply(ManagedConsumer, Protocol):
     """Where one kind of consumer has its messages from, and how it ends with them."""
 
     @property

@@ -131,7 +131,7 @@ class LitePullConsumer:
 
     def position(self, queue: MessageQueue) -> int:
         """The offset up to which all of the queue is done with."""
-        return self.supply.offsets.books(queue).committable
+        return self.supply.offsets.process_queue(queue).committable
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """The next poll goes on with `offset`; what was fetched is dropped."""

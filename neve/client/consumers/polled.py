@@ -116,9 +116,9 @@ class Polled:
         size = 0
         while len(self._out) < max_count and size < _POLLED_MAX and (message := self.buffer.take()) is not None:
             size += len(message.body)
-            books: ProcessQueue = message.receipt
-            books.handed_over(message, now, asker)
-            books.last_consume_ms = self._session.options.now_ms()
+            process_queue: ProcessQueue = message.receipt
+            process_queue.handed_over(message, now, asker)
+            process_queue.last_consume_ms = self._session.options.now_ms()
             self._traces.begun(message)
             self._traces.ended(message, Ended.SUCCESS)  # at once, as Java's: nobody will say when it is done with
             self._out.append(message)

@@ -1,6 +1,6 @@
 """A member of a group that pops: the broker hands each message to one member for a while, and keeps the books itself.
 
-    query assignment ──▶ one pop loop per assigned queue ──▶ lanes ──▶ application ──▶ ack, or visible again later
+    query assignment ──▶ one pop loop per assigned queue ──▶ deliveries ──▶ application ──▶ ack, or visible again later
                      └─▶ %RETRY%group, pulled ─────────────┘
 
 What is neither acknowledged nor renewed in time comes again, to any member.

@@ -19,7 +19,7 @@ from typing import Any
 from neve.client.consumers.life import Jobs
 from neve.client.consumers.pulled import Pulled
 from neve.client.group.consumer_settings import ConsumerSettings
-from neve.client.group.delivery import DeliveryBuffer, Lane
+from neve.client.group.delivery import DeliveryBuffer, DeliveryQueue
 from neve.client.group.group_requests import RunningState
 from neve.client.group.in_work import Asker
 from neve.client.group.pop_requests import POP_BATCH_MAX, Popped, Popper
@@ -116,7 +116,7 @@ class Popping:
             buffer=self.buffer,
         )
         self._stats = self.retries.fetcher.stats
-        self._lanes: dict[MessageQueue, Lane] = {}
+        self._lanes: dict[MessageQueue, DeliveryQueue] = {}
         self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
         self._left: set[asyncio.Task[None]] = set()  # loops whose last pop is under way
         self._refusals = Refusals(log)
@@ -137,7 +137,7 @@ class Popping:
         await asyncio.gather(*loops, return_exceptions=True)
         await self._popper.close()
         await self.retries.stop()
-        unseen = [message for lane in self._lanes.values() for message in self.buffer.discard(lane)]
+        unseen = [message for delivery in self._lanes.values() for message in self.buffer.discard(delivery)]
         for message in unseen:
             self._renewer.release(message.receipt)
         await asyncio.gather(*(self._give_back(message.receipt, _GIVEN_BACK_S) for message in unseen))
@@ -156,7 +156,7 @@ class Popping:
         held: Held = message.receipt
         if now >= held.expires_at:  # it could not be renewed: others may have it
             self._renewer.release(held)
-            self.buffer.settled(held.lane)
+            self.buffer.settled(held.delivery)
             return False
         held.handed_over_at, held.asker = now, asker
         self._traces.begun(message)
@@ -170,7 +170,7 @@ class Popping:
             return None
         now = asyncio.get_running_loop().time()
         self._stats.consumed(held.queue.topic, now - held.handed_over_at, now)
-        self.buffer.settled(held.lane)
+        self.buffer.settled(held.delivery)
         return self._acker.add(held)
 
     def nack(self, message: Received, delay_level: int) -> Coroutine[Any, Any, None] | None:
@@ -196,7 +196,7 @@ class Popping:
             except NeveError as error:
                 log.warning("%s did not get to the dead letter queue, it comes again: %s", message.msg_id, error)
             else:
-                self.buffer.settled(held.lane)
+                self.buffer.settled(held.delivery)
                 self._acker.add(held)
                 return
         level = delay_level if delay_level > 0 else message.reconsume_times + 1
@@ -204,13 +204,13 @@ class Popping:
 
     async def _let_go(self, held: Held, seconds: float) -> None:
         """In order, those that were popped after it come again after it."""
-        later = self.buffer.discard(held.lane) if held.lane.in_order else []
+        later = self.buffer.discard(held.delivery) if held.delivery.in_order else []
         try:
             for one in (held, *(message.receipt for message in later)):
                 self._renewer.release(one)
                 await self._give_back(one, seconds)
         finally:
-            self.buffer.settled(held.lane)
+            self.buffer.settled(held.delivery)
 
     async def _give_back(self, held: Held, seconds: float) -> None:
         held.is_settled = True
@@ -270,15 +270,15 @@ class Popping:
             if subscription.matches(one.message):
                 self._deliver(queue, one, now())
             else:  # another tag with the same hash: not ours, and done with, or it came again for ever
-                self._acker.add(Held(queue, one.receipt, Lane(), now(), now(), is_settled=True))
+                self._acker.add(Held(queue, one.receipt, DeliveryQueue(), now(), now(), is_settled=True))
 
     def _deliver(self, queue: MessageQueue, popped: Popped, now: float) -> None:
         source = popped.message.queue
         assert source is not None
-        lane = self._lanes.setdefault(source, Lane(in_order=self._settings.in_order))
-        held = Held(queue, popped.receipt, lane, now, now + popped.receipt.invisible_time / 1000)
+        delivery = self._lanes.setdefault(source, DeliveryQueue(in_order=self._settings.in_order))
+        held = Held(queue, popped.receipt, delivery, now, now + popped.receipt.invisible_time / 1000)
         self._renewer.hold(held)
-        self.buffer.put(lane, [received(popped.message, self._consumer, held)])
+        self.buffer.put(delivery, [received(popped.message, self._consumer, held)])
 
     # ---- queues come and go (Assignee of the rebalancer)
 

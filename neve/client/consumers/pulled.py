@@ -92,12 +92,14 @@ class Pulled:
         await self.fetcher.close()
 
     def in_work(self) -> Iterable[Asker]:
-        return [asker for books in self.fetcher.assigned.values() for asker in books.askers]
+        return [asker for process_queue in self.fetcher.assigned.values() for asker in process_queue.askers]
 
     async def finish(self, closer: Asker) -> None:
         await self.offsets.last_commit(self._group)
         # What is in work even now keeps its lock until the broker forgets it: no other member may begin with it.
-        free = [queue for queue, books in self.fetcher.assigned.items() if not at_work(books.askers, closer)]
+        free = [
+            queue for queue, process_queue in self.fetcher.assigned.items() if not at_work(process_queue.askers, closer)
+        ]
         for queue in list(self.fetcher.assigned):
             self.fetcher.drop(queue)
         if self._locks is not None:
@@ -110,55 +112,57 @@ class Pulled:
         ip = self._session.client_id.partition("@")[0]
         return root / f"{ip}@DEFAULT" / self._group / "offsets.json"
 
-    # ---- the way of a message (its receipt is the books of its queue)
+    # ---- the way of a message (its receipt is its process queue)
 
     def hand_over(self, message: Received, now: float, asker: Asker) -> bool:
-        books: ProcessQueue = message.receipt
-        if not books.is_usable(now):  # the lock lapsed: nothing more until the queue is taken anew
-            self.buffer.close(books.lane)
-            self.buffer.settled(books.lane)
-            self.buffer.put(books.lane, [message], first=True)
+        process_queue: ProcessQueue = message.receipt
+        if not process_queue.is_usable(now):  # the lock lapsed: nothing more until the queue is taken anew
+            self.buffer.close(process_queue.delivery)
+            self.buffer.settled(process_queue.delivery)
+            self.buffer.put(process_queue.delivery, [message], first=True)
             return False
-        books.handed_over(message, now, asker)
-        books.last_consume_ms = self._session.options.now_ms()
+        process_queue.handed_over(message, now, asker)
+        process_queue.last_consume_ms = self._session.options.now_ms()
         self._traces.begun(message)
         return True
 
     def ack(self, message: Received) -> None:
         """The offset is committed within `commit_interval` and at the end."""
-        books: ProcessQueue = message.receipt
-        counts = self.settlement.counts(books, message)
+        process_queue: ProcessQueue = message.receipt
+        counts = self.settlement.counts(process_queue, message)
         self._traces.ended(message, Ended.SUCCESS if counts else Ended.TIME_OUT)
         if counts:
-            self.settlement.done(books, message, is_consumed=True)
-            self._go_on(books, message)
+            self.settlement.done(process_queue, message, is_consumed=True)
+            self._go_on(process_queue, message)
 
     def nack(self, message: Received, delay_level: int) -> Coroutine[Any, Any, None] | None:
         """Broadcasting there is no second delivery: the message is logged and passed over."""
-        books: ProcessQueue = message.receipt
+        process_queue: ProcessQueue = message.receipt
         self._traces.ended(message, Ended.FAILED)
-        if not self.settlement.counts(books, message):
+        if not self.settlement.counts(process_queue, message):
             return None
-        books.not_in_hand(message.queue_offset)  # settled once: whoever settles it again while this goes on comes late
-        self.fetcher.stats.failed(books.queue.topic, asyncio.get_running_loop().time())
+        process_queue.not_in_hand(
+            message.queue_offset
+        )  # settled once: whoever settles it again while this goes on comes late
+        self.fetcher.stats.failed(process_queue.queue.topic, asyncio.get_running_loop().time())
         again = self._send_again if self._locks is None else self._nack_in_order
-        return again(books, message, delay_level)
+        return again(process_queue, message, delay_level)
 
     def let_go(self, message: Received, seconds: float) -> None:
         """A broker delays by its levels only, so the message waits here."""
-        books: ProcessQueue = message.receipt
+        process_queue: ProcessQueue = message.receipt
         self._traces.ended(message, Ended.FAILED)
-        if self.settlement.counts(books, message):
-            self.settlement.repeat(books, message.again(), seconds)
+        if self.settlement.counts(process_queue, message):
+            self.settlement.repeat(process_queue, message.again(), seconds)
 
     def raised(self, message: Received, error: BaseException) -> None:
         self._traces.ended(message, Ended.EXCEPTION)
 
-    async def _send_again(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
-        await self.settlement.retry(books, message, delay_level)
-        self._go_on(books, message)
+    async def _send_again(self, process_queue: ProcessQueue, message: Received, delay_level: int) -> None:
+        await self.settlement.retry(process_queue, message, delay_level)
+        self._go_on(process_queue, message)
 
-    async def _nack_in_order(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
+    async def _nack_in_order(self, process_queue: ProcessQueue, message: Received, delay_level: int) -> None:
         """The queue pauses and repeats the message; after too many times it goes to %DLQ%group."""
         if delay_level < 0 or message.reconsume_times >= self._settings.redeliveries:
             try:
@@ -166,21 +170,21 @@ class Pulled:
             except NeveError as error:
                 log.warning("%s did not get to the dead letter queue, it is repeated: %s", message.msg_id, error)
             else:
-                self.settlement.done(books, message, is_consumed=False)
-                self._go_on(books, message)
+                self.settlement.done(process_queue, message, is_consumed=False)
+                self._go_on(process_queue, message)
                 return
-        self.buffer.close(books.lane)
-        self.buffer.settled(books.lane)
+        self.buffer.close(process_queue.delivery)
+        self.buffer.settled(process_queue.delivery)
         # It counts no further while the dead letter queue cannot be reached.
         again = message if message.reconsume_times >= self._settings.redeliveries else message.again()
-        self.settlement.repeat(books, again, self._settings.pause_after_nack)
+        self.settlement.repeat(process_queue, again, self._settings.pause_after_nack)
 
-    def _go_on(self, books: ProcessQueue, message: Received) -> None:
+    def _go_on(self, process_queue: ProcessQueue, message: Received) -> None:
         """In order the next message of the queue may come."""
-        in_hand = books.lane.in_hand
+        in_hand = process_queue.delivery.in_hand
         if in_hand is not None and in_hand.queue_offset == message.queue_offset:
-            self.buffer.settled(books.lane)
-            if books.is_leaving:  # another member waits for the queue
+            self.buffer.settled(process_queue.delivery)
+            if process_queue.is_leaving:  # another member waits for the queue
                 self._rounds.wake()
 
     # ---- queues come and go (Assignee of the rebalancer)
@@ -204,16 +208,16 @@ class Pulled:
         return len(mine) == len(queues)
 
     def keep(self, queue: MessageQueue) -> None:
-        books = self.offsets.books(queue)
-        if books.is_leaving:
-            books.is_leaving = False
-            self.offsets.reopen(books)
+        process_queue = self.offsets.process_queue(queue)
+        if process_queue.is_leaving:
+            process_queue.is_leaving = False
+            self.offsets.reopen(process_queue)
 
     async def leave(self, queue: MessageQueue) -> bool:
-        books = self.offsets.books(queue)
-        if books.lane.in_hand is not None:  # the next member must not overtake it
-            books.is_leaving = True
-            self.buffer.close(books.lane)
+        process_queue = self.offsets.process_queue(queue)
+        if process_queue.delivery.in_hand is not None:  # the next member must not overtake it
+            process_queue.is_leaving = True
+            self.buffer.close(process_queue.delivery)
             return False
         try:
             await self.offsets.leave(queue)
@@ -225,7 +229,7 @@ class Pulled:
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
         async with self._rounds.lock:
-            self.offsets.books(queue)
+            self.offsets.process_queue(queue)
             await self.offsets.store.write({queue: offset})
             self.offsets.move(queue, offset, is_stored=True)
 
@@ -240,10 +244,10 @@ class Pulled:
         assert self._locks is not None
         now = asyncio.get_running_loop().time()
         granted, unknown = await self._locks.lock(self.fetcher.assigned)
-        for queue, books in list(self.fetcher.assigned.items()):
-            if queue in granted and books.is_usable(now):
-                books.locked_until = now + LOCK_VALID_S
-                books.last_lock_ms = self._session.options.now_ms()
+        for queue, process_queue in list(self.fetcher.assigned.items()):
+            if queue in granted and process_queue.is_usable(now):
+                process_queue.locked_until = now + LOCK_VALID_S
+                process_queue.last_lock_ms = self._session.options.now_ms()
             elif queue not in unknown:
                 log.warning("%s is not locked for %s any more", queue, self._group)
                 self.fetcher.drop(queue)

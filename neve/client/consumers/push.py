@@ -1,6 +1,6 @@
 """A member of a consumer group: takes its share of the queues, pulls them, keeps the books, commits.
 
-    rebalance ──▶ one pull loop per assigned queue ──▶ lanes (bounded) ──▶ application ──▶ ack ──▶ committed offset
+    rebalance ──▶ a pull loop for each queue ──▶ delivery queues (bounded) ──▶ application ──▶ ack ──▶ committed offset
 
 Delivery is at least once: what was not acked when a queue moves to another member is delivered again there. In order,
 a queue has one reader in the group and one message in hand at a time; broadcasting, every member reads all queues and
@@ -92,7 +92,7 @@ class Consumer(Shell):
 
     def position(self, queue: MessageQueue) -> int:
         """The offset up to which all of the queue is acked."""
-        return self.supply.offsets.books(queue).committable
+        return self.supply.offsets.process_queue(queue).committable
 
     async def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Fetches and delivers nothing more of them until `resume`; they stay assigned to this member."""

@@ -1,6 +1,6 @@
-"""Between the network and the application: messages wait in lanes, one lane a queue, and are handed out in turn.
+"""Between the network and the application: messages wait by queue, and are handed out in turn.
 
-A lane in order hands out its next message only after the one before was settled. A closed lane hands out nothing.
+A queue in order hands out its next message only after the one before was settled. A closed one hands out nothing.
 Messages wait as they are stored, compressed where they were sent so, and are inflated one by one as they are handed
 out: the bound on their bytes is one on memory.
 """
@@ -15,14 +15,14 @@ from neve.client.group.received import Received
 from neve.client.model import inflated
 
 
-class Lane:
+class DeliveryQueue:
     """The waiting messages of one queue. Only a `DeliveryBuffer` changes it."""
 
     def __init__(self, *, in_order: bool = False) -> None:
         self.waiting: deque[Received] = deque()
         self.waiting_bytes = 0
         self.in_order = in_order
-        self.in_hand: Received | None = None  # only of a lane in order
+        self.in_hand: Received | None = None  # only where the queue is in order
         self.is_open = True
         self.is_queued = False
 
@@ -32,35 +32,35 @@ class Lane:
 
 
 class DeliveryBuffer:
-    """All lanes of a consumer. `on_room` is called when a message leaves, so that more may be fetched."""
+    """All that waits for a consumer. `on_room` is called when a message leaves, so that more may be fetched."""
 
     def __init__(self, on_room: Callable[[], None]) -> None:
         self.count = 0
         self.bytes = 0
         self._on_room = on_room
-        self._ready: deque[Lane] = deque()
+        self._ready: deque[DeliveryQueue] = deque()
         self._arrived = asyncio.Event()
 
-    def put(self, lane: Lane, messages: Iterable[Received], *, first: bool = False) -> None:
-        """Adds to the end of the lane, or to its front."""
+    def put(self, delivery: DeliveryQueue, messages: Iterable[Received], *, first: bool = False) -> None:
+        """Adds to the end of the queue, or to its front."""
         for message in messages:
-            (lane.waiting.appendleft if first else lane.waiting.append)(message)
-            self._count(lane, 1, len(message.body))
-        self._queue(lane, first=first)
+            (delivery.waiting.appendleft if first else delivery.waiting.append)(message)
+            self._count(delivery, 1, len(message.body))
+        self._queue(delivery, first=first)
 
     def take(self) -> Received | None:
-        """The next message of the lane whose turn it is."""
+        """The next message of the queue whose turn it is."""
         while self._ready:
-            lane = self._ready.popleft()
-            lane.is_queued = False
-            if not lane.can_deliver:
+            delivery = self._ready.popleft()
+            delivery.is_queued = False
+            if not delivery.can_deliver:
                 continue
-            message = lane.waiting.popleft()
-            self._count(lane, -1, -len(message.body))
+            message = delivery.waiting.popleft()
+            self._count(delivery, -1, -len(message.body))
             message = inflated(message)
-            if lane.in_order:
-                lane.in_hand = message
-            self._queue(lane)
+            if delivery.in_order:
+                delivery.in_hand = message
+            self._queue(delivery)
             self._on_room()
             return message
         return None
@@ -73,36 +73,36 @@ class DeliveryBuffer:
     def wake(self) -> None:
         self._arrived.set()
 
-    def settled(self, lane: Lane) -> None:
-        """The message in hand is done with; a lane in order goes on."""
-        lane.in_hand = None
-        self._queue(lane)
+    def settled(self, delivery: DeliveryQueue) -> None:
+        """The message in hand is done with; a queue in order goes on."""
+        delivery.in_hand = None
+        self._queue(delivery)
 
-    def close(self, lane: Lane) -> None:
+    def close(self, delivery: DeliveryQueue) -> None:
         """Hands out nothing more until `open`."""
-        lane.is_open = False
+        delivery.is_open = False
 
-    def open(self, lane: Lane) -> None:
-        lane.is_open = True
-        self._queue(lane)
+    def open(self, delivery: DeliveryQueue) -> None:
+        delivery.is_open = True
+        self._queue(delivery)
 
-    def discard(self, lane: Lane) -> list[Received]:
-        """Empties the lane; what was waiting in it."""
-        dropped = list(lane.waiting)
-        self._count(lane, -len(dropped), -lane.waiting_bytes)
-        lane.waiting.clear()
+    def discard(self, delivery: DeliveryQueue) -> list[Received]:
+        """Empties the queue; what was waiting in it."""
+        dropped = list(delivery.waiting)
+        self._count(delivery, -len(dropped), -delivery.waiting_bytes)
+        delivery.waiting.clear()
         self._on_room()
         return dropped
 
-    def _queue(self, lane: Lane, *, first: bool = False) -> None:
-        if lane.can_deliver and not lane.is_queued:
-            lane.is_queued = True
-            (self._ready.appendleft if first else self._ready.append)(lane)
+    def _queue(self, delivery: DeliveryQueue, *, first: bool = False) -> None:
+        if delivery.can_deliver and not delivery.is_queued:
+            delivery.is_queued = True
+            (self._ready.appendleft if first else self._ready.append)(delivery)
             self._arrived.set()
 
-    def _count(self, lane: Lane, messages: int, size: int) -> None:
+    def _count(self, delivery: DeliveryQueue, messages: int, size: int) -> None:
         self.count += messages
         self.bytes += size
-        lane.waiting_bytes += size
+        delivery.waiting_bytes += size
         assert self.count >= 0
-        assert lane.waiting_bytes >= 0
+        assert delivery.waiting_bytes >= 0

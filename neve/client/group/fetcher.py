@@ -1,4 +1,4 @@
-"""Pull loops: one for each queue, filling its lane as far as there is room."""
+"""Pull loops: one for each queue, filling its delivery queue as far as there is room."""
 
 from __future__ import annotations
 
@@ -68,21 +68,23 @@ class Fetcher:
         self.buffer = DeliveryBuffer(self._room.set) if buffer is None else buffer
         self.stats = ConsumeStatsTable()
 
-    def take_over(self, books: ProcessQueue) -> None:
-        """Begins to fetch the queue from the books' `next_offset`."""
-        assert books.queue not in self.assigned
-        self.assigned[books.queue] = books
-        self._loops[books.queue] = self._session.spawn(self._forever(books), f"pull {self._group} {books.queue}")
+    def take_over(self, process_queue: ProcessQueue) -> None:
+        """Begins to fetch the queue from the process queue's `next_offset`."""
+        assert process_queue.queue not in self.assigned
+        self.assigned[process_queue.queue] = process_queue
+        self._loops[process_queue.queue] = self._session.spawn(
+            self._forever(process_queue), f"pull {self._group} {process_queue.queue}"
+        )
 
     def drop(self, queue: MessageQueue) -> ProcessQueue:
         """Ends with the queue: what is waiting is thrown away, acks of what was delivered count no more."""
-        books, loop = self.assigned.pop(queue), self._loops.pop(queue)
-        books.is_dropped = True
+        process_queue, loop = self.assigned.pop(queue), self._loops.pop(queue)
+        process_queue.is_dropped = True
         if loop is not asyncio.current_task():
             loop.cancel()
-        self.buffer.close(books.lane)
-        self.buffer.discard(books.lane)
-        return books
+        self.buffer.close(process_queue.delivery)
+        self.buffer.discard(process_queue.delivery)
+        return process_queue
 
     def wake(self) -> None:
         """Something about a queue or the buffer changed: the loops look again."""
@@ -94,7 +96,7 @@ class Fetcher:
         return self._refusals.latest
 
     async def close(self) -> None:
-        """Ends all loops; the books stay."""
+        """Ends all loops; the process queues stay."""
         loops = list(self._loops.values())
         for loop in loops:
             loop.cancel()
@@ -102,18 +104,18 @@ class Fetcher:
 
     # ---- one queue
 
-    async def _forever(self, books: ProcessQueue) -> None:
-        what = f"pull of {books.queue}"
+    async def _forever(self, process_queue: ProcessQueue) -> None:
+        what = f"pull of {process_queue.queue}"
         try:
-            while not books.is_dropped:
-                await self._until_room(books)
-                await self._tried(books, what)
+            while not process_queue.is_dropped:
+                await self._until_room(process_queue)
+                await self._tried(process_queue, what)
         finally:
             self._refusals.over(what)
 
-    async def _tried(self, books: ProcessQueue, what: str) -> None:
+    async def _tried(self, process_queue: ProcessQueue, what: str) -> None:
         try:
-            await self._once(books)
+            await self._once(process_queue)
             self._refusals.over(what)
         except BrokerError as error:
             self._refusals.note(what, error)
@@ -121,50 +123,53 @@ class Fetcher:
             await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)
         except NeveError as error:
             self._refusals.note(what, error)
-            self._session.forget_route(books.queue.topic)
+            self._session.forget_route(process_queue.queue.topic)
             await asyncio.sleep(_PAUSE_AFTER_ERROR)
 
-    async def _until_room(self, books: ProcessQueue) -> None:
-        while not self._has_room(books):
+    async def _until_room(self, process_queue: ProcessQueue) -> None:
+        while not self._has_room(process_queue):
             self._room.clear()
             try:
-                async with asyncio.timeout(None if books.locked_until is None else _LOCK_CHECK):
+                async with asyncio.timeout(None if process_queue.locked_until is None else _LOCK_CHECK):
                     await self._room.wait()
             except TimeoutError:
                 continue
 
-    def _has_room(self, books: ProcessQueue) -> bool:
-        limits, lane = self._limits, books.lane
+    def _has_room(self, process_queue: ProcessQueue) -> bool:
+        limits, delivery = self._limits, process_queue.delivery
         return (
-            not books.is_paused
-            and books.is_usable(asyncio.get_running_loop().time())
+            not process_queue.is_paused
+            and process_queue.is_usable(asyncio.get_running_loop().time())
             and self.buffer.count < limits.messages
             and self.buffer.bytes < limits.bytes
-            and len(lane.waiting) < limits.queue_messages
-            and lane.waiting_bytes < limits.queue_bytes
+            and len(delivery.waiting) < limits.queue_messages
+            and delivery.waiting_bytes < limits.queue_bytes
         )
 
-    async def _once(self, books: ProcessQueue) -> None:
+    async def _once(self, process_queue: ProcessQueue) -> None:
         now = asyncio.get_running_loop().time
         began = now()
-        books.last_pull_ms = self._session.options.now_ms()
+        process_queue.last_pull_ms = self._session.options.now_ms()
         result = await self._puller.pull(
-            books.queue,
-            books.next_offset,
+            process_queue.queue,
+            process_queue.next_offset,
             self._limits.batch,
             group=self._group,
-            subscription=self._subscription(books.queue.topic),
+            subscription=self._subscription(process_queue.queue.topic),
             wait=self._limits.wait,
             code=self._code,
         )
-        if books.is_dropped:
+        if process_queue.is_dropped:
             return
         if result.status is PullStatus.OFFSET_ILLEGAL:
-            log.warning("%s: offset %d moved to %d", books.queue, books.next_offset, result.next_offset)
-            await self._moved(books.queue, result.next_offset)
+            log.warning("%s: offset %d moved to %d", process_queue.queue, process_queue.next_offset, result.next_offset)
+            await self._moved(process_queue.queue, result.next_offset)
             return
-        if result.messages or result.next_offset != books.next_offset:
-            books.fetched(result.messages, result.next_offset)
+        if result.messages or result.next_offset != process_queue.next_offset:
+            process_queue.fetched(result.messages, result.next_offset)
         if result.messages:
-            self.stats.pulled(books.queue.topic, len(result.messages), now() - began, now())
-            self.buffer.put(books.lane, (received(message, self._consumer, books) for message in result.messages))
+            self.stats.pulled(process_queue.queue.topic, len(result.messages), now() - began, now())
+            self.buffer.put(
+                process_queue.delivery,
+                (received(message, self._consumer, process_queue) for message in result.messages),
+            )

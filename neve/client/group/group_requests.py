@@ -49,7 +49,7 @@ class RunningState:
     status: Mapping[str, Mapping[str, float]]
 
 
-class Asked(Protocol):
+class ManagedConsumer(Protocol):
     """A consumer as an administrator sees it."""
 
     def wake(self) -> None:
@@ -68,7 +68,9 @@ class Asked(Protocol):
 class GroupRequests:
     """The request handler of one member, from its start on; without `direct` its application asks for messages."""
 
-    def __init__(self, session: Session, member: GroupMember, consumer: Asked, direct: GivesDirectly | None) -> None:
+    def __init__(
+        self, session: Session, member: GroupMember, consumer: ManagedConsumer, direct: GivesDirectly | None
+    ) -> None:
         self._session = session
         self._member = member
         self._consumer = consumer
@@ -144,7 +146,9 @@ class GroupRequests:
                 "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
             },
             "subscriptionSet": self._member.subscriptions(),
-            "mqTable": {queue: _process_queue_info(books, now_ms) for queue, books in state.queues.items()},
+            "mqTable": {
+                queue: _process_queue_info(process_queue, now_ms) for queue, process_queue in state.queues.items()
+            },
             "mqPopTable": state.pop_queues,
             "statusTable": state.status,
             "userConsumerInfo": {},
@@ -167,24 +171,24 @@ def _offsets(data: Any) -> dict[MessageQueue, int]:
     return {}
 
 
-def _process_queue_info(books: ProcessQueue, now_ms: int) -> dict[str, Any]:
+def _process_queue_info(process_queue: ProcessQueue, now_ms: int) -> dict[str, Any]:
     """ProcessQueueInfo of the Java client."""
-    first, last = books.open_offsets
+    first, last = process_queue.open_offsets
     return {
-        "commitOffset": books.committable,
+        "commitOffset": process_queue.committable,
         "cachedMsgMinOffset": first,
         "cachedMsgMaxOffset": last,
-        "cachedMsgCount": books.unacked,
-        "cachedMsgSizeInMiB": books.lane.waiting_bytes >> 20,
+        "cachedMsgCount": process_queue.unacked,
+        "cachedMsgSizeInMiB": process_queue.delivery.waiting_bytes >> 20,
         "transactionMsgMinOffset": 0,
         "transactionMsgMaxOffset": 0,
         "transactionMsgCount": 0,
-        "locked": books.locked_until is not None,
+        "locked": process_queue.locked_until is not None,
         "tryUnlockTimes": 0,
-        "lastLockTimestamp": books.last_lock_ms or now_ms,
-        "droped": books.is_dropped,
-        "lastPullTimestamp": books.last_pull_ms or now_ms,
-        "lastConsumeTimestamp": books.last_consume_ms or now_ms,
+        "lastLockTimestamp": process_queue.last_lock_ms or now_ms,
+        "droped": process_queue.is_dropped,
+        "lastPullTimestamp": process_queue.last_pull_ms or now_ms,
+        "lastConsumeTimestamp": process_queue.last_consume_ms or now_ms,
     }
 
 

@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from neve.client.group.delivery import Lane
+from neve.client.group.delivery import DeliveryQueue
 from neve.client.group.in_work import Asker
 from neve.client.group.pop_requests import Popper, Receipt
 from neve.client.model import MessageQueue
@@ -26,7 +26,7 @@ class Held:
 
     queue: MessageQueue  # the one that was popped
     receipt: Receipt
-    lane: Lane
+    delivery: DeliveryQueue
     popped_at: float
     expires_at: float
     handed_over_at: float = 0.0

@@ -31,19 +31,23 @@ class Positions:
         self._in_order = in_order
         self.store = store
 
-    def books(self, queue: MessageQueue) -> ProcessQueue:
+    def process_queue(self, queue: MessageQueue) -> ProcessQueue:
         """
         Raises:
             ClientError: the queue is not assigned.
         """
-        books = self._fetcher.assigned.get(queue)
-        if books is None:
+        process_queue = self._fetcher.assigned.get(queue)
+        if process_queue is None:
             raise ClientError(f"{queue} is not assigned to this consumer")
-        return books
+        return process_queue
 
     def of_topic(self, topic: str) -> dict[MessageQueue, int]:
         """The next offset to be consumed of each of its queues."""
-        return {queue: books.committable for queue, books in self._fetcher.assigned.items() if queue.topic == topic}
+        return {
+            queue: process_queue.committable
+            for queue, process_queue in self._fetcher.assigned.items()
+            if queue.topic == topic
+        }
 
     async def take(self, queue: MessageQueue, *, locked_until: float | None = None) -> None:
         """Begins with a queue at the stored offset, else where `start` says; that is then stored at the next commit."""
@@ -71,30 +75,30 @@ class Positions:
         is_stored: bool = True,
     ) -> None:
         """Fetches the queue from `offset` on."""
-        books = ProcessQueue(queue, offset, in_order=self._in_order)
-        books.locked_until = locked_until
-        books.last_lock_ms = self._session.options.now_ms() if locked_until is not None else 0
-        books.committed = offset if is_stored else -1
-        books.is_paused = is_paused
-        books.lane.is_open = not is_paused
-        self._fetcher.take_over(books)
+        process_queue = ProcessQueue(queue, offset, in_order=self._in_order)
+        process_queue.locked_until = locked_until
+        process_queue.last_lock_ms = self._session.options.now_ms() if locked_until is not None else 0
+        process_queue.committed = offset if is_stored else -1
+        process_queue.is_paused = is_paused
+        process_queue.delivery.is_open = not is_paused
+        self._fetcher.take_over(process_queue)
 
     def move(self, queue: MessageQueue, offset: int, *, is_stored: bool) -> None:
         """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
-        self.books(queue)
+        self.process_queue(queue)
         old = self._fetcher.drop(queue)
         self.begin(queue, offset, locked_until=old.locked_until, is_paused=old.is_paused, is_stored=is_stored)
 
     async def leave(self, queue: MessageQueue) -> None:
         """Ends with the queue and stores how far it came."""
-        books = self._fetcher.drop(queue)
-        if books.committable != books.committed:
-            await self.store.write({queue: books.committable})
+        process_queue = self._fetcher.drop(queue)
+        if process_queue.committable != process_queue.committed:
+            await self.store.write({queue: process_queue.committable})
 
     async def commit(self, *, oneway: bool = False) -> None:
         """Stores what changed since the last time."""
-        books = list(self._fetcher.assigned.values())
-        offsets = {one: one.committable for one in books if one.committable != one.committed}
+        process_queue = list(self._fetcher.assigned.values())
+        offsets = {one: one.committable for one in process_queue if one.committable != one.committed}
         await self.store.write({one.queue: offset for one, offset in offsets.items()}, oneway=oneway)
         for one, offset in offsets.items():
             one.committed = offset
@@ -116,17 +120,17 @@ class Positions:
     # ---- pausing
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        for books in [self.books(queue) for queue in queues]:
-            books.is_paused = True
-            self._fetcher.buffer.close(books.lane)
+        for process_queue in [self.process_queue(queue) for queue in queues]:
+            process_queue.is_paused = True
+            self._fetcher.buffer.close(process_queue.delivery)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        for books in [self.books(queue) for queue in queues]:
-            books.is_paused = False
-            self.reopen(books)
+        for process_queue in [self.process_queue(queue) for queue in queues]:
+            process_queue.is_paused = False
+            self.reopen(process_queue)
         self._fetcher.wake()
 
-    def reopen(self, books: ProcessQueue) -> None:
+    def reopen(self, process_queue: ProcessQueue) -> None:
         """Hands out the queue's messages again, unless something else forbids it."""
-        if not (books.is_paused or books.is_leaving):
-            self._fetcher.buffer.open(books.lane)
+        if not (process_queue.is_paused or process_queue.is_leaving):
+            self._fetcher.buffer.open(process_queue.delivery)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from neve.client.group.delivery import Lane
+from neve.client.group.delivery import DeliveryQueue
 from neve.client.group.in_work import Asker
 from neve.client.group.received import Received
 from neve.client.model import Message, MessageQueue
@@ -35,7 +35,7 @@ class ProcessQueue:
         self.is_paused = False  # by the application
         self.is_leaving = False  # another member gets it as soon as the message in hand is settled
         self.committed = offset
-        self.lane = Lane(in_order=in_order)
+        self.delivery = DeliveryQueue(in_order=in_order)
         self.locked_until: float | None = None  # on the loop's clock; None: this queue needs no lock
         self.last_lock_ms = 0
         self.last_pull_ms = 0

@@ -39,48 +39,50 @@ class Settlement:
 
     # ---- by the application
 
-    def counts(self, books: ProcessQueue, message: Received) -> bool:
+    def counts(self, process_queue: ProcessQueue, message: Received) -> bool:
         """Whether the message can still be settled; its holder is told when it was taken back."""
-        if message.queue_offset in books.taken_back:
+        if message.queue_offset in process_queue.taken_back:
             log.warning(
                 "%s at %s %d is settled too late, without effect: it was taken back after %g s",
-                message.msg_id, books.queue, message.queue_offset, self._consume_timeout,
+                message.msg_id, process_queue.queue, message.queue_offset, self._consume_timeout,
             )  # fmt: skip
             return False
-        return books.is_in_hand(message.queue_offset)
+        return process_queue.is_in_hand(message.queue_offset)
 
-    def done(self, books: ProcessQueue, message: Received, *, is_consumed: bool) -> None:
+    def done(self, process_queue: ProcessQueue, message: Received, *, is_consumed: bool) -> None:
         now = asyncio.get_running_loop().time()
-        handed_over = books.ack(message.queue_offset)
+        handed_over = process_queue.ack(message.queue_offset)
         if handed_over is not None and is_consumed:
-            self._fetcher.stats.consumed(books.queue.topic, now - handed_over if handed_over else 0.0, now)
+            self._fetcher.stats.consumed(process_queue.queue.topic, now - handed_over if handed_over else 0.0, now)
 
-    async def retry(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
+    async def retry(self, process_queue: ProcessQueue, message: Received, delay_level: int) -> None:
         """The message comes again later; broadcasting it is logged and passed over."""
-        books.not_in_hand(message.queue_offset)  # else it could be taken back while it goes back
+        process_queue.not_in_hand(message.queue_offset)  # else it could be taken back while it goes back
         try:
-            await self._give_back(books, message, delay_level)
+            await self._give_back(process_queue, message, delay_level)
         except NeveError as error:
             log.warning("%s stays here and comes again in %g s: %s", message.msg_id, _AGAIN_HERE_S, error)
-            self.repeat(books, message.again(), _AGAIN_HERE_S)
+            self.repeat(process_queue, message.again(), _AGAIN_HERE_S)
 
-    def repeat(self, books: ProcessQueue, again: Received, delay: float) -> None:
+    def repeat(self, process_queue: ProcessQueue, again: Received, delay: float) -> None:
         """Delivers the message again from here; until then its offset stays open."""
 
         def put() -> None:
-            if not books.is_dropped:
-                self._fetcher.buffer.put(books.lane, [again], first=True)
-                self._positions.reopen(books)
+            if not process_queue.is_dropped:
+                self._fetcher.buffer.put(process_queue.delivery, [again], first=True)
+                self._positions.reopen(process_queue)
 
-        books.not_in_hand(again.queue_offset)
+        process_queue.not_in_hand(again.queue_offset)
         asyncio.get_running_loop().call_later(delay, put)
 
-    async def _give_back(self, books: ProcessQueue, message: Received, delay_level: int) -> None:
+    async def _give_back(self, process_queue: ProcessQueue, message: Received, delay_level: int) -> None:
         if self._send_back is None:
-            log.warning("%s of %s failed and is passed over: broadcasting has no retry", message.msg_id, books.queue)
+            log.warning(
+                "%s of %s failed and is passed over: broadcasting has no retry", message.msg_id, process_queue.queue
+            )
         else:
             await self._send_back.retry(message, delay_level)
-        self.done(books, message, is_consumed=False)
+        self.done(process_queue, message, is_consumed=False)
 
     # ---- by the clock
 
@@ -92,23 +94,25 @@ class Settlement:
 
     async def take_back_overdue(self, now: float) -> None:
         """One round. `now` is on the loop's clock, in seconds."""
-        for books in list(self._fetcher.assigned.values()):
+        for process_queue in list(self._fetcher.assigned.values()):
             for _ in range(_TAKEN_BACK_AT_ONCE):
-                message = books.overdue(now - self._consume_timeout)
-                if message is None or not await self._take_back(books, message):
+                message = process_queue.overdue(now - self._consume_timeout)
+                if message is None or not await self._take_back(process_queue, message):
                     break
 
-    async def _take_back(self, books: ProcessQueue, message: Received) -> bool:
+    async def _take_back(self, process_queue: ProcessQueue, message: Received) -> bool:
         """False: it could not be sent back; it stays open, and the next round tries again."""
         log.warning(
             "%s at %s %d was not settled within %g s: it is taken back from the application",
-            message.msg_id, books.queue, message.queue_offset, self._consume_timeout,
+            message.msg_id, process_queue.queue, message.queue_offset, self._consume_timeout,
         )  # fmt: skip
-        books.taken_back.append(message.queue_offset)  # before the broker has it: else a nack now made a second copy
+        process_queue.taken_back.append(
+            message.queue_offset
+        )  # before the broker has it: else a nack now made a second copy
         try:
-            await self._give_back(books, message, _TAKEN_BACK_LEVEL)
+            await self._give_back(process_queue, message, _TAKEN_BACK_LEVEL)
         except NeveError as error:
             log.warning("%s could not be sent back: %s", message.msg_id, error)
-            books.taken_back.remove(message.queue_offset)
+            process_queue.taken_back.remove(message.queue_offset)
             return False
         return True

@@ -52,7 +52,7 @@ def create_group(world: World) -> None:
     world.client.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, lambda answer: world.tell(f"  {answer.code}"), body)
 
 
-# ---- sends -----------------------------------------------------------------------------------------------------
+# ---- sends
 
 
 def send_plain(world: World) -> None:
@@ -136,7 +136,7 @@ def _recalled(world: World, sent: Sent, answer: RemotingCommand) -> None:
         sent.recalled, sent.recall_reached = True, _promised_end(world)
 
 
-# ---- transactions ----------------------------------------------------------------------------------------------
+# ---- transactions
 
 
 def end_half(world: World) -> None:
@@ -184,7 +184,7 @@ def end_all_halves(world: World) -> None:
             _end(world, sent, outcome)
 
 
-# ---- pop -------------------------------------------------------------------------------------------------------
+# ---- pop
 
 
 def pop(world: World, invisible: int | None = None) -> None:
@@ -370,7 +370,7 @@ def drain(world: World) -> None:
             world._rest(2.0)
 
 
-# ---- messages that a consumer failed on ------------------------------------------------------------------------
+# ---- messages that a consumer failed on
 
 
 def send_back(world: World) -> None:
@@ -396,7 +396,7 @@ def send_back(world: World) -> None:
     )  # fmt: skip
 
 
-# ---- offsets ---------------------------------------------------------------------------------------------------
+# ---- offsets
 
 
 def commit_offset(world: World) -> None:

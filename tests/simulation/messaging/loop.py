@@ -70,7 +70,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.threads: dict[SimThread, None] = {}
         self.ports: dict[int, Factory] = {}
 
-    # ---- time ----------------------------------------------------------------------------------------------------
+    # ---- time
 
     def time(self) -> float:
         return self._sim_clock.monotonic()
@@ -128,7 +128,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._scheduled.clear()  # type: ignore[attr-defined]
         self.close()
 
-    # ---- threads -------------------------------------------------------------------------------------------------
+    # ---- threads
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -153,14 +153,14 @@ class SimLoop(asyncio.BaseEventLoop):
         if line:
             self.start_thread(line[0])
 
-    # ---- sockets -------------------------------------------------------------------------------------------------
+    # ---- sockets
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
         """A port that only this machine's clients know."""
         self.ports[port] = protocol_factory
         return _Listening(self, host, port)
 
-    # ---- what asyncio's own parts ask for ------------------------------------------------------------------------
+    # ---- what asyncio's own parts ask for
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There are none: clients are in this process."""

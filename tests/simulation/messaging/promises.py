@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.store.visibility import Shown
+from broker.store.visibility import VisibleEntry
 from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.names import (
     DLQ_PREFIX,
@@ -47,7 +47,7 @@ SAVING_S = 1.5
 LATE_S = 3.0
 
 
-def appeared(world: World, shown: list[Shown]) -> None:
+def appeared(world: World, shown: list[VisibleEntry]) -> None:
     """Messages that readers see from now on."""
     store = world.server.controller.store
     for queue, offset, _ in shown:

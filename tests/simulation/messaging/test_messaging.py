@@ -46,7 +46,7 @@ def test_a_seed_is_one_history() -> None:
         assert told[0] == told[1]
 
 
-# ---- what is broken is found ------------------------------------------------------------------------------------
+# ---- what is broken is found
 
 
 def _first_violation(seeds: range, world: type[World] = World, steps: int = 120) -> str:
@@ -145,7 +145,7 @@ def test_a_message_that_was_sent_back_and_forgotten_is_found(
     assert f"was sent back, {told}" in _first_violation(range(5), SendsBack, steps=40)
 
 
-# ---- the loop, its threads and its disk ------------------------------------------------------------------------
+# ---- the loop, its threads and its disk
 
 
 def _loop() -> SimLoop:

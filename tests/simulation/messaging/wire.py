@@ -44,7 +44,7 @@ class Client:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    # ---- the broker's transport ----------------------------------------------------------------------------------
+    # ---- the broker's transport
 
     def write(self, data: bytes) -> None:
         if self.is_closed:

@@ -90,7 +90,7 @@ class World:
             max_message_size=1 << 16,
         )
 
-    # ---- the whole history -------------------------------------------------------------------------------------
+    # ---- the whole history
 
     def run(self, steps: int = 120) -> None:
         """Raises Violation."""
@@ -137,7 +137,7 @@ class World:
         promises.check(self, at_rest=True)
         self.platter.kill()
 
-    # ---- steps -------------------------------------------------------------------------------------------------
+    # ---- steps
 
     def _steps(self) -> dict[Callable[[], None], int]:
         """What may come next, and how often of all."""
@@ -267,7 +267,7 @@ class World:
     def _drag(self, call: str) -> float:
         return self.random.choice((0.1, 0.3, 1.0)) if self.slow_syncs and call in SYNCS else 0.0
 
-    # ---- ends and starts ---------------------------------------------------------------------------------------
+    # ---- ends and starts
 
     def _power_off(self) -> None:
         how = self.random.choice(("kill", "power cut"))

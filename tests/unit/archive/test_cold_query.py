@@ -12,7 +12,7 @@ from neve.archive.journal import Commit, CommittedName, RowGroup, Topic
 from neve.record.codec import encode_record
 from neve.record.properties import properties_to_bytes
 from tiered.read import cold_query
-from tiered.read.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found, Wanted
+from tiered.read.cold_query import GROUPS_MAX, SECONDS_MAX, ColdQuery, ColdUnavailable, Found, QueryKey
 from tiered.worker.client import DecodedGroup
 
 ROWS = 4
@@ -143,7 +143,7 @@ class Filters:
         self.may, self.hangs = frozenset(may), hangs
         self.looks: list[Future[frozenset[int]]] = []
 
-    def __call__(self, name: CommittedName, numbers: list[int], wanted: Wanted) -> "Future[frozenset[int]]":
+    def __call__(self, name: CommittedName, numbers: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
         look: Future[frozenset[int]] = Future()
         self.looks.append(look)
         if not self.hangs:
@@ -178,7 +178,7 @@ def test_filters_that_do_not_answer_leave_all_unsearched_and_are_called_back() -
 
 
 def test_a_look_that_was_called_off_may_hold_everything() -> None:
-    def called_off(name: CommittedName, numbers: list[int], wanted: Wanted) -> "Future[frozenset[int]]":
+    def called_off(name: CommittedName, numbers: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
         look: Future[frozenset[int]] = Future()
         look.cancel()
         return look

@@ -304,7 +304,7 @@ def test_a_popped_message_that_fails_to_come_back_holds_up_no_other(
     assert (put_off, world.faults.counts) == ([0], {"a popped message": 1})
 
 
-# ---- in a broker ---------------------------------------------------------------------------------------------------
+# ---- in a broker
 
 
 async def page(broker: BrokerController, name: str) -> tuple[int, str]:

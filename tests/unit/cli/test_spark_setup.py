@@ -16,7 +16,7 @@ from neve.spark import SparkSetupError
 from neve.spark.bodies import inflater
 from neve.spark.builder import parse_store, s3_options
 from neve.spark.jars import find_java, hadoop_version, pyspark_jars
-from neve.spark.reader import Minimum, Wanted, instant_ms, plan
+from neve.spark.reader import Minimum, RowFilter, instant_ms, plan
 
 
 def test_importing_needs_no_pyspark() -> None:
@@ -100,18 +100,18 @@ def catalog() -> Catalog:
 
 def test_plan_prunes_what_cannot_hold_a_row(catalog: Catalog) -> None:
     known = {"b": catalog}
-    assert sorted(plan(known, "t", Wanted())[0]) == ["a", "b", "c"]
-    assert sorted(plan(known, "t", Wanted(start=201))[0]) == ["b", "c"]  # unknown times may match
-    assert sorted(plan(known, "t", Wanted(end=200))[0]) == ["a", "c"]
-    assert sorted(plan(known, "t", Wanted(queues=frozenset({1})))[0]) == ["c"]
-    assert sorted(plan(known, "t", Wanted(first=10))[0]) == ["b"]
-    assert sorted(plan(known, "t", Wanted(last=9))[0]) == ["a", "c"]
-    assert plan(known, "other", Wanted())[0] == []
+    assert sorted(plan(known, "t", RowFilter())[0]) == ["a", "b", "c"]
+    assert sorted(plan(known, "t", RowFilter(start=201))[0]) == ["b", "c"]  # unknown times may match
+    assert sorted(plan(known, "t", RowFilter(end=200))[0]) == ["a", "c"]
+    assert sorted(plan(known, "t", RowFilter(queues=frozenset({1})))[0]) == ["c"]
+    assert sorted(plan(known, "t", RowFilter(first=10))[0]) == ["b"]
+    assert sorted(plan(known, "t", RowFilter(last=9))[0]) == ["a", "c"]
+    assert plan(known, "other", RowFilter())[0] == []
 
 
 def test_plan_cuts_at_the_recorded_minimum(catalog: Catalog) -> None:
     catalog.apply(2, Expire(keys=["a"], delete_after_ms=0, minimums={"t": {0: 15}}))
-    keys, minimums = plan({"b": catalog}, "t", Wanted())
+    keys, minimums = plan({"b": catalog}, "t", RowFilter())
     assert sorted(keys) == ["b", "c"]
     assert minimums == [Minimum("b", 0, 15)]
 

@@ -41,29 +41,29 @@ def received(offset: int, body: bytes = b"xy") -> Message:
 
 
 def test_the_offset_to_commit_stops_at_the_first_open_message() -> None:
-    books = ProcessQueue(QUEUE, 10)
-    assert books.committable == 10
-    books.fetched([received(10), received(11), received(14)], 16)  # 12, 13 and 15 were filtered out
-    assert (books.committable, books.unacked, books.open_offsets) == (10, 3, (10, 14))
-    assert books.ack(11) is not None
-    assert books.committable == 10
-    books.handed_over(Received("t", b"xy", queue_offset=10), 5.0, threading.current_thread())
-    assert books.ack(10) == 5.0
-    assert books.committable == 14
-    assert books.ack(10) is None
-    assert books.ack(14) is not None
-    assert (books.committable, books.unacked, books.open_offsets) == (16, 0, (0, 0))
+    process_queue = ProcessQueue(QUEUE, 10)
+    assert process_queue.committable == 10
+    process_queue.fetched([received(10), received(11), received(14)], 16)  # 12, 13 and 15 were filtered out
+    assert (process_queue.committable, process_queue.unacked, process_queue.open_offsets) == (10, 3, (10, 14))
+    assert process_queue.ack(11) is not None
+    assert process_queue.committable == 10
+    process_queue.handed_over(Received("t", b"xy", queue_offset=10), 5.0, threading.current_thread())
+    assert process_queue.ack(10) == 5.0
+    assert process_queue.committable == 14
+    assert process_queue.ack(10) is None
+    assert process_queue.ack(14) is not None
+    assert (process_queue.committable, process_queue.unacked, process_queue.open_offsets) == (16, 0, (0, 0))
 
 
 @given(st.permutations(range(12)))
 def test_acks_in_any_order_end_at_the_end(order: list[int]) -> None:
-    books = ProcessQueue(QUEUE, 0)
-    books.fetched([received(offset) for offset in range(12)], 12)
+    process_queue = ProcessQueue(QUEUE, 0)
+    process_queue.fetched([received(offset) for offset in range(12)], 12)
     done: set[int] = set()
     for offset in order:
-        books.ack(offset)
+        process_queue.ack(offset)
         done.add(offset)
-        assert books.committable == next((o for o in range(12) if o not in done), 12)
+        assert process_queue.committable == next((o for o in range(12) if o not in done), 12)
 
 
 def test_a_slow_or_failing_broker_is_left_alone_for_a_while() -> None:

@@ -86,11 +86,11 @@ def test_what_waits_for_the_application_or_holds_up_nothing_is_left_where_it_is(
             by_hand(client) as consumer,
         ):
             await held(consumer, 1)
-            books = consumer.supply.fetcher.assigned[QUEUE]
-            books.not_in_hand(0)  # offset 0 waits again, offset 1 is held behind it
+            process_queue = consumer.supply.fetcher.assigned[QUEUE]
+            process_queue.not_in_hand(0)  # offset 0 waits again, offset 1 is held behind it
             await held(consumer, 1)
             await pass_time(consumer, LEFT_ALONE_S + 1)
-            assert (broker.sent_back, consumer.position(QUEUE), books.unacked) == ([], 0, 9)
+            assert (broker.sent_back, consumer.position(QUEUE), process_queue.unacked) == ([], 0, 9)
 
     run(work)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.client.group.consume_stats import ConsumeStatsTable
-from neve.client.group.delivery import DeliveryBuffer, Lane
+from neve.client.group.delivery import DeliveryBuffer, DeliveryQueue
 from neve.client.group.offset_store import LocalFileOffsetStore
 from neve.client.group.pop_requests import Receipt
 from neve.client.group.process_queue import ProcessQueue
@@ -39,7 +39,7 @@ def taken(buffer: DeliveryBuffer) -> list[int]:
 
 def test_lanes_take_turns() -> None:
     buffer = DeliveryBuffer(lambda: None)
-    one, two = Lane(), Lane()
+    one, two = DeliveryQueue(), DeliveryQueue()
     buffer.put(one, [message(0), message(1), message(2)])
     buffer.put(two, [message(10)])
     assert (buffer.count, buffer.bytes) == (4, 8)
@@ -49,7 +49,7 @@ def test_lanes_take_turns() -> None:
 
 def test_a_lane_in_order_waits_for_its_message_to_be_settled() -> None:
     buffer = DeliveryBuffer(lambda: None)
-    ordered, free = Lane(in_order=True), Lane()
+    ordered, free = DeliveryQueue(in_order=True), DeliveryQueue()
     buffer.put(ordered, [message(0), message(1)])
     buffer.put(free, [message(10), message(11)])
     assert taken(buffer) == [0, 10, 11]
@@ -59,32 +59,32 @@ def test_a_lane_in_order_waits_for_its_message_to_be_settled() -> None:
 
 def test_a_closed_lane_hands_out_nothing_until_it_is_opened() -> None:
     buffer = DeliveryBuffer(lambda: None)
-    lane = Lane()
-    buffer.put(lane, [message(0)])
-    buffer.close(lane)
+    delivery = DeliveryQueue()
+    buffer.put(delivery, [message(0)])
+    buffer.close(delivery)
     assert taken(buffer) == []
-    buffer.put(lane, [message(1)])
+    buffer.put(delivery, [message(1)])
     assert taken(buffer) == []
-    buffer.open(lane)
+    buffer.open(delivery)
     assert taken(buffer) == [0, 1]
 
 
 def test_what_is_discarded_gives_its_room_back() -> None:
     rooms = []
     buffer = DeliveryBuffer(lambda: rooms.append(1))
-    lane = Lane()
-    buffer.put(lane, [message(0), message(1)])
-    assert [one.queue_offset for one in buffer.discard(lane)] == [0, 1]
-    assert (buffer.count, buffer.bytes, lane.waiting_bytes, len(rooms)) == (0, 0, 0, 1)
+    delivery = DeliveryQueue()
+    buffer.put(delivery, [message(0), message(1)])
+    assert [one.queue_offset for one in buffer.discard(delivery)] == [0, 1]
+    assert (buffer.count, buffer.bytes, delivery.waiting_bytes, len(rooms)) == (0, 0, 0, 1)
     assert taken(buffer) == []
 
 
 def test_a_queue_whose_lock_lapsed_is_not_usable() -> None:
-    books = ProcessQueue(QUEUE, 0, in_order=True)
-    assert books.is_usable(1e9)
-    books.locked_until = 30.0
-    assert books.is_usable(29.9)
-    assert not books.is_usable(30.0)
+    process_queue = ProcessQueue(QUEUE, 0, in_order=True)
+    assert process_queue.is_usable(1e9)
+    process_queue.locked_until = 30.0
+    assert process_queue.is_usable(29.9)
+    assert not process_queue.is_usable(30.0)
 
 
 # ---- local offsets

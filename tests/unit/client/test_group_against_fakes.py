@@ -75,8 +75,8 @@ def test_without_an_answer_a_lock_counts_until_its_time_is_over(fake_cluster: An
             broker.locks_are = "failing"
             await consumer.supply.renew_locks()
             assert await consumer.receive() is not None
-            books = consumer.supply.fetcher.assigned[QUEUE]
-            books.locked_until = asyncio.get_running_loop().time()  # as if 30 s had passed
+            process_queue = consumer.supply.fetcher.assigned[QUEUE]
+            process_queue.locked_until = asyncio.get_running_loop().time()  # as if 30 s had passed
             assert await consumer.receive(0.05) is None
             assert consumer.assigned == [QUEUE]
             broker.locks_are = "granted"
@@ -85,7 +85,7 @@ def test_without_an_answer_a_lock_counts_until_its_time_is_over(fake_cluster: An
             )  # it lapsed, others may have had it: it is taken anew, from the stored offset
             following = await consumer.receive()
             assert following is not None
-            assert following.receipt is not books
+            assert following.receipt is not process_queue
 
     run(work)
 
