@@ -21,7 +21,7 @@ OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 BENCHMARK_TOPIC = "BenchmarkTest"
 WHEEL_TIMER_TOPIC = "rmq_sys_wheel_timer"
-# What still waits in one of these says so (`BrokerContext.pinned_from`); the rest of it nobody needs.
+# What still waits in one of these says so (`broker.archiving.pins`); the rest of it nobody needs.
 PINNED_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, WHEEL_TIMER_TOPIC})
 SYSTEM_PREFIX = "rmq_sys_"
 REVIVE_LOG_PREFIX = "rmq_sys_REVIVE_LOG_"
