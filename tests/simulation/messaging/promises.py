@@ -85,8 +85,14 @@ def _check_passed(world: World, name: str, what: Sent | Return) -> None:
 
 
 def _check_return(world: World, sent: Sent, physical: int) -> None:
-    """A popped message comes back; its copy may have been appended before it was acknowledged."""
+    """A popped message comes back; its copy may have been appended before it was acknowledged.
+
+    Set back, its group gets it again: also by a pop whose answer was lost, and whose time then passed.
+    """
     pops = world.model.pops_of(sent)
+    place = (sent.topic, sent.queue, sent.offset)
+    if any(place in places for places in (world.model.owed, *world.model.setting_back)):
+        return
     if sent.seen == 1 and len(pops) == 1 and pops[0].acked and physical >= pops[0].acked_reached:
         world.broken.append(f"{sent.name} comes back though it was acknowledged in time")
 
