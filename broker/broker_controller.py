@@ -367,6 +367,7 @@ class BrokerController:
         )
         self.topic_deletion = TopicDeletion(
             store=self.store,
+            sync_log=self.flusher.flush_now,
             tombstones=lambda: self.archive.tombstones,
             topics=self.topics,
             groups=self.groups,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from broker.archiving.tombstone import Tombstones
 from broker.clients.registration import Registration
@@ -11,6 +11,7 @@ from broker.pop.pop_book import PopBook
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
+from broker.tables.state_file import SyncLog
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 
@@ -25,6 +26,7 @@ class TopicDeletion:
         self,
         *,
         store: MessageStore,
+        sync_log: SyncLog,
         tombstones: Callable[[], Tombstones],
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
@@ -35,7 +37,7 @@ class TopicDeletion:
         registration: Registration,
     ) -> None:
         """`tombstones`: the archive's; it is settled after this is made."""
-        self._store, self._tombstones = store, tombstones
+        self._store, self._sync_log, self._tombstones = store, sync_log, tombstones
         self._topics, self._groups, self._offsets, self._retry_names = topics, groups, offsets, retry_names
         self._pops, self._arriving, self._registration = pops, arriving, registration
 
@@ -47,10 +49,10 @@ class TopicDeletion:
         retries = [name for group in self._groups.groups for name in self._retry_names.gone_with(group, topic)]
         named = tombstones.has_named(topic)
         if named:
-            await tombstones.record(topic, told)
+            await self._record(topic, told)
         begins_again = not named and tombstones.begin_again(topic)
         if not named and not begins_again:  # a round has named it meanwhile
-            await tombstones.record(topic, told)
+            await self._record(topic, told)
         # no await from begin_again to here: no message may come in between
         ends = self._ends(topic)
         self._store.delete_topic(topic, begin_again=begins_again)
@@ -66,6 +68,13 @@ class TopicDeletion:
         # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
         if not begins_again and ends != told:  # sent while the archive wrote; a round may have taken it
             await tombstones.record(topic, ends)
+
+    async def _record(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Whether the tombstone stands may never be known, and the topic goes on then: were these offsets not on the
+        disk, a start without the archive would give them again, and the tombstone hide what got them.
+        """
+        await self._sync_log()
+        await self._tombstones().record(topic, ends)
 
     def _ends(self, topic: str) -> dict[int, int]:
         """queue -> the offset that its next message would get."""

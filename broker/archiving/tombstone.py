@@ -28,7 +28,11 @@ class Tombstones(Protocol):
         ...
 
     async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
-        """The archive hides what a deleted topic has below these offsets too: it must not come back."""
+        """The archive hides what a deleted topic has below these offsets too: it must not come back.
+
+        All of them are on the local disk, in the log or as a deleted queue's end: the entry may stand though this
+        fails, and no start that can't read it may give one of them again.
+        """
         ...
 
 

@@ -1,7 +1,8 @@
 """Which offsets the archive has named, or may soon: what an entry is about to name is known here before it is put.
 
 None of them is given twice, so a deleted topic begins at offset 0 again only while nothing of it is named. A plan that
-was made before a topic began again speaks of its former life and is refused.
+was made before a topic began again speaks of its former life and is refused. A tombstone is not remembered: what it
+names is on the local disk before it is put, in the log or as a deleted queue's end.
 """
 
 from __future__ import annotations

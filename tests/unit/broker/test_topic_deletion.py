@@ -1,0 +1,122 @@
+"""Deleting an archived topic: what its tombstone hides is what was deleted, whatever becomes of the deletion."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from broker.config import BrokerConfig
+from broker.tables.topic_config_manager import TopicConfig
+from infra.clock import ManualClock
+from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
+from neve.archive.catalog import Location
+from neve.archive.journal import Topic, decode_entry
+from neve.archive.keys import journal_key
+from neve.errors import BrokerError
+from neve.record.codec import iter_records
+from tests.doubles.sim_disk import SimDisk
+from tests.simulation.faulty_store import URL, FaultyStore
+from tests.simulation.process import BROKER, Process, outside
+from tests.simulation.workers import QuickWorker
+
+TOPIC = "orders"
+HOUR_MS = 3_600_000
+# A page of the disk each: what a power cut takes of one says nothing of the next.
+BODY = bytes(5000)
+
+
+class Machine:
+    """A broker's disk, clock and bucket, and the process that runs on them now."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.clock, self.disk = ManualClock(1_700_000_000_000), SimDisk(seed=seed)
+        self.bucket = FaultyStore(self.clock, 0)
+        self.start()
+
+    def start(self) -> None:
+        config = BrokerConfig(
+            broker_name=BROKER,
+            broker_ip1="127.0.0.1",
+            bind_address="127.0.0.1",
+            admin_port=-1,
+            store_path_root_dir="/store",
+            store_url=URL,
+            mapped_file_size_commit_log=32768,
+            flush_disk_type="ASYNC_FLUSH",
+            archive_min_bytes=1,
+            expire_grace=HOUR_MS,
+        )
+        disk = self.disk
+        machine = outside(lambda: QuickWorker(disk, self.bucket), lambda: self.bucket, lambda: False)
+        self.process = Process(disk, self.clock, config, machine)
+        self.process.start(lambda: None)
+
+    def power_cut(self) -> None:
+        self.disk = self.disk.power_cut()
+
+    def make_topic(self) -> None:
+        topics = self.process.broker.topics
+        topics.update(TopicConfig(topic_name=TOPIC, read_queue_nums=2, write_queue_nums=2))
+        topics.file.save_now()
+
+    def put(self, queue: int = 0, count: int = 1) -> list[int]:
+        """The queue offsets that they got."""
+        host = ("10.0.0.1", 1)
+        put = functools.partial(
+            self.process.store.put, TOPIC, queue, BODY, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=host
+        )
+        return [put().queue_offset for _ in range(count)]
+
+    def offload(self) -> None:
+        self.process.lifecycle.offload.run(roll=True)
+
+    def hot(self, first: int) -> list[int]:
+        """The queue offsets that the local log gives from one on."""
+        result = self.process.store.get(TOPIC, 0, first, 32, 1 << 20)
+        return [record.queue_offset for buffer in result.buffers for record in iter_records(buffer)]
+
+    def tombstones(self) -> list[Topic]:
+        found: list[Topic] = []
+        seq = 0
+        while (held := self.bucket.objects.get(journal_key("", BROKER, seq))) is not None:
+            entry = decode_entry(held[0])
+            found += [entry] if isinstance(entry, Topic) else []
+            seq += 1
+        return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_deletion_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent_after_them(
+    stands: bool, seed: int
+) -> None:
+    """Nor is an offset given twice, nor is anything lost where the deletion does not stand."""
+    machine = Machine(seed)
+    machine.make_topic()
+    assert machine.put(count=3) == [0, 1, 2]
+    machine.offload()
+    assert machine.put(count=2) == [3, 4]  # not on the disk yet
+    machine.bucket.fail("put", UnknownOutcome("no answer"), after=stands, match="journal")
+    machine.bucket.fail("get", StoreUnavailable("down"), match="journal")
+    with pytest.raises(BrokerError, match="written or not is unknown"):
+        machine.process.drop_topic(TOPIC)
+    assert [entry.minimums for entry in machine.tombstones()] == ([{0: 5}] if stands else [])
+
+    machine.power_cut()
+    machine.bucket.down = True
+    machine.start()
+    assert not machine.process.journal.online
+    assert machine.hot(3) == [3, 4], "the topic is still there"
+    assert machine.put() == [5]
+
+    machine.bucket.heal()
+    machine.offload()
+    catalog = machine.process.journal.catalog
+    assert catalog.recorded_minimum(TOPIC, 0) == (5 if stands else 0)
+    first_in_view = 5 if stands else 0
+    for offset in range(first_in_view, 6):
+        assert isinstance(catalog.find(TOPIC, 0, offset), Location)
+    assert catalog.gap_count == 0
+    assert machine.process.told_minimum(TOPIC, 0) <= 5
+    assert machine.hot(5) == [5]
