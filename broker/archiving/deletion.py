@@ -45,7 +45,8 @@ class TopicDeletion:
         """With the retry topics that only it has; returns when it is gone on disk, in the archive, for name servers."""
         if self._topics.select(topic) is None:
             return
-        tombstones, told = self._tombstones(), self._ends(topic)
+        # Of all its queues, also of those that only an earlier life had: the newest tombstone alone counts.
+        tombstones, told = self._tombstones(), self._store.following_of(topic)
         retries = [name for group in self._groups.groups for name in self._retry_names.gone_with(group, topic)]
         named = tombstones.has_named(topic)
         if named:
@@ -54,7 +55,7 @@ class TopicDeletion:
         if not named and not begins_again:  # a round has named it meanwhile
             await self._record(topic, told)
         # no await from begin_again to here: no message may come in between
-        ends = self._ends(topic)
+        ends = self._store.following_of(topic)
         self._store.delete_topic(topic, begin_again=begins_again)
         self._topics.delete(topic)
         self._pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
@@ -75,10 +76,6 @@ class TopicDeletion:
         """
         await self._sync_log()
         await self._tombstones().record(topic, ends)
-
-    def _ends(self, topic: str) -> dict[int, int]:
-        """queue -> the offset that its next message would get."""
-        return {queue: self._store.next_offset(topic, queue) for queue in self._store.queues_of(topic)}
 
 
 class GroupDeletion:

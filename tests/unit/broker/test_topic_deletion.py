@@ -120,3 +120,24 @@ def test_a_deletion_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent
     assert catalog.gap_count == 0
     assert machine.process.told_minimum(TOPIC, 0) <= 5
     assert machine.hot(5) == [5]
+
+
+@pytest.mark.parametrize("expired_before", [True, False])
+def test_a_topic_that_is_deleted_twice_keeps_its_first_life_buried(expired_before: bool) -> None:
+    """Also of a queue that got nothing in its second life: its objects go, and no UNEXPIRE brings them back."""
+    machine = Machine()
+    machine.make_topic()
+    assert machine.put(queue=0) == machine.put(queue=1) == [0]
+    machine.offload()
+    machine.process.drop_topic(TOPIC)
+    if expired_before:
+        assert machine.process.lifecycle.expire.run()["expired"] == 1
+    machine.make_topic()
+    assert machine.put(queue=1) == [1]
+    machine.process.drop_topic(TOPIC)
+    assert [entry.minimums for entry in machine.tombstones()] == [{0: 1, 1: 1}, {0: 1, 1: 2}]
+    machine.process.lifecycle.expire.run()
+    catalog = machine.process.journal.catalog
+    assert catalog.objects(TOPIC) == [], "what nobody can read stays in the bucket"
+    assert machine.process.lifecycle.unexpire.run()["objects"] == 0
+    assert catalog.min_offset(TOPIC, 0) is None, "a deleted message is in view"
