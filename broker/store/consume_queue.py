@@ -6,6 +6,7 @@ other without a hole, except where a queue was told to go on at a higher offset.
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, file_name, is_fil
 from broker.store.topic_tails import TopicTail
 from infra.disk import Disk, DiskFull, OutOfDescriptors
 from neve.record.layout import topic_field
+
+# What is read of a file that is not mapped, for a single look at it; more is worth a map.
+_LOOK_BYTES = 64 << 10
 
 
 class QueueFile:
@@ -39,7 +43,12 @@ class QueueFile:
 
 
 class MappedFiles:
-    """Bounds how many queue files are mapped, by second chance."""
+    """Bounds how many queue files are mapped, by second chance.
+
+    A map is for who comes again: it costs ten times what a read does, and at the bound another one goes for it. Who
+    looks at queues once, perhaps at all of them, has `look`: it leaves to those that are written to and read what they
+    have.
+    """
 
     def __init__(self, limit: int, disk: Disk) -> None:
         self.disk = disk
@@ -55,6 +64,17 @@ class MappedFiles:
             file.map = self._map(file)
             self._files.append(file)
         return file.map
+
+    def look(self, file: QueueFile, first: int, end: int) -> memoryview:
+        """The file's entries of [first, end), counted from its own beginning, for one look."""
+        start, size = first * QUEUE_ENTRY_SIZE, (end - first) * QUEUE_ENTRY_SIZE
+        if file.map is None and size <= _LOOK_BYTES:
+            with suppress(OutOfDescriptors):  # for a map, another one is given up
+                found = self.disk.read_at(file.path, start, size)
+                if len(found) < size:
+                    raise OSError(errno.EINVAL, f"shorter than its {end} entries", str(file.path))
+                return memoryview(found)
+        return memoryview(self.map(file) if file.map is None else file.map)[start : start + size]
 
     def _map(self, file: QueueFile) -> mmap.mmap:
         """Raises OutOfDescriptors when there is none to be had for it, and none to give up."""
@@ -300,9 +320,17 @@ class ConsumeQueue:
                 view = memoryview(self._maps.map(file))
                 yield start, view[(start - file.base) * QUEUE_ENTRY_SIZE : (stop - file.base) * QUEUE_ENTRY_SIZE]
 
+    def looked_at(self, first: int, end: int) -> Iterator[tuple[int, memoryview]]:
+        """The same for who does not come again soon."""
+        self.settle()
+        for file in self.files:
+            start, stop = max(first, file.base), min(end, file.end)
+            if start < stop:
+                yield start, self._maps.look(file, start - file.base, stop - file.base)
+
     def entry(self, offset: int) -> tuple[int, int, int] | None:
         """Physical offset, size and tags code; None in a hole or outside."""
-        for _, view in self.slices(offset, offset + 1):
+        for _, view in self.looked_at(offset, offset + 1):
             physical_offset, size, tags_code = QUEUE_ENTRY.unpack_from(view)
             assert physical_offset >= 0 and size > 0, f"entry {offset} of {self.directory} was never written"
             return physical_offset, size, tags_code
@@ -324,14 +352,14 @@ class ConsumeQueue:
         for file in reversed(self.files):
             if file.count == 0:
                 continue
-            view = self._maps.map(file)
-            if QUEUE_ENTRY.unpack_from(view)[0] < physical_offset:
+            if QUEUE_ENTRY.unpack_from(self._maps.look(file, 0, 1))[0] < physical_offset:
+                view = self._maps.look(file, 0, file.count)
                 found = file.base + self._search(view, file.count, physical_offset)
                 return self.next_existing(found)
         return self.next_existing(self.files[0].base) if self.files else self.end
 
     @staticmethod
-    def _search(view: mmap.mmap, count: int, physical_offset: int) -> int:
+    def _search(view: memoryview, count: int, physical_offset: int) -> int:
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2

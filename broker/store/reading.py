@@ -200,10 +200,10 @@ def offset_by_time(log: CommitLog, queue: ConsumeQueue, minimum: int, timestamp:
 
 def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
     """The visible entries of [first, end) as arrays of their own; stops at a hole."""
-    for start, view in queue.slices(first, end):
+    for start, view in queue.looked_at(first, end):
         parts = [np.frombuffer(view, _ENTRY_TYPE)]
         following = start + len(parts[0])
-        for later, more in queue.slices(following, end):
+        for later, more in queue.looked_at(following, end):
             if later != following:
                 break
             parts.append(np.frombuffer(more, _ENTRY_TYPE))

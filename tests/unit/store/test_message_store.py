@@ -359,6 +359,50 @@ def test_mapped_queue_files_are_bounded(open_store: Open, put: Put) -> None:
         assert bodies(store, queue_id) == [b"%d" % n for n in range(queue_id, 60, 20)]
 
 
+def test_a_look_at_all_queues_maps_none_and_leaves_their_maps_to_those_that_are_in_use(
+    open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an administrator, a scrape and the archive look at tens of thousands of them, one after the other."""
+    store = open_store(mapped_queue_files=4)
+    for number in range(60):
+        put(store, queue_id=number % 20, body=b"%d" % number)
+    in_use = (3, 7)
+    for queue_id in in_use:
+        put(store, queue_id=queue_id)
+    mapped: list[Path] = []
+    real = disk.map
+
+    def counted(path: Path, size: int) -> Any:
+        mapped.append(path)
+        return real(path, size)
+
+    monkeypatch.setattr(disk, "map", counted)
+    for queue_id in range(20):
+        assert store.store_time("t", queue_id, 2) > 0
+        assert store.entry("t", queue_id, 1) is not None
+        assert store.min_offset("t", queue_id) == 0
+    taken = store.entries("t", 0, store.max_physical_offset)
+    assert {queue_id: len(run.sizes) for queue_id, run in taken.items()} == {
+        queue_id: 4 if queue_id in in_use else 3 for queue_id in range(20)
+    }
+    for queue_id in in_use:
+        put(store, queue_id=queue_id)
+    assert mapped == []
+    assert bodies(store, 0) == [b"0", b"20", b"40"]
+    assert len(mapped) == 1, "who reads it comes again"
+
+
+def test_a_look_at_a_queue_file_that_was_cut_short_is_refused(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store(mapped_queue_files=1)
+    for queue_id in (0, 1):
+        put(store, queue_id=queue_id)
+    queue = store.queue_for("t", 0)
+    with Path(disk.open_path(queue.files[0].path)).open("r+b") as file:
+        file.truncate(10)
+    with pytest.raises(OSError, match="shorter than its 1 entries"):
+        store.store_time("t", 0, 0)
+
+
 def test_a_crash_right_after_an_eviction_leaves_a_log_that_opens(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
