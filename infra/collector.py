@@ -2,9 +2,13 @@
 
 A full collection looks at every object that was ever made and still lives, and nothing else runs meanwhile: 0.3 s for
 each million. So what lived through one is not looked at again: each full collection sees only what came since the last,
-at most some 5,000 objects, a millisecond or two. What is no longer used goes by its reference count, as ever;
-only a circle of objects that lived through a full collection and is dropped later stays for ever. What a server drops
-has therefore to be without circles: connections, queues, waiting requests. Tests hold that.
+at most some 5,000 objects, a millisecond or two. Python counts how many more objects there are: where one goes for each
+that comes, as maps of files do at their bound, it counts nothing and they would all be new together. Who makes such
+things has them looked at himself, a thousand at a time (`Comers`).
+
+What is no longer used goes by its reference count, as ever; only a circle of objects that lived through a full
+collection and is dropped later stays for ever. What a server drops has therefore to be without circles: connections,
+queues, waiting requests. Tests hold that.
 """
 
 from __future__ import annotations
@@ -17,6 +21,25 @@ from typing import Any
 # collection comes after 400 * 5 * 2 objects more, or one such look later.
 _THRESHOLDS = (400, 4, 1)
 _FULL = 2
+# Of those that come for others that go, from which on a full collection is due.
+_COMERS = 1_000
+
+
+class Comers:
+    """Counts objects of a kind that live long and take each other's place; `one_more` for each that is made."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since = 0
+
+    def one_more(self) -> None:
+        """Another has been made. Until `settle`, and in programs without it, nothing happens."""
+        self._since += 1
+        if self._since >= _COMERS:
+            self._since = 0
+            if _freeze in gc.callbacks:
+                gc.collect()
 
 
 def settle() -> None:

@@ -17,6 +17,7 @@ from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, file_name, is_file_name
 from broker.store.topic_tails import TopicTail
+from infra.collector import Comers
 from infra.disk import Disk, DiskFull, OutOfDescriptors
 from neve.record.layout import topic_field
 
@@ -54,6 +55,7 @@ class MappedFiles:
         self.disk = disk
         self._limit = limit
         self._files: deque[QueueFile] = deque()
+        self._made = Comers()
 
     def map(self, file: QueueFile) -> mmap.mmap:
         """The file's map, made if needed."""
@@ -63,6 +65,7 @@ class MappedFiles:
                 self._release_one()
             file.map = self._map(file)
             self._files.append(file)
+            self._made.one_more()
         return file.map
 
     def look(self, file: QueueFile, first: int, end: int) -> memoryview:

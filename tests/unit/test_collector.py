@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from broker.broker_controller import BrokerController
 from broker.clients.client_manager import ClientChannel
 from broker.long_polling.pull_request_hold import HeldPull
-from broker.store.consume_queue import ConsumeQueue
+from broker.store.consume_queue import ConsumeQueue, MappedFiles, QueueFile
 from infra import collector
 from infra.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from tests.broker_in_process import ask, running, send
+from tests.doubles.sim_disk import SimDisk
 from tests.waiting import until
 
 KEPT = (Connection, ClientChannel, HeldPull, ConsumeQueue, RemotingCommand, asyncio.Task)
@@ -100,6 +104,31 @@ def test_a_full_collection_does_not_look_again_at_what_lived_through_one() -> No
         young = len(gc.get_objects())  # frozen objects are not told
         assert len(before) + len(kept) == 1_100_000
         assert young < 60_000
+    finally:
+        gc.callbacks[:] = callbacks
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+def test_maps_that_take_each_others_place_are_never_all_new_to_the_collector() -> None:
+    """One comes for each that goes: Python counts none, and would look at thousands in one collection."""
+    thresholds, callbacks = gc.get_threshold(), list(gc.callbacks)
+    disk = SimDisk()
+    disk.map = lambda path, size: mmap.mmap(-1, size)  # type: ignore[method-assign] # no file for each
+    limit, owner = 3_000, SimpleNamespace(used=False, tail=None, map=None)
+    files = [QueueFile(cast("ConsumeQueue", owner), 0, Path(f"/{number}"), 4096) for number in range(2 * limit)]
+    maps = MappedFiles(limit, disk)
+    new: list[int] = []
+    try:
+        collector.settle()
+        for number in range(6 * limit):
+            maps.map(files[number % len(files)])
+            owner.used = False
+            if number % 250 == 249:
+                new.append(sum(type(one) is mmap.mmap for one in gc.get_objects()))
+        assert len(maps) == limit
+        assert len(new) > 50
+        assert max(new) <= 1_000
     finally:
         gc.callbacks[:] = callbacks
         gc.set_threshold(*thresholds)
