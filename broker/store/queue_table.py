@@ -167,14 +167,12 @@ class QueueTable:
     def delete(self, topic: str, below: int, *, begin_again: bool) -> None:
         """Remove the queues of a topic, whose records below a physical offset no longer belong to it."""
         doomed = self.of_topic(topic)
-        state = self._state
-        state.deleted[topic] = below
-        state.floors.pop(topic, None)
-        if begin_again:
-            state.ended.pop(topic, None)
-        else:
-            state.ended.setdefault(topic, {}).update({str(queue.queue_id): queue.end for queue in doomed})
-        self.save()
+        state = self._without(topic, below)
+        if not begin_again:
+            before = self._state.ended.get(topic, {})
+            state.ended[topic] = before | {str(queue.queue_id): queue.end for queue in doomed}
+        self._file.write(self._file.image_of(state))  # where it fails the topic is as it was
+        self._state = state
         for queue in doomed:
             self._drop(queue)
             queue.delete()
@@ -186,6 +184,15 @@ class QueueTable:
         self._disk.fsync_dir(self._root / topic)
         self._disk.remove_dir(self._root / topic)
         self._disk.fsync_dir(self._root)
+
+    def _without(self, topic: str, below: int) -> QueueState:
+        """The state without a topic, of which nothing is to come again from below a physical offset."""
+        state = self._state
+        return QueueState(
+            floors={name: queues for name, queues in state.floors.items() if name != topic},
+            deleted=state.deleted | {topic: below},
+            ended={name: queues for name, queues in state.ended.items() if name != topic},
+        )
 
     def _drop(self, queue: ConsumeQueue) -> None:
         del self.by_name[queue.topic, queue.queue_id]

@@ -16,6 +16,7 @@ from broker.store.message_store import MessageStore
 from broker.store.topic_tails import TopicTail
 from infra import collector
 from infra.clock import ManualClock
+from infra.disk import DiskFull
 from neve.record.codec import decode_record, iter_records
 from tests.doubles.sim_disk import SimDisk
 
@@ -325,6 +326,31 @@ def test_a_topic_that_comes_again_goes_on_above(open_store: Open, put: Put) -> N
     store.shutdown()
     again = open_store()
     assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (5, 6)
+
+
+@pytest.mark.parametrize("begin_again", [True, False])
+def test_a_deletion_that_the_disk_refuses_leaves_the_topic_as_it_was(
+    open_store: Open, put: Put, disk: SimDisk, begin_again: bool
+) -> None:
+    """Whatever is saved afterwards, and after a restart."""
+    store = open_store()
+    for number in range(5):
+        put(store, body=b"%d" % number)
+    put(store, "other")
+    assert store.hide_below("t", {0: 1})
+    store.save_queue_state()
+    room, disk.capacity = disk.capacity, 0
+    with pytest.raises(DiskFull):
+        store.delete_topic("t", begin_again=begin_again)
+    disk.capacity = room
+    kept = [b"1", b"2", b"3", b"4"]
+    assert (bodies(store), store.deleted_below()) == (kept, {})
+    store.set_min_offset("other", 0, 1)
+    store.shutdown()
+    again = open_store()
+    assert (bodies(again), again.deleted_below()) == (kept, {})
+    again.delete_topic("t", begin_again=begin_again)
+    assert put(again).queue_offset == (0 if begin_again else 5)
 
 
 def test_a_topic_may_begin_again_and_none_of_its_old_messages_comes_back(open_store: Open, put: Put) -> None:
