@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from broker.archiving.ask_loop import Ask
@@ -18,9 +19,10 @@ from tiered.write.offload_plan import TopicUnreadable
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# Entries, and queues, of which the loop copies those at once: a few milliseconds.
+# What the loop looks at in one step, of all that a job asks about: entries that are copied, and queues, whether they
+# have any or not. A millisecond or two.
 _ENTRIES_AT_ONCE = 50_000
-_QUEUES_AT_ONCE = 256
+_QUEUES_AT_ONCE = 64
 
 
 class Syncing(Protocol):
@@ -124,9 +126,11 @@ class LoopHotStore:
         hidden = False
         for topic, offsets in rising.items():
             try:
-                hidden |= self._call_of(topic, functools.partial(store.expire_below, topic, offsets, before[topic]))
+                left = iter(offsets.items())
+                while some := dict(islice(left, _QUEUES_AT_ONCE)):
+                    hidden |= self._call_of(topic, functools.partial(store.expire_below, topic, some, before[topic]))
             except TopicUnreadable as error:
-                log.warning("the TTL of %s takes nothing now: %s", topic, error)
+                log.warning("the TTL of %s takes no more now: %s", topic, error)
         if hidden:
             store.write_queue_state(self._call(store.queue_state_image))
 
@@ -143,7 +147,7 @@ class LoopHotStore:
         """Asked for in slices: a segment of small records has millions of them."""
         slices = self._store.entry_slices(topic, start, end, _ENTRIES_AT_ONCE)
         taken: list[EntrySlice] = []
-        while more := self._call_of(topic, lambda: _some(slices)):
+        while (more := self._call_of(topic, lambda: _some(slices))) is not None:
             taken += more
         return joined(taken)
 
@@ -161,13 +165,16 @@ class LoopHotStore:
             log.warning("waiting messages keep their segments: %s", error)
 
 
-def _some(slices: Iterator[EntrySlice]) -> list[EntrySlice]:
-    """On the loop: the next slices; none: that were all."""
+def _some(slices: Iterator[EntrySlice | None]) -> list[EntrySlice] | None:
+    """On the loop: the next slices; None: that were all."""
     taken: list[EntrySlice] = []
-    count = 0
+    entries = queues = 0
     for piece in slices:
-        taken.append(piece)
-        count += len(piece.run.sizes)
-        if count >= _ENTRIES_AT_ONCE or len(taken) >= _QUEUES_AT_ONCE:
-            break
-    return taken
+        if piece is None:
+            queues += 1
+        else:
+            taken.append(piece)
+            entries += len(piece.run.sizes)
+        if entries >= _ENTRIES_AT_ONCE or queues >= _QUEUES_AT_ONCE:
+            return taken
+    return taken or None

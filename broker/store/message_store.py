@@ -530,14 +530,21 @@ class MessageStore:
 
     def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryRun]:
         """Per queue the entries of records in [start, end), as arrays of their own."""
-        return reading.joined(self.entry_slices(topic, start_phys, end_phys, _ALL))
+        slices = self.entry_slices(topic, start_phys, end_phys, _ALL)
+        return reading.joined(piece for piece in slices if piece is not None)
 
-    def entry_slices(self, topic: str, start_phys: int, end_phys: int, most: int) -> Iterator[reading.EntrySlice]:
-        """The same, at most so many entries at a time: between two of them other work may have its turn."""
+    def entry_slices(
+        self, topic: str, start_phys: int, end_phys: int, most: int
+    ) -> Iterator[reading.EntrySlice | None]:
+        """The same, at most so many entries at a time: between two of them other work may have its turn.
+
+        None ends each queue, also one without any: that it has none had to be looked up.
+        """
         # a queue's file may still have entries of log files that are evicted
         start = max(start_phys, self._queues.gone_below(topic), self._log.min_offset)
         for queue in self._queues.of_topic(topic):
             yield from reading.entry_slices(queue, queue.first_at(start), queue.first_at(end_phys), most)
+            yield None
 
     def files(self, start: int, end: int) -> list[tuple[str, int, int]]:
         """Path, base and length of the log's files that meet [start, end)."""

@@ -62,10 +62,13 @@ class TopicTails:
         elif known_base < base:  # the next file: whose last record lies below has none in it
             self._table = {topic: row for topic, row in self._table.items() if row[0] >= base}
         self._table_of = (base, high_time)
+        table, made = self._table, 0
         for topic in self.touched:
             tail = tails[topic]
-            if tail.physical_offset >= base:
-                self._table[topic] = (tail.physical_offset, max(tail.store_time, high_time))
-        if len(self.touched) > _MANY:
+            row, last = table.get(topic), tail.physical_offset
+            if last >= base and (row is None or row[0] != last):
+                table[topic] = (last, max(tail.store_time, high_time))
+                made += 1
+        if made > _MANY:
             collector.leave_alone()
         return self._table.copy()

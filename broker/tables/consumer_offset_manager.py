@@ -10,8 +10,8 @@ from infra.in_steps import Steps
 from infra.threads import SYSTEM_THREADS, Threads
 
 SEPARATOR = "@"
-# Rows taken for the file before others get their turn: less than a millisecond.
-_SLICE = 1_000
+# Rows taken for the file before others get their turn: some 0.3 ms, twice that where no cache has them any more.
+_SLICE = 250
 
 
 class ConsumerOffsetManager:

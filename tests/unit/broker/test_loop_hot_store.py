@@ -7,13 +7,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker.archiving.ask_loop import AskLoop
 from broker.archiving.hot_store import LoopHotStore, SyncByFlusher
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
+from broker.store.consume_queue import ConsumeQueue
 from broker.store.message_store import MessageStore
+from broker.store.queue_table import QueueTable
 from infra.clock import ManualClock
 from infra.supervisor import Faults
+from tests.doubles.counted import Counted
 from tests.doubles.sim_disk import SimDisk
 
 QUEUES = 100
@@ -29,6 +34,16 @@ class NotingDisk(SimDisk):
     def write_atomic(self, path: Path, data: bytes) -> None:
         self.written.append((path.name, threading.get_ident()))
         super().write_atomic(path, data)
+
+
+class Synced:
+    """Nothing waits for the disk."""
+
+    def flush(self) -> int:
+        return 0
+
+    def upkeep(self) -> None:
+        raise AssertionError("nobody asks")
 
 
 def store_on(disk: SimDisk, clock: ManualClock) -> MessageStore:
@@ -65,6 +80,46 @@ def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
         after = store_on(disk.power_cut(), clock)
         for queue_id in range(QUEUES):
             assert after.min_offset("t", queue_id) == after.max_offset("t", queue_id) == 1
+
+    asyncio.run(main())
+
+
+def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counter = Counted(getattr(kind, name))
+
+    def method(*args: Any) -> Any:
+        return counter(*args)
+
+    monkeypatch.setattr(kind, name, method)
+    return counter
+
+
+def test_the_queues_of_one_topic_are_looked_at_in_slices_whether_they_have_anything_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        clock, queues = ManualClock(), 500
+        store = store_on(SimDisk(), clock)
+        for queue_id in range(queues):
+            put(store, queue_id)
+        begin = store.max_physical_offset
+        for queue_id in (3, 400):
+            put(store, queue_id)
+        looks = counted(ConsumeQueue, "first_at", monkeypatch)
+        not_asked: Any = None
+        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
+        found = await asyncio.to_thread(hot.entries, "t", begin, store.max_physical_offset)
+        assert found.keys() == {3, 400}
+        assert looks.all >= 2 * queues
+        assert looks.most <= 2 * 64
+
+        minimums = counted(QueueTable, "minimum", monkeypatch)
+        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), Synced(), lambda: 0.1)
+        rising = {"t": dict.fromkeys(range(queues), 1)}
+        await asyncio.to_thread(hot.expire_below, rising, {"t": clock.now_ms() + 1})
+        assert minimums.all >= queues
+        assert minimums.most <= 64
+        assert [store.min_offset("t", queue_id) for queue_id in range(queues)] == [1] * queues
 
     asyncio.run(main())
 
