@@ -96,7 +96,7 @@ class LoopHotStore:
     def roll(self) -> bool:
         try:
             self._call(self._store.roll)
-        except StoreFull as error:
+        except (StoreFull, StoreNotWritable) as error:
             log.warning("the active segment goes on: %s", error)
             return False
         return True
@@ -158,6 +158,8 @@ class LoopHotStore:
         return self._call(self._pins.lowest)
 
     def reappend_waiting(self, below: int) -> None:
+        if self._call(lambda: self._store.is_following):
+            return  # its master carries it, and the copies come with the log
         try:
             while self._call(lambda: self._pins.reappend(below)):
                 pass

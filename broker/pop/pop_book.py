@@ -224,7 +224,9 @@ class PopBook:
             self._commit(queue)
 
     def take_due(self) -> list[tuple[PopQueue, int, Flight]]:
-        """What is out for too long; it stays in the book until its event is recorded."""
+        """What is out for too long; it stays in the book until its event is recorded. A slave's stays there."""
+        if self._store.is_following:
+            return []
         now, found = self._clock.now_ms(), []
         while self._due and self._due[0][0] <= now:
             visible_at, key, offset = heapq.heappop(self._due)

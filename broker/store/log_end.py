@@ -1,12 +1,14 @@
 """The end of the log: where the next record goes, and the time that it gets.
 
-CLOSED   nothing is appended: the store is not loaded, or shut down
-OPEN     records go to `file` at `position`, up to `limit`
-OWING    as OPEN, for one that must come first; all others wait until it is stored
-FAILED   a write or a sync failed: nothing is appended any more, and nothing leaves this state (any thread may enter)
+CLOSED     nothing is appended: the store is not loaded, or shut down
+OPEN       records go to `file` at `position`, up to `limit`: a master's log, or that of a broker that stands alone
+OWING      as OPEN, for one that must come first; all others wait until it is stored
+FOLLOWING  a slave's log: it takes the bytes that its master laid out, and not one of this broker's own
+FAILED     a write or a sync failed: nothing is appended any more, and nothing leaves this state (any thread may enter)
 
 Invariant: the next record's physical offset is `appended`, and that is where `position` lies in `file`. `limit` is -1
-in every state but OPEN, so that an append asks one thing only: whether the record ends below it.
+in every state but OPEN, so that an append asks one thing only: whether the record ends below it. So a change of role is
+one move, and who still holds a queue, or comes late, is refused.
 
 Store times never run backwards by STANDS_STILL_MS or less (see `layout`).
 
@@ -41,6 +43,7 @@ class EndState(Enum):
     CLOSED = auto()
     OPEN = auto()
     OWING = auto()
+    FOLLOWING = auto()
     FAILED = auto()
 
 
@@ -50,18 +53,28 @@ MOVES: dict[EndState, dict[EndState, EndState | None]] = {
         EndState.CLOSED: EndState.CLOSED,
         EndState.OPEN: EndState.OPEN,
         EndState.OWING: None,
+        EndState.FOLLOWING: EndState.FOLLOWING,
         EndState.FAILED: EndState.FAILED,
     },
     EndState.OPEN: {
         EndState.CLOSED: EndState.CLOSED,
         EndState.OPEN: None,
         EndState.OWING: EndState.OWING,
+        EndState.FOLLOWING: EndState.FOLLOWING,
         EndState.FAILED: EndState.FAILED,
     },
     EndState.OWING: {
         EndState.CLOSED: EndState.CLOSED,
         EndState.OPEN: EndState.OPEN,
         EndState.OWING: None,
+        EndState.FOLLOWING: EndState.FOLLOWING,  # what it owed, the new master finds in its own log
+        EndState.FAILED: EndState.FAILED,
+    },
+    EndState.FOLLOWING: {
+        EndState.CLOSED: EndState.CLOSED,
+        EndState.OPEN: EndState.OPEN,
+        EndState.OWING: None,
+        EndState.FOLLOWING: None,
         EndState.FAILED: EndState.FAILED,
     },
     # Another thread may have failed meanwhile: whoever goes on finds out when it appends.
@@ -93,6 +106,8 @@ class LogEnd:
         self.limit = -1
         self.appended = 0
         self.failure: OSError | None = None
+        #: The time of the records that come next, as the clock says it. A slave's bring their own.
+        self.advance_time: Callable[[int], None] = self._advance_time
         # The newest record's store time; of the file, the newest from before a step back of the clock, 0: there was
         # none; how many steps there were.
         self.last_time = self.high_time = self.steps_back = 0
@@ -111,6 +126,11 @@ class LogEnd:
         """Records may come."""
         self._move(EndState.OPEN)
 
+    def follow(self) -> None:
+        """Those of a master may come, and no other."""
+        self._move(EndState.FOLLOWING)
+        self._owed = None
+
     def close(self) -> None:
         """None comes any more."""
         self._move(EndState.CLOSED)
@@ -119,6 +139,11 @@ class LogEnd:
     def is_open(self) -> bool:
         """Loaded, and not shut down."""
         return self._state is not EndState.CLOSED
+
+    @property
+    def is_following(self) -> bool:
+        """A slave's."""
+        return self._state is EndState.FOLLOWING
 
     def fail(self, error: OSError) -> None:
         """A write or a sync failed: the kernel may have dropped what it was to bring to the disk. On any thread."""
@@ -131,6 +156,7 @@ class LogEnd:
             assert state is not None, f"{wanted} in {self._state}"
             self._state = state
         self._set_limit()
+        self.advance_time = self._leave_time if state is EndState.FOLLOWING else self._advance_time
 
     def _set_limit(self) -> None:
         self.limit = self.file.size - END_SIZE if self.file is not None else -1
@@ -143,13 +169,17 @@ class LogEnd:
             raise StoreNotWritable(f"the disk failed: {self.failure}")
         if self._state is EndState.CLOSED:
             raise StoreNotWritable("the store is not open")
+        if self._state is EndState.FOLLOWING:
+            raise StoreNotWritable("this broker is a slave: its log takes only what its master wrote")
 
     def put_first(self, append: Callable[[], None]) -> None:
         """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
 
-        Then every later append tries it again, and is refused as it was.
+        Then every later append tries it again, and is refused as it was. A slave owes nothing: StoreNotWritable.
         """
         assert self._owed is None
+        if self._state is EndState.FOLLOWING:
+            self.check_writable()
         try:
             self.check_writable()
             self._owed = append
@@ -171,12 +201,15 @@ class LogEnd:
 
     # -- time
 
-    def advance_time(self, now: int) -> None:
-        """The time of the records that come next. It stands still while the clock is a little behind it."""
+    def _advance_time(self, now: int) -> None:
+        """It stands still while the clock is a little behind it."""
         if now > self.last_time:
             self.last_time = now
         elif self.last_time - now > STANDS_STILL_MS:
             self._step_back(now)
+
+    def _leave_time(self, now: int) -> None:
+        """A refused put says nothing about a master's records."""
 
     def _step_back(self, now: int) -> None:
         """A delay that was stored ahead of its time must not hold up those stored after it for as long."""
@@ -224,6 +257,7 @@ class LogEnd:
 
     def go_on_at(self, physical_offset: int) -> None:
         """Go on in a new file at or above an offset above the end. Raises `StoreFull`."""
+        self.check_writable()
         self._start_file(max(physical_offset, self.file.end if self.file is not None else 0))
 
     def _roll_for(self, size: int) -> None:

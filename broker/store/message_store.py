@@ -89,8 +89,8 @@ class MessageStore:
 
     # -- start and stop
 
-    def load(self) -> RecoveryReport:
-        """Lock the directory, recover, and be ready to append."""
+    def load(self, *, following: bool = False) -> RecoveryReport:
+        """Lock the directory, recover, and be ready to append; or, `following`, to take what a master wrote."""
         self._directory.lock()
         try:
             found = Recovery(
@@ -112,8 +112,26 @@ class MessageStore:
         except BaseException:
             self._directory.release()
             raise
-        self._end.open()
+        if following:
+            self._end.follow()
+        else:
+            self._end.open()
         return found.report
+
+    # -- role
+
+    @property
+    def is_following(self) -> bool:
+        """A slave's: it takes what its master wrote, and every append of this broker's own is refused."""
+        return self._end.is_following
+
+    def follow(self) -> None:
+        """From now on the log is a slave's. What waits in it is its master's to bring on its way."""
+        self._end.follow()
+
+    def lead(self) -> None:
+        """From now on the log takes records of this broker's own."""
+        self._end.open()
 
     def shutdown(self) -> None:
         """Bring everything to the disk and leave the directory clean; after a failed sync, leave it to recovery."""
@@ -184,7 +202,7 @@ class MessageStore:
     def put_first(self, append: Callable[[], None]) -> None:
         """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
 
-        Then every later append tries it again, and is refused as it was.
+        Then every later append tries it again, and is refused as it was. A slave owes nothing: StoreNotWritable.
         """
         self._end.put_first(append)
 

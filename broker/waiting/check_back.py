@@ -61,8 +61,8 @@ class CheckBack:
         self._topics, self._registration = topics, registration
 
     async def run(self) -> None:
-        """One round over all that wait; each is asked about at most once."""
-        if not self._life.accepting:
+        """One round over all that wait; each is asked about at most once. A slave asks nobody."""
+        if not self._life.accepting or self._store.is_following:
             return
         self._transactions.write_marks()
         asked: list[Half] = []

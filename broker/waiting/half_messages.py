@@ -290,7 +290,8 @@ class HalfMessages:
         for half in self.waiting():
             if half.physical_offset == record.prepared_transaction_offset:
                 self.ended(half, COMMIT)
-                self._store.put_first(partial(self._append_end, half.queue_offset))
+                if not self._store.is_following:  # a slave's master writes it, or who is master next reads this again
+                    self._store.put_first(partial(self._append_end, half.queue_offset))
                 return
 
     def _floors(self) -> tuple[int, int]:

@@ -120,7 +120,9 @@ class ScheduleMessage:
         )
 
     def deliver_due(self) -> int:
-        """Append what is due, at most one batch of each level; the number of messages delivered."""
+        """Append what is due, at most one batch of each level; the number of messages delivered. A slave's wait on."""
+        if self._store.is_following:
+            return 0
         before = sum(self._offsets.values())
         try:
             for level in range(1, len(self._levels) + 1):

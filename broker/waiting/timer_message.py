@@ -180,7 +180,9 @@ class TimerMessages:
     # ---- its time comes
 
     def deliver_due(self) -> int:
-        """Deliver what is due, a few batches at most; the number of entries done."""
+        """Deliver what is due, a few batches at most; the number of entries done. A slave's wait on."""
+        if self._store.is_following:
+            return 0
         self._rewind(self._clock.now_ms())
         done = 0
         for _ in range(_BATCHES_AT_ONCE):

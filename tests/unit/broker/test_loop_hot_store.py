@@ -133,3 +133,20 @@ def test_an_older_image_of_the_queues_state_never_replaces_a_newer_one() -> None
     store.set_min_offset("t", 0, 1)
     store.write_queue_state(older)
     assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
+
+
+def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        store = store_on(SimDisk(), clock)
+        put(store, 0)
+        store.follow()
+        flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+        ask = AskLoop(asyncio.get_running_loop())
+        carries_nothing: Any = None
+        hot = LoopHotStore(store, carries_nothing, ask, SyncByFlusher(flusher, ask), lambda: 0.1)
+        assert not await asyncio.to_thread(hot.roll)
+        await asyncio.to_thread(hot.reappend_waiting, store.max_physical_offset)
+        assert [segment.sealed for segment in store.segments()] == [False]
+
+    asyncio.run(main())

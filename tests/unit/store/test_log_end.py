@@ -20,7 +20,7 @@ from tests.unit.store.conftest import small_config
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]
-CLOSED, OPEN, OWING, FAILED = EndState
+CLOSED, OPEN, OWING, FOLLOWING, FAILED = EndState
 
 
 def end_of_an_empty_log() -> LogEnd:
@@ -42,12 +42,14 @@ REACH: dict[EndState, list[Callable[[LogEnd], None]]] = {
     CLOSED: [],
     OPEN: [LogEnd.open],
     OWING: [LogEnd.open, lambda end: end.put_first(no_room)],
+    FOLLOWING: [LogEnd.follow],
     FAILED: [LogEnd.open, lambda end: end.fail(OSError("the disk is gone"))],
 }
 ASK: dict[EndState, Callable[[LogEnd], None]] = {
     CLOSED: LogEnd.close,
     OPEN: LogEnd.open,
     OWING: lambda end: end.put_first(no_room),
+    FOLLOWING: LogEnd.follow,
     FAILED: lambda end: end.fail(OSError("another")),
 }
 
@@ -57,6 +59,8 @@ def state_of(end: LogEnd) -> EndState:
     try:
         end.check_writable()
     except StoreNotWritable:
+        if end.is_following:
+            return FOLLOWING
         return FAILED if end.failure is not None else CLOSED
     try:
         end.make_room(100)
@@ -84,6 +88,10 @@ def test_in_each_state_each_wish_is_decided(state: EndState, wanted: EndState) -
     if state is CLOSED and wanted is OWING:  # where nothing may be stored, nothing is owed
         ASK[wanted](end)
         assert state_of(end) is CLOSED
+    elif state is FOLLOWING and wanted is OWING:
+        with pytest.raises(StoreNotWritable, match="slave"):
+            ASK[wanted](end)
+        assert state_of(end) is FOLLOWING
     elif becomes is None:
         with pytest.raises(AssertionError):
             ASK[wanted](end)
