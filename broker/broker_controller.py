@@ -663,7 +663,7 @@ class BrokerController:
     async def _start_tasks(self) -> None:
         every, config = self._supervisor.every, self.config
         self.store.tell(self.arriving.appended)
-        self._supervisor.vital("flush", self.flusher.run(), self._flusher_ended)
+        self._supervisor.vital("flush", self.flusher.run, self._flusher_ended)
         self._supervisor.keep("register", self.registration.keep)
         every("schedule", _SCHEDULE_PERIOD, self._deliver_delayed)
         every("timers", _SCHEDULE_PERIOD, self._deliver_timers)

@@ -114,9 +114,9 @@ class Supervisor:
 
     # ---- the four kinds
 
-    def spawn(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
+    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[None]:
         """Run `work` once in the background."""
-        return self._begin(name, self._once(name, work), work)
+        return self._begin(name, self._once(name, work))
 
     def every(
         self, name: str, period_s: float, work: Callable[[], Awaitable[object] | None], *, first_s: float | None = None
@@ -131,11 +131,14 @@ class Supervisor:
         return self._begin(name, self._again(kept, work))
 
     def vital(
-        self, name: str, work: Coroutine[Any, Any, object], on_end: Callable[[BaseException | None], None]
+        self,
+        name: str,
+        work: Callable[[], Coroutine[Any, Any, object]],
+        on_end: Callable[[BaseException | None], None],
     ) -> asyncio.Task[None]:
         """Run `work`, whose end is the server's: `on_end` hears of it, but for `stop`."""
         kept = self._kept[name] = _Kept(name)
-        return self._begin(name, self._to_the_end(kept, work, on_end), work)
+        return self._begin(name, self._to_the_end(kept, work, on_end))
 
     # ---- what becomes of them
 
@@ -160,23 +163,18 @@ class Supervisor:
 
     # ---- inside
 
-    def _begin(
-        self, name: str, run: Coroutine[Any, Any, None], work: Coroutine[Any, Any, object] | None = None
-    ) -> asyncio.Task[None]:
+    def _begin(self, name: str, run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """The work itself is begun by its task: whose task ends before that has nothing that waits to be closed."""
         if len(self._tasks) >= self._limit:
             run.close()
-            if work is not None:
-                work.close()
             raise RuntimeError(f"{self._name} has {self._limit} background tasks already")
         task = asyncio.get_running_loop().create_task(run, name=f"{self._name}/{name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if work is not None:
-            task.add_done_callback(lambda _: work.close())  # cancelled before it began: nobody else would end it
         return task
 
-    async def _once(self, name: str, work: Coroutine[Any, Any, object]) -> None:
-        error = await self._run(work)
+    async def _once(self, name: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        error = await self._run(work())
         if error is not None:
             self._failed(name, error, 1)
 
@@ -204,9 +202,12 @@ class Supervisor:
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     async def _to_the_end(
-        self, kept: _Kept, work: Coroutine[Any, Any, object], on_end: Callable[[BaseException | None], None]
+        self,
+        kept: _Kept,
+        work: Callable[[], Coroutine[Any, Any, object]],
+        on_end: Callable[[BaseException | None], None],
     ) -> None:
-        error = await self._run(work)
+        error = await self._run(work())
         kept.ended = True
         if error is not None:
             self._note(kept, error)

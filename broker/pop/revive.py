@@ -10,6 +10,7 @@ acknowledged, hidden for longer or reset meanwhile, it is left alone when its tu
 """
 
 import asyncio
+import functools
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
@@ -65,7 +66,7 @@ class PopRevive:
         clock: Clock,
         life: BrokerLife,
         faults: Faults,
-        spawn: Callable[[str, Coroutine[Any, Any, object]], asyncio.Task[None]],
+        spawn: Callable[[str, Callable[[], Coroutine[Any, Any, object]]], asyncio.Task[None]],
         *,
         tiered: TieredStore,
         pops: PopBook,
@@ -112,7 +113,7 @@ class PopRevive:
 
     def _start_lines(self) -> None:
         for key in [key for key in self._lines if key not in self._running][: _LINES_MAX - len(self._running)]:
-            self._spawn("pop-revive-cold", self._run_line(key))
+            self._spawn("pop-revive-cold", functools.partial(self._run_line, key))
             self._running.add(key)
 
     async def _run_line(self, key: Key) -> None:

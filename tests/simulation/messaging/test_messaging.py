@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import gc
 import random
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -161,6 +163,25 @@ def test_time_passes_only_when_nothing_is_ready() -> None:
 
     assert loop.run(wait(), 4000) == pytest.approx(3600)
     loop.close()
+
+
+def test_who_dies_as_it_is_born_leaves_no_task_that_is_still_to_be_awaited() -> None:
+    loop, begun = _loop(), list[object]()
+
+    async def work() -> None:
+        begun.append("a turn too late")
+
+    def be_born() -> None:
+        supervisor = Supervisor("dead")
+        supervisor.vital("vital", work, begun.append)
+        supervisor.spawn("spawned", work)
+
+    loop.ask(be_born)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", RuntimeWarning)
+        loop.abandon()
+        gc.collect()
+    assert (begun, [str(one.message) for one in told if one.category is RuntimeWarning]) == ([], [])
 
 
 def test_the_loop_goes_on_while_a_thread_waits_for_the_disk() -> None:

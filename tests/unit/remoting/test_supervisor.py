@@ -40,7 +40,7 @@ def test_tasks_are_awaited_and_bounded() -> None:
 
         task = supervisor.every("one", 1, asynchronous, first_s=0)
         with pytest.raises(RuntimeError, match="already"):
-            supervisor.spawn("two", asynchronous())
+            supervisor.spawn("two", asynchronous)
         await supervisor.stop()
         assert task.cancelled()
 
@@ -86,7 +86,7 @@ def test_a_run_that_hangs_and_a_task_that_has_ended_are_in_trouble(monkeypatch: 
             raise OSError("gone")
 
         supervisor.every("hangs", 1, hang, first_s=0)
-        supervisor.vital("ends", end(), ended.append)
+        supervisor.vital("ends", end, ended.append)
         await until(lambda: bool(ended))
         assert isinstance(ended[0], OSError)
         assert [(each.task, each.kind) for each in supervisor.troubles()] == [("ends", "ended")]
@@ -143,7 +143,7 @@ def test_a_stop_does_not_wait_for_a_task_that_does_not_end(monkeypatch: pytest.M
                 except asyncio.CancelledError:
                     continue
 
-        task = supervisor.spawn("stubborn", stubborn())
+        task = supervisor.spawn("stubborn", stubborn)
         await begun.wait()
         async with asyncio.timeout(20):
             await supervisor.stop()
