@@ -19,6 +19,7 @@ from enum import Enum, auto
 
 from infra.clock import Clock
 from infra.startup import EXIT_FAILED
+from infra.state_table import following
 
 
 class State(Enum):
@@ -119,10 +120,8 @@ class BrokerLife:
         self.end_wanted.set()
 
     def _follow(self, event: Event) -> None:
-        following = TRANSITIONS[self.state][event]
-        assert following is not None, f"{event.name} in {self.state.name}"
-        self.state = following
-        self.accepting = following in {State.SERVING, State.REFUSING}
-        self.takes_sends = following is State.SERVING
-        if following is not State.REFUSING:
+        self.state = following(TRANSITIONS, self.state, event, owner="a broker")
+        self.accepting = self.state in {State.SERVING, State.REFUSING}
+        self.takes_sends = self.state is State.SERVING
+        if self.state is not State.REFUSING:
             self.refusal = None

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 
+from infra.state_table import following, row
+
 
 class State(Enum):
     """See above."""
@@ -43,26 +45,16 @@ class Event(Enum):
     ENDED = auto()
 
 
-def _row(**cells: State) -> Mapping[Event, State | None]:
-    row: dict[Event, State | None] = dict.fromkeys(Event)
-    row.update({Event[name.upper()]: state for name, state in cells.items()})
-    return row
-
-
 TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
-    State.OFF: _row(stop=State.STOPPING),
-    State.DETACHED: _row(attach=State.ATTACHING, restore=State.RESTORING, stop=State.STOPPING),
-    State.ATTACHING: _row(settled=State.ATTACHED, refused=State.REFUSED, stop=State.STOPPING),
-    State.RESTORING: _row(settled=State.ATTACHED, refused=State.REFUSED, stop=State.STOPPING),
-    State.ATTACHED: _row(stop=State.STOPPING),
-    State.REFUSED: _row(stop=State.STOPPING),
-    State.STOPPING: _row(ended=State.STOPPED),
-    State.STOPPED: _row(),
+    State.OFF: row(Event, stop=State.STOPPING),
+    State.DETACHED: row(Event, attach=State.ATTACHING, restore=State.RESTORING, stop=State.STOPPING),
+    State.ATTACHING: row(Event, settled=State.ATTACHED, refused=State.REFUSED, stop=State.STOPPING),
+    State.RESTORING: row(Event, settled=State.ATTACHED, refused=State.REFUSED, stop=State.STOPPING),
+    State.ATTACHED: row(Event, stop=State.STOPPING),
+    State.REFUSED: row(Event, stop=State.STOPPING),
+    State.STOPPING: row(Event, ended=State.STOPPED),
+    State.STOPPED: row(Event),
 }
-
-
-class OutOfOrder(AssertionError):
-    """The archive was asked for what its state does not know: a fault of this program."""
 
 
 class Attachment:
@@ -72,7 +64,4 @@ class Attachment:
         self.state = State.DETACHED if archived else State.OFF
 
     def happens(self, event: Event) -> None:
-        following = TRANSITIONS[self.state][event]
-        if following is None:
-            raise OutOfOrder(f"{event.name} of an archive that is {self.state.name}")
-        self.state = following
+        self.state = following(TRANSITIONS, self.state, event, owner="an archive")

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 
+from infra.state_table import following, row
+
 
 class State(Enum):
     """See above."""
@@ -41,27 +43,17 @@ class Event(Enum):
     REFUSED = auto()
 
 
-def _row(**cells: State) -> Mapping[Event, State | None]:
-    row: dict[Event, State | None] = dict.fromkeys(Event)
-    row.update({Event[name.upper()]: state for name, state in cells.items()})
-    return row
-
-
 TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
-    State.NEW: _row(attach=State.ATTACHING, restore=State.RESTORING),
-    State.ATTACHING: _row(epoch_won=State.ONLINE, no_answer=State.OFFLINE, refused=State.REFUSED),
-    State.RESTORING: _row(epoch_won=State.ONLINE, refused=State.REFUSED),
+    State.NEW: row(Event, attach=State.ATTACHING, restore=State.RESTORING),
+    State.ATTACHING: row(Event, epoch_won=State.ONLINE, no_answer=State.OFFLINE, refused=State.REFUSED),
+    State.RESTORING: row(Event, epoch_won=State.ONLINE, refused=State.REFUSED),
     # A job that comes again meets the same refusal: the store may be set right meanwhile.
-    State.OFFLINE: _row(epoch_won=State.ONLINE, refused=State.OFFLINE),
+    State.OFFLINE: row(Event, epoch_won=State.ONLINE, refused=State.OFFLINE),
     # A further EPOCH of our own; what speaks against one then leaves the one that stands.
-    State.ONLINE: _row(epoch_won=State.ONLINE, superseded=State.FENCED, refused=State.ONLINE),
-    State.FENCED: _row(),
-    State.REFUSED: _row(),
+    State.ONLINE: row(Event, epoch_won=State.ONLINE, superseded=State.FENCED, refused=State.ONLINE),
+    State.FENCED: row(Event),
+    State.REFUSED: row(Event),
 }
-
-
-class OutOfOrder(AssertionError):
-    """The journal was asked for what its state does not know: a fault of this program."""
 
 
 class JournalState:
@@ -71,7 +63,4 @@ class JournalState:
         self.now = State.NEW
 
     def happens(self, event: Event) -> None:
-        following = TRANSITIONS[self.now][event]
-        if following is None:
-            raise OutOfOrder(f"{event.name} of a journal that is {self.now.name}")
-        self.now = following
+        self.now = following(TRANSITIONS, self.now, event, owner="a journal")

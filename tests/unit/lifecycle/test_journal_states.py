@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from infra.object_store.protocol import StoreUnavailable
+from infra.state_table import OutOfTurn
 from neve.archive.journal import Topic
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
-from tiered.journal.state import TRANSITIONS, Event, JournalState, OutOfOrder, State
+from tiered.journal.state import TRANSITIONS, Event, JournalState, State
 
 DOWN = StoreUnavailable("503")
 
@@ -22,7 +23,7 @@ def test_each_pair_of_state_and_event_is_decided(state: State, event: Event) -> 
     journal = JournalState()
     journal.now = state
     if following is None:
-        with pytest.raises(OutOfOrder, match=f"{event.name} of a journal that is {state.name}"):
+        with pytest.raises(OutOfTurn, match=f"{event.name} of a journal that is {state.name}"):
             journal.happens(event)
     else:
         journal.happens(event)
@@ -65,7 +66,7 @@ def test_a_writer_of_another_log_is_refused_and_may_not_be_asked_again(rig: Rig,
     with pytest.raises(ArchiveRefused):
         other.attach(0)
     assert other.state is State.REFUSED
-    with pytest.raises(OutOfOrder):
+    with pytest.raises(OutOfTurn):
         other.attach(0)
 
 
