@@ -16,9 +16,9 @@ from broker.store.message_store import MessageStore, PutResult
 from neve.record.codec import MessageRecord, parse_host
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
 
-# What waits is carried out of a log file that is to go. What leaves its place by itself so soon is not, and what was
-# carried stays at least that long: a crowded disk evicts every few seconds.
-CARRY_AGAIN_MS = 30 * 60_000
+# What waits is reappended out of a log file that is to go. What leaves its place by itself so soon is not, and what was
+# reappended stays at least that long: a crowded disk evicts every few seconds.
+REAPPEND_AGAIN_MS = 30 * 60_000
 _NONE: Mapping[str, str] = {}
 
 

@@ -73,7 +73,7 @@ class EndTransactionProcessor:
     def _prepared(self, request: RemotingCommand) -> MessageRecord:
         ext = request.ext
         offset, position = require_int(ext, "tranStateTableOffset"), require_int(ext, "commitLogOffset")
-        half = self._half_messages.carried_from(position)
+        half = self._half_messages.reappended_from(position)
         if half is not None:
             offset, position = half.queue_offset, half.physical_offset
         raw = self._store.record_at(position)
@@ -98,7 +98,7 @@ class EndTransactionProcessor:
         try:
             if record.topic == CHECK_MAX_TOPIC:
                 transactions.put_again(record)
-            elif (half := transactions.carried_from(offset) or transactions.find(record.queue_offset)) is not None:
+            elif (half := transactions.reappended_from(offset) or transactions.find(record.queue_offset)) is not None:
                 transactions.start_over(half)
             else:
                 raise BrokerError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")

@@ -6,9 +6,9 @@ RMQ_SYS_TRANS_OP_HALF_TOPIC, queue 0   marks; body: queue offsets of half messag
     TAGS=r  the count of questions begins anew
     HALF_FROM, OP_FROM: a start need read no half and no mark below these offsets
 
-A half message that waits in a log file that is to go is carried: appended again, with its first log position + 1 as the
-prepared offset. Its producer knows it from there, and from where it was each time that it was asked about. A crash
-before the mark of the old one leaves both: the newer counts.
+A half message that waits in a log file that is to go is reappended, with its first log position + 1 as the prepared
+offset. Its producer knows it from there, and from where it was each time that it was asked about. A crash before the
+mark of the old one leaves both: the newer counts.
 
 A committed message and its mark are appended together or not at all, the mark last. Where a crash tore them, the
 message is the log's last record, with the half's position in it: that is seen at start, so a commit shows once. Nothing
@@ -24,7 +24,7 @@ from functools import partial
 
 import msgspec
 
-from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
+from broker.intake.log_writer import REAPPEND_AGAIN_MS, LogWriter
 from broker.intake.message import NewMessage
 from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.errors import StoreFull, StoreNotWritable
@@ -46,7 +46,7 @@ _ENDED, _ASKED, _ANEW = "d", "c", "r"
 _READ_COUNT, _READ_BYTES = 512, 4 << 20
 _OFFSETS_IN_MARK = 1000
 _OUTCOMES_KEPT = 10_000
-_CARRIED_AT_ONCE = 64
+_REAPPENDED_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class Half:
     # No mark of this half message is below this offset of the op queue.
     op_from: int
     checks: int = 0
-    # The log positions that it had before it was carried, the first one first.
+    # The log positions that it had before it was reappended, the first one first.
     earlier: list[int] = field(default_factory=list)
-    carried_ms: int = -1
+    reappended_ms: int = -1
 
 
 class HalfMessages:
@@ -79,8 +79,8 @@ class HalfMessages:
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
         self._store, self._writer, self._clock = store, writer, clock
         self._pending: OrderedDict[int, Half] = OrderedDict()
-        # Those that were carried, by the log positions that they had before.
-        self._carried: dict[int, Half] = {}
+        # Those that were reappended, by the log positions that they had before.
+        self._reappended: dict[int, Half] = {}
         self._outcomes: OrderedDict[int, int] = OrderedDict()
         self._unmarked: list[int] = []
 
@@ -90,9 +90,9 @@ class HalfMessages:
     def find(self, queue_offset: int) -> Half | None:
         return self._pending.get(queue_offset)
 
-    def carried_from(self, physical_offset: int) -> Half | None:
-        """What was at a log position before it was carried, and still waits."""
-        return self._carried.get(physical_offset)
+    def reappended_from(self, physical_offset: int) -> Half | None:
+        """What was at a log position before it was reappended, and still waits."""
+        return self._reappended.get(physical_offset)
 
     def outcome(self, queue_offset: int) -> int | None:
         """How a transaction ended a short while ago."""
@@ -150,7 +150,7 @@ class HalfMessages:
         """Nobody is asked about it again, nor can it be ended another way; its mark is in the log."""
         del self._pending[half.queue_offset]
         for position in half.earlier:
-            self._carried.pop(position, None)
+            self._reappended.pop(position, None)
         self._outcomes[half.queue_offset] = outcome
         if len(self._outcomes) > _OUTCOMES_KEPT:
             self._outcomes.popitem(last=False)
@@ -173,27 +173,27 @@ class HalfMessages:
     def reappend(self, below: int) -> bool:
         """Append again a batch of what waits below a log position; False: nothing more can go now.
 
-        What is young ends by itself. Raises StoreFull or StoreNotWritable; what was carried by then stays carried.
+        What is young ends by itself. Raises StoreFull or StoreNotWritable; what was reappended by then stays so.
         """
         left: list[int] = []
         try:
-            while len(left) < _CARRIED_AT_ONCE and (half := self._first_to_carry(below)) is not None:
+            while len(left) < _REAPPENDED_AT_ONCE and (half := self._first_to_reappend(below)) is not None:
                 offset = half.queue_offset
-                self._carry(half)
+                self._reappend(half)
                 left.append(offset)
         finally:
             self._unmarked += left
             self.write_marks()
         return bool(left)
 
-    def _first_to_carry(self, below: int) -> Half | None:
+    def _first_to_reappend(self, below: int) -> Half | None:
         half = next(iter(self._pending.values()), None)
         if half is None or half.physical_offset >= below:
             return None
-        stays = 0 <= self._clock.now_ms() - max(half.store_ms, half.carried_ms) < CARRY_AGAIN_MS
+        stays = 0 <= self._clock.now_ms() - max(half.store_ms, half.reappended_ms) < REAPPEND_AGAIN_MS
         return None if stays else half
 
-    def _carry(self, half: Half) -> None:
+    def _reappend(self, half: Half) -> None:
         store = self._store
         raw = store.record_at(half.physical_offset)
         assert raw is not None, "its segment is pinned"
@@ -202,9 +202,9 @@ class HalfMessages:
         stored = self._writer.put_copy(decode_record(raw), HALF_TOPIC, 0, prepared_transaction_offset=first + 1)
         del self._pending[half.queue_offset]
         half.earlier.append(half.physical_offset)
-        self._carried[half.physical_offset] = half
+        self._reappended[half.physical_offset] = half
         half.queue_offset, half.physical_offset = stored.queue_offset, stored.physical_offset
-        half.op_from, half.carried_ms = op_from, stored.store_timestamp
+        half.op_from, half.reappended_ms = op_from, stored.store_timestamp
         self._pending[half.queue_offset] = half
         if half.checks:
             self._mark(_ASKED, [half.queue_offset] * half.checks)
@@ -271,14 +271,14 @@ class HalfMessages:
                     checks.get(offset, 0),
                     earlier,
                 )
-                self._carried.update(dict.fromkeys(earlier, half))
+                self._reappended.update(dict.fromkeys(earlier, half))
         raw = store.newest_record()
         if raw is not None:
             self._end_if_committed(decode_record(raw))
 
     def _leave(self, first: int) -> None:
-        """What was carried counts where it came to, though a crash left no mark of that."""
-        before = self._carried.pop(first, None) or next(
+        """What was reappended counts where it came to, though a crash left no mark of that."""
+        before = self._reappended.pop(first, None) or next(
             (half for half in reversed(self._pending.values()) if half.physical_offset == first), None
         )
         if before is not None:

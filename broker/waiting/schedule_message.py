@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
+from broker.intake.log_writer import REAPPEND_AGAIN_MS, LogWriter
 from broker.intake.message import NewMessage
 from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.errors import StoreFull, StoreNotWritable
@@ -192,20 +192,20 @@ class ScheduleMessage:
 
         What is due soon stays: it goes by itself. Raises StoreFull or StoreNotWritable.
         """
-        carried = 0
+        reappended = 0
         try:
             for level in range(1, len(self._levels) + 1):
                 for record in self._waiting_first(level):
                     when = self.deliver_time(level, record.store_timestamp)
-                    soon = when - self._clock.now_ms() <= CARRY_AGAIN_MS
+                    soon = when - self._clock.now_ms() <= REAPPEND_AGAIN_MS
                     if record.physical_offset >= below or soon or not timers.take_over(record, when):
                         break
                     self._offsets[level] = record.queue_offset + 1
-                    carried += 1
+                    reappended += 1
         finally:
-            if carried:
+            if reappended:
                 self.file.touch()
-        return carried > 0
+        return reappended > 0
 
     def _waiting_first(self, level: int) -> list[MessageRecord]:
         """A batch of those of a level that wait longest."""

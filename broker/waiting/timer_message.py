@@ -8,10 +8,10 @@ queue 1   marks, one after each batch of deliveries; body: `time,offset,position
 Deliveries are in order of (time, queue offset) and a new message is always due after the last delivery, so one mark
 says all. A crash between a batch and its mark delivers that batch twice rather than not at all.
 
-A message that waits longer than its log file may stay is carried: appended again for the same time, and the next mark
-passes its old place. A crash before that mark delivers it twice rather than not at all. What is due within half an hour
-stays where it is, and so does what was carried in the last half hour: a crowded disk evicts every few seconds, and each
-time would append all that waits.
+A message that waits longer than its log file may stay is reappended for the same time, and the next mark passes its old
+place. A crash before that mark delivers it twice rather than not at all. What is due within half an hour stays where it
+is, and so does what was reappended in the last half hour: a crowded disk evicts every few seconds, and each time would
+append all that waits.
 """
 
 import heapq
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from broker.config import BrokerConfig
-from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
+from broker.intake.log_writer import REAPPEND_AGAIN_MS, LogWriter
 from broker.intake.message import NewMessage
 from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.config import code_of_tags
@@ -85,8 +85,8 @@ class TimerMessages:
         self._heap: list[tuple[int, int, int]] = []
         self._stored_order: deque[tuple[int, int, int]] = deque()
         self._waiting: set[int] = set()
-        # Of those that wait, when they were carried the last time since the start.
-        self._carried_at: dict[int, int] = {}
+        # Of those that wait, when they were reappended the last time since the start.
+        self._reappended_at: dict[int, int] = {}
         self._recalls: dict[str, int] = {}
         self._delivered = (0, -1)
         self._rewind_below: int | None = None  # a log position: under way, see `_rewind`
@@ -150,7 +150,7 @@ class TimerMessages:
                 f"timer message is under flow control, max num limit is {most}: timerMaxPending of them wait already",
             )
         self._rewind(now)
-        # Only while what waits is carried after the wall clock went back does this change anything.
+        # Only while what waits is reappended after the wall clock went back does this change anything.
         return max(when, self._delivered[0] + 1)
 
     def added(self, when: int, stored: PutResult, recall_key: str | None) -> None:
@@ -167,7 +167,7 @@ class TimerMessages:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        """What was carried leaves an entry in the heap, and what was delivered behind a long wait one in the order."""
+        """Reappending leaves an entry in the heap, and a delivery behind a long wait one in the order."""
         waiting = self._waiting
         self._heap = [entry for entry in self._heap if entry[1] in waiting]
         heapq.heapify(self._heap)
@@ -175,7 +175,7 @@ class TimerMessages:
 
     def _done(self, offset: int) -> None:
         self._waiting.discard(offset)
-        self._carried_at.pop(offset, None)
+        self._reappended_at.pop(offset, None)
 
     # ---- its time comes
 
@@ -202,16 +202,16 @@ class TimerMessages:
             if self._delivered[0] - now <= STANDS_STILL_MS:
                 return
             ahead = (self._delivered[0] - now) / 1000
-            log.warning("the clock is %.1f s behind the last timer message: what waits is carried, to go on", ahead)
+            log.warning("the clock is %.1f s behind the last timer message: what waits is reappended, to go on", ahead)
             self._rewind_below = self._store.confirmed_offset
         try:
             for _ in range(_BATCHES_AT_ONCE):
-                if not self._carry_batch(self._lies_below_rewind):
+                if not self._reappend_batch(self._lies_below_rewind):
                     self._rewind_below, self._delivered = None, (now, -1)
                     self._mark()
                     return
         except (StoreFull, StoreNotWritable) as error:
-            log.warning("timer messages can't be carried now: %s", error)
+            log.warning("timer messages can't be reappended now: %s", error)
 
     def _lies_below_rewind(self, entry: tuple[int, int, int]) -> bool:
         return self._rewind_below is not None and entry[2] < self._rewind_below
@@ -221,7 +221,7 @@ class TimerMessages:
         try:
             while done < _BATCH and heap and heap[0][0] <= now and heap[0][2] < self._store.confirmed_offset:
                 when, offset, position = heap[0]
-                if offset not in self._waiting:  # it was carried: its copy comes at the same time
+                if offset not in self._waiting:  # it was reappended: its copy comes at the same time
                     heapq.heappop(heap)
                     continue
                 try:
@@ -293,21 +293,21 @@ class TimerMessages:
     def reappend(self, below: int) -> bool:
         """Append again, for the same time, a batch of what waits below a log position; False: nothing more goes now.
 
-        What is due soon, or was carried a short while ago, stays. Raises StoreFull or StoreNotWritable; what was
-        carried by then stays carried.
+        What is due soon, or was reappended a short while ago, stays. Raises StoreFull or StoreNotWritable; what was
+        reappended by then stays so.
         """
-        return self._carry_batch(lambda entry: self._goes(entry, below))
+        return self._reappend_batch(lambda entry: self._goes(entry, below))
 
-    def _carry_batch(self, goes: Callable[[tuple[int, int, int]], bool]) -> bool:
-        carried = 0
+    def _reappend_batch(self, goes: Callable[[tuple[int, int, int]], bool]) -> bool:
+        reappended = 0
         try:
-            while carried < _BATCH and (entry := self._first_stored()) is not None and goes(entry):
-                self._carry(entry)
-                carried += 1
+            while reappended < _BATCH and (entry := self._first_stored()) is not None and goes(entry):
+                self._reappend(entry)
+                reappended += 1
         finally:
-            if carried:
+            if reappended:
                 self._mark()
-        return carried > 0
+        return reappended > 0
 
     def take_over(self, record: MessageRecord, when: int) -> bool:
         """Wait for a message that waits elsewhere in the log; False: it has to stay there. Raises StoreError."""
@@ -317,16 +317,16 @@ class TimerMessages:
             return False
         stored = self._writer.put_copy(record, WHEEL_TIMER_TOPIC, _MESSAGES, code=when, properties_raw=raw)
         self._add((when, stored.queue_offset, stored.physical_offset))
-        self._carried_at[stored.queue_offset] = self._clock.now_ms()
+        self._reappended_at[stored.queue_offset] = self._clock.now_ms()
         return True
 
     def _goes(self, entry: tuple[int, int, int], below: int) -> bool:
         when, offset, position = entry
-        now, carried_at = self._clock.now_ms(), self._carried_at.get(offset)
-        fresh = carried_at is not None and 0 <= now - carried_at < CARRY_AGAIN_MS
-        return position < below and when - now > CARRY_AGAIN_MS and not fresh
+        now, reappended_at = self._clock.now_ms(), self._reappended_at.get(offset)
+        fresh = reappended_at is not None and 0 <= now - reappended_at < REAPPEND_AGAIN_MS
+        return position < below and when - now > REAPPEND_AGAIN_MS and not fresh
 
-    def _carry(self, entry: tuple[int, int, int]) -> None:
+    def _reappend(self, entry: tuple[int, int, int]) -> None:
         when, offset, position = entry
         raw = self._store.record_at(position)
         if raw is None:
@@ -336,7 +336,7 @@ class TimerMessages:
         record = decode_record(raw)
         recall = record.properties.get(RECALL_KEY)
         if recall is None and self._is_recalled(record.properties):
-            # carried it would come behind its recall, which is due at the same time and stands for nobody else
+            # reappended it would come behind its recall, which is due at the same time and stands for nobody else
             self._done(offset)
             return
         stored = self._writer.put_copy(
@@ -348,7 +348,7 @@ class TimerMessages:
         )
         self._done(offset)
         self._add((when, stored.queue_offset, stored.physical_offset))
-        self._carried_at[stored.queue_offset] = self._clock.now_ms()
+        self._reappended_at[stored.queue_offset] = self._clock.now_ms()
         if recall is not None and self._recalls.get(recall) == offset:
             self._recalls[recall] = stored.queue_offset
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import BrokerConfig
-from broker.intake.log_writer import CARRY_AGAIN_MS, LogWriter
+from broker.intake.log_writer import REAPPEND_AGAIN_MS, LogWriter
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore, PutResult
@@ -277,7 +277,7 @@ def test_more_timers_than_allowed_are_refused_until_one_was_delivered(machine: C
     assert before.timers.time_of({"TIMER_DELAY_SEC": "5"}) is not None
 
 
-def test_a_waiting_timer_is_carried_out_of_its_segment_and_comes_once(machine: Callable[[], Machine]) -> None:
+def test_a_waiting_timer_is_reappended_out_of_its_segment_and_comes_once(machine: Callable[[], Machine]) -> None:
     first = machine()
     for index in range(100):
         first.timer(b"%d" % index, TIMER_DELAY_SEC="3600")
@@ -305,7 +305,7 @@ def test_a_waiting_timer_is_carried_out_of_its_segment_and_comes_once(machine: C
         assert len(each.timers) == 0
 
 
-def test_a_crash_before_the_mark_of_a_carried_timer_loses_none(machine: Callable[[], Machine]) -> None:
+def test_a_crash_before_the_mark_of_a_reappended_timer_loses_none(machine: Callable[[], Machine]) -> None:
     first = machine()
     first.timer(b"a", TIMER_DELAY_SEC="3600")
     first.store.roll()
@@ -317,7 +317,7 @@ def test_a_crash_before_the_mark_of_a_carried_timer_loses_none(machine: Callable
     assert second.delivered() == [b"a", b"a"]
 
 
-def test_a_half_message_is_carried_out_of_its_segment_and_known_by_where_it_was(
+def test_a_half_message_is_reappended_out_of_its_segment_and_known_by_where_it_was(
     machine: Callable[[], Machine],
 ) -> None:
     first = machine()
@@ -326,7 +326,7 @@ def test_a_half_message_is_carried_out_of_its_segment_and_known_by_where_it_was(
     first.store.roll()
     segment = first.store.segments()[0]
     assert not first.halves.reappend(segment.end), "most end by themselves within minutes"
-    first.clock.advance(CARRY_AGAIN_MS)
+    first.clock.advance(REAPPEND_AGAIN_MS)
     while first.halves.reappend(segment.end):
         assert len(first.halves) == 100
     first.store.after_flush(first.store.flush())
@@ -338,24 +338,24 @@ def test_a_half_message_is_carried_out_of_its_segment_and_known_by_where_it_was(
         assert pinned >= segment.end
         assert [half.checks for half in each.halves.waiting()] == [1] * 2 + [0] * 98
         for index in (0, 99):
-            half = each.halves.carried_from(stored[index].physical_offset)
+            half = each.halves.reappended_from(stored[index].physical_offset)
             assert half is not None
             raw = each.store.record_at(half.physical_offset)
             assert raw is not None
             assert decode_record(raw).body == b"%d" % index
             each.halves.end(half, ROLLBACK)
-            assert each.halves.carried_from(stored[index].physical_offset) is None
+            assert each.halves.reappended_from(stored[index].physical_offset) is None
     third = machine()
     assert len(third.halves) == 98
 
 
-def test_a_half_message_that_was_carried_stays_for_half_an_hour(machine: Callable[[], Machine]) -> None:
+def test_a_half_message_that_was_reappended_stays_for_half_an_hour(machine: Callable[[], Machine]) -> None:
     one = machine()
     one.half(b"a")
-    one.clock.advance(CARRY_AGAIN_MS)
+    one.clock.advance(REAPPEND_AGAIN_MS)
     assert one.halves.reappend(one.store.max_physical_offset)
     end = one.store.max_physical_offset
-    one.clock.advance(CARRY_AGAIN_MS - 1)
+    one.clock.advance(REAPPEND_AGAIN_MS - 1)
     assert not one.halves.reappend(end)
     one.clock.advance(1)
     assert one.halves.reappend(end)
@@ -363,26 +363,26 @@ def test_a_half_message_that_was_carried_stays_for_half_an_hour(machine: Callabl
     assert len(half.earlier) == 2
 
 
-def test_a_crash_before_the_mark_of_a_carried_half_message_leaves_one_of_it(machine: Callable[[], Machine]) -> None:
+def test_a_crash_before_the_mark_of_a_reappended_half_message_leaves_one_of_it(machine: Callable[[], Machine]) -> None:
     first = machine()
     stored = first.half(b"a")
     first.half(b"b")
-    first.clock.advance(CARRY_AGAIN_MS)
+    first.clock.advance(REAPPEND_AGAIN_MS)
     first.halves._mark = lambda *_: False  # type: ignore[method-assign]
     assert first.halves.reappend(first.store.max_physical_offset)
     second = machine()
     assert len(second.halves) == 2
-    half = second.halves.carried_from(stored.physical_offset)
+    half = second.halves.reappended_from(stored.physical_offset)
     assert half is not None
     assert half.physical_offset > stored.physical_offset
 
 
-def test_a_half_message_that_can_not_be_carried_keeps_its_place(
+def test_a_half_message_that_can_not_be_reappended_keeps_its_place(
     machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = machine()
     stored = one.half(b"a")
-    one.clock.advance(CARRY_AGAIN_MS)
+    one.clock.advance(REAPPEND_AGAIN_MS)
 
     def full(*_: object, **__: object) -> PutResult:
         raise StoreFull("no room")
@@ -396,43 +396,43 @@ def test_a_half_message_that_can_not_be_carried_keeps_its_place(
     assert (half.earlier, one.halves.pinned_from()) == ([], stored.physical_offset)
 
 
-def carry_all(timers: TimerMessages, below: int) -> None:
+def reappend_all(timers: TimerMessages, below: int) -> None:
     while timers.reappend(below):
         pass
 
 
-def test_what_was_carried_stays_for_half_an_hour_however_often_the_disk_is_crowded(
+def test_what_was_reappended_stays_for_half_an_hour_however_often_the_disk_is_crowded(
     machine: Callable[[], Machine],
 ) -> None:
     """Each run of the retention appended all that waited once more."""
     one = machine()
     one.timer(b"a", TIMER_DELAY_SEC="86400")
-    carry_all(one.timers, one.store.max_physical_offset)
+    reappend_all(one.timers, one.store.max_physical_offset)
     end = one.store.max_physical_offset
     for _ in range(3):
-        one.clock.advance(CARRY_AGAIN_MS // 3 - 1)
-        carry_all(one.timers, end)
+        one.clock.advance(REAPPEND_AGAIN_MS // 3 - 1)
+        reappend_all(one.timers, end)
         assert one.store.max_physical_offset == end
     one.clock.advance(3)
-    carry_all(one.timers, end)
+    reappend_all(one.timers, end)
     assert one.store.max_physical_offset > end
 
 
-def test_what_is_due_soon_is_not_carried(machine: Callable[[], Machine]) -> None:
+def test_what_is_due_soon_is_not_reappended(machine: Callable[[], Machine]) -> None:
     one = machine()
-    one.timer(b"a", TIMER_DELAY_SEC=str(CARRY_AGAIN_MS // 1000))
+    one.timer(b"a", TIMER_DELAY_SEC=str(REAPPEND_AGAIN_MS // 1000))
     assert not one.timers.reappend(one.store.max_physical_offset)
 
 
-def test_timers_that_are_carried_or_delivered_leave_no_entries_without_bound(machine: Callable[[], Machine]) -> None:
-    """Each carry left an entry in the heap, each delivery behind a long wait one in the stored order."""
+def test_timers_that_are_reappended_or_delivered_leave_no_entries_without_bound(machine: Callable[[], Machine]) -> None:
+    """Each reappending left an entry in the heap, each delivery behind a long wait one in the stored order."""
     one = machine()
     for index in range(200):
         one.timer(b"%d" % index, TIMER_DELAY_SEC="250000")
     most = 2 * 200 + 1024 + 1
     for _ in range(20):
-        one.clock.advance(CARRY_AGAIN_MS)
-        carry_all(one.timers, one.store.max_physical_offset)
+        one.clock.advance(REAPPEND_AGAIN_MS)
+        reappend_all(one.timers, one.store.max_physical_offset)
         assert len(one.timers._heap) <= most
     for _ in range(40):
         for index in range(50):
@@ -464,7 +464,7 @@ def delay(one: Machine, body: bytes, level: int) -> None:
     one.put(SCHEDULE_TOPIC, body, {"REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "k"}, queue_id=level - 1)
 
 
-def test_a_delayed_message_that_waits_for_days_is_carried_out_of_its_segment_and_comes_once(
+def test_a_delayed_message_that_waits_for_days_is_reappended_out_of_its_segment_and_comes_once(
     machine: Callable[[], Machine],
 ) -> None:
     first = machine()
@@ -510,7 +510,7 @@ def test_no_more_delayed_messages_become_timers_than_may_wait(machine: Callable[
     assert (len(one.timers), schedule.pending()) == (3, 2)
 
 
-def test_a_timer_that_can_not_be_carried_keeps_its_place(
+def test_a_timer_that_can_not_be_reappended_keeps_its_place(
     machine: Callable[[], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine()
@@ -579,7 +579,7 @@ def test_a_timer_lasts_no_day_because_the_clock_was_a_day_ahead(machine: Callabl
         assert len(each.delivered()) == waiting + 2
 
 
-def test_what_is_due_soon_is_carried_too_when_the_clock_is_right_again(machine: Callable[[], Machine]) -> None:
+def test_what_is_due_soon_is_reappended_too_when_the_clock_is_right_again(machine: Callable[[], Machine]) -> None:
     """Or the mark's position stays below what was delivered ahead of its time, and a start delivers that again."""
     first = machine()
     right = first.clock.now_ms()

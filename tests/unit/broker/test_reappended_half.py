@@ -1,4 +1,4 @@
-"""A transaction ends by where its half message was stored first, though it was carried and that segment is gone."""
+"""A transaction ends by where its half message was stored first, though it was reappended and that segment is gone."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ async def end(connection: Connection, stored: RemotingCommand, outcome: int) -> 
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_transaction_ends_after_its_half_message_was_carried(
+def test_a_transaction_ends_after_its_half_message_was_reappended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    monkeypatch.setattr(half_messages, "CARRY_AGAIN_MS", 0)
+    monkeypatch.setattr(half_messages, "REAPPEND_AGAIN_MS", 0)
 
-    async def carry() -> list[RemotingCommand]:
+    async def reappend() -> list[RemotingCommand]:
         async with running(tmp_path / "broker") as (broker, connection):
             stored = [await send(connection, "orders", b"%d" % number, HALF) for number in range(3)]
             store, halves = broker.store, broker.transactions
@@ -68,4 +68,4 @@ def test_a_transaction_ends_after_its_half_message_was_carried(
             assert await end(connection, stored[2], COMMIT) == 0
             assert broker.store.max_offset("orders", 0) == 2
 
-    asyncio.run(look(asyncio.run(carry())))
+    asyncio.run(look(asyncio.run(reappend())))
