@@ -17,7 +17,7 @@ _NAME = "checkpoint"
 _VERSION = 1
 
 
-class Checkpoint(msgspec.Struct):
+class StoreCheckpoint(msgspec.Struct):
     """What the file says."""
 
     physical: int
@@ -29,13 +29,13 @@ class Checkpoint(msgspec.Struct):
     version: int = _VERSION
 
 
-def read_checkpoint(root: Path, disk: Disk) -> Checkpoint | None:
+def read_checkpoint(root: Path, disk: Disk) -> StoreCheckpoint | None:
     """The last checkpoint; None if there was none."""
     path = root / _NAME
     if not disk.exists(path):
         return None
     try:
-        checkpoint = msgspec.json.decode(disk.read(path), type=Checkpoint)
+        checkpoint = msgspec.json.decode(disk.read(path), type=StoreCheckpoint)
     except msgspec.DecodeError as error:
         raise StoreCorrupt(f"{path} can't be read: {error}") from error
     if checkpoint.version > _VERSION:
@@ -47,7 +47,7 @@ def read_checkpoint(root: Path, disk: Disk) -> Checkpoint | None:
     return checkpoint
 
 
-def write_checkpoint(root: Path, disk: Disk, checkpoint: Checkpoint) -> None:
+def write_checkpoint(root: Path, disk: Disk, checkpoint: StoreCheckpoint) -> None:
     """Replace the checkpoint; everything that it promises is on the disk already."""
     assert checkpoint.physical >= 0
     assert all(0 <= offset < checkpoint.physical for offset, _ in checkpoint.topics.values())

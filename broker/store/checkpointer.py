@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker.store.checkpoint import Checkpoint, write_checkpoint
+from broker.store.checkpoint import StoreCheckpoint, write_checkpoint
 from broker.store.commit_log import CommitLog
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class DueCheckpoint(msgspec.Struct):
     """One on its way."""
 
-    content: Checkpoint
+    content: StoreCheckpoint
     queues: list[ConsumeQueue]
     index_paths: list[Path]
 
@@ -127,7 +127,7 @@ class Checkpointer:
         base, count = self._index.state()
         # before the queues are clean: which topics may have changed is known by who is dirty
         topics = self._end.topics()
-        content = Checkpoint(self._end.appended, self._end.last_time, base, count, topics)
+        content = StoreCheckpoint(self._end.appended, self._end.last_time, base, count, topics)
         self._due = DueCheckpoint(content, self._queues.take_dirty(), self._index.take_dirty()).after(self._due)
         self._described_at, self._described_time = self._end.appended, self._clock.monotonic()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.store.checkpoint import Checkpoint, read_checkpoint
+from broker.store.checkpoint import StoreCheckpoint, read_checkpoint
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
@@ -77,7 +77,7 @@ class Recovery:
         strict = checkpoint is not None
         if checkpoint is None:
             clean = not log.files
-            checkpoint = Checkpoint(log.min_offset)
+            checkpoint = StoreCheckpoint(log.min_offset)
         start = checkpoint.physical
         unsynced = not clean and directory.begin_recovery()
         self._queues.load(start, scrub=not clean, unsynced=unsynced)
@@ -94,7 +94,7 @@ class Recovery:
         self._index.build()
         return RecoveredStore(log_uuid, start, end, report)
 
-    def _replay(self, checkpoint: Checkpoint, report: RecoveryReport, *, strict: bool) -> RecoveredEnd:
+    def _replay(self, checkpoint: StoreCheckpoint, report: RecoveryReport, *, strict: bool) -> RecoveredEnd:
         log = self._log
         first = log.at(checkpoint.physical)
         if first is None:
