@@ -17,6 +17,7 @@ import pytest
 from bench import jvm
 from bench.wire import ROUTE, SUCCESS, Client
 from infra import minio
+from tests.interop.agent import FLAGS
 from tests.servers.apache import mqadmin
 from tests.servers.neve import NEVE, NeveServer
 from tests.waiting import wait_until
@@ -26,8 +27,7 @@ SOURCES = Path(__file__).parent / "java"
 VERSIONS = [jvm.SERVER, jvm.CLIENT_OLD]
 FAST = {"archiveMinBytes": "1"}
 QUEUES = 4
-#: A client ends as soon as it has what it came for. A stock push consumer may need its second rebalance, 20 s after the
-#: first, and the machine may have other work.
+#: A client ends as soon as it has what it came for, but the machine may have other work.
 TAKE_S = 120
 END_S = TAKE_S + 60
 
@@ -63,7 +63,7 @@ class Clients:
 
     def _lines(self, main: str, *args: object) -> list[list[str]]:
         class_path = jvm.classes(SOURCES, self.version)
-        command = jvm.java(class_path, main, self.namesrv, *map(str, args), home=self.home)
+        command = jvm.java(class_path, main, self.namesrv, *map(str, args), home=self.home, flags=FLAGS)
         done = subprocess.run(command, capture_output=True, text=True, timeout=END_S, check=False)
         lines = [line.split("\t") for line in done.stdout.splitlines()]
         assert lines and lines[-1] == ["DONE"], f"{main} {args}: {done.stdout[-2000:]}{done.stderr[-4000:]}"

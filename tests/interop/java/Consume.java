@@ -29,6 +29,7 @@ public class Consume {
         CountDownLatch wanted = new CountDownLatch(Integer.parseInt(args[5]));
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[1]);
         consumer.setNamesrvAddr(args[0]);
+        consumer.setPollNameServerInterval(1_000); // its retry topic is made by its first heartbeat: the route comes later
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(args[2], args[3]);
         // Without it the client stores its offsets while the listener still returns: the last messages would come again.
