@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import Pending
@@ -16,8 +17,7 @@ from neve.archive.catalog import Catalog
 from tiered.write.offload_plan import TopicRange
 
 
-@dataclass(slots=True)
-class _Count:
+class _Count(msgspec.Struct, gc=False):
     start: int
     stop: int
     bytes: int = 0

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
+
 from lifecycle.hot_store import Segment
 from neve.archive.ttl import HOUR_MS, ttl_ms_of
 
@@ -26,8 +28,8 @@ MINUTE_MS = 60_000
 RELIEF = 0.05
 
 
-class Pending(NamedTuple):
-    """What of a topic is not archived yet."""
+class Pending(msgspec.Struct, frozen=True, gc=False):
+    """What of a topic is not archived yet. A look at ten thousand topics is no business of the garbage collector."""
 
     bytes: int
     oldest_ms: int

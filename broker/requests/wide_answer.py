@@ -13,8 +13,8 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 
 T = TypeVar("T")
-# Queues looked at before other requests get their turn.
-SLICE = 64
+# Queues looked at before other requests get their turn: each may be a file that has to be opened.
+SLICE = 32
 
 
 async def in_slices(queues: Iterable[T]) -> AsyncIterator[T]:

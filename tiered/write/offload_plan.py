@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from neve.archive import keys
@@ -35,8 +36,7 @@ class HotLog(Protocol):
     def store_time(self, topic: str, queue: int, offset: int) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRange:
+class TopicRange(msgspec.Struct, frozen=True, gc=False):
     """CommitLog offsets [start, end) that a round takes of a topic."""
 
     topic: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from infra.object_store.protocol import StoreUnavailable
-from lifecycle.retention import Policy
+from lifecycle.backlog import _Count
+from lifecycle.retention import Pending, Policy
 from lifecycle.turns import Turns
 from neve.archive.journal import Commit
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
 from tests.waiting import wait_until
 from tiered.write.entry_run import EntryRun
+from tiered.write.offload_plan import TopicRange
 
 SEGMENTS = 12
 
@@ -80,6 +83,14 @@ def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> No
     rig.lifecycle.offload.run()
     assert seen[:3] == [0, SEGMENT, 2 * SEGMENT]
     assert rig.check_tiles("a") == 10 * SEGMENTS
+
+
+def test_what_is_pending_of_many_topics_is_no_business_of_the_garbage_collector(rig: Rig) -> None:
+    for topic in range(200):
+        rig.hot.put(f"t{topic}")
+    found, ranges = rig.lifecycle.backlog(), rig.lifecycle._due.ranges(everything=True)
+    assert len(found) == len(ranges) == 200
+    assert [one for one in gc.get_objects() if isinstance(one, Pending | TopicRange | _Count)] == []
 
 
 def test_a_stop_ends_a_round_after_the_name_that_is_being_made(rig: Rig) -> None:
