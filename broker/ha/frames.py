@@ -1,0 +1,375 @@
+"""The frames of the HA port: RocketMQ's in controller mode byte by byte, and what neve's members say besides.
+
+A frame begins with a word that says which it is: RocketMQ's is the ordinal of a state (1 HANDSHAKE, 2 TRANSFER),
+neve's are four letters. No state has such an ordinal, so that a stock peer closes at the first of them, and neve tells
+from the first four bytes who came. All integers are big endian.
+
+slave to master
+  HELLO      "nevH" i32 | size i32 | crc32 of the body u32 | body: JSON, see `Hello`
+  H1         1 i32 | from the last file i16 | asynchronous learner i16 | member id i64
+  T1         2 i32 | end of the slave's log i64
+  SYNCED     "nevS" i32 | end of the slave's log i64 | end of what is on its disk i64                 T1 after a HELLO
+master to slave
+  HELLO      the same
+  REFUSAL    "nevR" i32 | size i32 | crc32 of the body u32 | body: JSON, see `Refusal`
+  H2         1 i32 | size i32 = 12 n | end of the master's log i64 | its last epoch i32, -1: none
+             n times: epoch i32 | start i64, ascending
+  T2         2 i32 | size i32 | offset i64 | epoch i32 | the epoch's start i64 | confirm offset i64
+             bytes of the log from `offset` on; none: a heartbeat
+
+    slave                         master
+    HELLO (between neves only)  ->
+                                <-  HELLO, or REFUSAL and the end
+    H1                          ->
+                                <-  H2
+    T1: from where              ->
+                                <-  T2
+    T1: what it has             ->              ...
+
+A T1 is sent after each write and every 5 s, a T2 when there is something and every 5 s; 20 s of silence end the
+connection, on either side. The first T1 asks; 0 means the log's begin, or its newest file if H1 said so. RocketMQ's
+master names in the T2 that ends an epoch the *next* epoch already, whose start is then where that T2 ends.
+
+The lengths that a peer claims are refused as soon as they are there; no buffer of a merely claimed size is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from struct import Struct
+from typing import Annotated, TypeVar
+from zlib import crc32
+
+import msgspec
+
+from neve.errors import ProtocolError
+
+FORMAT = 1  # of what neve's members say to each other; members may be one apart
+
+HANDSHAKE, TRANSFER = 1, 2  # RocketMQ's HAConnectionState
+HELLO = int.from_bytes(b"nevH")
+REFUSAL = int.from_bytes(b"nevR")
+SYNCED = int.from_bytes(b"nevS")
+assert max(HANDSHAKE, TRANSFER) < 5 < min(HELLO, REFUSAL, SYNCED), "RocketMQ has five states"
+
+BODY_MAX = (4 << 20) - 36  # RocketMQ's slave reads a T2 into a buffer of 4 MiB
+EPOCHS_MAX = 1000  # RocketMQ's master has a buffer for so many
+_JSON_MAX = 64 << 10
+_TEXT_MAX = 16 << 10
+
+_WORD = Struct(">i")
+_SIZES = Struct(">ii")
+_LETTERS = Struct(">iiI")
+_H1 = Struct(">ihhq")
+_T1 = Struct(">iq")
+_SYNCED = Struct(">iqq")
+_H2 = Struct(">iiqi")
+_EPOCH = Struct(">iq")
+_T2 = Struct(">iiqiqq")
+assert (_H1.size, _T1.size, _H2.size, _EPOCH.size, _T2.size) == (16, 12, 20, 12, 36)
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+_Token = Annotated[str, msgspec.Meta(max_length=64)]
+_Text = Annotated[str, msgspec.Meta(max_length=_TEXT_MAX)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Hello(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Who a neve member is, and what has to be equal before a byte of a log goes over. Unknown fields are left out."""
+
+    format: int = FORMAT
+    cluster: _Name
+    broker_set: _Name
+    member_id: _Id
+    incarnation: _Token
+    starts: _Id  # how often this incarnation was started
+    nonce: _Token  # of this connection
+    answers: _Token = ""  # the nonce that the master's HELLO answers; the slave's has none
+    mapped_file_size_commit_log: _Offset
+    message_delay_level: _Text
+    master_epoch: int  # which master it follows, or is
+    eviction_frontier: _Offset = 0  # the master's: below it a log may be evicted, so that a new member begins there
+
+
+class Refusal(msgspec.Struct, frozen=True, rename="camel"):
+    """Why a master sends no log: a name that is counted, and a sentence for an operator."""
+
+    reason: _Name
+    text: _Text = ""
+
+
+class SlaveHandshake(msgspec.Struct, frozen=True):
+    """H1."""
+
+    member_id: int
+    from_last_file: bool = False
+    is_learner: bool = False
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """T1: what a slave has. `synced` is -1 where it does not say what is on its disk."""
+
+    end: int
+    synced: int = -1
+
+
+class MasterHandshake(msgspec.Struct, frozen=True):
+    """H2. `epochs` are (epoch, start), ascending."""
+
+    end: int
+    last_epoch: int
+    epochs: tuple[tuple[int, int], ...]
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """T2. `body` is a view of what was received: good until the next call of the reader."""
+
+    offset: int
+    epoch: int
+    epoch_start: int
+    confirm: int
+    body: memoryview
+
+
+SlaveFrame = Hello | SlaveHandshake | Ack
+MasterFrame = Hello | Refusal | MasterHandshake | Transfer
+
+# -- writing
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """HELLO, from either side."""
+    return _encode_letters(HELLO, msgspec.json.encode(hello))
+
+
+def encode_refusal(refusal: Refusal) -> bytes:
+    """REFUSAL."""
+    return _encode_letters(REFUSAL, msgspec.json.encode(refusal))
+
+
+def _encode_letters(word: int, body: bytes) -> bytes:
+    assert len(body) <= _JSON_MAX
+    return _LETTERS.pack(word, len(body), crc32(body)) + body
+
+
+def encode_slave_handshake(frame: SlaveHandshake) -> bytes:
+    """H1."""
+    return _H1.pack(HANDSHAKE, frame.from_last_file, frame.is_learner, frame.member_id)
+
+
+def encode_ack(end: int, synced: int = -1) -> bytes:
+    """T1; with what is on the disk it is the one for a neve master."""
+    assert max(synced, 0) <= end
+    return _T1.pack(TRANSFER, end) if synced < 0 else _SYNCED.pack(SYNCED, end, synced)
+
+
+def encode_master_handshake(end: int, epochs: Iterable[tuple[int, int]]) -> bytes:
+    """H2, with the newest epochs that it has room for."""
+    newest = list(epochs)[-EPOCHS_MAX:]
+    last = newest[-1][0] if newest else -1
+    head = _H2.pack(HANDSHAKE, len(newest) * _EPOCH.size, end, last)
+    return head + b"".join(_EPOCH.pack(epoch, start) for epoch, start in newest)
+
+
+def encode_transfer_head(size: int, offset: int, epoch: int, epoch_start: int, confirm: int) -> bytes:
+    """T2 but for its body, which a master writes from where it lies."""
+    assert 0 <= size <= BODY_MAX and offset >= 0
+    return _T2.pack(TRANSFER, size, offset, epoch, epoch_start, confirm)
+
+
+# -- reading
+
+_Frame = TypeVar("_Frame")
+# How long the frame at a position is, 0 if more bytes have to come before that is known. Raises ProtocolError.
+_Measure = Callable[[bytes, int, int], int]
+_Decode = Callable[[memoryview], _Frame]
+
+
+class _Bytes:
+    """Received bytes, cut where a frame ends; what an unfinished frame has so far is joined once, when it is whole."""
+
+    __slots__ = ("_buffer", "_chunks", "_measure", "_missing", "_position")
+
+    def __init__(self, measure: _Measure) -> None:
+        self._measure = measure
+        self._buffer, self._position = b"", 0
+        self._chunks: list[bytes] = []
+        self._missing = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that belong to no frame yet that was given out."""
+        return len(self._buffer) - self._position + sum(map(len, self._chunks))
+
+    def receive(self, data: bytes) -> None:
+        if self._missing > len(data):
+            self._chunks.append(data)
+            self._missing -= len(data)
+            return
+        rest = self._buffer[self._position :]
+        if rest or self._chunks:
+            data = b"".join((rest, *self._chunks, data))
+            self._chunks.clear()
+        self._buffer, self._position, self._missing = data, 0, 0
+
+    def next(self) -> memoryview | None:
+        if self._missing:
+            return None
+        available = len(self._buffer) - self._position
+        if available < _WORD.size:
+            return None
+        size = self._measure(self._buffer, self._position, available)
+        if not size:
+            return None
+        if size > available:
+            self._missing = size - available
+            return None
+        self._position += size
+        return memoryview(self._buffer)[self._position - size : self._position]
+
+
+class SlaveFrames:
+    """What a slave sends, as its master reads it. Raises ProtocolError; then the connection is of no more use."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = _Bytes(_measure_of_slave)
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait for the rest of their frame."""
+        return self._bytes.held
+
+    def receive_data(self, data: bytes) -> list[SlaveFrame]:
+        """The frames that these bytes end."""
+        self._bytes.receive(data)
+        frames = list[SlaveFrame]()
+        while (frame := self._bytes.next()) is not None:
+            frames.append(_SLAVES[_WORD.unpack_from(frame)[0]][1](frame))
+        return frames
+
+
+class MasterFrames:
+    """What a master sends, as its slave reads it. Raises ProtocolError; then the connection is of no more use."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = _Bytes(_measure_of_master)
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait for the rest of their frame."""
+        return self._bytes.held
+
+    def receive_data(self, data: bytes) -> list[MasterFrame]:
+        """The frames that these bytes end."""
+        self._bytes.receive(data)
+        frames = list[MasterFrame]()
+        while (frame := self._bytes.next()) is not None:
+            frames.append(_MASTERS[_WORD.unpack_from(frame)[0]][1](frame))
+        return frames
+
+
+def _measure_of_slave(buffer: bytes, position: int, available: int) -> int:
+    word = _WORD.unpack_from(buffer, position)[0]
+    if word not in _SLAVES:
+        raise ProtocolError(f"no slave sends {buffer[position : position + 4]!r}")
+    return _SLAVES[word][0](buffer, position, available)
+
+
+def _measure_of_master(buffer: bytes, position: int, available: int) -> int:
+    word = _WORD.unpack_from(buffer, position)[0]
+    if word not in _MASTERS:
+        raise ProtocolError(f"no master sends {buffer[position : position + 4]!r}")
+    return _MASTERS[word][0](buffer, position, available)
+
+
+def _fixed(size: int) -> _Measure:
+    return lambda buffer, position, available: size
+
+
+def _with_body(head: Struct, most: int, whole: int = 1) -> _Measure:
+    def measure(buffer: bytes, position: int, available: int) -> int:
+        if available < _SIZES.size:
+            return 0
+        size = _SIZES.unpack_from(buffer, position)[1]
+        if not 0 <= size <= most or size % whole:
+            raise ProtocolError(f"a body of {size} bytes, {most} are the most")
+        return head.size + int(size)
+
+    return measure
+
+
+def _decode_hello(frame: memoryview) -> Hello:
+    return _decode_letters(frame, Hello)
+
+
+def _decode_refusal(frame: memoryview) -> Refusal:
+    return _decode_letters(frame, Refusal)
+
+
+_Body = TypeVar("_Body", Hello, Refusal)
+
+
+def _decode_letters(frame: memoryview, kind: type[_Body]) -> _Body:
+    _, _, crc = _LETTERS.unpack_from(frame)
+    body = frame[_LETTERS.size :]
+    if crc32(body) != crc:
+        raise ProtocolError(f"a damaged {kind.__name__}")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a {kind.__name__} that can't be read: {error}") from error
+
+
+def _decode_slave_handshake(frame: memoryview) -> SlaveHandshake:
+    _, from_last_file, is_learner, member_id = _H1.unpack(frame)
+    return SlaveHandshake(member_id, from_last_file == 1, is_learner == 1)
+
+
+def _decode_ack(frame: memoryview) -> Ack:
+    end = _T1.unpack(frame)[1]
+    if end < 0:
+        raise ProtocolError(f"a slave's end at {end}")
+    return Ack(end)
+
+
+def _decode_synced(frame: memoryview) -> Ack:
+    _, end, synced = _SYNCED.unpack(frame)
+    if not 0 <= synced <= end:
+        raise ProtocolError(f"a slave's end at {end}, {synced} of it on its disk")
+    return Ack(end, synced)
+
+
+def _decode_master_handshake(frame: memoryview) -> MasterHandshake:
+    _, _, end, last_epoch = _H2.unpack_from(frame)
+    epochs = tuple(_EPOCH.iter_unpack(frame[_H2.size :]))
+    ascend = all(low[0] < high[0] and low[1] <= high[1] for low, high in pairwise(epochs))
+    if end < 0 or not ascend or any(epoch < 0 or start < 0 for epoch, start in epochs):
+        raise ProtocolError(f"epochs of a master that can't be: {epochs[-3:]}, end {end}")
+    return MasterHandshake(end, last_epoch, epochs)
+
+
+def _decode_transfer(frame: memoryview) -> Transfer:
+    _, size, offset, epoch, epoch_start, confirm = _T2.unpack_from(frame)
+    if size and offset < 0:
+        raise ProtocolError(f"{size} bytes of a log at {offset}")
+    return Transfer(offset, epoch, epoch_start, confirm, frame[_T2.size :])
+
+
+_SLAVES: dict[int, tuple[_Measure, _Decode[SlaveFrame]]] = {
+    HELLO: (_with_body(_LETTERS, _JSON_MAX), _decode_hello),
+    HANDSHAKE: (_fixed(_H1.size), _decode_slave_handshake),
+    TRANSFER: (_fixed(_T1.size), _decode_ack),
+    SYNCED: (_fixed(_SYNCED.size), _decode_synced),
+}
+_MASTERS: dict[int, tuple[_Measure, _Decode[MasterFrame]]] = {
+    HELLO: (_with_body(_LETTERS, _JSON_MAX), _decode_hello),
+    REFUSAL: (_with_body(_LETTERS, _JSON_MAX), _decode_refusal),
+    HANDSHAKE: (_with_body(_H2, EPOCHS_MAX * _EPOCH.size, _EPOCH.size), _decode_master_handshake),
+    TRANSFER: (_with_body(_T2, BODY_MAX), _decode_transfer),
+}

@@ -1,0 +1,707 @@
+"""What a master may acknowledge: each interleaving that would lose an acknowledged message is a test here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.ha.confirm import (
+    COURTED_FOR,
+    LEFT_ALONE_FOR,
+    TICK,
+    Confirm,
+    ConfirmRules,
+    Held,
+    Replication,
+    SyncStateSet,
+    Waiting,
+)
+
+A, B, C = 1, 2, 3
+SYNC = ConfirmRules(Replication.SYNC, min_in_sync=2)
+AVAILABLE = ConfirmRules(Replication.SYNC_AVAILABLE)
+ASYNC = ConfirmRules(Replication.ASYNC)
+
+
+def sss(epoch: int, *members: int) -> SyncStateSet:
+    return SyncStateSet(epoch, frozenset(members))
+
+
+def group(*members: int) -> frozenset[int] | None:
+    return frozenset(members)
+
+
+def master(
+    *members: int, rules: ConfirmRules = AVAILABLE, own_end: int = 0, confirm: int = 0, alone: bool = False
+) -> Confirm:
+    """A's, elected for epoch 7 with its log at `own_end`, and an SSS of epoch 5."""
+    return Confirm(
+        rules,
+        A,
+        7,
+        sss(5, A, *members),
+        epoch_start=own_end,
+        own_end=own_end,
+        confirm=confirm,
+        now=0.0,
+        is_alone=alone,
+    )
+
+
+def ticks(confirm: Confirm, begin: float, seconds: int) -> frozenset[int] | None:
+    """What it wishes for after so many ticks, if it wished for nothing before."""
+    for second in range(seconds):
+        assert confirm.wish(begin + second * TICK) is None
+    return confirm.wish(begin + seconds * TICK)
+
+
+def connect(confirm: Confirm, member: int, end: int, now: float = 0.0) -> object:
+    connection = object()
+    confirm.connected(member, connection, now)
+    assert confirm.reported(member, connection, end, now)
+    return connection
+
+
+def with_b(rules: ConfirmRules = AVAILABLE, *members: int) -> tuple[Confirm, object]:
+    """A and B are in sync at 1000."""
+    confirm = master(B, *members, rules=rules, own_end=1000)
+    connection = connect(confirm, B, 1000)
+    for member in members:
+        connect(confirm, member, 1000)
+    assert confirm.value == 1000
+    return confirm, connection
+
+
+# -- what counts
+
+
+def test_confirm_is_the_least_end_of_the_sync_state_set() -> None:
+    confirm = master(B, C)
+    b, c = connect(confirm, B, 0), connect(confirm, C, 0)
+    confirm.appended(300)
+    assert confirm.value == 0
+    confirm.reported(B, b, 300, 1.0)
+    assert confirm.value == 0
+    confirm.reported(C, c, 200, 1.0)
+    assert confirm.value == 200
+    confirm.reported(C, c, 300, 1.0)
+    assert confirm.value == 300
+
+
+def test_an_acknowledgement_waits_for_every_member_and_not_for_a_quorum() -> None:
+    """A and C have it, C dies, the set becomes {A, B}, A dies: B must have it."""
+    confirm, b = with_b(AVAILABLE, C)
+    confirm.appended(1100)
+    c = connect(confirm, C, 1100)
+    confirm.disconnected(C, c, 1.0)
+    assert confirm.read(7, sss(6, A, B), 2.0)
+    assert confirm.value == 1000
+    confirm.reported(B, b, 1100, 3.0)
+    assert confirm.value == 1100
+
+
+def test_who_is_not_in_the_sync_state_set_neither_holds_nor_moves_confirm() -> None:
+    confirm, b = with_b()
+    c = connect(confirm, C, 0)
+    confirm.appended(1100)
+    confirm.reported(C, c, 1100, 1.0)
+    assert confirm.value == 1000
+    confirm.reported(B, b, 1100, 1.0)
+    assert confirm.value == 1100
+
+
+def test_a_member_that_is_away_holds_confirm() -> None:
+    """An isolated master must not go on alone, whatever its slaves had when they were last seen."""
+    confirm, b = with_b()
+    confirm.disconnected(B, b, 1.0)
+    confirm.appended(1100)
+    assert confirm.value == 1000
+    assert confirm.held(1.0) == (Held.AWAY, B)
+
+
+def test_what_a_member_reported_on_an_older_connection_counts_no_more() -> None:
+    """It may have lost its memory in between."""
+    confirm, old = with_b(AVAILABLE, C)
+    c = connect(confirm, C, 1000)
+    new = object()
+    confirm.appended(1100)
+    confirm.reported(B, old, 1100, 1.0)
+    confirm.connected(B, new, 1.0)
+    confirm.reported(C, c, 1100, 1.0)
+    assert confirm.value == 1000
+    assert confirm.held(1.0) == (Held.SILENT, B)
+    assert not confirm.reported(B, old, 1100, 1.0), "late bytes of the old connection"
+    assert confirm.value == 1000
+    confirm.reported(B, new, 1100, 2.0)
+    assert confirm.value == 1100
+
+
+def test_the_end_of_an_older_connection_does_not_take_away_the_present_one() -> None:
+    confirm, old = with_b()
+    new = connect(confirm, B, 1000)
+    confirm.disconnected(B, old, 1.0)
+    confirm.appended(1100)
+    confirm.reported(B, new, 1100, 1.0)
+    assert confirm.value == 1100
+
+
+def test_confirm_never_runs_backwards() -> None:
+    confirm, _ = with_b()
+    connect(confirm, B, 900)
+    assert confirm.value == 1000
+    confirm.appended(1100)
+    assert confirm.value == 1000
+
+
+@pytest.mark.parametrize("end", [1101, 999])
+def test_a_slave_that_has_more_than_there_is_or_less_than_it_had_is_not_believed(end: int) -> None:
+    confirm, b = with_b()
+    confirm.appended(1100)
+    assert not confirm.reported(B, b, end, 1.0)
+    assert confirm.value == 1000
+
+
+def test_a_master_that_is_alone_confirms_what_it_has() -> None:
+    confirm = master()
+    confirm.appended(70)
+    assert confirm.value == 70
+    assert confirm.held(0.0) == (Held.NOTHING, 0)
+
+
+# -- while a change is under way
+
+
+def test_while_a_grow_is_under_way_the_new_member_counts_already() -> None:
+    """The grow was applied, its answer lost; A acknowledges alone, and B is elected."""
+    confirm = master(own_end=1000)
+    b = connect(confirm, B, 1000)
+    assert confirm.wish(0.0) == group(A, B)
+    confirm.asked({A, B})
+    confirm.appended(1100)
+    assert confirm.value == 1000
+    confirm.reported(B, b, 1100, 1.0)
+    assert confirm.value == 1100
+
+
+def test_a_grow_of_unknown_outcome_counts_until_its_epoch_is_read() -> None:
+    confirm = master(own_end=1000)
+    b = connect(confirm, B, 1000)
+    confirm.asked({A, B})
+    confirm.appended(1100)
+    confirm.disconnected(B, b, 1.0)
+    assert confirm.read(7, sss(5, A), 2.0), "what was read before it was applied says nothing"
+    assert (confirm.value, confirm.is_altering) == (1000, True)
+    assert confirm.read(7, sss(6, A, B), 3.0)
+    assert (confirm.value, confirm.is_altering) == (1000, False)
+    assert confirm.held(3.0) == (Held.AWAY, B)
+
+
+def test_while_a_shrink_is_under_way_who_is_to_leave_counts_still() -> None:
+    """It was asked for and did not arrive: B is a member, and may be elected."""
+    confirm, b = with_b()
+    confirm.disconnected(B, b, 1.0)
+    assert ticks(confirm, 1.0, 4) == group(A)
+    confirm.asked({A})
+    confirm.appended(1100)
+    assert confirm.value == 1000
+    assert confirm.read(7, sss(6, A), 10.0)
+    assert confirm.value == 1100
+
+
+def test_a_refused_change_is_no_change() -> None:
+    confirm = master(own_end=1000)
+    b = connect(confirm, B, 1000)
+    confirm.asked({A, B})
+    confirm.disconnected(B, b, 1.0)
+    confirm.appended(1100)
+    confirm.refused({A, B})
+    assert (confirm.value, confirm.is_altering) == (1100, False)
+
+
+def test_a_change_asked_for_twice_is_refused_only_when_both_were() -> None:
+    """The first one is still on its way."""
+    confirm = master(own_end=1000)
+    b = connect(confirm, B, 1000)
+    confirm.asked({A, B})
+    confirm.asked({A, B})
+    confirm.disconnected(B, b, 1.0)
+    confirm.appended(1100)
+    confirm.refused({A, B})
+    assert (confirm.value, confirm.is_altering) == (1000, True)
+    confirm.refused({A, B})
+    assert (confirm.value, confirm.is_altering) == (1100, False)
+
+
+def test_of_several_changes_from_one_epoch_each_may_be_in_force() -> None:
+    confirm = master(own_end=1000)
+    b, c = connect(confirm, B, 1000), connect(confirm, C, 1000)
+    confirm.asked({A, B})
+    confirm.asked({A, C})
+    confirm.appended(1100)
+    confirm.reported(B, b, 1100, 1.0)
+    assert confirm.value == 1000
+    confirm.reported(C, c, 1100, 1.0)
+    assert confirm.value == 1100
+
+
+def test_a_slave_that_fell_behind_confirm_can_not_be_asked_for() -> None:
+    confirm = master(own_end=1000)
+    connection = object()
+    confirm.connected(B, connection, 0.0)
+    confirm.reported(B, connection, 1000, 30.0)
+    assert confirm.wish(30.0) == group(A, B)
+    confirm.appended(1100)
+    with pytest.raises(AssertionError):
+        confirm.asked({A, B})
+
+
+def test_no_second_change_is_wished_for_while_one_is_under_way() -> None:
+    confirm = master(own_end=1000)
+    connect(confirm, B, 1000)
+    confirm.asked({A, B})
+    connect(confirm, C, 1000)
+    assert confirm.wish(1.0) is None
+
+
+# -- what is read
+
+
+def test_an_older_sync_state_set_changes_nothing() -> None:
+    confirm, _ = with_b()
+    assert confirm.read(7, sss(4, A), 1.0)
+    assert confirm.read(6, sss(9, A), 1.0), "of the epoch before this master"
+    confirm.appended(1100)
+    assert confirm.value == 1000
+
+
+def test_a_master_that_reads_of_another_one_acknowledges_nothing_more() -> None:
+    confirm, b = with_b()
+    assert not confirm.read(8, sss(6, B), 1.0)
+    confirm.appended(1100)
+    confirm.reported(B, b, 1100, 1.0)
+    assert (confirm.value, confirm.acknowledged(1.0), confirm.may_append()) == (1000, -1, False)
+    assert confirm.held(1.0) == (Held.FENCED, 0)
+    assert confirm.wish(9.0) is None
+
+
+def test_a_master_that_is_not_in_its_own_set_acknowledges_nothing_more() -> None:
+    confirm, _ = with_b()
+    assert not confirm.read(7, sss(6, B), 1.0)
+    assert confirm.acknowledged(1.0) == -1
+
+
+def test_two_sets_under_one_epoch_stop_the_master() -> None:
+    """A register that was set back to a backup."""
+    confirm, _ = with_b()
+    assert not confirm.read(7, sss(5, A, C), 1.0)
+    assert confirm.acknowledged(1.0) == -1
+
+
+def test_a_member_that_the_controller_took_out_holds_confirm_no_more() -> None:
+    confirm, b = with_b()
+    confirm.disconnected(B, b, 1.0)
+    confirm.appended(1100)
+    assert confirm.read(7, sss(6, A), 2.0)
+    assert confirm.value == 1100
+
+
+# -- too few
+
+
+def test_confirm_stands_still_while_the_set_is_too_small() -> None:
+    """Shrunk to {A}, acknowledged on one copy, A's disk dies."""
+    confirm, _ = with_b(SYNC)
+    assert confirm.read(7, sss(6, A), 1.0)
+    assert not confirm.may_append()
+    confirm.appended(1100)
+    assert confirm.value == 1000
+    assert confirm.held(1.0) == (Held.TOO_FEW, 0)
+
+
+def test_sync_never_asks_for_a_set_below_its_minimum() -> None:
+    confirm, b = with_b(SYNC)
+    confirm.disconnected(B, b, 1.0)
+    assert confirm.wish(60.0) is None
+    with pytest.raises(AssertionError):
+        confirm.asked({A})
+
+
+def test_of_three_in_sync_one_may_leave_and_the_one_that_is_gone_longer_does() -> None:
+    confirm, b = with_b(SYNC, C)
+    c = connect(confirm, C, 1000)
+    confirm.disconnected(C, c, 1.0)
+    confirm.disconnected(B, b, 2.0)
+    assert ticks(confirm, 1.0, 4) == group(A, B)
+
+
+def test_in_sync_one_that_came_may_take_the_place_of_one_that_is_gone() -> None:
+    confirm, b = with_b(SYNC)
+    connect(confirm, C, 1000)
+    confirm.disconnected(B, b, 1.0)
+    wishes = [confirm.wish(float(now)) for now in range(1, 6)]
+    assert wishes == [group(A, B, C)] * 4 + [group(A, C)]
+
+
+def test_a_first_master_in_sync_confirms_nothing_before_the_grow_is_read() -> None:
+    confirm = master(rules=SYNC, own_end=100, confirm=40)
+    b = connect(confirm, B, 100)
+    assert (confirm.value, confirm.may_append()) == (40, False)
+    confirm.asked({A, B})
+    assert confirm.value == 40
+    assert confirm.read(7, sss(6, A, B), 1.0)
+    assert (confirm.value, confirm.may_append()) == (100, True)
+    confirm.appended(200)
+    confirm.reported(B, b, 200, 1.0)
+    assert confirm.value == 200
+
+
+@pytest.mark.parametrize(("replication", "least"), [(Replication.SYNC, 1), (Replication.SYNC_AVAILABLE, 0)])
+def test_a_minimum_that_promises_nothing_is_refused(replication: Replication, least: int) -> None:
+    with pytest.raises(ValueError, match="minInSyncReplicas"):
+        ConfirmRules(replication, min_in_sync=least)
+
+
+# -- who joins, who leaves
+
+
+def test_a_slave_joins_with_all_that_is_confirmed_and_the_begin_of_the_epoch() -> None:
+    confirm = master(rules=SYNC, own_end=1000, confirm=900)
+    b = connect(confirm, B, 900)
+    assert confirm.wish(0.0) is None, "it lacks the begin of this epoch"
+    confirm.reported(B, b, 1000, 0.5)
+    assert confirm.wish(0.5) == group(A, B)
+
+
+def test_a_learner_never_joins() -> None:
+    confirm = master(own_end=1000)
+    connection = object()
+    confirm.connected(B, connection, 0.0, is_learner=True)
+    confirm.reported(B, connection, 1000, 0.0)
+    assert confirm.wish(0.0) is None
+
+
+def test_a_silent_slave_leaves_after_its_time() -> None:
+    confirm, _ = with_b()
+    confirm.appended(1100)
+    assert [confirm.wish(now) for now in (1.0, 2.0, 3.0)] == [None, None, None]
+    assert confirm.wish(4.0) == group(A)
+
+
+def test_an_idle_slave_that_has_everything_stays() -> None:
+    confirm, b = with_b()
+    assert {confirm.wish(float(now)) for now in range(60)} == {None}
+    confirm.appended(1100)
+    assert confirm.wish(60.0) is None
+    assert confirm.wish(61.0) is None
+    confirm.reported(B, b, 1100, 61.5)
+    assert {confirm.wish(float(now)) for now in range(62, 90)} == {None}
+
+
+def test_a_slave_that_keeps_pace_stays_though_it_never_has_everything() -> None:
+    confirm, b = with_b()
+    for second in range(1, 60):
+        confirm.appended(1000 + 100 * second)
+        confirm.reported(B, b, 1000 + 100 * (second - 1), float(second))
+        assert confirm.wish(float(second)) is None
+
+
+def test_a_slave_that_falls_ever_further_behind_leaves() -> None:
+    confirm, b = with_b()
+    wishes = []
+    for second in range(1, 20):
+        confirm.appended(1000 + 1000 * second)
+        confirm.reported(B, b, 1000 + 10 * second, float(second))
+        wishes.append(confirm.wish(float(second)))
+    assert group(A) in wishes
+
+
+def test_a_member_that_lost_what_was_confirmed_leaves_at_once() -> None:
+    confirm, _ = with_b()
+    connect(confirm, B, 900)
+    assert confirm.wish(0.1) == group(A)
+
+
+def test_where_the_master_stood_still_it_was_not_the_slaves_that_were_silent() -> None:
+    confirm, _ = with_b()
+    assert confirm.wish(1.0) is None
+    confirm.appended(1100)
+    assert confirm.wish(31.0) is None, "stopped for 30 s and woken"
+    assert [confirm.wish(now) for now in (32.0, 33.0)] == [None, None]
+    assert confirm.wish(34.5) == group(A)
+
+
+def test_a_busy_master_that_is_alone_waits_a_round_trip_for_who_is_nearly_there() -> None:
+    """Else a slave that is one message behind, always, would never be in sync."""
+    confirm = master(own_end=1000)
+    b = connect(confirm, B, 0)
+    confirm.appended(1100)
+    assert confirm.value == 1100
+    confirm.reported(B, b, 1000, 0.2)
+    assert confirm.wish(0.2) is None
+    confirm.appended(1200)
+    assert confirm.value == 1100, "it waits"
+    confirm.reported(B, b, 1100, 0.3)
+    assert confirm.wish(0.3) == group(A, B)
+    confirm.asked({A, B})
+    confirm.appended(1300)
+    assert confirm.value == 1100
+    assert confirm.read(7, sss(6, A, B), 0.4)
+    confirm.reported(B, b, 1300, 0.5)
+    assert confirm.value == 1300
+
+
+def test_who_is_waited_for_and_does_not_come_is_let_go_and_left_alone() -> None:
+    confirm = master(own_end=1000)
+    b = connect(confirm, B, 0)
+    confirm.appended(1100)
+    confirm.reported(B, b, 1000, 0.5)
+    confirm.appended(1200)
+    assert confirm.value == 1100
+    now = 0.5
+    while now < 0.5 + COURTED_FOR:
+        now += TICK
+        assert confirm.wish(now) is None
+    assert confirm.value == 1200
+    confirm.reported(B, b, 1190, now)
+    confirm.appended(1300)
+    assert confirm.value == 1300, "not again so soon"
+    later = now + LEFT_ALONE_FOR
+    confirm.reported(B, b, 1299, later - 0.5)
+    confirm.appended(1400)
+    confirm.reported(B, b, 1300, later)
+    confirm.appended(1500)
+    assert confirm.value == 1400
+
+
+def test_who_is_waited_for_and_leaves_is_let_go_at_once() -> None:
+    confirm = master(own_end=1000)
+    b = connect(confirm, B, 0)
+    confirm.appended(1100)
+    confirm.reported(B, b, 1000, 0.5)
+    confirm.appended(1200)
+    assert confirm.value == 1100
+    confirm.disconnected(B, b, 0.6)
+    assert confirm.value == 1200
+
+
+def test_who_is_far_behind_is_not_waited_for() -> None:
+    confirm = master(own_end=1000)
+    b = connect(confirm, B, 0)
+    confirm.appended(1100)
+    confirm.reported(B, b, 1000, 60.0)
+    confirm.appended(1200)
+    assert confirm.value == 1200
+
+
+# -- async
+
+
+def test_async_confirms_what_the_master_has() -> None:
+    confirm = master(B, rules=ASYNC)
+    confirm.appended(500)
+    assert (confirm.value, confirm.acknowledged(1.0)) == (500, 500)
+
+
+def test_async_stops_to_acknowledge_when_controllers_and_slaves_are_lost() -> None:
+    """Another was elected long ago, and what this one acknowledges is in nobody's log."""
+    confirm = master(B, rules=ASYNC)
+    b = connect(confirm, B, 0)
+    confirm.controller_heard(3.0)
+    assert confirm.acknowledged(13.0) == 0
+    assert confirm.acknowledged(13.1) == -1
+    assert confirm.held(13.1) == (Held.CUT_OFF, 0)
+    confirm.reported(B, b, 0, 20.0)
+    assert confirm.acknowledged(30.0) == 0
+    assert confirm.acknowledged(30.1) == -1
+    confirm.controller_heard(31.0)
+    assert confirm.acknowledged(31.0) == 0
+
+
+def test_async_without_another_member_goes_on_without_a_controller() -> None:
+    confirm = master(rules=ASYNC, alone=True)
+    confirm.appended(500)
+    assert confirm.acknowledged(1e6) == 500
+
+
+def test_in_async_a_slave_joins_once_it_has_caught_up_and_leaves_when_it_falls_behind() -> None:
+    confirm = master(rules=ASYNC, own_end=1000)
+    b = connect(confirm, B, 0)
+    confirm.appended(1100)
+    assert confirm.wish(0.5) is None
+    confirm.reported(B, b, 1000, 1.0)
+    confirm.appended(1200)
+    assert confirm.wish(1.0) == group(A, B)
+    confirm.asked({A, B})
+    assert confirm.read(7, sss(6, A, B), 1.1)
+    assert [confirm.wish(float(now)) for now in (2, 3, 4)] == [None, None, None]
+    assert confirm.wish(5.0) == group(A)
+
+
+# -- what is on the disks
+
+
+def test_what_is_archived_is_on_every_disk_of_the_set() -> None:
+    confirm = master(B, C, own_end=1000)
+    assert confirm.synced(1000) == -1
+    b, c = connect(confirm, B, 1000), connect(confirm, C, 1000)
+    assert confirm.synced(1000) == -1, "a stock member does not tell"
+    confirm.reported(B, b, 1000, 1.0, synced=700)
+    confirm.reported(C, c, 1000, 1.0, synced=800)
+    assert confirm.synced(1000) == 700
+    assert confirm.synced(600) == 600
+
+
+# -- who waits
+
+
+def test_who_waits_is_answered_once_confirm_is_there_or_their_time_is_up() -> None:
+    waiting = Waiting[str](timeout=3.0)
+    waiting.add(200, "second", 0.0)
+    waiting.add(100, "first", 0.0)
+    waiting.add(300, "third", 1.0)
+    assert list(waiting.reached(99)) == []
+    assert list(waiting.reached(200)) == ["first", "second"]
+    assert list(waiting.overdue(3.9)) == []
+    assert list(waiting.overdue(4.0)) == ["third"]
+    assert list(waiting.reached(1000)) == []
+    assert len(waiting) == 0
+
+
+def test_who_waits_is_told_when_the_master_is_none_any_more() -> None:
+    waiting = Waiting[int](timeout=3.0)
+    for end in (5, 3, 9):
+        waiting.add(end, end, 0.0)
+    assert list(waiting.reached(3)) == [3]
+    assert list(waiting.all()) == [5, 9]
+    assert (list(waiting.reached(99)), list(waiting.overdue(99.0)), len(waiting)) == ([], [], 0)
+
+
+# -- against a world of logs
+
+
+@dataclass
+class _Slave:
+    log: int = 0
+    connection: object | None = None
+    acks: list[tuple[object, int]] = field(default_factory=list)  # on their way
+
+
+class World(RuleBasedStateMachine):
+    """One master, two slaves that lose connections, a register whose answers get lost or come late.
+
+    Whoever the register would let win has all that is confirmed.
+    """
+
+    @initialize(replication=st.sampled_from([SYNC, AVAILABLE]))
+    def begin(self, replication: ConfirmRules) -> None:
+        self.now = 0.0
+        self.register = sss(5, A)
+        self.confirm = master(rules=replication)
+        self.slaves = {B: _Slave(), C: _Slave()}
+        self.requests: list[tuple[int, frozenset[int]]] = []  # 1001s on their way: based on, wanted
+        self.answers: list[Callable[[], None]] = []
+        self.end = self.least = 0
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 1.0, 4.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(size=st.integers(1, 3))
+    def append(self, size: int) -> None:
+        if self.confirm.may_append():
+            self.end += size
+            self.confirm.appended(self.end)
+
+    @rule(member=st.sampled_from([B, C]))
+    def connect(self, member: int) -> None:
+        slave = self.slaves[member]
+        slave.connection = object()
+        self.confirm.connected(member, slave.connection, self.now)
+        slave.acks.append((slave.connection, slave.log))
+
+    @rule(member=st.sampled_from([B, C]))
+    def disconnect(self, member: int) -> None:
+        slave = self.slaves[member]
+        if slave.connection is not None:
+            self.confirm.disconnected(member, slave.connection, self.now)
+            slave.connection = None
+
+    @rule(member=st.sampled_from([B, C]), size=st.integers(1, 4))
+    def copy(self, member: int, size: int) -> None:
+        slave = self.slaves[member]
+        if slave.connection is not None:
+            slave.log = min(slave.log + size, self.end)
+            slave.acks.append((slave.connection, slave.log))
+
+    @rule(member=st.sampled_from([B, C]))
+    def deliver(self, member: int) -> None:
+        acks = self.slaves[member].acks
+        if acks:
+            connection, end = acks.pop(0)
+            self.confirm.reported(member, connection, end, self.now)
+
+    @rule(member=st.sampled_from([B, C]), lost=st.integers(1, 5))
+    def lose_memory(self, member: int, lost: int) -> None:
+        """A new incarnation: its registration takes it out of the set, then it may connect."""
+        slave = self.slaves[member]
+        self.disconnect(member)
+        slave.acks = []
+        slave.log = max(slave.log - lost, 0)
+        if member in self.register.members:
+            self.register = SyncStateSet(self.register.epoch + 1, self.register.members - {member})
+
+    @rule()
+    def ask(self) -> None:
+        wanted = self.confirm.wish(self.now)
+        if wanted is not None:
+            self.requests.append((self.confirm.sync_state_set.epoch, wanted))
+            self.confirm.asked(wanted)
+
+    @precondition(lambda self: self.confirm.is_altering)
+    @rule()
+    def ask_again(self) -> None:
+        based, wanted = self.confirm.sync_state_set.epoch, self.confirm._asked[-1]
+        self.requests.append((based, wanted))
+        self.confirm._asked.append(wanted)
+
+    @precondition(lambda self: self.requests)
+    @rule(index=st.integers(0, 9), is_lost=st.booleans(), refuses=st.booleans())
+    def decide(self, index: int, is_lost: bool, refuses: bool) -> None:
+        based, wanted = self.requests.pop(index % len(self.requests))
+        if based == self.register.epoch and not refuses:
+            self.register = SyncStateSet(based + 1, wanted)
+        elif based == self.register.epoch and not is_lost:
+            self.answers.append(lambda: self.confirm.refused(wanted))
+        if not is_lost:
+            self.read()
+
+    @rule()
+    def read(self) -> None:
+        seen = self.register
+        self.answers.append(lambda: self._read(seen))
+
+    def _read(self, seen: SyncStateSet) -> None:
+        assert self.confirm.read(7, seen, self.now)
+
+    @precondition(lambda self: self.answers)
+    @rule(index=st.integers(0, 9))
+    def answer(self, index: int) -> None:
+        self.answers.pop(index % len(self.answers))()
+
+    @invariant()
+    def who_could_be_elected_has_what_is_confirmed(self) -> None:
+        if not hasattr(self, "confirm"):
+            return
+        assert self.least <= self.confirm.value <= self.end
+        self.least = self.confirm.value
+        for member in self.register.members - {A}:
+            assert self.slaves[member].log >= self.confirm.value
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -1,0 +1,226 @@
+"""Which master wrote what: the list, where two logs part, and the file that RocketMQ reads, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.ha.epochs import (
+    FILE_NAME,
+    EpochCache,
+    EpochConflict,
+    EpochFile,
+    EpochFileDamaged,
+    consistent_point,
+    cut_point,
+    decode_entries,
+    encode_entries,
+)
+from tests.doubles.sim_disk import SimDisk
+
+DIRECTORY = Path("/store")
+# As an Apache broker in controller mode left it.
+STOCK = b"2\n522188333\n1-0\n2-223129\n"
+
+
+def test_a_new_epoch_from_the_last_ones_start_replaces_it() -> None:
+    """A master that wrote nothing leaves no name behind that the next one's bytes could go under."""
+    cache = EpochCache([(1, 0), (2, 500)])
+    assert cache.assign(3, 500)
+    assert cache.entries() == ((1, 0), (3, 500))
+
+
+def test_the_same_epoch_again_is_no_news() -> None:
+    cache = EpochCache([(1, 0)])
+    assert not cache.assign(1, 0)
+    assert cache.entries() == ((1, 0),)
+
+
+@pytest.mark.parametrize("entry", [(1, 500), (2, 600), (1, 700), (3, 400), (-1, 900), (4, -1)])
+def test_an_epoch_never_goes_back(entry: tuple[int, int]) -> None:
+    cache = EpochCache([(1, 0), (2, 500)])
+    with pytest.raises(EpochConflict):
+        cache.assign(*entry)
+    assert cache.entries() == ((1, 0), (2, 500))
+
+
+def test_each_offset_has_the_epoch_that_it_was_written_in() -> None:
+    cache = EpochCache([(1, 100), (4, 500)])
+    assert cache.at(99) is None
+    assert cache.at(100) == (1, 100, 500)
+    assert cache.at(499) == (1, 100, 500)
+    assert cache.at(500) == (4, 500, None)
+    assert cache.at(10_000) == (4, 500, None)
+    assert (cache.last_epoch, cache.last_start, EpochCache().last_epoch) == (4, 500, -1)
+    assert (cache.start_of(4), cache.start_of(2)) == (500, None)
+
+
+def test_a_cut_takes_out_the_epochs_that_have_no_byte_left() -> None:
+    cache = EpochCache([(1, 0), (2, 500), (3, 900)])
+    assert cache.truncate(900)
+    assert cache.entries() == ((1, 0), (2, 500))
+    assert not cache.truncate(501)
+    assert cache.truncate(0)
+    assert cache.entries() == ()
+
+
+def test_what_begins_above_the_end_of_the_log_is_dropped_at_a_start() -> None:
+    cache = EpochCache([(1, 0), (2, 500), (3, 900)])
+    assert not cache.drop_above(900)
+    assert cache.drop_above(899)
+    assert cache.entries() == ((1, 0), (2, 500))
+
+
+def test_evicted_epochs_are_forgotten_and_the_one_that_is_begun_keeps_its_start() -> None:
+    cache = EpochCache([(1, 0), (2, 500), (3, 900)])
+    assert not cache.forget_below(499)
+    assert cache.forget_below(500)
+    assert cache.entries() == ((2, 500), (3, 900))
+    assert not cache.forget_below(700)
+    assert cache.entries() == ((2, 500), (3, 900))
+
+
+# -- where two logs part
+
+
+@pytest.mark.parametrize(
+    ("local", "local_end", "master", "master_end", "point"),
+    [
+        ([(1, 0)], 300, [(1, 0)], 500, 300),  # a slave that is behind
+        ([(1, 0)], 700, [(1, 0), (2, 500)], 600, 500),  # a former master with bytes of its own
+        ([(1, 0), (2, 500)], 700, [(1, 0), (3, 600)], 900, 500),  # followed one that the others did not
+        ([(1, 0), (2, 500)], 500, [(1, 0), (2, 500)], 900, 500),  # knows of the epoch, has no byte of it
+        ([(1, 0), (2, 300)], 700, [(1, 0), (2, 500)], 900, 300),  # the same name from another start
+        ([(4, 800)], 900, [(1, 0), (4, 800)], 1000, 900),  # begins later
+        ([(1, 0)], 300, [(2, 0)], 500, None),
+        ([(1, 0)], 300, [], 0, None),
+    ],
+)
+def test_two_logs_are_equal_up_to_where_a_common_epoch_ends_in_the_first(
+    local: list[tuple[int, int]], local_end: int, master: list[tuple[int, int]], master_end: int, point: int | None
+) -> None:
+    assert consistent_point(local, local_end, master, master_end) == point
+
+
+def test_a_former_master_cuts_to_its_confirm_where_rocketmqs_master_goes_on_under_the_old_name() -> None:
+    """A wrote 900 to 1000 as epoch 2, alone; C was elected without a write for epoch 3 and goes on as epoch 2."""
+    epochs = [(1, 0), (2, 500)]
+    assert consistent_point(epochs, 1000, epochs, 1200) == 1000  # the names are equal, the bytes are not
+    assert cut_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=2, last_confirm=900) == 900
+
+
+def test_who_reconnects_to_the_same_master_cuts_nothing_that_it_acknowledged() -> None:
+    epochs = [(1, 0), (2, 500)]
+    assert cut_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=3, last_confirm=900) == 1000
+
+
+def test_a_slave_keeps_what_it_has_above_its_confirm_where_the_names_prove_it() -> None:
+    """B has acknowledged 1000, and knows of 900; C, elected after it, has it as well and says so by its epochs."""
+    local, master = [(1, 0)], [(1, 0), (2, 1000)]
+    assert cut_point(local, 1000, master, 1200, master_epoch=2, followed_epoch=1, last_confirm=900) == 1000
+
+
+def test_nothing_in_common_is_no_point_to_cut_to() -> None:
+    assert cut_point([(1, 0)], 10, [(2, 0)], 10, master_epoch=2, followed_epoch=1, last_confirm=5) is None
+
+
+class _Logs:
+    """Logs as lists of who wrote each byte: what epochs have to tell."""
+
+    def __init__(self, members: int) -> None:
+        self.bytes: list[list[tuple[int, int]]] = [[] for _ in range(members)]
+        self.epochs = [EpochCache() for _ in range(members)]
+
+    def elect(self, member: int, epoch: int) -> None:
+        self.epochs[member].assign(epoch, len(self.bytes[member]))
+
+    def write(self, member: int, epoch: int, count: int) -> None:
+        base = len(self.bytes[member])
+        self.bytes[member] += [(epoch, base + number) for number in range(count)]
+
+    def follow(self, slave: int, master: int, epoch: int, count: int) -> None:
+        theirs, own = self.epochs[master], self.epochs[slave]
+        if self.bytes[slave]:
+            ends = len(self.bytes[slave]), len(self.bytes[master])
+            point = cut_point(
+                own.entries(), ends[0], theirs.entries(), ends[1], master_epoch=epoch, followed_epoch=-1, last_confirm=0
+            )
+            assert point is not None, "the first epoch is common to all"
+            del self.bytes[slave][point:]
+            own.truncate(point)
+        begin = len(self.bytes[slave])
+        self.bytes[slave] += self.bytes[master][begin : begin + count]
+        for name, start in theirs.entries():
+            if start <= len(self.bytes[slave]) and name > own.last_epoch:
+                own.assign(name, start)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_after_any_elections_who_follows_has_the_masters_bytes(data: st.DataObject) -> None:
+    """Against the bytes themselves: after each handshake the slave's log is a prefix of its master's."""
+    logs = _Logs(3)
+    logs.elect(0, 1)
+    logs.write(0, 1, 3)
+    for member in (1, 2):
+        logs.follow(member, 0, 1, 3)
+    for epoch in range(2, data.draw(st.integers(3, 9))):
+        master = data.draw(st.integers(0, 2))
+        logs.elect(master, epoch)
+        logs.write(master, epoch, data.draw(st.integers(0, 4)))
+        for slave in data.draw(st.lists(st.integers(0, 2), max_size=4)):
+            if slave != master:
+                logs.follow(slave, master, epoch, data.draw(st.integers(0, 8)))
+                assert logs.bytes[slave] == logs.bytes[master][: len(logs.bytes[slave])]
+        logs.write(master, epoch, data.draw(st.integers(0, 4)))
+
+
+# -- the file
+
+
+def test_apaches_own_file_is_read() -> None:
+    assert decode_entries(STOCK) == [(1, 0), (2, 223129)]
+
+
+def test_the_file_is_apaches_byte_for_byte() -> None:
+    assert encode_entries([(1, 0), (2, 223129)]) == STOCK
+
+
+def test_a_sum_of_zero_is_not_checked_as_in_rocketmq() -> None:
+    assert decode_entries(b"1\n0\n7-9\n") == [(7, 9)]
+
+
+def saved(entries: list[tuple[int, int]]) -> SimDisk:
+    disk = SimDisk()
+    disk.make_dirs(DIRECTORY)
+    EpochFile(disk, DIRECTORY).save(entries)
+    return disk
+
+
+def test_epochs_survive_a_power_cut() -> None:
+    disk = saved([(1, 0), (2, 500)])
+    disk.power_cut()
+    assert EpochFile(disk, DIRECTORY).load().entries() == ((1, 0), (2, 500))
+    assert EpochFile(SimDisk(), DIRECTORY).load().entries() == ()
+
+
+DAMAGED = [b"", b"x", b"1\n5\n1-0\n", b"2\n0\n1-0\n", b"1\n0\n1_0\n", b"2\n0\n2-0\n1-5\n", STOCK[:-1], STOCK + b"3-4\n"]
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_a_damaged_file_is_read_from_its_backup(data: bytes) -> None:
+    disk = saved([(1, 0), (2, 500)])
+    disk.write_atomic(DIRECTORY / FILE_NAME, data)
+    assert EpochFile(disk, DIRECTORY).load().entries() == ((1, 0), (2, 500))
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_epochs_that_can_not_be_read_are_no_empty_list(data: bytes) -> None:
+    disk = SimDisk()
+    disk.make_dirs(DIRECTORY)
+    disk.write_atomic(DIRECTORY / FILE_NAME, data)
+    with pytest.raises(EpochFileDamaged, match=FILE_NAME):
+        EpochFile(disk, DIRECTORY).load()

@@ -1,0 +1,231 @@
+"""The frames of the HA port: RocketMQ's bytes, neve's own, and what nobody sends."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.ha import frames
+from broker.ha.frames import (
+    Ack,
+    Hello,
+    MasterFrames,
+    MasterHandshake,
+    Refusal,
+    SlaveFrames,
+    SlaveHandshake,
+    Transfer,
+    encode_ack,
+    encode_hello,
+    encode_master_handshake,
+    encode_refusal,
+    encode_slave_handshake,
+    encode_transfer_head,
+)
+from neve.errors import ProtocolError
+
+HELLO = Hello(
+    cluster="c",
+    broker_set="b",
+    member_id=2,
+    incarnation="i" * 32,
+    starts=3,
+    nonce="n" * 32,
+    mapped_file_size_commit_log=1 << 30,
+    message_delay_level="1s 5s 10s",
+    master_epoch=7,
+    eviction_frontier=4096,
+)
+FROM_SLAVE = [
+    (encode_hello(HELLO), HELLO),
+    (encode_slave_handshake(SlaveHandshake(2)), SlaveHandshake(2)),
+    (encode_slave_handshake(SlaveHandshake(1 << 40, True, True)), SlaveHandshake(1 << 40, True, True)),
+    (encode_ack(0), Ack(0)),
+    (encode_ack(1 << 40), Ack(1 << 40)),
+    (encode_ack(500, 300), Ack(500, 300)),
+]
+FROM_MASTER = [
+    (encode_hello(HELLO), HELLO),
+    (encode_refusal(Refusal("cluster", "staging is not production")), Refusal("cluster", "staging is not production")),
+    (encode_master_handshake(0, ()), MasterHandshake(0, -1, ())),
+    (encode_master_handshake(900, [(1, 0), (4, 700)]), MasterHandshake(900, 4, ((1, 0), (4, 700)))),
+    (encode_transfer_head(0, 900, 4, 700, 880), Transfer(900, 4, 700, 880, memoryview(b""))),
+    (encode_transfer_head(3, 900, 4, 700, 880) + b"abc", Transfer(900, 4, 700, 880, memoryview(b"abc"))),
+    (encode_transfer_head(9000, 0, 1, 0, 0) + bytes(9000), Transfer(0, 1, 0, 0, memoryview(bytes(9000)))),
+]
+
+
+def test_rocketmqs_frames_are_laid_out_as_its_members_read_them() -> None:
+    assert encode_slave_handshake(SlaveHandshake(2, True, False)).hex() == "00000001000100000000000000000002"
+    assert encode_ack(0x1234).hex() == "000000020000000000001234"
+    assert encode_master_handshake(0x500, [(1, 0), (2, 0x367F9)]).hex() == (
+        "00000001" "00000018" "0000000000000500" "00000002"
+        "00000001" "0000000000000000" "00000002" "00000000000367f9"
+    )  # fmt: skip
+    assert encode_master_handshake(0, ()).hex() == "00000001000000000000000000000000ffffffff"
+    assert encode_transfer_head(2, 0x10, 3, 0x08, 0x09).hex() == (
+        "00000002" "00000002" "0000000000000010" "00000003" "0000000000000008" "0000000000000009"
+    )  # fmt: skip
+
+
+def test_the_first_four_bytes_tell_a_neve_member_from_a_stock_one() -> None:
+    ordinals = range(5)
+    first = {struct.unpack_from(">i", data)[0] for data in (encode_hello(HELLO), encode_refusal(Refusal("x")))}
+    assert first.isdisjoint(ordinals)
+    assert struct.unpack_from(">i", encode_ack(5, 5))[0] not in ordinals
+    assert encode_hello(HELLO)[:4] == b"nevH"
+
+
+def detached(frame: object) -> object:
+    """A body is a view of the reader's buffer."""
+    return (
+        Transfer(frame.offset, frame.epoch, frame.epoch_start, frame.confirm, memoryview(bytes(frame.body)))
+        if isinstance(frame, Transfer)
+        else frame
+    )
+
+
+def readers() -> list[tuple[Callable[[], SlaveFrames | MasterFrames], list[tuple[bytes, object]]]]:
+    return [
+        (SlaveFrames, [(data, frame) for data, frame in FROM_SLAVE]),
+        (MasterFrames, [(data, frame) for data, frame in FROM_MASTER]),
+    ]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_frames_come_out_whole_however_the_bytes_come_in(data: st.DataObject) -> None:
+    make, known = data.draw(st.sampled_from(readers()))
+    chosen = data.draw(st.lists(st.sampled_from(known), max_size=6))
+    stream = b"".join(one for one, _ in chosen)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    reader, got = make(), list[object]()
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += [detached(frame) for frame in reader.receive_data(stream[begin:end])]
+    assert got == [frame for _, frame in chosen]
+    assert reader.held == 0
+
+
+@pytest.mark.parametrize(("make", "known"), readers())
+def test_frames_come_out_whole_byte_by_byte(
+    make: Callable[[], SlaveFrames | MasterFrames], known: list[tuple[bytes, object]]
+) -> None:
+    reader = make()
+    for data, frame in known:
+        got = [detached(one) for byte in data for one in reader.receive_data(bytes([byte]))]
+        assert got == [frame]
+
+
+@pytest.mark.parametrize(
+    "stranger", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00", b"\0\0\0\0", b"\0\0\0\3", b"\xff" * 8]
+)
+@pytest.mark.parametrize("make", [SlaveFrames, MasterFrames])
+def test_what_nobody_sends_is_refused_at_its_first_four_bytes(
+    make: type[SlaveFrames | MasterFrames], stranger: bytes
+) -> None:
+    with pytest.raises(ProtocolError):
+        make().receive_data(stranger[:4])
+
+
+def test_a_slave_does_not_speak_as_a_master_does() -> None:
+    with pytest.raises(ProtocolError):
+        SlaveFrames().receive_data(encode_refusal(Refusal("x")))
+    with pytest.raises(ProtocolError):
+        MasterFrames().receive_data(encode_ack(5, 5))
+
+
+@pytest.mark.parametrize("size", [-1, frames.BODY_MAX + 1, 0x7FFFFFFF])
+def test_a_claimed_length_is_refused_before_its_bytes_come(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        MasterFrames().receive_data(struct.pack(">ii", frames.TRANSFER, size))
+
+
+@pytest.mark.parametrize("size", [12 * 1001, 13])
+def test_a_handshake_has_at_most_a_thousand_whole_epochs(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        MasterFrames().receive_data(struct.pack(">ii", frames.HANDSHAKE, size))
+
+
+def test_a_hello_is_bounded_before_its_bytes_come() -> None:
+    with pytest.raises(ProtocolError):
+        SlaveFrames().receive_data(struct.pack(">ii", frames.HELLO, (64 << 10) + 1))
+
+
+def test_an_unfinished_frame_holds_its_own_bytes_alone() -> None:
+    reader = MasterFrames()
+    reader.receive_data(encode_transfer_head(frames.BODY_MAX, 0, 1, 0, 0) + b"x" * 100)
+    assert reader.held == 136
+    reader = MasterFrames()
+    reader.receive_data(b"".join(data for data, _ in FROM_MASTER) + b"\0\0")
+    assert reader.held == 2
+
+
+def test_of_more_epochs_than_a_handshake_holds_the_newest_go_over() -> None:
+    data = encode_master_handshake(5000, [(epoch, epoch) for epoch in range(1500)])
+    (frame,) = MasterFrames().receive_data(data)
+    assert isinstance(frame, MasterHandshake)
+    assert (len(frame.epochs), frame.epochs[0], frame.last_epoch) == (1000, (500, 500), 1499)
+
+
+@pytest.mark.parametrize("epochs", [[(2, 0), (1, 5)], [(1, 5), (2, 0)], [(1, 0), (1, 5)], [(1, -5)], [(-2, 5)]])
+def test_epochs_that_do_not_ascend_are_refused(epochs: list[tuple[int, int]]) -> None:
+    with pytest.raises(ProtocolError):
+        MasterFrames().receive_data(encode_master_handshake(100, epochs))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">iq", frames.TRANSFER, -1),
+        struct.pack(">iqq", frames.SYNCED, 5, 6),
+        struct.pack(">iqq", frames.SYNCED, 5, -1),
+    ],
+)
+def test_an_acknowledgement_of_what_can_not_be_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        SlaveFrames().receive_data(data)
+
+
+def test_bytes_of_a_log_below_its_begin_are_refused() -> None:
+    with pytest.raises(ProtocolError):
+        MasterFrames().receive_data(struct.pack(">iiqiqq", frames.TRANSFER, 1, -1, 1, 0, 0) + b"x")
+
+
+@pytest.mark.parametrize("at", range(len(encode_hello(HELLO))))
+def test_a_hello_with_one_bit_wrong_is_refused_or_asks_for_more(at: int) -> None:
+    data = bytearray(encode_hello(HELLO))
+    data[at] ^= 1
+    reader = SlaveFrames()
+    try:
+        assert reader.receive_data(bytes(data)) == []
+    except ProtocolError:
+        return
+    assert reader.held == len(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cluster": ""},
+        {"cluster": "x" * 256},
+        {"memberId": -1},
+        {"messageDelayLevel": "x" * 20000},
+        {"nonce": "x" * 65},
+    ],
+)
+def test_a_hello_whose_fields_can_not_be_is_refused(change: dict[str, object]) -> None:
+    body = msgspec.json.encode(msgspec.to_builtins(HELLO) | change)
+    with pytest.raises(ProtocolError):
+        SlaveFrames().receive_data(frames._encode_letters(frames.HELLO, body))
+
+
+def test_a_hello_of_a_later_format_is_read_with_what_it_has_besides() -> None:
+    body = msgspec.json.encode(msgspec.to_builtins(HELLO) | {"format": 2, "news": [1, 2]})
+    (hello,) = SlaveFrames().receive_data(frames._encode_letters(frames.HELLO, body))
+    assert isinstance(hello, Hello)
+    assert hello.format == 2
