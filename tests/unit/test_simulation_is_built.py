@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOUSE = ("access", "broker", "infra", "lifecycle", "namesrv", "neve", "tiered")
+HOUSE = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "neve", "tiered")
 #: A test that breaks the house, to see that the simulation finds it, says so in its name.
 BREAKS = ("_is_found", "_are_found", "_names_the_seed_and_the_last_steps", "_goes_on_where_it_stopped")
 MODULES = sorted((ROOT / "tests" / "simulation").rglob("*.py"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "TASKS.md").read_text("utf-8")
-SERVERS = ("access", "broker", "infra", "lifecycle", "namesrv", "tiered")
+SERVERS = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "tiered")
 KINDS = ("spawn", "every", "keep", "vital")
 ROW_WITH_KIND = re.compile(rf"^\| `([\w-]+)` \| ({'|'.join(KINDS)}) \|", re.MULTILINE)
 # Starts threads under the names that others give them: `threads.start(name, work)`.

@@ -10,13 +10,13 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("access", "broker", "infra", "lifecycle", "namesrv", "neve", "tiered")
+PACKAGES = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "neve", "tiered")
 # Run by name: `python -m`, or named in pyproject.toml.
 STARTED = {"tiered.worker.process", "infra.minio", "neve.cli.main", "broker.command", "namesrv.command"}
 # Imported by users.
 OFFERED = {"neve.client.sync"}
 # What no server runs yet: the parts of a broker set, each whole, until the broker that is put together from them is.
-AHEAD = {"broker.ha.confirm", "broker.ha.epochs", "broker.ha.frames"}
+AHEAD = {"broker.ha.confirm", "broker.ha.epochs", "broker.ha.frames", "controller.decision"}
 # Imported when a verb is called (`neve.cli.main`).
 NAMED_IN_TEXT = re.compile(r"\"((?:neve|broker|namesrv)(?:\.\w+)+)")
 MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")

@@ -1,0 +1,695 @@
+"""What a controller may decide, promise by promise. What holds of every state is in test_every_state."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from controller.broker_set import BrokerSet, Member
+from controller.decision import (
+    AlterSyncStateSet,
+    Answer,
+    ApplyBrokerId,
+    Ask,
+    Asked,
+    CleanBrokerData,
+    Decision,
+    ElectMaster,
+    GetNextBrokerId,
+    GetReplicaInfo,
+    GetSyncStateData,
+    RegisterBroker,
+    Report,
+    Request,
+    Rules,
+    Scan,
+    decide,
+)
+from neve.remoting.codes import ResponseCode as Code
+
+A, B, C, STRANGER = 1, 2, 3, 9
+NOW = 1_000_000
+
+
+class World:
+    """One broker set, its reports and a controller that writes what it decides."""
+
+    def __init__(self, *ids: int, stock: bool = False, least: int = 1) -> None:
+        self.rules = Rules()
+        self.now_ms = NOW
+        self.reports: dict[int, Report] = {}
+        self.set: BrokerSet | None = None
+        self.told: tuple[int, ...] = ()
+        self.asked: tuple[int, ...] = ()
+        self.least, self.stock = least, stock
+        for broker_id in ids:
+            assert self(ApplyBrokerId("c", "b", broker_id, f"h{broker_id}:10911;1")).code == Code.SUCCESS
+            self.start(broker_id)
+
+    def __call__(self, request: Request) -> Answer:
+        found = self.decide(request)
+        if isinstance(found, Ask):
+            self.asked = found.candidates
+            for broker_id in found.candidates:
+                report = self.reports[broker_id]
+                self.reports[broker_id] = changed(report, asked=Asked(True, report.epoch, report.max_offset))
+            found = self.decide(request)
+            self.reports = {broker_id: changed(report, asked=None) for broker_id, report in self.reports.items()}
+        assert isinstance(found, Decision)
+        self.set = None if found.removed else found.broker_set or self.set
+        self.told = found.notify
+        return found.answer
+
+    def decide(self, request: Request) -> Decision | Ask:
+        return decide(self.set, self.reports, request, self.now_ms, self.rules)
+
+    def start(self, broker_id: int, incarnation: str = "i", starts: int = 1, process: str = "p") -> Answer:
+        """A broker begins: it registers, and is heard from then on."""
+        name = "" if self.stock else f"{incarnation}{broker_id}"
+        born = (name, 0 if self.stock else starts, "" if self.stock else f"{process}{starts}")
+        address = f"h{broker_id}:10911"
+        answer = self(RegisterBroker("c", "b", broker_id, address, *born, min_in_sync_replicas=self.least))
+        if answer.code == Code.SUCCESS:
+            self.hear(broker_id, incarnation=name, starts=born[1], process=born[2])
+        return answer
+
+    def hear(self, broker_id: int, **what: Any) -> None:
+        before = self.reports.get(broker_id, Report(0, max_offset=0, epoch=0))
+        self.reports[broker_id] = changed(before, **{"heard_ms": self.now_ms, "connected": True, **what})
+
+    def die(self, *ids: int) -> None:
+        for broker_id in ids:
+            self.reports[broker_id] = changed(self.reports[broker_id], connected=False)
+
+    def elect(self, broker_id: int = -1, *, designate: bool = False) -> Answer:
+        return self(ElectMaster("b", broker_id, designate))
+
+    def alter(self, *ids: int, master: int | None = None, epoch: int = 0, based_on: int = 0, id: str = "") -> Answer:
+        who = self.value.master if master is None else master
+        return self(
+            AlterSyncStateSet(
+                "b", who or 0, self.value.master_epoch + epoch, ids, self.value.sync_state_set_epoch + based_on, id
+            )
+        )
+
+    @property
+    def value(self) -> BrokerSet:
+        assert self.set is not None
+        return self.set
+
+
+def in_sync(*ids: int, stock: bool = False, least: int = 1) -> World:
+    """The first of them is master, all are in the sync state set."""
+    world = World(*ids, stock=stock, least=least)
+    assert world.elect(ids[0]).code == Code.SUCCESS
+    for count in range(2, len(ids) + 1):
+        assert world.alter(*ids[:count]).code == Code.SUCCESS
+    return world
+
+
+def lost(world: World) -> World:
+    """As after a backup of the register is restored: it is where it was before the last two elections."""
+    world.set = replace(world.value, master_epoch=world.value.master_epoch, sync_state_set_epoch=1)
+    for broker_id in list(world.reports):
+        world.hear(broker_id, master_epoch=world.value.master_epoch + 2, sync_state_set_epoch=8)
+    return world
+
+
+# ---- becoming a member
+
+
+def test_ids_are_given_out_from_one_upwards_and_never_twice() -> None:
+    world = World()
+    assert world(GetNextBrokerId("c", "b")).next_broker_id == 1
+    assert world(ApplyBrokerId("c", "b", 2, "h:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world(ApplyBrokerId("c", "b", 1, "h:1;1")).code == Code.SUCCESS
+    assert world(ApplyBrokerId("c", "b", 1, "h:1;1")).code == Code.SUCCESS  # the same request again
+    assert world(ApplyBrokerId("c", "b", 1, "h:1;2")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world(GetNextBrokerId("c", "b")).next_broker_id == 2
+    assert world(ApplyBrokerId("c", "b", 7, "h:2;1")).code == Code.SUCCESS
+    assert world(GetNextBrokerId("c", "b")).next_broker_id == 8
+    assert world(CleanBrokerData("b", "7")).code == Code.SUCCESS
+    assert world(GetNextBrokerId("c", "b")).next_broker_id == 8
+
+
+def test_a_set_belongs_to_one_cluster_and_has_a_limit() -> None:
+    world = World(A)
+    assert world(ApplyBrokerId("other", "b", 2, "h:2;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world(RegisterBroker("other", "b", A, "h:1")).code == Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+    world.rules = Rules(max_members=1)
+    assert world(ApplyBrokerId("c", "b", 2, "h:2;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+
+
+def test_who_is_no_member_has_to_apply_before_it_registers_or_asks() -> None:
+    world = World(A)
+    need = Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+    assert world(RegisterBroker("c", "b", STRANGER, "h:9")).code == need
+    assert world.elect(STRANGER).code == need
+    assert World()(ElectMaster("b", A)).code == need
+    assert World()(RegisterBroker("c", "b", A, "h:1")).code == need
+
+
+def test_a_registration_tells_the_master_only_while_it_lives_and_moves_the_address() -> None:
+    world = in_sync(A, B)
+    answer = world(RegisterBroker("c", "b", B, "new:10911", "i2", 1, "p1"))
+    assert (answer.master, answer.master_address, answer.master_epoch) == (A, "h1:10911", 1)
+    assert answer.sync_state_set == (A, B)
+    assert world.value.member(B) == replace(world.value.members[1], address="new:10911")
+    world.die(A)
+    answer = world(RegisterBroker("c", "b", B, "new:10911", "i2", 1, "p1"))
+    assert (answer.master, answer.master_epoch, answer.sync_state_set) == (None, None, (A, B))
+
+
+# ---- incarnations
+
+
+def test_who_lost_what_it_had_in_memory_leaves_the_sync_state_set_as_it_registers() -> None:
+    world = in_sync(A, B)
+    epochs = world.value.epochs
+    world.start(B, incarnation="fresh")  # it acknowledged 1000, and is back with 900
+    assert world.value.sync_state_set == (A,)
+    assert world.value.epochs == (epochs[0], epochs[1] + 1)
+    assert world.told == (A,)
+    world.die(A)
+    assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+
+
+def test_it_leaves_even_while_its_old_process_seems_to_live() -> None:
+    world = in_sync(A, B)
+    assert world.reports[B].connected  # nobody has noticed that the machine went down
+    world.start(B, incarnation="fresh")
+    assert world.value.sync_state_set == (A,)
+
+
+def test_a_master_that_lost_its_memory_is_master_no_more() -> None:
+    world = in_sync(A, B)
+    world.die(A)
+    world.start(A, incarnation="fresh")
+    assert (world.value.master, world.value.master_epoch, world.value.sync_state_set) == (None, 2, (B,))
+    assert world.elect(A).master == B
+
+
+def test_the_next_start_of_a_directory_that_lost_nothing_stays_in_sync() -> None:
+    world = in_sync(A, B)
+    world.die(B)
+    assert world.start(B, starts=2).code == Code.SUCCESS
+    assert world.value.sync_state_set == (A, B)
+
+
+def test_a_master_that_starts_again_writes_in_an_epoch_of_its_own() -> None:
+    world = in_sync(A)
+    world.die(A)
+    assert world.start(A, starts=2).master is None
+    assert (world.value.master, world.value.sync_state_set) == (None, (A,))
+    assert world.elect(A).master_epoch == 3
+
+
+def test_the_same_process_may_register_as_often_as_it_likes() -> None:
+    world = in_sync(A, B)
+    before = world.value
+    assert world.start(A).code == Code.SUCCESS
+    assert world.start(B).code == Code.SUCCESS
+    assert world.value == before
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_of_two_directories_with_one_history_the_second_is_refused(starts: int) -> None:
+    world = in_sync(A, B)
+    before = world.value
+    copy = world.start(B, starts=starts, process="copy")
+    assert copy.code == Code.CONTROLLER_INVALID_REQUEST
+    assert "copy" in copy.remark
+    assert world.value == before
+
+
+@pytest.mark.parametrize("starts", [1, 9])
+def test_a_directory_whose_starts_were_not_counted_here_is_out_of_sync(starts: int) -> None:
+    world = in_sync(A, B)
+    world.die(B)
+    world.start(B, starts=2)
+    world.die(B)
+    assert world.start(B, starts=starts).code == Code.SUCCESS
+    assert world.value.sync_state_set == (A,)
+
+
+def test_what_another_process_says_under_a_members_id_makes_it_alive_for_nobody() -> None:
+    world = in_sync(A, B)
+    world.hear(B, process="unregistered")
+    world.die(A)
+    assert world.elect().code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert world.value.master is None
+
+
+def test_an_apache_broker_registers_without_an_incarnation_and_stays() -> None:
+    world = in_sync(A, B, stock=True)
+    before = world.value
+    world.die(B)
+    world.start(B)
+    assert world.value == before
+
+
+# ---- all of them unclean
+
+
+def test_when_all_came_back_unclean_the_longest_log_wins_and_not_before_all_are_there() -> None:
+    world = in_sync(A, B)
+    world.die(A, B)
+    world.start(A, incarnation="fresh")
+    world.hear(A, epoch=1, max_offset=900)
+    assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED  # B may be clean
+    world.start(B, incarnation="fresh")
+    world.hear(B, epoch=1, max_offset=950)
+    assert (world.value.sync_state_set, world.value.unclean) == ((), (A, B))
+    world.die(B)
+    assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    world.hear(B)
+    assert world.elect(A).master == B
+    assert (world.value.sync_state_set, world.value.unclean) == ((B,), ())
+
+
+def test_who_was_never_in_sync_may_have_the_longest_log_of_those_left() -> None:
+    world = in_sync(A, B)
+    world(ApplyBrokerId("c", "b", C, "h3:10911;1"))
+    world.start(C)
+    world.hear(C, epoch=1, max_offset=980)
+    world.die(A, B)
+    for broker_id in (A, B):
+        world.start(broker_id, incarnation="fresh")
+        world.hear(broker_id, epoch=1, max_offset=900)
+    assert world.elect(A).master == C
+
+
+def test_an_unclean_log_that_cannot_be_asked_is_waited_for() -> None:
+    world = in_sync(A, B)
+    for broker_id in (A, B):
+        world.start(broker_id, incarnation="fresh")
+    world.hear(A, asked=Asked(True, 1, 900))
+    world.hear(B, asked=Asked(False))
+    assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+
+
+def test_an_operator_cannot_designate_one_unclean_log_over_a_longer_one_unless_it_is_allowed() -> None:
+    world = in_sync(A, B)
+    for broker_id in (A, B):
+        world.start(broker_id, incarnation="fresh")
+    assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    world.rules = Rules(enable_elect_unclean_master=True)
+    assert world.elect(A, designate=True).master == A
+
+
+def test_a_master_that_lives_on_needs_nobody_who_came_back_unclean() -> None:
+    world = in_sync(A, B)
+    world.start(B, incarnation="fresh")
+    assert B in world.value.unclean
+    assert world.alter(A, B).code == Code.SUCCESS
+    assert not world.value.unclean
+
+
+# ---- the first election
+
+
+def test_the_first_master_is_who_asks_when_every_log_is_empty() -> None:
+    world = World(A, B)
+    answer = world.elect(B)
+    assert (answer.code, answer.master, answer.master_address) == (Code.SUCCESS, B, "h2:10911")
+    assert (answer.master_epoch, answer.sync_state_set_epoch, answer.sync_state_set) == (1, 1, (B,))
+    assert answer.addresses == {A: "h1:10911", B: "h2:10911"}
+    assert world.told == (A, B)
+
+
+def test_an_empty_member_of_a_wiped_register_does_not_become_master_over_full_ones() -> None:
+    world = World(A, B)
+    world.hear(B, max_offset=1000)  # an epoch of 0: it never was in a set
+    refused = world.elect(A)
+    assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert "designate" in refused.remark
+    assert world.elect(B, designate=True).master == B
+
+
+def test_a_member_that_was_not_heard_may_have_a_log() -> None:
+    world = World(A, B)
+    del world.reports[B]
+    assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.elect(A, designate=True).master == A
+
+
+def test_nobody_who_is_dead_or_unnamed_becomes_the_first_master() -> None:
+    world = World(A, B)
+    assert world.elect().code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    world.die(A)
+    assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.value.master_epoch == 0
+
+
+# ---- elections
+
+
+def test_a_living_master_stays() -> None:
+    world = in_sync(A, B)
+    answer = world.elect(B)
+    assert answer.code == Code.CONTROLLER_MASTER_STILL_EXIST
+    assert (answer.master, answer.master_epoch, answer.sync_state_set) == (A, 1, (A, B))
+    assert world.elect(A, designate=True).code == Code.CONTROLLER_MASTER_STILL_EXIST
+
+
+def test_a_dead_master_is_replaced_from_the_sync_state_set_and_all_living_are_told() -> None:
+    world = in_sync(A, B, C)
+    world.die(A)
+    assert world(Scan("b")).master == B
+    assert world.value.epochs == (2, 4)
+    assert world.told == (B, C)
+
+
+def test_a_master_that_fell_silent_is_dead() -> None:
+    world = in_sync(A, B)
+    world.now_ms += 10_001
+    world.hear(B)
+    assert world(Scan("b")).master == B
+
+
+def test_who_is_out_of_sync_is_not_elected() -> None:
+    world = in_sync(A, B)
+    assert world.alter(A).code == Code.SUCCESS
+    world.die(A)
+    assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.value.master == A  # a broker's question changes nothing
+    assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+
+
+def test_a_dead_master_without_a_successor_is_cleared_in_an_epoch_of_its_own_and_its_set_is_kept() -> None:
+    world = in_sync(A, B)
+    world.alter(A)
+    world.die(A)
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert (world.value.master, world.value.master_epoch, world.value.sync_state_set) == (None, 2, (A,))
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert world.value.master_epoch == 2  # once
+    world.hear(A)
+    assert world(Scan("b")).master == A
+
+
+def test_a_set_of_which_nobody_lives_is_left_as_it_is() -> None:
+    world = in_sync(A, B)
+    before = world.value
+    world.die(A, B)
+    assert world(Scan("b")).code == Code.SUCCESS
+    assert world.value == before
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "winner"),
+    [
+        ((2, 100, 9), (1, 900, 1), B),  # the later epoch, however short
+        ((1, 1, 1), (1, 2**40, 9), C),  # the longer log, by more than 32 bits
+        ((1, 2**33, 9), (1, 1, 1), B),
+        ((1, 5, 2), (1, 5, 1), C),  # the lower priority number
+        ((1, 5, 2), (1, 5, 2), B),
+    ],
+)
+def test_the_longest_log_of_the_latest_epoch_wins(
+    b: tuple[int, int, int], c: tuple[int, int, int], winner: int
+) -> None:
+    world = in_sync(A, B, C)
+    world.set = replace(world.value, master_epoch=2)
+    world.die(A)
+    for broker_id, (epoch, end, priority) in ((B, b), (C, c)):
+        world.hear(broker_id, epoch=epoch, max_offset=end, priority=priority)
+    assert world.elect().master == winner
+    assert world.asked == (B, C)
+
+
+def test_what_candidates_say_when_asked_counts_and_not_their_heartbeats() -> None:
+    world = in_sync(A, B, C)
+    world.die(A)
+    world.hear(B, epoch=1, max_offset=1000, asked=Asked(True, 1, 1000))
+    world.hear(C, epoch=1, max_offset=10, asked=Asked(True, 1, 1001))  # its heartbeat is a second old
+    assert world.elect().master == C
+
+
+def test_a_candidate_that_does_not_answer_is_passed_over() -> None:
+    world = in_sync(A, B, C)
+    world.die(A)
+    world.hear(B, asked=Asked(False))
+    world.hear(C, asked=Asked(True, 1, 1))
+    assert world.elect().master == C
+    world.die(C)
+    world.hear(B, asked=None)
+    assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+
+
+def test_an_apache_broker_alone_is_elected_unasked_since_it_asks_before_it_listens() -> None:
+    world = in_sync(A, B, stock=True)
+    world.die(A)
+    world.hear(B, asked=None)
+    assert isinstance(world.decide(ElectMaster("b", B)), Decision)
+    assert isinstance(in_sync(A, B).decide(ElectMaster("b", B, designate=True)), Ask)  # a neve broker proves who it is
+
+
+def test_a_designated_member_of_the_sync_state_set_takes_over_from_a_living_master() -> None:
+    world = in_sync(A, B)
+    answer = world.elect(B, designate=True)
+    assert (answer.code, answer.master, answer.master_epoch) == (Code.SUCCESS, B, 2)
+    assert world.told == (A, B)
+
+
+def test_an_unclean_election_needs_an_operator_the_permission_and_no_apache_broker() -> None:
+    for stock, allowed, designate in ((True, True, True), (False, False, True), (False, True, False)):
+        world = in_sync(A, B, stock=stock)
+        world.alter(A)
+        world.die(A)
+        world.rules = Rules(enable_elect_unclean_master=allowed)
+        assert world.elect(B, designate=designate).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    world = in_sync(A, B)
+    world.alter(A)
+    world.die(A)
+    world.rules = Rules(enable_elect_unclean_master=True)
+    assert world.elect(B, designate=True).master == B
+
+
+def test_a_controller_that_has_just_begun_waits_for_those_that_it_has_not_heard() -> None:
+    world = in_sync(A, B)
+    heard = dict(world.reports)
+    world.rules = Rules(elects_from_ms=NOW + 3000)
+    del world.reports[A]
+    assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert world.value.master == A
+    world.reports = heard
+    world.die(A)
+    assert world.elect(B).master == B  # all were heard: nothing to wait for
+    world = in_sync(A, B)
+    world.rules = Rules(elects_from_ms=NOW)
+    del world.reports[A]
+    assert world.elect(B).master == B
+
+
+# ---- eligible members
+
+
+def test_a_former_member_of_the_set_stays_electable_until_something_may_be_acknowledged_without_it() -> None:
+    world = in_sync(A, B, least=2)
+    world.die(A)
+    assert world.elect().master == B
+    assert (world.value.sync_state_set, world.value.eligible) == ((B,), (A,))  # B acknowledges nothing alone
+    world.die(B)
+    world.hear(A)
+    assert world.elect(A).master == A
+    assert B in world.value.eligible
+    world.hear(B)
+    assert world.alter(A, B).code == Code.SUCCESS
+    assert not world.value.eligible
+
+
+def test_where_a_master_may_acknowledge_alone_nobody_else_stays_electable() -> None:
+    for world in (in_sync(A, B, least=1), in_sync(A, B, stock=True)):
+        world.die(A)
+        assert world.elect().master == B
+        assert world.value.eligible == ()
+
+
+def test_who_is_eligible_and_comes_back_unclean_is_so_no_more() -> None:
+    world = in_sync(A, B, least=2)
+    world.die(A)
+    world.elect()
+    world.start(A, incarnation="fresh")
+    assert (world.value.eligible, world.value.unclean) == ((), (A,))
+
+
+# ---- the sync state set
+
+
+def test_alterations_are_refused_in_rocketmqs_order_and_change_nothing() -> None:
+    world = in_sync(A, B)
+    world(ApplyBrokerId("c", "b", C, "h3:10911;1"))
+    before = world.value
+    failed = Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+    wrong: dict[str, Any] = {"master": B, "epoch": 1, "based_on": 1}
+    assert world.alter(A, B, **wrong).code == failed
+    assert world.alter(B, STRANGER, **wrong).code == Code.CONTROLLER_INVALID_MASTER
+    assert world.alter(B, STRANGER, epoch=1, based_on=1).code == Code.CONTROLLER_FENCED_MASTER_EPOCH
+    assert world.alter(B, STRANGER, based_on=1).code == Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+    assert world.alter(B, STRANGER).code == Code.CONTROLLER_INVALID_REPLICAS
+    assert world.alter(B, C).code == Code.CONTROLLER_BROKER_NOT_ALIVE
+    assert world.alter(B).code == failed
+    assert World()(AlterSyncStateSet("b", A, 1, (A,), 1)).code == failed
+    assert world.value == before
+
+
+def test_an_alteration_that_is_repeated_because_its_answer_was_lost_is_answered_as_the_first() -> None:
+    world = in_sync(A, B)
+    request = AlterSyncStateSet("b", A, 1, (A,), world.value.sync_state_set_epoch, "r1")
+    first = world(request)
+    assert first.sync_state_set_epoch == 3
+    after = world.value
+    assert world(request) == first
+    assert world.value == after
+    assert world.alter(A, B, id="r2").code == Code.SUCCESS
+    assert world(request).code == Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH  # others have come since
+    # Without an id nobody knows that it is the same one.
+    plain = AlterSyncStateSet("b", A, 1, (A,), world.value.sync_state_set_epoch)
+    assert world(plain).code == Code.SUCCESS
+    assert world(plain).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+
+
+def test_the_set_never_shrinks_below_what_its_master_needs() -> None:
+    world = in_sync(A, B, C, least=2)
+    assert world.alter(A, C).code == Code.SUCCESS
+    refused = world.alter(A)
+    assert refused.code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+    assert "needs 2" in refused.remark
+    assert world.value.sync_state_set == (A, C)
+
+
+def test_a_set_that_is_too_small_may_still_grow_step_by_step() -> None:
+    world = World(A, B, C, least=3)
+    world.elect(A)
+    assert world.alter(A, B).code == Code.SUCCESS
+    assert world.alter(A, B, C).code == Code.SUCCESS
+
+
+# ---- a register that was rolled back
+
+
+def test_a_register_that_was_restored_freezes_and_elects_nobody() -> None:
+    world = lost(in_sync(A, B))
+    world.die(A)
+    before = world.value
+    refused = world.elect(B)
+    assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert "restored" in refused.remark
+    assert world.value == replace(before, frozen=world.value.frozen)
+    frozen = world.value
+    for broker_id in world.reports:  # it stays so, whoever falls silent
+        world.hear(broker_id, master_epoch=0, sync_state_set_epoch=0)
+    world.die(A)
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert world.alter(A).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+    assert world.start(B, incarnation="fresh").code == Code.CONTROLLER_INVALID_REQUEST
+    assert world(ApplyBrokerId("c", "b", C, "h3:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world.value == frozen
+    assert world(GetReplicaInfo("b")).master == A
+
+
+@pytest.mark.parametrize("heard", [{"epoch": 2}, {"asked": Asked(True, 2, 5)}, {"master_epoch": 1}])
+def test_whatever_tells_of_higher_epochs_freezes(heard: dict[str, Any]) -> None:
+    world = in_sync(A, B)
+    world.hear(B, **({"sync_state_set_epoch": 3} | heard))
+    world.die(A)
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert world.value.frozen
+
+
+def test_a_wiped_register_takes_no_new_members_while_somebody_knows_better() -> None:
+    world = World()
+    world.hear(A, epoch=3, max_offset=1000)
+    assert world(ApplyBrokerId("c", "b", 1, "new:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world.set is None
+
+
+def test_an_operator_ends_a_freeze_with_a_member_that_knows_the_highest_epochs() -> None:
+    world = lost(in_sync(A, B))
+    world.hear(B, sync_state_set_epoch=9)
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    behind = world.elect(A, designate=True)
+    assert (behind.code, world.value.frozen != "") == (Code.CONTROLLER_ELECT_MASTER_FAILED, True)
+    assert "[2]" in behind.remark
+    answer = world.elect(B, designate=True)
+    assert (answer.master, answer.master_epoch, answer.sync_state_set_epoch) == (B, 4, 10)
+    assert (world.value.frozen, world.value.sync_state_set) == ("", (B,))
+
+
+# ---- reading
+
+
+def test_readers_see_roles_and_who_is_alive() -> None:
+    assert World()(GetReplicaInfo("b")).code == Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
+    assert World()(GetSyncStateData("b")).code == Code.CONTROLLER_BROKER_METADATA_NOT_EXIST
+    world = in_sync(A, B)
+    world.alter(A)
+    world.die(B)
+    info = world(GetReplicaInfo("b"))
+    assert (info.master, info.master_address, info.master_epoch) == (A, "h1:10911", 1)
+    data = world(GetSyncStateData("b"))
+    assert data.in_sync is not None and [(r.id, r.alive) for r in data.in_sync] == [(A, True)]
+    assert data.not_in_sync is not None and [(r.id, r.alive) for r in data.not_in_sync] == [(B, False)]
+
+
+# ---- forgetting
+
+
+def test_what_lives_or_is_unknown_or_malformed_is_not_cleaned() -> None:
+    invalid = Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    world = in_sync(A, B)
+    before = world.value
+    for ids in ("", "2", "1;2", "x", "1;;2", "-1"):
+        assert world(CleanBrokerData("b", ids)).code == invalid
+    assert world(CleanBrokerData("b", "2", cluster="other")).code == invalid
+    assert world.value == before
+    assert World()(CleanBrokerData("b")).code == invalid
+
+
+def test_dead_members_are_cleaned_and_leave_the_sync_state_set() -> None:
+    world = in_sync(A, B)
+    world.die(B)
+    assert world(CleanBrokerData("b", "2")).code == Code.SUCCESS
+    assert (world.value.ids, world.value.sync_state_set, world.value.epochs) == ((A,), (A,), (1, 3))
+    assert world.told == (A,)
+
+
+def test_the_last_ones_that_have_everything_are_not_cleaned_by_chance() -> None:
+    world = in_sync(A, B)
+    world.alter(A)
+    world.die(A)
+    assert world(CleanBrokerData("b", "1")).code == Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    assert world(CleanBrokerData("b", "1", clean_living=True)).code == Code.SUCCESS
+    assert (world.value.ids, world.value.master, world.value.sync_state_set) == ((B,), None, ())
+    assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.elect(B, designate=True).master == B  # nobody else is left whom it could lack something of
+
+
+def test_a_set_without_master_or_with_leave_to_clean_the_living_is_forgotten_whole() -> None:
+    world = in_sync(A, B)
+    assert world(CleanBrokerData("b", clean_living=True)).code == Code.SUCCESS
+    assert world.set is None
+    world = World(A)
+    assert world(CleanBrokerData("b")).code == Code.SUCCESS
+    assert world.set is None
+
+
+def test_a_value_that_breaks_an_invariant_cannot_be_made() -> None:
+    for broken in (
+        {"master": C},
+        {"sync_state_set": (A, STRANGER)},
+        {"eligible": (A,)},
+        {"sync_state_set": (B, A)},
+        {"next_broker_id": 2},
+        {"master_epoch": -1},
+        {"members": (Member(id=B, address=""), Member(id=A, address=""))},
+    ):
+        with pytest.raises((ValueError, msgspec.ValidationError)):
+            replace(in_sync(A, B).value, **broken)
