@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import cast
 
 import msgspec
 
@@ -31,9 +32,9 @@ from infra.remoting_server import Connection
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.remoting.command import FLAG_ONEWAY
 from neve.remoting.frame import MARK_SIZE, FrameDecoder
-from neve.remoting.headers import SendV2Frame, SignedSendV2Frame
+from neve.remoting.headers import SendV2Frame, SignedSendHeaderV2, SignedSendV2Frame, covered
 from neve.remoting.names import RETRY_PREFIX, may_be_sent_to
-from neve.remoting.signature import SigningKey
+from neve.remoting.signature import SigningKey, count_right
 
 # How every client that we know of begins the JSON header of a SEND_MESSAGE_V2.
 _START = b'{"code":310,'
@@ -41,6 +42,11 @@ _START = b'{"code":310,'
 _HEADER_MAX = 64 * 1024
 # The mark word of a JSON frame is the header's length and nothing else.
 _header_length = Struct(">I").unpack_from
+# Under which name a connection's state has how many frames are read before the first of them is taken. It doubles with
+# what was taken, and is one again after a frame that was read and then not taken: what is read in vain, and once more
+# later, is never more than what was taken before it, whoever sends.
+_AHEAD = "express.ahead"
+_AHEAD_MAX = 1024
 _decode = msgspec.json.Decoder(SendV2Frame, strict=False).decode
 _decode_signed = msgspec.json.Decoder(SignedSendV2Frame, strict=False).decode
 
@@ -56,6 +62,10 @@ class SendRules:
     # Who signed the last one, and with which key, if they may send here.
     user: str | None = None
     key: SigningKey | None = None
+
+
+# Where its frame begins, what its topic asks, the send, its body.
+_ReadSend = tuple[int, SendRules, SendV2Frame | SignedSendV2Frame, bytes]
 
 
 @dataclass(slots=True)
@@ -100,7 +110,34 @@ class ExpressSend:
         buffer = frames.buffer
         batch: _Batch | None = None
         rules: SendRules | None = None
-        while (bounds := frames.next_bounds()) is not None:
+        ahead: int = connection.state.get(_AHEAD, 1)
+        while read := self._read_ahead(frames, ahead, rules):
+            if batch is None:
+                batch = _Batch(self._clock.now_ms())
+            taken = 0
+            for start, rules, send, body in read[: self._count_signed(connection, read)]:
+                if not self._take(batch, rules, send, body):
+                    break
+                batch.starts.append(start)
+                taken += 1
+            if taken < len(read):
+                frames.put_back(buffer, read[taken][0], len(read) - taken)
+                ahead = 1
+                break
+            if taken < ahead:
+                break
+            ahead = min(2 * ahead, _AHEAD_MAX)
+        connection.state[_AHEAD] = ahead
+        if batch is not None and batch.sends:
+            stored = self._append(batch, connection)
+            if stored < len(batch.starts):
+                frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
+
+    def _read_ahead(self, frames: FrameDecoder, most: int, rules: SendRules | None) -> list[_ReadSend]:
+        """The next sends, up to a frame that is none of the lane and is put back. `rules`: of the last one before."""
+        buffer = frames.buffer
+        read: list[_ReadSend] = []
+        while len(read) < most and (bounds := frames.next_bounds()) is not None:
             start, end = bounds
             header_at = start + MARK_SIZE
             body_at = header_at + _header_length(buffer, start)[0]
@@ -110,20 +147,8 @@ class ExpressSend:
             if send is None or rules is None:
                 frames.put_back(buffer, start)
                 break
-            body = buffer[body_at:end]
-            if type(send) is SignedSendV2Frame and not self._is_signed(connection, rules, send, body):
-                frames.put_back(buffer, start)
-                break
-            if batch is None:
-                batch = _Batch(self._clock.now_ms())
-            if not self._take(batch, rules, send, body):
-                frames.put_back(buffer, start)
-                break
-            batch.starts.append(start)
-        if batch is not None and batch.sends:
-            stored = self._append(batch, connection)
-            if stored < len(batch.starts):
-                frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
+            read.append((start, rules, send, buffer[body_at:end]))
+        return read
 
     def _read(self, buffer: bytes, header_at: int, body_at: int) -> SendV2Frame | SignedSendV2Frame | None:
         if not buffer.startswith(_START, header_at) or body_at - header_at > _HEADER_MAX:
@@ -133,13 +158,22 @@ class ExpressSend:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
-    def _is_signed(self, connection: Connection, rules: SendRules, send: SignedSendV2Frame, body: bytes) -> bool:
-        """By a user who may send there. Within one read users and policies stay as they are."""
-        header, user = send.header, send.header.access_key
-        if user != rules.user:
-            assert self._signed_sends is not None
-            rules.user, rules.key = user, self._signed_sends.key_of(connection, user, rules.topic)
-        return rules.key is not None and rules.key.verify(header.signature, header.covered(), body)
+    def _count_signed(self, connection: Connection, read: list[_ReadSend]) -> int:
+        """How many come before the first that is not signed by a user who may send there.
+
+        Within one read users and policies stay as they are. Signatures are checked one right after the other, with
+        nothing done between them: the processor finds the code of the hash where it left it.
+        """
+        if self._signed_sends is None:
+            return len(read)
+        headers = cast("list[SignedSendHeaderV2]", [send.header for _, _, send, _ in read])
+        claims = []
+        for (_, rules, _, body), header, text in zip(read, headers, covered(headers), strict=True):
+            if header.access_key != rules.user:
+                rules.user = header.access_key
+                rules.key = self._signed_sends.key_of(connection, header.access_key, rules.topic)
+            claims.append((rules.key, header.signature, text, body))
+        return count_right(claims)
 
     def _rules(self, topic: str) -> SendRules | None:
         topics = self._topics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,9 +15,9 @@ from access.model import DISABLED, SUPER, Entry, Policy, User
 from access.store import Tables
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import decode_command
-from neve.remoting.headers import SignedSendV2Frame
+from neve.remoting.headers import SignedSendV2Frame, covered
 from neve.remoting.signature import SigningKey, signed
-from tests.unit.broker.test_express_send import NOT_PLAIN, PLAIN, TOPIC, Broker, frame, with_broker
+from tests.unit.broker.test_express_send import NOT_PLAIN, PLAIN, TOPIC, UNIQUE, Broker, frame, with_broker
 
 ROOT, ALICE = partial(signed, "root", "root's secret"), partial(signed, "alice", "alice's secret")
 AUTHENTICATED: dict[str, Any] = {
@@ -166,19 +166,121 @@ def test_users_that_cannot_be_read_let_nobody_send(tmp_path: Path) -> None:
     with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
 
 
-_TEXT, _NUMBER, _TRUTH = st.text(max_size=4), st.integers(-(2**31), 2**31 - 1), st.sampled_from(["true", "false"])
+_TEXT = st.one_of(st.text(max_size=4), st.text(min_size=300, max_size=400))
+_NUMBER, _TRUTH = st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 1100), st.sampled_from(["true", "false"])
 _LONG = st.integers(-(2**63), 2**63 - 1)
 _MUST = {"a": _TEXT, "b": _TEXT, "c": _TEXT, "d": _NUMBER, "e": _NUMBER, "f": _NUMBER, "g": _LONG, "h": _NUMBER}
 _MAY = {"i": _TEXT, "j": _NUMBER, "k": _TRUTH, "l": _NUMBER, "m": _TRUTH, "n": _TEXT}
 
 
-@given(st.fixed_dictionaries(_MUST, optional=_MAY))
-def test_the_lane_covers_the_fields_as_every_signature_does(fields: dict[str, Any]) -> None:
-    whole = signed("alice", "secret", {name: str(value) for name, value in fields.items()}, b"body")
+@given(st.fixed_dictionaries(_MUST, optional=_MAY), _TEXT)
+def test_the_lane_covers_the_fields_as_every_signature_does(fields: dict[str, Any], user: str) -> None:
+    whole = signed(user, "secret", {name: str(value) for name, value in fields.items()}, b"body")
     frame = msgspec.json.encode({"flag": 0, "opaque": 1, "extFields": whole})
-    read = msgspec.json.decode(frame, type=SignedSendV2Frame, strict=False).header
-    assert read.access_key == "alice"
-    assert SigningKey("secret").verify(read.signature, read.covered(), b"body")
+    read = msgspec.json.decode(frame, type=SignedSendV2Frame, strict=False)
+    assert read.header.access_key == user
+    text = "".join(whole[name] for name in sorted(whole) if name != "Signature")
+    assert covered([read.header, read.header]) == [text, text]
+    assert SigningKey("secret").verify(read.header.signature, text, b"body")
+
+
+_SENT = {"i": f"TAGS\x01a\x02UNIQ_KEY\x01{UNIQUE}\x02", "j": 0, "k": "false", "l": 16, "m": "false", "n": "broker-a"}
+_CHANGED = {
+    "a": "another", "c": "TBW103", "d": "9", "e": "3", "f": "1", "g": "1700000000001", "h": "1", "j": "1", "k": "true",
+    "l": "17", "n": "broker-b", "i": f"TAGS\x01b\x02UNIQ_KEY\x01{UNIQUE}\x02", "AccessKey": "alice",
+}  # fmt: skip
+
+
+def test_no_field_can_be_changed_added_taken_away_or_moved_behind_a_signature(tmp_path: Path) -> None:
+    def without(name: str) -> Any:
+        return lambda ext, body: {field: text for field, text in ROOT(ext, body).items() if field != name}
+
+    def swapped(one: str, other: str) -> Any:
+        def swap(ext: Any, body: bytes) -> Any:
+            fields = ROOT(ext, body)
+            return {**fields, one: fields[other], other: fields[one]}
+
+        return swap
+
+    def work(broker: Broker) -> None:
+        change(broker, User("alice's secret", SUPER))
+        for name, text in _CHANGED.items():
+            broker.signer = lambda ext, body, name=name, text=text: {**ROOT(ext, body), name: text}
+            assert code_of(broker, lane=False, ext=_SENT) == ResponseCode.NO_PERMISSION, name
+            broker.signer = without(name)
+            assert code_of(broker, lane=False, ext=_SENT) == ResponseCode.NO_PERMISSION, name
+            unsent = {**_SENT, name: None}
+            if name in _SENT:  # the others are always there
+                broker.signer = lambda ext, body, name=name: {**ROOT(ext, body), name: _SENT[name]}
+                assert code_of(broker, lane=False, ext=unsent) == ResponseCode.NO_PERMISSION, name
+        for one, other in (("a", "c"), ("e", "d"), ("h", "l"), ("j", "e"), ("i", "n")):
+            broker.signer = swapped(one, other)
+            assert code_of(broker, lane=False, ext=_SENT) == ResponseCode.NO_PERMISSION, (one, other)
+        broker.signer = ROOT
+        assert code_of(broker, lane=True, ext=_SENT) == ResponseCode.SUCCESS
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHORIZED)
+
+
+def test_of_two_fields_of_one_name_the_lane_covers_the_one_that_it_takes(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        whole = frame(_SENT, b"body", 0, ROOT)
+        header = whole[8 : 8 + int.from_bytes(whole[4:8], "big")]
+        for old, new, queue_id in (
+            (b'"e":"2"', b'"e":"2"', 2),
+            (b'"d":"8","e":"2"', b'"e":"2","d":"8"', 2),
+            (b'"e":"2"', b'"e":"3","e":"2"', 2),
+            (b'"Signature"', b'"Signature":"","Signature"', 2),
+            (b'"e":"2"', b'"e":"2","e":"3"', None),
+            (b'"Signature"', b'"e":"3","Signature"', None),
+            (b'"Signature"', b'"AccessKey":"alice","Signature"', None),
+            (b'"d":"8","e":"2"', b'"d":"82","e":""', None),  # the same text is covered
+        ):
+            assert old in header
+            other = header.replace(old, new, 1)
+            content = len(other).to_bytes(4, "big") + other + b"body"
+            connection, _ = broker.connect(express=True)
+            start = broker.store.max_physical_offset
+            connection.data_received(len(content).to_bytes(4, "big") + content)
+            stored = [record.queue_id for record in broker.stored_from(start)]
+            assert stored == ([] if queue_id is None else [queue_id]), new
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
+
+
+@pytest.mark.parametrize("bad", [{"signer": "wrong"}, {"ext": {"i": "DELAY\x013\x02"}}], ids=["wrong key", "delayed"])
+@pytest.mark.parametrize("share", [1, 2, 7], ids=["all", "every second", "every seventh"])
+def test_what_the_lane_reads_ahead_in_vain_is_no_more_than_what_it_took(
+    tmp_path: Path, bad: dict[str, Any], share: int
+) -> None:
+    """Whoever sends what the lane has to leave to another gains no work of the broker by sending much of it at once."""
+
+    def work(broker: Broker) -> None:
+        lane = cast("Any", broker.controller.router.express).__self__
+        decode, looked = lane._decode, []
+
+        def counted(header: bytes) -> Any:
+            looked.append(header)
+            return decode(header)
+
+        lane._decode = counted
+        connection, _ = broker.connect(express=True)
+        plain = frame({}, b"body", 0, ROOT)
+        other = frame(
+            bad.get("ext", {}), b"body", 0, partial(signed, "root", bad["signer"]) if "signer" in bad else ROOT
+        )
+        for count in (100, 100):
+            connection.data_received(plain * count)
+        assert len(looked) == 200
+        looked.clear()
+        before = broker.controller.store.max_physical_offset
+        connection.data_received(b"".join(other if n % share == 0 else plain for n in range(300)))
+        assert broker.dispatched == -(-300 // share)
+        # What was read ahead of the first of them, once; from then on no more than what was taken.
+        assert len(looked) <= 300 + 300 + 300
+        assert broker.controller.store.max_physical_offset > before or share == 1
+
+    with_broker(tmp_path, work, signer=ROOT, **AUTHENTICATED)
 
 
 def test_a_value_that_is_written_in_another_way_is_left_to_the_general_way(tmp_path: Path) -> None:
