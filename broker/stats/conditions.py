@@ -12,6 +12,8 @@ from infra.object_store.protocol import ObjectStoreError
 # A job that asks the store for little and takes longer than this waits for an answer that does not come.
 _HANGING_S = 120.0
 _SHORT_JOBS = ("state", "checkpoint", "ttl")
+# Those that come again soon: what they heard last is how it is. A sweep's last word may be hours old.
+_FREQUENT_JOBS = (*_SHORT_JOBS, "offload", "retention")
 
 
 class Condition(NamedTuple):
@@ -55,7 +57,10 @@ class Conditions:
         archive = self._archive
         if archive.journal is None:
             return None
-        failing = [one for one in archive.jobs.failing().values() if issubclass(one.kind, ObjectStoreError)]
+        told = archive.jobs.failing()
+        failing = [
+            told[name] for name in _FREQUENT_JOBS if name in told and issubclass(told[name].kind, ObjectStoreError)
+        ]
         if failing:
             first = min(failing, key=lambda one: one.since_ms)
             return first.since_ms, first.error

@@ -59,6 +59,27 @@ def test_a_store_that_is_away_is_told_on_each_page(tmp_path: Path, monkeypatch: 
     asyncio.run(scenario())
 
 
+def test_what_a_sweep_met_is_told_of_the_job_and_not_of_the_store_until_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next sweep comes hours later; those that ask the store again and again find it."""
+
+    async def scenario() -> None:
+        async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, _):
+            jobs, journal = broker.archive.jobs, broker.archive.journal
+            assert journal is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(journal.store, "list_prefixes", gone)
+                jobs.run_now("sweep")
+                await until(lambda: "sweep" in jobs.failing())
+            assert "job sweep: StoreUnavailable: connection refused" in await page(broker, "readyz")
+            status = json.loads(await page(broker, "archive/status"))
+            assert (status["archive"], status["conditions"]) == ("online", [])
+            assert "neve_archive_online 1.0" in await page(broker, "metrics")
+
+    asyncio.run(scenario())
+
+
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with running(tmp_path / "data") as (broker, _):
