@@ -11,6 +11,14 @@ import pytest
 from tests.servers.neve import NeveServer
 
 
+@pytest.fixture(scope="session", autouse=True)
+def spark_for_seconds() -> Iterator[None]:
+    """Spark's JVMs end here before an optimising compiler has paid for itself: it would cost a third of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        yield
+
+
 @pytest.fixture(scope="session")
 def neve_up() -> Callable[..., AbstractContextManager[NeveServer]]:
     """`with neve_up(tmp_path, "--set", "k=v") as neve:`; the same directory again continues with the same data."""
