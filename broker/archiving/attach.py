@@ -86,28 +86,24 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
     uploader = local.outside.make_worker(work_dir=_work_dir(local.disk, local.archive_files))
     fetcher = _fetcher(local)
     reader = _cold_reader(local, journal, fetcher, cold_groups)
-
-    def lifecycle(*, starting: bool) -> ArchiveLifecycle:
-        hot, cluster = local.hot_store(starting=starting), config.broker_cluster_name
-        return ArchiveLifecycle(
-            hot,
-            journal,
-            uploader,
-            local.policy,
-            local.clock,
-            safe_clock,
-            cluster=cluster,
-            threads=local.outside.threads,
-        )
-
+    lifecycle = ArchiveLifecycle(
+        local.hot_store(),
+        journal,
+        uploader,
+        local.policy,
+        local.clock,
+        safe_clock,
+        cluster=config.broker_cluster_name,
+        threads=local.outside.threads,
+    )
     keeper = StateKeeper(journal, local.clock)
-    attached = Attached(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle(starting=False))
+    attached = Attached(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle)
     try:
         if restore is not None:
-            await _fill(local, restore, attached, lifecycle(starting=True))
+            await _fill(local, restore, attached)
         else:
             assert go_on is not None
-            await _go_on_above(local, go_on, journal, lifecycle(starting=True))
+            await _go_on_above(local, go_on, journal, lifecycle)
     except BaseException:
         await attached.close(in_thread)
         raise
@@ -201,11 +197,11 @@ async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: boo
 # ---- an empty log that is filled
 
 
-async def _fill(local: LocalSide, restore: Restore, attached: Attached, lifecycle: ArchiveLifecycle) -> None:
+async def _fill(local: LocalSide, restore: Restore, attached: Attached) -> None:
     """The archive is ours now: fill the empty store from it."""
     journal, in_thread = attached.journal, local.outside.in_thread
     try:
-        await in_thread(lifecycle.salvage.run)  # closes what the former owner left open
+        await in_thread(attached.lifecycle.salvage.run)  # closes what the former owner left open
         plan = await in_thread(restore.plan, journal)
         restore.apply(local.store, local.tables, plan)
         await in_thread(restore.record_gaps, journal, plan)

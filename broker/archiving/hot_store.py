@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from broker.archiving.ask_loop import Ask
 from broker.archiving.pins import Pins
@@ -25,54 +25,13 @@ _ENTRIES_AT_ONCE = 50_000
 _QUEUES_AT_ONCE = 64
 
 
-class Syncing(Protocol):
-    """Who makes the log durable, for a job that waits."""
-
-    def flush(self) -> int:
-        """The position below which it is."""
-        ...
-
-    def upkeep(self) -> None:
-        """A checkpoint that is wanted is written."""
-        ...
-
-
-class SyncAtStart:
-    """Before the flusher runs: in the job's own thread."""
-
-    def __init__(self, store: MessageStore, ask: Ask) -> None:
-        self._store, self._ask = store, ask
-
-    def flush(self) -> int:
-        offset = self._store.flush()
-        self._ask.call(lambda: self._store.after_flush(offset))
-        return offset
-
-    def upkeep(self) -> None:
-        self._store.upkeep()
-
-
-class SyncByFlusher:
-    """With those who wait for the same."""
-
-    def __init__(self, flusher: Flusher, ask: Ask) -> None:
-        self._flusher, self._ask = flusher, ask
-
-    def flush(self) -> int:
-        self._ask.wait(self._flusher.flush_now())
-        return self._flusher.flushed_offset
-
-    def upkeep(self) -> None:
-        self._ask.wait(self._flusher.upkeep_now())
-
-
 class LoopHotStore:
-    """`disk_ratio`: the used share of the disk that holds the log."""
+    """`disk_ratio`: the used share of the disk that holds the log. A job's syncs are the flusher's, running or not."""
 
     def __init__(
-        self, store: MessageStore, pins: Pins, ask: Ask, syncing: Syncing, disk_ratio: Callable[[], float]
+        self, store: MessageStore, pins: Pins, ask: Ask, flusher: Flusher, disk_ratio: Callable[[], float]
     ) -> None:
-        self._store, self._pins, self._ask, self._syncing = store, pins, ask, syncing
+        self._store, self._pins, self._ask, self._flusher = store, pins, ask, flusher
         self.disk_ratio = disk_ratio
 
     def _call(self, work: Callable[[], T]) -> T:
@@ -91,7 +50,8 @@ class LoopHotStore:
         return self._call(self._store.segments)
 
     def flush(self) -> int:
-        return self._syncing.flush()
+        self._ask.wait(self._flusher.flush_now())
+        return self._flusher.flushed_offset
 
     def roll(self) -> bool:
         try:
@@ -105,7 +65,7 @@ class LoopHotStore:
         store = self._store
         end = next((segment.end for segment in self.segments() if segment.base == base), 0)
         if self._call(lambda: store.want_checkpoint(end)):
-            self._syncing.upkeep()  # in a thread; what is still missing then, `evict` does on the loop
+            self._ask.wait(self._flusher.upkeep_now())  # what is still missing then, `evict` does on the loop
         self._call(lambda: store.evict(base))
 
     def topics(self) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from broker.archiving.hot_store import LoopHotStore, SyncAtStart, SyncByFlusher
+from broker.archiving.hot_store import LoopHotStore
 from broker.archiving.outside import Outside
 from broker.archiving.pins import Pins
 from broker.archiving.policy import ConfiguredPolicy
@@ -39,12 +39,10 @@ class LocalSide:
         self.capture = StateCapture(config.broker_name, store, tables, pins)
         self._flusher, self._pins = flusher, pins
 
-    def hot_store(self, *, starting: bool = False) -> LoopHotStore:
-        """For job threads; `starting`: the flusher doesn't run yet. On the loop."""
-        ask = self.outside.ask_loop()
-        syncing = SyncAtStart(self.store, ask) if starting else SyncByFlusher(self._flusher, ask)
+    def hot_store(self) -> LoopHotStore:
+        """For job threads. On the loop."""
         ratio = functools.partial(self.outside.disk_ratio, self.disk, self.root)
-        return LoopHotStore(self.store, self._pins, ask, syncing, ratio)
+        return LoopHotStore(self.store, self._pins, self.outside.ask_loop(), self._flusher, ratio)
 
     def safe_clock(self) -> SafeClock:
         """Once the log is recovered: it says how late it is at least."""

@@ -51,8 +51,9 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         with NeveServer(directory, settings=SETTINGS) as neve:
             yield Server(kind, neve.namesrv, neve.broker)
         return
-    with ApacheServer(directory, heap="512m", settings=APACHE) as apache:
+    with ApacheServer(directory, heap="512m", settings=APACHE, quick=True) as apache:
         yield Server(kind, apache.namesrv, apache.broker)
+        apache.kill()  # nothing of it is read again, and its own way down takes seconds
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.archiving.ask_loop import AskLoop
-from broker.archiving.hot_store import LoopHotStore, SyncByFlusher
+from broker.archiving.hot_store import LoopHotStore
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
@@ -37,12 +37,13 @@ class NotingDisk(SimDisk):
 
 
 class Synced:
-    """Nothing waits for the disk."""
+    """A flusher: nothing waits for the disk."""
 
-    def flush(self) -> int:
-        return 0
+    flushed_offset = 0
 
-    def upkeep(self) -> None:
+    async def flush_now(self) -> None: ...
+
+    async def upkeep_now(self) -> None:
         raise AssertionError("nobody asks")
 
 
@@ -67,7 +68,7 @@ def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
         flushing = asyncio.create_task(flusher.run())
         ask = AskLoop(asyncio.get_running_loop())
         nothing_waits: Any = None
-        hot = LoopHotStore(store, nothing_waits, ask, SyncByFlusher(flusher, ask), lambda: 0.1)
+        hot = LoopHotStore(store, nothing_waits, ask, flusher, lambda: 0.1)
         disk.written.clear()
         before = dict.fromkeys(("t", "gone"), clock.now_ms() + 1)
         await asyncio.to_thread(hot.expire_below, {"t": dict.fromkeys(range(QUEUES), 1), "gone": {0: 1}}, before)
@@ -114,7 +115,8 @@ def test_the_queues_of_one_topic_are_looked_at_in_slices_whether_they_have_anyth
         assert looks.most <= 2 * 64
 
         minimums = counted(QueueTable, "minimum", monkeypatch)
-        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), Synced(), lambda: 0.1)
+        synced: Any = Synced()
+        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), synced, lambda: 0.1)
         rising = {"t": dict.fromkeys(range(queues), 1)}
         await asyncio.to_thread(hot.expire_below, rising, {"t": clock.now_ms() + 1})
         assert minimums.all >= queues
@@ -144,7 +146,7 @@ def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs() -> No
         flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
         ask = AskLoop(asyncio.get_running_loop())
         carries_nothing: Any = None
-        hot = LoopHotStore(store, carries_nothing, ask, SyncByFlusher(flusher, ask), lambda: 0.1)
+        hot = LoopHotStore(store, carries_nothing, ask, flusher, lambda: 0.1)
         assert not await asyncio.to_thread(hot.roll)
         await asyncio.to_thread(hot.reappend_waiting, store.max_physical_offset)
         assert [segment.sealed for segment in store.segments()] == [False]
