@@ -183,6 +183,7 @@ public class Agent {
     private static DefaultMQPushConsumer consumer(String group, String topic, String expression, String mode, Taker taker) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(namesrv);
+        consumer.setPollNameServerInterval(1_000); // its retry topic is made by its first heartbeat: the route comes later
         consumer.setMqClientApiTimeout(30_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setAwaitTerminationMillisWhenShutdown(10_000);
