@@ -1,0 +1,197 @@
+"""Where broker sets are kept: compare and swap by revision. A decision is carried out by whoever's write comes first.
+
+`FileRegister` is the register of one controller process, in one file of its disk:
+
+    neve register 1 <crc32 of the rest, 8 hex digits>\\n
+    {"revision": 17, "brokerSets": {"broker-a": {"revision": 12, "value": {a broker set, see broker_set}}}}
+
+`revision` counts all writes, also those that removed a set, so that none is ever given twice. The file is replaced
+whole, synced, before a write counts; there is none before the first. What can't be read is no empty register: members
+would lose what they have for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import re
+import zlib
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from controller.broker_set import BrokerSet, DamagedBrokerSet, decode, encode
+from infra.disk import Disk, DiskLocked, OutOfDescriptors
+from infra.startup import EXIT_DISK, EXIT_IN_USE, StartupError
+from infra.threads import Threads
+from neve.errors import NeveError
+
+log = logging.getLogger(__name__)
+
+NEVER = 0  # the revision of what is not there
+MAX_BROKER_SETS = 1_000  # one file holds them all, and is written whole
+_HEAD = re.compile(rb"neve register 1 ([0-9a-f]{8})\n")
+# After these nothing was replaced, and the next write may go well. After any other nobody knows what the disk has.
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class RegisterUnavailable(NeveError):
+    """The write may or may not have been done, or can't be: nobody may act on it. Read again, or try later."""
+
+
+class Register(Protocol):
+    """Broker sets by name, as RocketMQ's controller has them: a name belongs to one cluster.
+
+    Both writes may raise RegisterUnavailable; then they may have been done.
+    """
+
+    async def get(self, name: str) -> tuple[BrokerSet | None, int]:
+        """The value and its revision; None and NEVER if there is none."""
+
+    async def put(self, broker_set: BrokerSet, expected: int) -> int | None:
+        """The new revision, or None: somebody has changed it since it had the expected one."""
+
+    async def remove(self, name: str, expected: int) -> bool:
+        """Whether it had the expected revision, and is gone."""
+
+    async def names(self) -> list[str]:
+        """All that there are."""
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    revision: int
+    value: msgspec.Raw
+
+
+class _Content(msgspec.Struct, frozen=True, rename="camel"):
+    revision: int
+    broker_sets: dict[str, _Kept]
+
+
+class _Entry(NamedTuple):
+    broker_set: BrokerSet
+    revision: int
+
+
+_Entries = dict[str, _Entry]
+T = TypeVar("T")
+
+
+class FileRegister:
+    """All in memory, written through. A lock beside the file keeps a second process out."""
+
+    def __init__(self, path: Path, disk: Disk, threads: Threads) -> None:
+        self._path, self._disk, self._threads = path, disk, threads
+        self._entries: _Entries = {}
+        self._revision = NEVER
+        self._writing = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._broken = ""
+        self._unlock: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        """Lock and read it. StartupError if another process has it, or if it is damaged."""
+        self._disk.make_dirs(self._path.parent)
+        try:
+            self._unlock = self._disk.lock(self._path.with_name(f"{self._path.name}.lock"))
+        except DiskLocked as error:
+            raise StartupError(f"another controller has the register {self._path}", EXIT_IN_USE) from error
+        if self._disk.exists(self._path):
+            try:
+                self._revision, self._entries = _read(self._disk.read(self._path))
+            except (NeveError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self.close()
+                raise StartupError(
+                    f"the register {self._path} is damaged: {error}. Restore the file; without it, brokers that have "
+                    "messages get no master until an operator designates one",
+                    EXIT_DISK,
+                ) from error
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
+
+    @property
+    def broken(self) -> str:
+        """Why nothing is written any more; empty while that is not so."""
+        return self._broken
+
+    async def get(self, name: str) -> tuple[BrokerSet | None, int]:
+        entry = self._entries.get(name)
+        return (entry.broker_set, entry.revision) if entry is not None else (None, NEVER)
+
+    async def put(self, broker_set: BrokerSet, expected: int) -> int | None:
+        return await self._to_its_end(self._put(broker_set, expected))
+
+    async def remove(self, name: str, expected: int) -> bool:
+        return await self._to_its_end(self._remove(name, expected))
+
+    async def names(self) -> list[str]:
+        return sorted(self._entries)
+
+    async def _to_its_end(self, write: Coroutine[Any, Any, T]) -> T:
+        """Whether who asked for it waits or not: what is in the file is what is in memory, one write at a time."""
+        task = asyncio.get_running_loop().create_task(write, name="controller/register")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _put(self, broker_set: BrokerSet, expected: int) -> int | None:
+        async with self._writing:
+            before = self._entries.get(broker_set.name)
+            if expected != (before.revision if before is not None else NEVER):
+                return None
+            if before is None and len(self._entries) >= MAX_BROKER_SETS:
+                raise RegisterUnavailable(None, f"the register is full: {MAX_BROKER_SETS} broker sets")
+            assert before is None or broker_set.epochs >= before.broker_set.epochs
+            revision = self._revision + 1
+            await self._replace(revision, {**self._entries, broker_set.name: _Entry(broker_set, revision)})
+            return revision
+
+    async def _remove(self, name: str, expected: int) -> bool:
+        async with self._writing:
+            before = self._entries.get(name)
+            if before is None or before.revision != expected:
+                return False
+            rest = {other: entry for other, entry in self._entries.items() if other != name}
+            await self._replace(self._revision + 1, rest)
+            return True
+
+    async def _replace(self, revision: int, entries: _Entries) -> None:
+        if self._broken:
+            raise RegisterUnavailable(None, f"the register is not written any more: {self._broken}")
+        try:
+            await self._threads.run(self._disk.write_atomic, self._path, _content(revision, entries))
+        except OSError as error:
+            if error.errno not in _PASSING and not isinstance(error, OutOfDescriptors):
+                # The old or the new file may come back after a power cut: nothing may build on either.
+                self._broken = str(error)
+            log.error("the register %s is not written: %s", self._path, error)
+            raise RegisterUnavailable(None, f"the register is not written: {error}") from error
+        self._revision, self._entries = revision, entries
+
+
+def _content(revision: int, entries: _Entries) -> bytes:
+    kept = {name: _Kept(entry.revision, msgspec.Raw(encode(entry.broker_set))) for name, entry in entries.items()}
+    body = msgspec.json.encode(_Content(revision, kept))
+    return b"neve register 1 %08x\n" % zlib.crc32(body) + body
+
+
+def _read(data: bytes) -> tuple[int, _Entries]:
+    head = _HEAD.match(data)
+    if head is None:
+        raise DamagedBrokerSet(None, "it has not the head of a register, or is of another version")
+    body = data[head.end() :]
+    if zlib.crc32(body) != int(head[1], 16):
+        raise DamagedBrokerSet(None, "its checksum does not fit")
+    content = msgspec.json.decode(body, type=_Content)
+    entries = {name: _Entry(decode(bytes(kept.value)), kept.revision) for name, kept in content.broker_sets.items()}
+    for name, entry in entries.items():
+        if entry.broker_set.name != name or not NEVER < entry.revision <= content.revision:
+            raise DamagedBrokerSet(None, f"the entry of {name!r} contradicts itself")
+    return content.revision, entries

@@ -1,0 +1,220 @@
+"""The register in a file: one writer wins, what was written survives, what is damaged is no empty register."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from msgspec.structs import replace
+
+from controller.broker_set import BrokerSet, Member
+from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUnavailable
+from infra.disk import Disk, RealDisk
+from infra.startup import EXIT_DISK, EXIT_IN_USE, StartupError
+from infra.threads import SYSTEM_THREADS
+from tests.doubles.sim_disk import SimDisk
+
+PATH = Path("/controller/register.json")
+T = TypeVar("T")
+
+
+def value(name: str = "b", epoch: int = 1) -> BrokerSet:
+    return BrokerSet(
+        cluster="c",
+        name=name,
+        next_broker_id=2,
+        members=(Member(id=1, address="h:1"),),
+        master=1,
+        master_epoch=epoch,
+        sync_state_set=(1,),
+        sync_state_set_epoch=epoch,
+    )
+
+
+def opened(disk: Disk, path: Path = PATH) -> FileRegister:
+    register = FileRegister(path, disk, SYSTEM_THREADS)
+    register.open()
+    return register
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return asyncio.run(work())
+
+
+def test_of_two_who_read_the_same_revision_one_writes() -> None:
+    async def main() -> None:
+        register = opened(SimDisk())
+        assert await register.get("b") == (None, NEVER)
+        first = await register.put(value(), NEVER)
+        assert first is not None
+        assert await register.put(value(epoch=2), NEVER) is None
+        results = await asyncio.gather(*(register.put(value(epoch=epoch), first) for epoch in (2, 3, 4)))
+        assert [result is None for result in results] == [False, True, True]
+        assert await register.get("b") == (value(epoch=2), results[0])
+        assert await register.names() == ["b"]
+
+    run(main)
+
+
+def test_a_revision_is_never_given_twice_though_the_set_was_removed_and_made_anew() -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        register = opened(disk)
+        old = await register.put(value(), NEVER)
+        assert old is not None
+        assert not await register.remove("b", old + 1)
+        assert await register.remove("b", old)
+        assert not await register.remove("b", old)
+        register.close()
+        register = opened(disk)
+        new = await register.put(value(), NEVER)
+        assert new is not None and new > old
+        assert await register.put(value(epoch=2), old) is None
+        assert not await register.remove("b", old)
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_was_answered_survives_a_power_cut(seed: int) -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        register = opened(disk)
+        revisions = {}
+        for name in ("a", "b", "c"):
+            revisions[name] = await register.put(value(name), NEVER)
+        again = opened(disk.power_cut(seed))
+        for name, revision in revisions.items():
+            assert await again.get(name) == (value(name), revision)
+
+    run(main)
+
+
+def test_a_second_process_does_not_open_it() -> None:
+    disk = SimDisk()
+    register = opened(disk)
+    with pytest.raises(StartupError) as refused:
+        opened(disk)
+    assert refused.value.exit_code == EXIT_IN_USE
+    register.close()
+    opened(disk).close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data.replace(b"register 1", b"register 2"),
+        lambda data: data.replace(b'"master":1', b'"master":2'),
+        lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:],
+        lambda data: b"{}",
+    ],
+)
+def test_a_damaged_register_is_told_and_not_taken_for_an_empty_one(damage: Callable[[bytes], bytes]) -> None:
+    async def main() -> SimDisk:
+        disk = SimDisk()
+        register = opened(disk)
+        await register.put(value(), NEVER)
+        register.close()
+        return disk
+
+    disk = run(main)
+    disk.write_atomic(PATH, damage(disk.read(PATH)))
+    with pytest.raises(StartupError, match="is damaged") as refused:
+        opened(disk)
+    assert refused.value.exit_code == EXIT_DISK
+    with pytest.raises(StartupError, match="is damaged"):  # it has let go of the lock
+        opened(disk)
+
+
+class FailingDisk(RealDisk):
+    """Its writes fail with `fault` while there is one; they wait for `go`."""
+
+    def __init__(self) -> None:
+        self.fault: OSError | None = None
+        self.go, self.began = threading.Event(), threading.Event()
+        self.go.set()
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        self.began.set()
+        assert self.go.wait(20)
+        if self.fault is not None:
+            raise self.fault
+        super().write_atomic(path, data)
+
+
+def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = FailingDisk()
+        register = opened(disk, tmp_path / "register.json")
+        revision = await register.put(value(), NEVER)
+        assert revision is not None
+        disk.fault = OSError(errno.ENOSPC, "full")
+        with pytest.raises(RegisterUnavailable):
+            await register.put(value(epoch=2), revision)
+        assert await register.get("b") == (value(), revision)
+        disk.fault = None
+        assert await register.put(value(epoch=2), revision) is not None
+        assert not register.broken
+
+    run(main)
+
+
+def test_after_a_failed_sync_nothing_is_written_any_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = FailingDisk()
+        register = opened(disk, tmp_path / "register.json")
+        disk.fault = OSError(errno.EIO, "broken")
+        with pytest.raises(RegisterUnavailable):
+            await register.put(value(), NEVER)
+        disk.fault = None
+        with pytest.raises(RegisterUnavailable):
+            await register.put(value(), NEVER)
+        assert await register.get("b") == (None, NEVER)
+        assert "broken" in register.broken
+
+    run(main)
+
+
+def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = FailingDisk()
+        register = opened(disk, tmp_path / "register.json")
+        disk.go.clear()
+        first = asyncio.create_task(register.put(value("a"), NEVER))
+        await asyncio.to_thread(disk.began.wait, 20)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(register.put(value("b"), NEVER))
+        await asyncio.sleep(0)
+        disk.go.set()
+        assert await second is not None
+        register.close()
+        again = opened(RealDisk(), tmp_path / "register.json")
+        assert await again.names() == ["a", "b"] == await register.names()
+
+    run(main)
+
+
+def test_the_register_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_BROKER_SETS == 1_000
+    monkeypatch.setattr("controller.register.MAX_BROKER_SETS", 2)
+
+    async def main() -> None:
+        register = opened(SimDisk())
+        for name in ("a", "b"):
+            await register.put(value(name), NEVER)
+        with pytest.raises(RegisterUnavailable, match="full"):
+            await register.put(value("c"), NEVER)
+        (held, revision) = await register.get("a")
+        assert held is not None
+        assert await register.put(replace(held, frozen="x"), revision) is not None
+
+    run(main)
