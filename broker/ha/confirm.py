@@ -260,8 +260,8 @@ class Confirm:
         """A controller has answered, and this member is the master for it."""
         self._heard = now
 
-    def asked(self, members: Iterable[int]) -> None:
-        """A 1001 for this set leaves now, based on the SSS that was read last. From here on the members of both count.
+    def asked(self, members: Iterable[int]) -> int:
+        """A 1001 for this set leaves now. From here on the members of both count. The SSS epoch that it is based on.
 
         To be called in the turn in which `wish` was: a slave that is behind confirm by now must not join.
         """
@@ -270,14 +270,15 @@ class Confirm:
         self._asked.append(wanted)
         self._courted = 0
         self._recount()
+        return self._set.epoch
 
-    def refused(self, members: Iterable[int]) -> None:
+    def refused(self, members: Iterable[int], based_on: int) -> None:
         """An answer that refuses a 1001 came: one of those that were asked for this set has changed nothing.
 
         Not for FENCED_SYNC_STATE_SET_EPOCH: there the epoch has moved, and this 1001 may be what moved it. Read it.
         """
         wanted = frozenset(members)
-        if wanted in self._asked:
+        if wanted in self._asked and based_on == self._set.epoch:
             self._asked.remove(wanted)
             self._recount()
 
