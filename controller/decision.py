@@ -745,15 +745,20 @@ def _without_master(stored: BrokerSet) -> BrokerSet:
 
 
 def _out_of_sync(stored: BrokerSet, broker_id: int) -> BrokerSet:
-    """It can't be trusted to have what was acknowledged."""
+    """It can't be trusted to have what was acknowledged.
+
+    Where it is in neither, the epoch moves all the same: the master's change that takes it in may be on its way, for
+    what it had before.
+    """
     if broker_id not in (*stored.sync_state_set, *stored.eligible):
-        return stored
+        if stored.master is None:
+            return stored
+        return replace(stored, sync_state_set_epoch=stored.sync_state_set_epoch + 1)
     without = _without_master(stored) if stored.master == broker_id else stored
-    was_in_set = broker_id in stored.sync_state_set
     return replace(
         without,
         sync_state_set=tuple(other for other in stored.sync_state_set if other != broker_id),
-        sync_state_set_epoch=stored.sync_state_set_epoch + was_in_set,
+        sync_state_set_epoch=stored.sync_state_set_epoch + 1,
         eligible=tuple(other for other in stored.eligible if other != broker_id),
         unclean=tuple(sorted((*stored.unclean, broker_id))),
     )

@@ -178,6 +178,18 @@ def test_who_lost_what_it_had_in_memory_leaves_the_sync_state_set_as_it_register
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
+def test_a_change_that_takes_it_in_and_comes_late_is_of_who_it_was_before() -> None:
+    """A asked for {A, B} when B had all that is confirmed; then B lost it, and the request arrives."""
+    world = in_sync(A, B)
+    assert world.alter(A).code == Code.SUCCESS
+    late = AlterSyncStateSet("b", A, world.value.master_epoch, (A, B), world.value.sync_state_set_epoch)
+    world.start(B, incarnation="fresh")
+    assert world.told == (A,)
+    assert world(late).code == Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+    assert world.value.sync_state_set == (A,)
+    assert world.alter(A, B).code == Code.SUCCESS, "asked for anew, with what it has now"
+
+
 def test_it_leaves_even_while_its_old_process_seems_to_live() -> None:
     world = in_sync(A, B)
     assert world.reports[B].connected  # nobody has noticed that the machine went down
