@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 # while the peer reads them, and nobody else has the loop meanwhile.
 _MANY_BUFFERS = 256
 _AT_ONCE = 1 << 20
+# Requests of one connection that are served in one turn of the loop; a read may bring a thousand.
+_REQUESTS_AT_ONCE = 64
 
 Answer = RemotingCommand | None
 Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
@@ -69,6 +71,7 @@ class Connection:
         self._corked = False
         self._flush_scheduled = False
         self._in_pieces = False  # the rest of a wide answer waits in `_out`
+        self._rests = False  # the rest of what was received waits in the decoder for the next turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: set[asyncio.Task[None]] = set()
         self._resumed: set[asyncio.Task[None]] = set()
@@ -117,15 +120,33 @@ class Connection:
             self.partial_since = None
         elif decoder.taken > taken or self.partial_since is None:
             self.partial_since = self.last_active
-        if (pending or self._is_unfinished) and self._unfinished is not None and not self.is_closed:
+        if (pending or self._is_unfinished) and self._unfinished is not None and not self._rests and not self.is_closed:
             self._is_unfinished = pending
             self._unfinished.note(self, decoder.held)
         if fault is not None:
             log.warning("closing %s:%d: %s", *self.remote, fault)
             self.close()
 
+    def rest(self) -> None:
+        """Others have their turn; what else was received is served in the next, as if it had come then.
+
+        Nothing is read meanwhile: a loop that finds more goes on reading, and all of it would be held.
+        """
+        if not self._rests:
+            self._rests = True
+            self._pause()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._rests:
+            self._rests = False
+            self.data_received(b"")
+            self._resume()
+
     def eof_received(self) -> None:
         """The peer is done; the transport closes itself."""
+        while self._rests:
+            self._go_on()
 
     def pause_writing(self) -> None:
         """The peer reads too slowly: stop reading what would make more answers."""
@@ -137,6 +158,8 @@ class Connection:
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called once by the loop; runs the close callbacks."""
+        while self._rests:  # what was received is served, though nobody hears the answer
+            self._go_on()
         self.is_closed = True
         self._out.clear()
         for future in self._waiting.values():
@@ -248,6 +271,7 @@ class Connection:
         """Drop it now, and what it has received of an unfinished frame at once."""
         self._unfinished = None
         self._decoder = FrameDecoder(self._limits.max_frame)
+        self._rests = False
         self.is_closed = True
         self.abort()
 
@@ -255,15 +279,18 @@ class Connection:
 
     def _serve_frames(self, decoder: FrameDecoder) -> None:
         express = self._express
-        while True:
+        for _ in range(_REQUESTS_AT_ONCE):
             if express is not None:
                 express(self, decoder)
+                if self._rests:
+                    return
             bounds = decoder.next_bounds()
             if bounds is None:
                 return
             command = decode_command(decoder.buffer, *bounds)
             if not self._take_response(command):
                 self.dispatch(command)
+        self.rest()
 
     def dispatch(self, command: RemotingCommand) -> None:
         """Hand one request to the handler and see to its answer."""

@@ -40,6 +40,8 @@ from neve.remoting.signature import SigningKey, count_right
 _START = b'{"code":310,'
 # More than the properties of a record can be, in most spellings; a longer one is no plain send.
 _HEADER_MAX = 64 * 1024
+# Queues whose files are made, or mapped, for the sends of one read before others have their turn: a few milliseconds.
+_ROOMS = 16
 # The mark word of a JSON frame is the header's length and nothing else.
 _header_length = Struct(">I").unpack_from
 # Under which name a connection's state has how many frames are read before the first of them is taken. It doubles with
@@ -97,6 +99,7 @@ class ExpressSend:
         """`signed_sends` says who may send; None: everybody."""
         self._intake, self._writer, self._config, self._clock = intake, writer, config, clock
         self._topics, self._stats, self._signed_sends = topics, stats, signed_sends
+        self._rooms = writer.rooms
         self._queue_of, self._stamped, self._special = writer.queue_of, intake.stamped, intake.special_properties
         self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
         self._decode = _decode if signed_sends is None else _decode_signed
@@ -104,34 +107,43 @@ class ExpressSend:
         self._sync_flush = config.sync_flush
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
-        """Take plain sends from `frames` until there is none, or another frame comes first."""
+        """Take plain sends from `frames` until there is none, another frame comes first, or it is others' turn."""
         if not self._intake.is_open:
             return
         buffer = frames.buffer
         batch: _Batch | None = None
         rules: SendRules | None = None
         ahead: int = connection.state.get(_AHEAD, 1)
-        while read := self._read_ahead(frames, ahead, rules):
-            if batch is None:
-                batch = _Batch(self._clock.now_ms())
-            taken = 0
-            for start, rules, send, body in read[: self._count_signed(connection, read)]:
-                if not self._take(batch, rules, send, body):
+        rooms = self._rooms
+        rooms.left = _ROOMS
+        try:
+            while read := self._read_ahead(frames, ahead, rules):
+                if batch is None:
+                    batch = _Batch(self._clock.now_ms())
+                taken = 0
+                for start, rules, send, body in read[: self._count_signed(connection, read)]:
+                    if not self._take(batch, rules, send, body):
+                        break
+                    batch.starts.append(start)
+                    taken += 1
+                if taken < len(read):
+                    frames.put_back(buffer, read[taken][0], len(read) - taken)
+                    ahead = 1
                     break
-                batch.starts.append(start)
-                taken += 1
-            if taken < len(read):
-                frames.put_back(buffer, read[taken][0], len(read) - taken)
-                ahead = 1
-                break
-            if taken < ahead:
-                break
-            ahead = min(2 * ahead, _AHEAD_MAX)
-        connection.state[_AHEAD] = ahead
-        if batch is not None and batch.sends:
-            stored = self._append(batch, connection)
-            if stored < len(batch.starts):
-                frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
+                if taken < ahead:
+                    break
+                ahead = min(2 * ahead, _AHEAD_MAX)
+            connection.state[_AHEAD] = ahead
+            if batch is not None and batch.sends:
+                is_spent = rooms.left == 0
+                rooms.left = _ROOMS
+                stored = self._append(batch, connection)
+                if stored < len(batch.starts):
+                    frames.put_back(buffer, batch.starts[stored], len(batch.starts) - stored)
+                if is_spent or rooms.left == 0:
+                    connection.rest()
+        finally:
+            rooms.left = None
 
     def _read_ahead(self, frames: FrameDecoder, most: int, rules: SendRules | None) -> list[_ReadSend]:
         """The next sends, up to a frame that is none of the lane and is put back. `rules`: of the last one before."""

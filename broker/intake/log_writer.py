@@ -33,6 +33,7 @@ class LogWriter:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         # The store's own, with no layer between: each batch of the express lane comes by here.
+        self.rooms = store.rooms  # how many queues' files are made ready for them in one turn
         self.queue_of = store.queue_for  # the queue of a put, made for its first; raises StoreError
         #: Sends of one host, in their order; fewer places than sends: the next one can't be stored.
         self.append: Callable[[Sequence[Send], tuple[str, int], int], list[AppendResult]] = store.append

@@ -15,7 +15,7 @@ from zlib_ng.zlib_ng import crc32
 from broker.store.born_hosts import BornHost, BornHosts
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.errors import MessageIllegal, NotThisTurn, StoreFull, StoreNotWritable
 from broker.store.key_index import IndexItem, KeyIndex
 from broker.store.layout import CRC_ENTRY_SIZE, QUEUE_ENTRY, QUEUE_ENTRY_SIZE, SHORT
 from broker.store.log_end import LogEnd
@@ -60,8 +60,8 @@ class Appender:
     def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[AppendResult]:
         """Append messages of one sender in their order, those that fit together with one write; returns their places.
 
-        Fewer than were given: the next one can't be stored; appended alone, it says why. Raises as `put` if that is the
-        first.
+        Fewer than were given: the next one can't be stored; appended alone, it says why. Or its queue's file is not at
+        hand and the budget for such is spent. Raises as `put` if that is the first.
         """
         host = self._hosts[born_host]
         self._end.advance_time(now)
@@ -70,7 +70,7 @@ class Appender:
         while len(places) < len(sends):
             try:
                 self._make_room(sends[len(places)], host)
-            except (StoreFull, MessageIllegal, StoreNotWritable):
+            except (StoreFull, MessageIllegal, StoreNotWritable, NotThisTurn):
                 if places:
                     break
                 raise

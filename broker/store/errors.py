@@ -19,6 +19,10 @@ class MessageIllegal(StoreError):
     """The message can't be stored as it is."""
 
 
+class NotThisTurn(StoreError):
+    """Enough files were made ready in this turn of the loop: the same again in the next one goes on."""
+
+
 class StoreCorrupt(StoreError):
     """The directory's content contradicts itself, or comes from a newer version."""
 

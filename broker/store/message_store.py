@@ -75,6 +75,8 @@ class MessageStore:
         self._appender = Appender(config, self._end, self._queues, self._index, self._visibility)
         #: Messages of one sender in their order: `Appender.append` without a layer, for the express lane comes by here.
         self.append = self._appender.append
+        #: Of `queue_for` and `append`, for who takes many sends at once.
+        self.rooms = self._queues.rooms
         self._checkpointer = Checkpointer(
             config,
             disk,

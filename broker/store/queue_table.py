@@ -39,6 +39,7 @@ class QueueTable:
         self._config, self._disk, self._log, self._tails = config, disk, log, tails
         self._root = config.root / "consumequeue"
         self._maps = MappedFiles(config.mapped_queue_files, disk)
+        self.rooms = self._maps.rooms
         self._file = QueueStateFile(config.root, disk, new_lock)
         self._state = QueueState()
         self._by_topic: dict[str, dict[int, ConsumeQueue]] = {}
@@ -126,7 +127,8 @@ class QueueTable:
     # -- a queue comes
 
     def create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Make the queue of a first message; above an earlier life of it. Raises as a put."""
+        """Make the queue of a first message; above an earlier life of it. Raises as a put, or `NotThisTurn`."""
+        self.rooms.take()
         first = self._state.ended.get(topic, {}).get(str(queue_id), 0)
         queue = self.add(topic, queue_id)
         try:

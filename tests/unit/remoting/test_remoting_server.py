@@ -4,7 +4,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -15,6 +15,7 @@ from infra.request_router import RequestRouter
 from neve.errors import BrokerError, UnknownOutcome
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
+from tests.doubles.counted import Counted
 from tests.waiting import until
 
 ECHO, BOOM, REFUSE, SLOW, ASK, LATER, BAD_ANSWER, NAMED = 10, 11, 12, 14, 15, 17, 18, 19
@@ -111,6 +112,57 @@ def test_many_frames_in_one_write_are_answered_in_order() -> None:
         writer.close()
 
     run(body)
+
+
+def test_a_thousand_requests_of_one_read_are_served_in_turns_and_in_order() -> None:
+    async def body() -> None:
+        router, heard = RequestRouter(), Counted(echo)
+        router.register(ECHO, lambda connection, command: heard(connection, command))  # noqa: PLW0108 - no method
+        server = RemotingServer(router, host="127.0.0.1", port=0)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"".join(wire(RemotingCommand(ECHO, n)) for n in range(1_000)))
+        assert [(await receive(reader)).opaque for _ in range(1_000)] == list(range(1_000))
+        assert heard.most <= 64
+        writer.close()
+        await server.shutdown()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(body())
+
+
+class Nowhere(asyncio.Transport):
+    """Takes what is written."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None: ...
+
+
+@pytest.mark.parametrize("ending", ["end of file", "reset"])
+def test_what_was_received_before_a_connection_ended_is_served(ending: str) -> None:
+    """One-way requests of a client that sends them and is gone."""
+
+    async def body() -> None:
+        heard: list[int] = []
+        connection = Connection(lambda _, command: heard.append(command.opaque), RemotingLimits())
+        connection.connection_made(cast("asyncio.BaseTransport", Nowhere({"peername": ("10.0.0.7", 1)})))
+        connection.data_received(b"".join(wire(RemotingCommand(ECHO, n, flag=2)) for n in range(300)))
+        assert heard == list(range(64))
+        connection.eof_received() if ending == "end of file" else connection.connection_lost(ConnectionResetError())
+        assert heard == list(range(300))
+
+    asyncio.run(body())
 
 
 def test_a_frame_may_come_byte_by_byte() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.store.appender import Send
-from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.errors import MessageIllegal, NotThisTurn, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.disk import DiskFull, FileWriter
 from neve.record.codec import iter_records
@@ -60,6 +60,38 @@ def test_what_is_appended_together_is_what_is_appended_one_by_one(open_store: Op
         assert queues(open_store(**changes)) == queues(store)
     assert [sum(map(len, bodies)) for _, bodies, _ in kept[:1]] == [COUNT]
     assert kept[0] == kept[1] == kept[2]
+
+
+def test_an_append_makes_no_more_queue_files_ready_than_its_budget_and_goes_on_with_the_next(
+    open_store: Open, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(mapped_queue_files=1)
+    mapped: list[Path] = []
+    real = disk.map
+
+    def counted(path: Path, size: int) -> Any:
+        mapped.append(path)
+        return real(path, size)
+
+    batch = sends(store, range(12))
+    for number in range(4):
+        store.append(batch[number : number + 1], HOST, 1000)  # each but the last gives up its map
+    monkeypatch.setattr(disk, "map", counted)
+    done = 4
+    while done < len(batch):
+        mapped.clear()
+        store.rooms.left = 2
+        places = store.append(batch[done:], HOST, 1000)
+        assert places
+        assert len(mapped) <= 2
+        done += len(places)
+    assert queues(store) == [[body(number) for number in range(queue, 12, 4)] for queue in range(4)]
+    store.rooms.left = 0
+    with pytest.raises(NotThisTurn):
+        store.queue_for("t", 4)
+    assert store.queues_of("t") == [0, 1, 2, 3]
+    store.rooms.left = None
+    store.queue_for("t", 4)
 
 
 def test_of_a_batch_all_before_the_first_that_has_no_place_are_stored(open_store: Open) -> None:
