@@ -17,8 +17,7 @@ import pytest
 from bench import jvm
 from bench.wire import ROUTE, SUCCESS, Client
 from infra import minio
-from tests.interop.agent import FLAGS
-from tests.servers.apache import mqadmin
+from tests.interop.agent import FLAGS, Agent
 from tests.servers.neve import NEVE, NeveServer
 from tests.waiting import wait_until
 
@@ -178,18 +177,15 @@ def test_group_goes_on_where_it_stopped(clients: Clients, topic: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_mqadmin(server: NeveServer, tmp_path: Path, version: str) -> None:
     """Each version makes its own topic, and finds it, its queues and the broker."""
-
-    def admin(*args: str) -> str:
-        return mqadmin(server.namesrv, *args, home=tmp_path / "admin", version=version)
-
     name = f"admin_{version.replace('.', '_')}"
     attributes = ["-a", "+reserve.time=720"] if version == jvm.SERVER else []  # 4.x knows no attributes
-    made = admin("updateTopic", "-c", "DefaultCluster", "-t", name, "-r", "4", "-w", "4", *attributes)
-    assert "success" in made, made
-    assert name in admin("topicList").split()
-    route = admin("topicRoute", "-t", name)
-    assert server.broker in route, route
-    clusters = admin("clusterList")
+    with Agent(server.namesrv, version, tmp_path / "admin") as agent:
+        made = agent.admin("updateTopic", "-c", "DefaultCluster", "-t", name, "-r", "4", "-w", "4", *attributes)
+        assert "success" in made, made
+        assert name in agent.admin("topicList").split()
+        route = agent.admin("topicRoute", "-t", name)
+        assert server.broker in route, route
+        clusters = agent.admin("clusterList")
     assert "DefaultCluster" in clusters, clusters
     assert server.broker in clusters, clusters
     if version == jvm.SERVER:
