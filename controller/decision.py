@@ -607,7 +607,8 @@ def _(request: AlterSyncStateSet, case: _Case) -> Decision:
         return case.refuse_frozen(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, why)
     if _is_repeated(stored, request, wanted):
         return Decision(_altered(stored))
-    if wanted == stored.sync_state_set:
+    if wanted == stored.sync_state_set and not request.request_id:
+        # With an id it is a neve master that asks: the epoch that this makes settles what became of an older request.
         remark = "The newSyncStateSet is equal with oldSyncStateSet, no needed to update syncStateSet"
         return _refuse(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, remark)
     rejecting = "Rejecting alter syncStateSet request because"
@@ -625,7 +626,7 @@ def _(request: AlterSyncStateSet, case: _Case) -> Decision:
         member = stored.member(broker_id)
         if member is None:
             return _refuse(Code.CONTROLLER_INVALID_REPLICAS, f"{rejecting} the replicas {{{broker_id}}} don't exist")
-        if not case.is_alive(member):
+        if wanted != stored.sync_state_set and not case.is_alive(member):
             return _refuse(Code.CONTROLLER_BROKER_NOT_ALIVE, f"{rejecting} the replicas {{{broker_id}}} don't alive")
     if stored.master not in wanted:
         remark = f"{rejecting} the newSyncStateSet don't contains origin leader {{{stored.master}}}"

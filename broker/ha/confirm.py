@@ -266,11 +266,16 @@ class Confirm:
         To be called in the turn in which `wish` was: a slave that is behind confirm by now must not join.
         """
         wanted = frozenset(members)
-        assert self.own_id in wanted and self._allowed(wanted)
+        assert self.own_id in wanted and self.allows(wanted)
         self._asked.append(wanted)
         self._courted = 0
         self._recount()
         return self._set.epoch
+
+    def end_of(self, member: int) -> int:
+        """What a slave has reported on its present connection; -1: nothing yet, or it has none."""
+        slave = self._slaves.get(member)
+        return -1 if slave is None else slave.end
 
     def refused(self, members: Iterable[int], based_on: int) -> None:
         """An answer that refuses a 1001 came: one of those that were asked for this set has changed nothing.
@@ -344,14 +349,15 @@ class Confirm:
         for member in self._away:
             self._away[member] += stood_still
 
-    @property
-    def _least(self) -> int:
-        return self.rules.min_in_sync if self.rules.replication is Replication.SYNC else 1
-
-    def _allowed(self, wanted: frozenset[int]) -> bool:
+    def allows(self, wanted: frozenset[int]) -> bool:
+        """Whether a 1001 for this set may be asked: again, or for the present one, to make a new epoch of it."""
         joining = wanted - self._set.members
         enough = len(wanted) >= min(self._least, len(self._set.members))
         return enough and all(member in self._slaves and self._may_join(member) for member in joining)
+
+    @property
+    def _least(self) -> int:
+        return self.rules.min_in_sync if self.rules.replication is Replication.SYNC else 1
 
     def _may_join(self, member: int) -> bool:
         slave = self._slaves[member]

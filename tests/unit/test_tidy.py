@@ -16,7 +16,14 @@ STARTED = {"tiered.worker.process", "infra.minio", "neve.cli.main", "broker.comm
 # Imported by users.
 OFFERED = {"neve.client.sync"}
 # What no server runs yet: the parts of a broker set, each whole, until the broker that is put together from them is.
-AHEAD = {"broker.ha.confirm", "broker.ha.epochs", "broker.ha.frames", "controller.decision", "controller.register"}
+AHEAD = {
+    "broker.ha.confirm",
+    "broker.ha.epochs",
+    "broker.ha.frames",
+    "broker.ha.member",
+    "controller.decision",
+    "controller.register",
+}
 # Imported when a verb is called (`neve.cli.main`).
 NAMED_IN_TEXT = re.compile(r"\"((?:neve|broker|namesrv)(?:\.\w+)+)")
 MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")

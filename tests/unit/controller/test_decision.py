@@ -577,6 +577,18 @@ def test_the_set_never_shrinks_below_what_its_master_needs() -> None:
     assert world.value.sync_state_set == (A, C)
 
 
+def test_the_present_set_is_altered_to_a_new_epoch_of_itself_to_settle_an_older_request() -> None:
+    world = in_sync(A, B)
+    world(ApplyBrokerId("c", "b", C, "h3:10911;1"))
+    world.start(C)
+    late = AlterSyncStateSet("b", A, 1, (A, B, C), world.value.sync_state_set_epoch, "late")
+    world.die(B)  # who is away may be as away as it likes: it is in the set already
+    answer = world.alter(A, B, id="settling")
+    assert (answer.code, answer.sync_state_set) == (Code.SUCCESS, (A, B))
+    assert world(late).code == Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+    assert world.alter(A, B).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED  # RocketMQ's has no id
+
+
 def test_a_set_that_is_too_small_may_still_grow_step_by_step() -> None:
     world = World(A, B, C, least=3)
     world.elect(A)

@@ -705,7 +705,7 @@ class _World:
             self.requests.append((self.confirm.asked(wanted), wanted))
 
     def ask_again(self) -> None:
-        if self.confirm.is_altering and self.confirm._allowed(self.asked):
+        if self.confirm.is_altering and self.confirm.allows(self.asked):
             self.requests.append((self.confirm.asked(self.asked), self.asked))
 
     def decide(self) -> None:

@@ -1,0 +1,383 @@
+"""A member's life, event by event. What befalls a whole set of them: tests/simulation/replicas."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from broker.ha.confirm import Confirm, ConfirmRules, Replication
+from broker.ha.member import Member, MemberRules, State, begin_life
+from broker.ha.member_events import (
+    Action,
+    Alter,
+    AlterRefused,
+    Answer,
+    ApplyBrokerId,
+    AskNextBrokerId,
+    AskReplicaInfo,
+    AskSyncStateData,
+    BeginEpoch,
+    BrokerIdApplied,
+    BrokerIdTaken,
+    ConfirmHeard,
+    Cut,
+    CutAllowed,
+    CutWanted,
+    Disowned,
+    DropSlaves,
+    Elect,
+    EndTurn,
+    Follow,
+    HandOver,
+    Heartbeat,
+    Life,
+    MetadataSynced,
+    NextBrokerId,
+    NotRegistered,
+    Register,
+    Registered,
+    RoleTaken,
+    Save,
+    Saved,
+    Seen,
+    StopFollowing,
+    SyncMetadata,
+    SyncStateData,
+    Tell,
+    Tick,
+    View,
+)
+
+SYNC = MemberRules(confirm=ConfirmRules(Replication.SYNC, 2))
+AVAILABLE = MemberRules(confirm=ConfirmRules(Replication.SYNC_AVAILABLE, 1))
+ASYNC = MemberRules(confirm=ConfirmRules(Replication.ASYNC, 1))
+END = 1000
+
+
+def _view(master: int | None, epoch: int, set_epoch: int, *members: int) -> View:
+    return View(epoch, set_epoch, frozenset(members), master, f"h{master}:10911" if master else "")
+
+
+def _member(rules: MemberRules = SYNC, saved: Saved | None = None, *, is_unclean: bool = False) -> Member:
+    known = saved if saved is not None else Saved(broker_id=1, incarnation="i1", starts=3)
+    return Member(known, rules, process="p1", check_code="h1;1", is_unclean=is_unclean)
+
+
+def _slave(rules: MemberRules = SYNC, epoch: int = 1, confirm: int = 0) -> Member:
+    member = _member(rules, Saved(broker_id=1, incarnation="i1", starts=3, confirm=confirm))
+    member.happens(Registered(_view(2, epoch, epoch, 1, 2)), 0.0)
+    member.happens(RoleTaken(epoch, END), 0.1)
+    assert member.state is State.SLAVE
+    return member
+
+
+def _master(
+    rules: MemberRules = SYNC, *, members: tuple[int, ...] = (1, 2), now: float = 0.0
+) -> tuple[Member, Confirm]:
+    member = _member(rules)
+    member.happens(Registered(_view(1, 1, 1, *members)), now)
+    member.happens(RoleTaken(1, END), now)
+    assert member.state is State.MASTER and member.confirming is not None
+    return member, member.confirming
+
+
+def _kinds(actions: list[Action]) -> list[type]:
+    return [type(action) for action in actions]
+
+
+def _only(kind: type, actions: list[Action]) -> Action:
+    found = [action for action in actions if isinstance(action, kind)]
+    assert len(found) == 1, actions
+    return found[0]
+
+
+# ---- a start
+
+
+def test_a_start_after_a_crash_is_another_incarnation_where_memory_was_acknowledged() -> None:
+    crashed = Saved(broker_id=1, incarnation="old", starts=3, clean=False)
+    assert begin_life(crashed, "new", SYNC).incarnation == "new"
+    assert begin_life(msgspec.structs.replace(crashed, clean=True), "new", SYNC).incarnation == "old"
+    from_disk = msgspec.structs.replace(SYNC, acknowledges_from_memory=False)
+    assert begin_life(crashed, "new", from_disk).incarnation == "old"
+
+
+def test_a_copied_directory_is_another_incarnation() -> None:
+    from_disk = msgspec.structs.replace(SYNC, acknowledges_from_memory=False)
+    saved = Saved(broker_id=1, incarnation="old", starts=3)
+    assert begin_life(saved, "new", from_disk, is_copy=True).incarnation == "new"
+
+
+def test_every_start_counts_and_is_unclean_until_it_stops() -> None:
+    begun = begin_life(Saved(broker_id=1, incarnation="old", starts=3), "new", SYNC)
+    assert (begun.starts, begun.clean) == (4, False)
+    assert _member(saved=begun).end_life().clean
+
+
+def test_a_new_member_asks_for_an_id_and_keeps_it_before_it_registers() -> None:
+    member = _member(saved=Saved(incarnation="i", starts=1))
+    assert member.happens(Tick(0), 0.0) == [AskNextBrokerId()]
+    assert member.happens(NextBrokerId(7), 0.1) == [ApplyBrokerId(7, "h1;1")]
+    assert member.happens(BrokerIdTaken(), 0.2) == []
+    assert member.happens(Tick(0), 1.2) == [AskNextBrokerId()]
+    actions = member.happens(BrokerIdApplied(7), 1.3)
+    assert _kinds(actions) == [Save, Register]
+    assert member.broker_id == 7 and member.life == Life(7, "i", 1, "p1")
+
+
+def test_nobody_reads_or_follows_before_a_controller_knows_this_life() -> None:
+    member = _member()
+    assert member.happens(Seen(_view(2, 1, 1, 2)), 0.0) == []
+    assert member.state is State.UNREGISTERED and not member.is_readable
+
+
+def test_under_a_controller_that_knows_no_incarnations_a_crashed_member_is_silent_while_it_is_in_the_set() -> None:
+    member = _member(msgspec.structs.replace(SYNC, knows_incarnations=False), is_unclean=True)
+    assert member.happens(Tick(END), 0.0) == [AskSyncStateData()]
+    assert member.happens(Tick(END), 0.5) == []
+    assert member.happens(SyncStateData(contains_this=True), 0.6) == []
+    assert member.state is State.HIDDEN
+    assert _kinds(member.happens(SyncStateData(contains_this=False), 1.6)) == [Register]
+
+
+def test_a_late_registration_of_a_former_life_is_overtaken_by_another_one_of_this_life() -> None:
+    member = _slave()
+    assert Register(member.life) in member.happens(Tick(END), 5.5)
+    assert Follow(3, "h3:10911", 2) in member.happens(Registered(_view(3, 2, 2, 3)), 5.6)
+
+
+def test_who_is_not_known_any_more_registers_again_and_goes_on() -> None:
+    member, _ = _master()
+    assert _kinds(member.happens(NotRegistered(), 1.0)) == [Register]
+    assert member.state is State.MASTER
+
+
+def test_a_life_that_the_controller_disowns_does_nothing_more() -> None:
+    member, _ = _master()
+    assert _kinds(member.happens(Disowned("a copy"), 1.0)) == [Answer, StopFollowing, DropSlaves, Tell]
+    assert member.acknowledged(1.0) == -1 and not member.may_append(1.0) and not member.is_readable
+    assert member.happens(Tick(END), 9.0) == []
+
+
+# ---- roles
+
+
+def test_the_pair_is_on_the_disk_before_the_first_step_of_a_role() -> None:
+    member = _member()
+    actions = member.happens(Registered(_view(1, 4, 9, 1)), 0.0)
+    kinds = _kinds(actions)
+    assert kinds.index(Save) < kinds.index(StopFollowing) < kinds.index(BeginEpoch) < kinds.index(EndTurn)
+    save = _only(Save, actions)
+    assert isinstance(save, Save)
+    assert (save.saved.master_epoch, save.saved.sync_state_set_epoch) == (4, 9)
+
+
+def test_a_slave_that_becomes_master_leaves_its_former_one_first() -> None:
+    member = _slave()
+    kinds = _kinds(member.happens(Seen(_view(1, 2, 2, 1)), 1.0))
+    assert kinds[:3] == [Save, StopFollowing, DropSlaves]
+    assert member.acknowledged(1.0) == -1
+
+
+def test_no_later_life_takes_up_an_epoch_of_a_former_one() -> None:
+    member = _member(saved=Saved(broker_id=1, incarnation="i", starts=4, master_epoch=5, sync_state_set_epoch=8))
+    assert _kinds(member.happens(Registered(_view(1, 5, 8, 1, 2)), 0.0)) == [Heartbeat, Elect]
+    assert member.state is State.WAITING
+    assert BeginEpoch in _kinds(member.happens(Seen(_view(1, 6, 9, 1)), 0.5))
+
+
+def test_a_deposed_master_answers_nobody_from_that_instant_on() -> None:
+    member, confirming = _master()
+    confirming.connected(2, "c", 0.0)
+    confirming.reported(2, "c", END, 0.1)
+    assert member.acknowledged(0.1) == END
+    actions = member.happens(Seen(_view(2, 2, 2, 2)), 0.2)
+    assert member.acknowledged(0.2) == -1 and not member.may_append(0.2)
+    assert _kinds(actions)[:2] == [Answer, DropSlaves]
+    assert Follow(2, "h2:10911", 2) in actions
+
+
+def test_what_a_slow_answer_says_is_not_believed() -> None:
+    member = _slave(epoch=3)
+    assert member.happens(Seen(_view(1, 2, 9, 1)), 1.0) == []
+    assert member.state is State.SLAVE
+
+
+def test_a_role_that_comes_during_a_change_waits_for_its_end_and_the_newest_counts() -> None:
+    member = _member()
+    member.happens(Registered(_view(1, 1, 1, 1)), 0.0)
+    assert _kinds(member.happens(Seen(_view(2, 2, 2, 2)), 0.1)) == [Save]
+    assert _kinds(member.happens(Seen(_view(3, 3, 3, 3)), 0.2)) == [Save]
+    assert member.state is State.TURNING_MASTER
+    actions = member.happens(RoleTaken(1, END), 0.3)
+    assert Follow(3, "h3:10911", 3) in actions
+    assert member.acknowledged(0.3) == -1
+
+
+def test_a_master_that_was_elected_anew_begins_a_new_epoch() -> None:
+    member, _ = _master()
+    actions = member.happens(Seen(_view(1, 3, 5, 1)), 1.0)
+    assert BeginEpoch(3) in actions and Answer() in actions
+    assert member.state is State.TURNING_MASTER
+
+
+def test_who_sees_no_master_asks_for_an_election_and_goes_on_asking() -> None:
+    member = _member()
+    assert Elect() in member.happens(Registered(_view(None, 2, 2, 1, 2)), 0.0)
+    assert Elect() not in member.happens(Tick(END), 0.5)
+    assert Elect() in member.happens(Tick(END), 1.5)
+
+
+def test_a_slave_without_a_master_in_the_register_goes_on_following() -> None:
+    member = _slave()
+    actions = member.happens(Seen(_view(None, 2, 1, 1, 2)), 1.0)
+    assert StopFollowing not in _kinds(actions) and Elect() in actions
+    assert member.state is State.SLAVE
+
+
+# ---- a slave's log
+
+
+def test_nothing_below_the_own_confirm_is_cut_without_an_operator() -> None:
+    member = _slave(confirm=800)
+    actions = member.happens(CutWanted(700, floor=800), 1.0)
+    assert Cut not in _kinds(actions) and Tell in _kinds(actions)
+    assert member.state is State.REFUSED and not member.is_readable
+    member.happens(CutAllowed(), 2.0)
+    member.happens(Registered(_view(2, 1, 1, 2)), 2.1)
+    assert member.happens(CutWanted(700, floor=800), 2.2) == [Cut(700)]
+    assert member.confirm == 700
+
+
+def test_an_operators_word_is_for_one_cut() -> None:
+    member = _slave(confirm=800)
+    member.happens(CutWanted(700, floor=800), 1.0)
+    member.happens(CutAllowed(), 2.0)
+    member.happens(Registered(_view(2, 1, 1, 2)), 2.1)
+    member.happens(CutWanted(700, floor=800), 2.2)
+    assert Cut not in _kinds(member.happens(CutWanted(600, floor=700), 2.3))
+
+
+def test_what_an_async_master_had_alone_is_cut() -> None:
+    assert _slave(ASYNC, confirm=800).happens(CutWanted(700, floor=800), 1.0) == [Cut(700)]
+
+
+def test_confirm_never_runs_backwards_and_is_kept() -> None:
+    member = _slave()
+    member.happens(ConfirmHeard(500), 1.0)
+    member.happens(ConfirmHeard(300), 1.1)
+    assert member.confirm == 500
+    save = _only(Save, member.happens(Tick(END), 5.0))
+    assert isinstance(save, Save) and save.saved.confirm == 500
+
+
+# ---- the sync state set
+
+
+def _grows(member: Member, confirming: Confirm, now: float) -> Alter:
+    confirming.connected(2, "c", now)
+    confirming.reported(2, "c", END, now)
+    alter = _only(Alter, member.happens(Tick(END), now))
+    assert isinstance(alter, Alter)
+    return alter
+
+
+def test_who_has_all_that_is_confirmed_is_asked_into_the_set() -> None:
+    member, confirming = _master(members=(1,))
+    alter = _grows(member, confirming, 1.0)
+    assert alter.members == (1, 2)
+    assert (alter.master_epoch, alter.sync_state_set_epoch) == (1, 1)
+
+
+def test_a_change_that_was_not_answered_is_asked_again_by_its_name() -> None:
+    member, confirming = _master(members=(1,))
+    alter = _grows(member, confirming, 1.0)
+    assert Alter not in _kinds(member.happens(Tick(END), 1.5))
+    assert _only(Alter, member.happens(Tick(END), 2.5)) == alter
+
+
+def test_a_change_whose_member_has_gone_is_settled_by_a_new_epoch_of_the_present_set() -> None:
+    member, confirming = _master(members=(1,))
+    alter = _grows(member, confirming, 1.0)
+    confirming.disconnected(2, "c", 1.5)
+    settling = _only(Alter, member.happens(Tick(END), 2.5))
+    assert isinstance(settling, Alter) and settling.request_id != alter.request_id
+    assert settling.members == (1,)
+    assert confirming.is_altering
+    member.happens(Seen(_view(1, 1, 2, 1)), 2.6)
+    assert not confirming.is_altering
+
+
+def test_a_change_is_over_when_each_of_its_tries_was_refused() -> None:
+    member, confirming = _master(members=(1,))
+    alter = _grows(member, confirming, 1.0)
+    member.happens(Tick(END), 2.5)
+    member.happens(AlterRefused(alter.request_id), 2.6)
+    assert confirming.is_altering
+    assert AskReplicaInfo in _kinds(member.happens(AlterRefused(alter.request_id), 2.7))
+    assert not confirming.is_altering
+
+
+def test_a_change_that_meets_another_epoch_may_be_what_made_it() -> None:
+    member, confirming = _master(members=(1,))
+    alter = _grows(member, confirming, 1.0)
+    member.happens(AlterRefused(alter.request_id, has_moved=True), 1.1)
+    assert confirming.is_altering
+
+
+# ---- hand-over
+
+
+def _handing_over(now: float = 1.0) -> tuple[Member, Confirm]:
+    member, confirming = _master()
+    confirming.connected(2, "c", now)
+    confirming.reported(2, "c", END - 100, now)
+    assert member.happens(HandOver(2), now) == [SyncMetadata()]
+    return member, confirming
+
+
+def test_a_hand_over_stops_every_append_and_waits_for_tables_and_log() -> None:
+    member, confirming = _handing_over()
+    assert not member.may_append(1.0)
+    assert Elect not in _kinds(member.happens(MetadataSynced(), 1.1))
+    confirming.reported(2, "c", END, 1.2)
+    assert _only(Elect, member.happens(Tick(END), 1.3)) == Elect(2)
+
+
+def test_a_target_that_is_not_in_sync_takes_nothing_over() -> None:
+    member, _ = _master()
+    assert _kinds(member.happens(HandOver(3), 1.0)) == [Tell]
+    assert member.may_append(1.0)
+
+
+def test_a_hand_over_that_was_not_asked_for_in_time_ends_by_itself() -> None:
+    member, _ = _handing_over()
+    member.happens(Tick(END), 2.5)
+    assert member.state is State.MASTER and member.may_append(2.5)
+
+
+def test_after_a_hand_over_only_a_later_answer_lets_the_master_go_on() -> None:
+    member, confirming = _handing_over()
+    member.happens(MetadataSynced(), 1.1)
+    confirming.reported(2, "c", END, 1.2)
+    member.happens(Tick(END), 1.3)
+    own = _view(1, 1, 1, 1, 2)
+    asked = _only(AskReplicaInfo, member.happens(Tick(END), 2.5))
+    assert isinstance(asked, AskReplicaInfo)
+    member.happens(Seen(own, asked.ask - 1), 2.6)
+    assert not member.may_append(2.6)
+    member.happens(Seen(own, asked.ask), 2.7)
+    assert member.may_append(2.7)
+
+
+# ---- at rest
+
+
+@pytest.mark.parametrize("build", [_slave, lambda: _master()[0]])
+def test_a_registered_member_tells_and_asks_regularly_and_not_more(build: object) -> None:
+    assert callable(build)
+    member = build()
+    kinds = [kind for step in range(1, 41) for kind in _kinds(member.happens(Tick(END), 10.0 + step / 4))]
+    assert kinds.count(Heartbeat) == 10
+    assert kinds.count(AskReplicaInfo) == 5
+    assert kinds.count(Register) == 2
