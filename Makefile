@@ -51,7 +51,7 @@ kills: setup ## 50 times kill -9 under load: nothing acknowledged is lost, moved
 fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 
-simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, outages, forks (SEEDS=5000 or 100-200, JOBS=2)
+simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, outages, forks, broker sets (SEEDS=5000 or 100-200, JOBS=2)
 	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs $(JOBS)
 
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.simulation.messaging.world import World as MessagingWorld
+from tests.simulation.replicas.world import World as ReplicasWorld
 from tests.simulation.world import Violation
 from tests.simulation.world import World as StorageWorld
 
-STORAGE, MESSAGING = "storage", "messaging"
+STORAGE, MESSAGING, REPLICAS = "storage", "messaging", "replicas"
+WORLDS = (STORAGE, MESSAGING, REPLICAS)
 CHUNK = 20
 TELL_EVERY = 500
 
@@ -61,8 +63,11 @@ def tell(world: str, first: int, end: int) -> tuple[dict[str, int], dict[int, st
     steps: Counter[str] = Counter()
     broken: dict[int, str] = {}
     for seed in range(first, end):
-        # every so many with the real encoder
-        history = StorageWorld(seed, real_worker=seed % 20 == 19) if world == STORAGE else MessagingWorld(seed)
+        history: StorageWorld | MessagingWorld | ReplicasWorld
+        if world == STORAGE:
+            history = StorageWorld(seed, real_worker=seed % 20 == 19)  # every so many with the real encoder
+        else:
+            history = MessagingWorld(seed) if world == MESSAGING else ReplicasWorld(seed)
         try:
             history.run()
         except Violation as violation:
@@ -117,11 +122,11 @@ def _all(
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
     parser.add_argument("seeds", nargs="?", default="1000", help="how many, or from-to; the second is not among them")
-    parser.add_argument("--world", action="append", choices=(STORAGE, MESSAGING), help="default: both")
+    parser.add_argument("--world", action="append", choices=WORLDS, help="default: all")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--summary", type=Path, help="a file that keeps what is done")
     arguments = parser.parse_args()
-    arguments.world = arguments.world or [STORAGE, MESSAGING]
+    arguments.world = arguments.world or list(WORLDS)
     return arguments
 
 
@@ -136,7 +141,7 @@ def _write(path: Path, summaries: dict[str, Summary]) -> None:
 
 
 def _read(path: Path | None) -> dict[str, Summary]:
-    summaries = {STORAGE: Summary(), MESSAGING: Summary()}
+    summaries = {name: Summary() for name in WORLDS}
     if path is not None and path.exists():
         for name, told in json.loads(path.read_text()).items():
             summaries[name] = Summary(

@@ -1,0 +1,638 @@
+"""One life of a broker: the real member, confirm and epochs, and around them as little I/O as there can be.
+
+It carries out the member's actions one after another, sends and takes the frames of the stream (a HELLO and H2, T1, T2
+with pieces of records), appends what producers send, and answers readers. What it promises it tells `Promises`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from broker.ha.confirm import Waiting
+from broker.ha.epochs import EpochConflict
+from broker.ha.member import Member, State
+from broker.ha.member_events import (
+    Action,
+    Alter,
+    AlterRefused,
+    Answer,
+    ApplyBrokerId,
+    AskNextBrokerId,
+    AskReplicaInfo,
+    AskSyncStateData,
+    BeginEpoch,
+    BrokerIdApplied,
+    BrokerIdTaken,
+    ClipGroups,
+    ConfirmHeard,
+    Cut,
+    CutTornTail,
+    CutWanted,
+    DropSlaves,
+    Elect,
+    EndTurn,
+    Event,
+    Follow,
+    Heartbeat,
+    Life,
+    MetadataSynced,
+    NextBrokerId,
+    NotRegistered,
+    Register,
+    Registered,
+    RoleTaken,
+    Save,
+    Seen,
+    StopFollowing,
+    SyncMetadata,
+    Tell,
+    Tick,
+    View,
+)
+from controller import decision
+from controller.decision import Report
+from neve.remoting.codes import ResponseCode
+from tests.simulation.replicas.controllers import CLUSTER, NAME, Controller
+from tests.simulation.replicas.log import QUEUES, Disk, Piece, Record
+from tests.simulation.replicas.machines import Connection, Process
+
+if TYPE_CHECKING:
+    from tests.simulation.replicas.world import World
+
+TICK = 0.25
+RECONNECT = 0.3
+IDLE = 4.0  # a connection that says nothing for so long is closed
+TELL_EVERY = 0.5  # T1 and T2 without news
+FLUSH_EVERY = 0.5
+POLL_GROUPS = 1.5
+SLAVE_TIMEOUT = 3.0
+
+Reply = Callable[[str], None]
+
+
+class _Follower:
+    """The master's side of one connection."""
+
+    def __init__(self, life: Life, now: float) -> None:
+        self.life, self.heard = life, now
+        self.next: int | None = None  # what it asks for; its first T1
+
+
+class Broker(Process):
+    def __init__(self, world: World, host: str, disk: Disk, *, is_copy: bool = False) -> None:
+        super().__init__(world.turns, host, world.dice.uniform(-3600, 3600))
+        self.world, self.disk, self.log = world, disk, disk.log
+        self.dice: random.Random = world.dice
+        self.process = f"{host}.{world.next_number()}"
+        self.from_memory = world.member_rules.acknowledges_from_memory
+        self.log.cut_torn_tail()
+        disk.epochs.drop_above(self.log.end)
+        was_clean = disk.saved.clean
+        disk.saved = world.begin_life(disk.saved, f"i{world.next_number()}", world.member_rules, is_copy)
+        self.member: Member = world.member_of(
+            disk.saved,
+            world.member_rules,
+            process=self.process,
+            check_code=f"{host};{self.process}",
+            is_unclean=not was_clean,
+        )
+        self._actions: deque[Action] = deque()
+        self._is_busy = False
+        self._waiting: Waiting[tuple[Record, Reply]] = Waiting(SLAVE_TIMEOUT)
+        self._followers: dict[Connection, _Follower] = {}
+        self._following: Follow | None = None
+        self._upstream: Connection | None = None
+        self._heard_upstream = 0.0
+        self._is_attached = False  # the handshake is over: T2s count
+        self._then: Callable[[], None] | None = None  # after a cut
+        self._cuts = 0
+        self._is_flushing = False
+        self._flush_wanted = False
+        self._next_offset = [0] * QUEUES
+        self._polled_groups: tuple[dict[int, int], int] | None = None
+        self.told = ""
+        self.after(self.dice.uniform(0, TICK), self._tick)
+        self.after(FLUSH_EVERY, self._flush_sometimes)
+        self.after(TELL_EVERY, self._tell)
+        self.after(POLL_GROUPS, self._poll_groups)
+
+    @property
+    def is_attached(self) -> bool:
+        """As a slave: it has met its master, and gets what that one appends."""
+        return self.member.state is State.SLAVE and self._is_attached
+
+    # ---- time
+
+    def _tick(self) -> None:
+        self.happens(Tick(self.log.whole_end))
+        for record, reply in list(self._waiting.overdue(self.now())):
+            self._not_safe(record, reply)
+        self._answer_reached()
+        self.after(TICK, self._tick)
+
+    def _flush_sometimes(self) -> None:
+        self.flush()
+        self.after(FLUSH_EVERY, self._flush_sometimes)
+
+    def _tell(self) -> None:
+        """T1 and T2 without news, and silent connections end."""
+        now = self.now()
+        if self._upstream is not None:
+            if now - self._heard_upstream > IDLE:
+                self._lose_upstream()
+            elif self._is_attached:
+                self._report()
+        for connection, follower in list(self._followers.items()):
+            if now - follower.heard > IDLE:
+                self._drop(connection)
+            elif follower.next is not None:
+                self._send_frame(connection, follower.next, ())
+        self.after(TELL_EVERY, self._tell)
+
+    def flush(self) -> None:
+        """One at a time; what comes meanwhile is of the next."""
+        if self._is_flushing:
+            self._flush_wanted = True
+            return
+        if self.log.synced >= self.log.end:
+            return
+        self._is_flushing, self._flush_wanted = True, False
+        end, cuts = self.log.end, self._cuts
+
+        def synced() -> None:
+            self._is_flushing = False
+            if cuts == self._cuts:
+                self.log.synced = max(self.log.synced, end)
+                self._has_synced()
+            if self._flush_wanted or cuts != self._cuts:
+                self.flush()
+
+        self.after(self.world.flush_time(self.host), synced)
+
+    def _has_synced(self) -> None:
+        if self.from_memory:
+            return
+        if self.member.confirming is not None:
+            self.member.confirming.appended(self.log.synced)
+            self._answer_reached()
+        elif self._upstream is not None and self._is_attached:
+            self._report()
+
+    # ---- the member
+
+    def happens(self, event: Event) -> None:
+        before = self.member.state
+        actions = self.member.happens(event, self.now())
+        if self.member.state is not before:
+            self.world.note(f"{self.host} is {self.member.state.value} {self.member.role.pair}")
+        self._actions.extend(actions)
+        self._work()
+
+    def _work(self) -> None:
+        while self._actions and not self._is_busy and self.is_alive:
+            action = self._actions.popleft()
+            seconds = self._carry_out(action)
+            if seconds:
+                self._is_busy = True
+
+                def done(action: Action = action) -> None:
+                    self._is_busy = False
+                    self._finish(action)
+                    self._work()
+
+                self.after(seconds, done)
+
+    def _carry_out(self, action: Action) -> float:
+        """0: done. Else how long it takes; what it changes is changed then."""
+        match action:
+            case Save() | CutTornTail() | BeginEpoch() | Cut() | SyncMetadata():
+                return self.dice.uniform(0.001, 0.02)
+            case Answer():
+                for record, reply in list(self._waiting.all()):
+                    self._not_safe(record, reply)
+            case DropSlaves():
+                for connection in list(self._followers):
+                    self._drop(connection)
+            case StopFollowing():
+                self._following = None
+                self._lose_upstream()
+            case ClipGroups():
+                for queue, offset in self.disk.groups.items():
+                    self.disk.groups[queue] = min(offset, len(self.log.queues[queue]))
+            case Follow():
+                self._following = action
+                self._connect()
+            case EndTurn():
+                self._end_turn(action.epoch)
+            case Tell():
+                self.told = action.reason
+                self.world.note(f"{self.host} says: {action.reason}")
+            case _:
+                self._ask(action)
+        return 0.0
+
+    def _finish(self, action: Action) -> None:
+        match action:
+            case Save():
+                self.disk.saved = action.saved
+            case CutTornTail():
+                self.log.cut_torn_tail()
+                self._cuts += 1
+                self.log.synced = self.log.end
+                self.disk.epochs.drop_above(self.log.end)
+            case BeginEpoch():
+                self.disk.epochs.assign(action.epoch, self.log.end)
+            case Cut():
+                self._cut(action.to)
+                then, self._then = self._then, None
+                if then is not None:
+                    then()
+            case SyncMetadata():
+                self.happens(MetadataSynced())
+
+    def _end_turn(self, epoch: int) -> None:
+        self.happens(RoleTaken(epoch, self.log.whole_end))
+        if self.member.confirming is not None:
+            self._next_offset = [self.world.next_queue_offset(self, queue) for queue in range(QUEUES)]
+            self.world.promises.promoted(self)
+
+    def _ask(self, action: Action) -> None:
+        """Of a controller; of all, for a heartbeat."""
+        world, network = self.world, self.world.network
+        if isinstance(action, Heartbeat):
+            report = Report(
+                heard_ms=0,
+                address=self.host,
+                epoch=self.disk.epochs.last_epoch,
+                max_offset=self.log.end,
+                confirm_offset=action.confirm,
+                incarnation=action.life.incarnation,
+                starts=action.life.starts,
+                process=action.life.process,
+                master_epoch=action.pair[0],
+                sync_state_set_epoch=action.pair[1],
+            )
+            broker_id = action.life.broker_id
+            for host in world.controllers:
+                network.post(self, host, lambda controller: controller.heartbeat(broker_id, report))
+            return
+        request, heard = self._request(action)
+
+        def ask(controller: Controller, answer: Callable[[Any], None]) -> None:
+            controller.handle(request, answer)
+
+        network.ask(self, self.dice.choice(list(world.controllers)), ask, heard)
+
+    def _request(self, action: Action) -> tuple[decision.Request, Callable[[decision.Answer], None]]:
+        """What a controller is asked, and what its answer means."""
+        success = ResponseCode.SUCCESS
+
+        def seen(answer: decision.Answer, ask: int = 0) -> None:
+            if answer.code in (success, ResponseCode.CONTROLLER_MASTER_STILL_EXIST):
+                self.happens(Seen(_view(answer), ask))
+            elif answer.code in (
+                ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+                ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+            ):
+                self.happens(NotRegistered())
+
+        match action:
+            case AskNextBrokerId():
+
+                def next_id(answer: decision.Answer) -> None:
+                    if answer.next_broker_id is not None:
+                        self.happens(NextBrokerId(answer.next_broker_id))
+
+                return decision.GetNextBrokerId(CLUSTER, NAME), next_id
+            case ApplyBrokerId(broker_id, check_code):
+
+                def applied(answer: decision.Answer) -> None:
+                    self.happens(BrokerIdApplied(broker_id) if answer.code == success else BrokerIdTaken())
+
+                return decision.ApplyBrokerId(CLUSTER, NAME, broker_id, check_code), applied
+            case Register(life):
+
+                def registered(answer: decision.Answer) -> None:
+                    if answer.code == success:
+                        self.happens(Registered(None if answer.master_epoch is None else _view(answer)))
+
+                return self.world.registration(life, self.host), registered
+            case Elect(designate):
+                who = self.member.broker_id if designate is None else designate
+                return decision.ElectMaster(NAME, who, designate is not None), seen
+            case AskReplicaInfo(number):
+                return decision.GetReplicaInfo(NAME), lambda answer: seen(answer, number)
+            case Alter():
+
+                def altered(answer: decision.Answer) -> None:
+                    if answer.code == success:
+                        assert answer.sync_state_set is not None and answer.sync_state_set_epoch is not None
+                        self.happens(
+                            Seen(
+                                View(
+                                    action.master_epoch,
+                                    answer.sync_state_set_epoch,
+                                    frozenset(answer.sync_state_set),
+                                    self.member.broker_id,
+                                    self.host,
+                                )
+                            )
+                        )
+                    else:
+                        has_moved = answer.code == ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+                        self.happens(AlterRefused(action.request_id, has_moved))
+
+                return self.world.alteration(action, self.member.broker_id), altered
+            case AskSyncStateData():
+                return decision.GetSyncStateData(NAME), lambda answer: None
+        raise AssertionError(action)
+
+    def notified(self, fields: dict[str, Any]) -> None:
+        """1008."""
+        self.happens(Seen(View(**fields)))
+
+    def epoch_cache(self) -> tuple[str, int, int]:
+        """1007."""
+        return self.process, self.disk.epochs.last_epoch, self.log.end
+
+    # ---- as master: producers
+
+    def send(self, uid: int, queue: int, size: int, reply: Reply) -> None:
+        now = self.now()
+        if not self.member.may_append(now):
+            reply("refused")
+            return
+        confirming = self.member.confirming
+        assert confirming is not None
+        record = Record(
+            uid, queue, self._next_offset[queue], size, self.member.role.master_epoch, self.member.broker_id
+        )
+        self._next_offset[queue] += 1
+        end = self.log.append(record)
+        self.world.promises.appended(record)
+        self._waiting.add(end, (record, reply), now)
+        if self.from_memory:
+            confirming.appended(end)
+        else:
+            self.flush()
+        for connection, follower in list(self._followers.items()):
+            self._push(connection, follower)
+        self._answer_reached()
+
+    def _answer_reached(self) -> None:
+        if not self._waiting:
+            return
+        acknowledged = self.member.acknowledged(self.now())
+        for record, reply in list(self._waiting.reached(acknowledged)):
+            self.world.promises.acknowledged(self, record)
+            reply("ok")
+
+    def _not_safe(self, record: Record, reply: Reply) -> None:
+        reply("not safe")
+
+    # ---- as master: slaves
+
+    def accept(self, connection: Connection) -> None:
+        connection.received[self] = lambda message: self._from_slave(connection, message)
+        connection.closed[self] = lambda: self._forget_follower(connection)
+
+    def _from_slave(self, connection: Connection, message: tuple[Any, ...]) -> None:
+        confirming, now = self.member.confirming, self.now()
+        if confirming is None:
+            connection.close(self)
+            return
+        if message[0] == "hello":
+            life: Life = message[1]
+            for older in [c for c, f in self._followers.items() if f.life.broker_id == life.broker_id]:
+                self._drop(older)
+            self._followers[connection] = _Follower(life, now)
+            confirming.connected(life.broker_id, connection, now)
+            entries = self.disk.epochs.entries()
+            connection.send(self, ("h2", self.member.role.master_epoch, entries, self.log.end))
+            return
+        follower = self._followers.get(connection)
+        if follower is None:
+            connection.close(self)
+            return
+        follower.heard = now
+        _, end, synced = message
+        if not confirming.reported(follower.life.broker_id, connection, end, now, synced=synced):
+            self._drop(connection)
+            return
+        if follower.next is None:
+            follower.next = end
+        self._answer_reached()
+        if not confirming.in_sync(follower.life.broker_id):
+            self.happens(Tick(self.log.whole_end))
+        if connection in self._followers:
+            self._push(connection, follower)
+
+    def _push(self, connection: Connection, follower: _Follower) -> None:
+        while follower.next is not None and follower.next < self.log.end:
+            entry = self.disk.epochs.at(follower.next)
+            assert entry is not None
+            upto = min(self.log.end, follower.next + self.dice.choice((90, 250, 1000, 3000)))
+            if entry[2] is not None:
+                upto = min(upto, entry[2])
+            pieces = self.log.read(follower.next, upto)
+            self._send_frame(connection, follower.next, tuple(pieces))
+            follower.next = upto
+
+    def _send_frame(self, connection: Connection, offset: int, pieces: tuple[Piece, ...]) -> None:
+        entry = self.disk.epochs.at(offset)
+        assert entry is not None
+        connection.send(self, ("t2", offset, entry[0], entry[1], self.member.confirm, pieces))
+
+    def _drop(self, connection: Connection) -> None:
+        connection.close(self)
+        self._forget_follower(connection)
+
+    def _forget_follower(self, connection: Connection) -> None:
+        follower = self._followers.pop(connection, None)
+        if follower is not None and self.member.confirming is not None:
+            self.member.confirming.disconnected(follower.life.broker_id, connection, self.now())
+
+    # ---- as slave
+
+    def _connect(self) -> None:
+        following = self._following
+        if following is None or self._upstream is not None:
+            return
+        connection = self.world.network.connect(self, following.address)
+        if connection is not None:
+            self._upstream, self._is_attached = connection, False
+            self._heard_upstream = self.now()
+            connection.received[self] = lambda message: self._from_master(connection, message)
+            connection.closed[self] = lambda: self._closed_by_master(connection)
+            connection.send(self, ("hello", self.member.life))
+        else:
+            self._connect_later()
+
+    def _connect_later(self) -> None:
+        self.after(self.dice.uniform(0.5, 1.5) * RECONNECT, self._connect)
+
+    def _closed_by_master(self, connection: Connection) -> None:
+        if connection is self._upstream:
+            self._lose_upstream()
+
+    def _lose_upstream(self) -> None:
+        connection, self._upstream, self._is_attached = self._upstream, None, False
+        self._then = None
+        if connection is not None:
+            connection.close(self)
+        if self._following is not None:
+            self._connect_later()
+
+    def _from_master(self, connection: Connection, message: tuple[Any, ...]) -> None:
+        if connection is not self._upstream:
+            return
+        self._heard_upstream = self.now()
+        if message[0] == "h2":
+            self._meet(connection, *message[1:])
+        elif self._is_attached:
+            self._take_frame(*message[1:])
+
+    def _meet(self, connection: Connection, epoch: int, entries: tuple[tuple[int, int], ...], master_end: int) -> None:
+        """Where the two logs part, and the cut."""
+        following, log = self._following, self.log
+        if following is None or following.epoch != epoch:
+            self._lose_upstream()
+            return
+        local = self.disk.epochs.entries()
+        if not local:
+            point: int | None = 0
+        else:
+            point = self.world.cut_point(
+                local,
+                log.end,
+                entries,
+                master_end,
+                master_epoch=epoch,
+                followed_epoch=self.disk.followed_epoch,
+                last_confirm=self.member.confirm,
+            )
+        if point is None:
+            self.world.note(f"{self.host} has nothing in common with {following.address}")
+            self._lose_upstream()
+            return
+
+        def attach() -> None:
+            if connection is self._upstream:
+                self.disk.followed_epoch = epoch
+                self._is_attached = True
+                if self.from_memory:
+                    self._report()
+                else:
+                    self._when_synced(self._report)
+
+        if point >= log.whole_end:
+            if log.partial is not None:
+                log.partial = None
+                self._cuts += 1
+                log.synced = min(log.synced, log.end)
+            self.world.drop_epochs(self.disk, point)
+            attach()
+            return
+        self._then = attach
+        floor = log.record_start(min(self.member.confirm, log.whole_end))
+        self.happens(CutWanted(log.record_start(point), floor))
+
+    def _when_synced(self, call: Callable[[], None]) -> None:
+        if self.log.synced >= self.log.end:
+            call()
+        else:
+            self.flush()  # a report follows
+
+    def _cut(self, to: int) -> None:
+        self._cuts += 1
+        gone = self.log.truncate(to)
+        self.disk.diverged += gone
+        self.disk.epochs.truncate(to)
+        self.world.promises.cut(self, gone)
+        self.world.note(f"{self.host} cuts to {to}: {gone}")
+
+    def _report(self) -> None:
+        connection = self._upstream
+        if connection is not None and self._is_attached:
+            end = self.log.end if self.from_memory else self.log.synced
+            connection.send(self, ("t1", end, self.log.synced))
+
+    def _take_frame(self, offset: int, epoch: int, start: int, confirm: int, pieces: tuple[Piece, ...]) -> None:
+        log = self.log
+        if pieces:
+            if offset != log.end:
+                self._lose_upstream()
+                return
+            try:
+                self.disk.epochs.assign(epoch, start)
+            except EpochConflict:
+                self._lose_upstream()
+                return
+            for piece in pieces:
+                if not log.append_piece(piece):
+                    log.cut_torn_tail()
+                    self._lose_upstream()
+                    return
+        self.happens(ConfirmHeard(log.record_start(min(confirm, log.whole_end))))
+        if pieces:
+            if self.from_memory:
+                self._report()
+            else:
+                self.flush()
+
+    # ---- readers and groups
+
+    def pull(self, queue: int, offset: int, reply: Callable[[list[Record] | None], None]) -> None:
+        """None: not here, not now."""
+        if not self.member.is_readable:
+            reply(None)
+            return
+        visible = self.member.confirm
+        found: list[Record] = []
+        for record, end in self.log.queues[queue][offset : offset + 8]:
+            if end > visible:
+                break
+            found.append(record)
+        for record in found:
+            self.world.promises.shown(self, record)
+        reply(found)
+
+    def commit_offset(self, queue: int, offset: int) -> None:
+        if self.member.state is State.MASTER and self.member.acknowledged(self.now()) >= 0:
+            self.disk.groups[queue] = offset
+            self.world.promises.committed(queue, offset)
+
+    def _poll_groups(self) -> None:
+        self.after(POLL_GROUPS, self._poll_groups)
+        following = self._following
+        if following is None or self.member.state is not State.SLAVE:
+            return
+        polled = self._polled_groups
+        if polled is not None and self.member.confirm >= polled[1]:
+            self.disk.groups = dict(polled[0])
+            self._polled_groups = None
+
+        def heard(value: tuple[dict[int, int], int] | None) -> None:
+            if value is not None and self._following is following and self._polled_groups is None:
+                self._polled_groups = value
+
+        self.world.network.ask(self, following.address, lambda broker, reply: reply(broker.groups()), heard)
+
+    def groups(self) -> tuple[dict[int, int], int] | None:
+        """43, with the log's end that the offsets belong to."""
+        if self.member.confirming is None:
+            return None
+        return dict(self.disk.groups), self.log.whole_end
+
+
+def _view(answer: decision.Answer) -> View:
+    return View(
+        answer.master_epoch or 0,
+        answer.sync_state_set_epoch or 0,
+        frozenset(answer.sync_state_set or ()),
+        answer.master,
+        answer.master_address or "",
+    )

@@ -1,0 +1,165 @@
+"""A member's disk: its log of records, in part only in memory; epochs, saved state, groups' offsets, what was cut.
+
+The log's end may lie within a record: its first bytes came, the rest did not yet. Two records of one size at one place
+pass every check but the one by epochs, as they do in a real log.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+
+from broker.ha.epochs import EpochCache
+from broker.ha.member_events import Saved
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A message. Two are the same one if they are the same object: what is copied is not."""
+
+    uid: int
+    queue: int
+    queue_offset: int
+    size: int
+    epoch: int  # in which it was written
+    writer: int
+
+    def __repr__(self) -> str:
+        return f"m{self.uid}(q{self.queue}:{self.queue_offset} e{self.epoch} by {self.writer})"
+
+
+Piece = tuple[Record, int, int]  # of a record, from, how many bytes
+
+QUEUES = 2
+
+
+class Log:
+    """Bytes from 0 on. Invariant: `_ends` ascends; `partial` is of a record that begins at the last of them."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self._ends: list[int] = []
+        self.partial: tuple[Record, int] | None = None
+        self.synced = 0
+        self.queues: list[list[tuple[Record, int]]] = [[] for _ in range(QUEUES)]  # with where each ends
+
+    @property
+    def whole_end(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def end(self) -> int:
+        return self.whole_end + (self.partial[1] if self.partial is not None else 0)
+
+    def end_of(self, record: Record) -> int | None:
+        """Where it ends, if it is here."""
+        queue = self.queues[record.queue]
+        if record.queue_offset >= len(queue) or queue[record.queue_offset][0] is not record:
+            return None
+        return queue[record.queue_offset][1]
+
+    def has(self, record: Record) -> bool:
+        return self.end_of(record) is not None
+
+    def append(self, record: Record) -> int:
+        assert self.partial is None
+        end = self.whole_end + record.size
+        self.records.append(record)
+        self._ends.append(end)
+        self._index(record, end)
+        return end
+
+    def _index(self, record: Record, end: int) -> None:
+        queue = self.queues[record.queue]
+        if record.queue_offset < len(queue):  # given twice: the later one is found
+            queue[record.queue_offset] = record, end
+        else:
+            queue.append((record, end))
+
+    def read(self, offset: int, upto: int) -> list[Piece]:
+        """The bytes from `offset` on, in pieces."""
+        pieces: list[Piece] = []
+        index = bisect_right(self._ends, offset)
+        while offset < upto and index < len(self.records):
+            record, end = self.records[index], self._ends[index]
+            skip = offset - (end - record.size)
+            take = min(end, upto) - offset
+            pieces.append((record, skip, take))
+            offset += take
+            index += 1
+        return pieces
+
+    def append_piece(self, piece: Piece) -> bool:
+        """What came from the master. False: it does not go with what is here (its CRC is wrong)."""
+        record, skip, take = piece
+        if self.partial is not None:
+            held, there = self.partial
+            if held is not record or skip != there:
+                return False
+        elif skip:
+            return False
+        self.partial = None
+        if skip + take == record.size:
+            self.append(record)
+        else:
+            self.partial = record, skip + take
+        return True
+
+    def cut_torn_tail(self) -> None:
+        self.partial = None
+        self.synced = min(self.synced, self.end)
+
+    def record_start(self, position: int) -> int:
+        """Of the record that holds it, or the position where one ends."""
+        index = bisect_right(self._ends, position)
+        return self._ends[index - 1] if index else 0
+
+    def truncate(self, to: int) -> list[Record]:
+        """To a record's start. What was cut."""
+        self.partial = None
+        keep = bisect_left(self._ends, to + 1)
+        assert (self._ends[keep - 1] if keep else 0) == to, f"cut to {to}, within a record"
+        gone = self.records[keep:]
+        del self.records[keep:], self._ends[keep:]
+        self.synced = min(self.synced, to)
+        self._rebuild()
+        return gone
+
+    def lose_unsynced(self, dice: random.Random) -> list[Record]:
+        """The power went: what was not synced is there or not. What was lost."""
+        upto = dice.choice((self.synced, self.synced, dice.randint(self.synced, self.end)))
+        self.partial = None
+        gone = self.truncate(self.record_start(upto))
+        self.synced = self.end
+        return gone
+
+    def _rebuild(self) -> None:
+        self.queues = [[] for _ in range(QUEUES)]
+        for record, end in zip(self.records, self._ends, strict=True):
+            self._index(record, end)
+
+    def copied(self) -> Log:
+        other = Log()
+        other.records, other._ends, other.synced = list(self.records), list(self._ends), self.whole_end
+        other._rebuild()
+        return other
+
+
+@dataclass
+class Disk:
+    """A data directory. What is saved is synced at once; a log's bytes are where `Log` says."""
+
+    log: Log = field(default_factory=Log)
+    epochs: EpochCache = field(default_factory=EpochCache)
+    saved: Saved = field(default_factory=Saved)
+    followed_epoch: int = 0
+    groups: dict[int, int] = field(default_factory=dict)  # queue -> offset of the one group
+    diverged: list[Record] = field(default_factory=list)
+
+    def copied(self) -> Disk:
+        """Another directory with the same content: the same messages, not copies of them."""
+        return Disk(
+            self.log.copied(), EpochCache(self.epochs.entries()), self.saved, self.followed_epoch, dict(self.groups),
+            list(self.diverged),
+        )  # fmt: skip

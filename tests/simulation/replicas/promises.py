@@ -1,0 +1,153 @@
+"""What a broker set promised, and whether it is so.
+
+kept        what was acknowledged, and in the modes that wait for the set what was shown to a reader, is in the log of
+            each master that is elected afterwards. Excused: power cuts took it from each member that was trusted to
+            have it. `async`: what is acknowledged is in the last master's log, or in somebody's `diverged/`, or every
+            copy of it went with the power
+once        no offset of a queue is two messages, among those that were acknowledged or shown
+copies      `sync`: an acknowledged message is with as many members as minInSyncReplicas says, on their disks under
+            SYNC_FLUSH
+one         at most one member acknowledges in an epoch
+order       a queue's offsets ascend, without a gap, in each log
+groups      a group is never beyond its queue's end, and has an offset that somebody committed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.ha.confirm import Replication
+from tests.simulation.replicas.log import QUEUES, Record
+from tests.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.replicas.broker import Broker
+    from tests.simulation.replicas.world import World
+
+
+class Promises:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.acked: set[Record] = set()
+        self.seen: set[Record] = set()
+        self.excused: set[Record] = set()
+        self._at: dict[tuple[int, int], Record] = {}
+        self._who: dict[int, int] = {}  # epoch -> who acknowledged in it
+        self._committed: set[tuple[int, int]] = set()
+        self._went: dict[Record, set[str]] = {}  # with the power, perhaps after it was reported
+
+    @property
+    def must_keep(self) -> set[Record]:
+        both = self.acked | self.seen if self.world.waits else self.acked
+        return both - self.excused
+
+    def fail(self, what: str) -> None:
+        raise Violation(what)
+
+    # ---- what is promised
+
+    def appended(self, record: Record) -> None:
+        """Nothing yet."""
+
+    def acknowledged(self, broker: Broker, record: Record) -> None:
+        epoch, who = broker.member.role.master_epoch, broker.member.broker_id
+        if self._who.setdefault(epoch, who) != who:
+            self.fail(f"one: {self._who[epoch]} and {who} acknowledge in epoch {epoch}")
+        if not broker.log.has(record):
+            self.fail(f"kept: {broker.host} acknowledges {record}, which it does not have")
+        rules = self.world.confirm_rules
+        if rules.replication is Replication.SYNC:
+            copies = [
+                machine.host
+                for machine in self.world.machines.values()
+                if machine.host in self._went.get(record, ())
+                or (
+                    (end := machine.disk.log.end_of(record)) is not None
+                    and (broker.from_memory or end <= machine.disk.log.synced)
+                )
+            ]
+            if len(copies) < rules.min_in_sync:
+                self.fail(f"copies: {record} is acknowledged and only with {copies}")
+        self.acked.add(record)
+        self._once(record)
+        self.world.counts["acknowledged"] += 1
+
+    def shown(self, broker: Broker, record: Record) -> None:
+        self.seen.add(record)
+        self.world.counts["shown"] += 1
+        if self.world.waits:
+            self._once(record)
+
+    def _once(self, record: Record) -> None:
+        key = record.queue, record.queue_offset
+        other = self._at.setdefault(key, record)
+        if other is record:
+            return
+        if other in self.excused or not self.world.waits:
+            self._at[key] = record
+            return
+        self.fail(f"once: {key} is {other} and {record}")
+
+    def committed(self, queue: int, offset: int) -> None:
+        self._committed.add((queue, offset))
+
+    # ---- what befalls it
+
+    def cut(self, broker: Broker, gone: list[Record]) -> None:
+        """By the protocol: kept in `diverged/`, so in `async` it is not lost. Else it must be with a master."""
+
+    def lost(self, host: str, gone: list[Record]) -> None:
+        """A power cut, or a disk that died."""
+        for record in gone:
+            self._went.setdefault(record, set()).add(host)
+        wanted = [record for record in gone if record in self.acked or record in self.seen]
+        if not wanted:
+            return
+        trusted = self.world.trusted() if self.world.waits else list(self.world.machines.values())
+        others = [machine for machine in trusted if machine.host != host]
+        for record in wanted:
+            diverged = not self.world.waits and any(record in machine.disk.diverged for machine in others)
+            if not diverged and not any(machine.disk.log.has(record) for machine in others):
+                self.excused.add(record)
+
+    # ---- whether it is so
+
+    def promoted(self, broker: Broker) -> None:
+        """A master begins to serve. One that the register does not name any more can't acknowledge alone."""
+        self._order(broker)
+        value = self.world.register.value
+        role = broker.member.role
+        self.world.counts["promoted"] += 1
+        if value is None or (value.master, value.master_epoch) != (role.master, role.master_epoch):
+            return
+        if self.world.waits:
+            missing = [record for record in self.must_keep if not broker.log.has(record)]
+            if missing:
+                self.fail(f"kept: {broker.host} is master {role.pair} without {_told(missing)}")
+        for queue, offset in broker.disk.groups.items():
+            if offset > len(broker.log.queues[queue]):
+                end = len(broker.log.queues[queue])
+                self.fail(f"groups: {broker.host} is master, queue {queue} ends at {end}, the group is at {offset}")
+
+    def at_rest(self, master: Broker) -> None:
+        """All is healed: nothing may be missing."""
+        missing = [record for record in self.must_keep if not master.log.has(record)]
+        if not self.world.waits:
+            kept = {record for machine in self.world.machines.values() for record in machine.disk.diverged}
+            missing = [record for record in missing if record not in kept]
+        if missing:
+            self.fail(f"kept: the master {master.host} lacks {_told(missing)}")
+        self._order(master)
+
+    def _order(self, broker: Broker) -> None:
+        following = [0] * QUEUES
+        for record in broker.log.records:
+            if record.queue_offset != following[record.queue]:
+                self.fail(f"order: {broker.host} has {record}, and {following[record.queue]} were to come")
+            following[record.queue] += 1
+
+
+def _told(records: list[Record]) -> str:
+    return ", ".join(str(record) for record in sorted(records, key=lambda record: record.uid)[:5]) + (
+        f" and {len(records) - 5} more" if len(records) > 5 else ""
+    )

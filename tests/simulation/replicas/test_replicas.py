@@ -1,0 +1,23 @@
+"""Hundreds of histories of a broker set; `make simulate` tells more. What is broken is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.replicas.world import World
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_no_history_breaks_a_promise(first: int) -> None:
+    for seed in range(first, first + 25):
+        World(seed).run()
+
+
+def test_a_seed_is_one_history() -> None:
+    for seed in (3, 8):
+        told = []
+        for _ in range(2):
+            world = World(seed)
+            world.run()
+            told.append(world.history)
+        assert told[0] == told[1]

@@ -1,0 +1,451 @@
+"""One seed is one history of a broker set, its controllers, their register, its clients, and what befalls them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from broker.ha import epochs, member
+from broker.ha.confirm import Confirm, ConfirmRules, Replication
+from broker.ha.member import Member, MemberRules, State
+from broker.ha.member_events import Alter, CutAllowed, HandOver, Life, Saved
+from controller import decision
+from controller.broker_set import BrokerSet
+from tests.simulation.replicas.broker import Broker
+from tests.simulation.replicas.clients import Producer, Reader
+from tests.simulation.replicas.controllers import NAME, Controller
+from tests.simulation.replicas.log import Disk
+from tests.simulation.replicas.machines import Network, Turns
+from tests.simulation.replicas.promises import Promises
+from tests.simulation.replicas.register import HOST as REGISTER
+from tests.simulation.replicas.register import Register
+from tests.simulation.world import Violation
+
+CONTROLLER_TIMEOUT_MS = 4000
+REST = 30.0
+TOLD_STEPS = 70
+
+
+@dataclass
+class Machine:
+    """Where a member runs, or could."""
+
+    host: str
+    disk: Disk
+    broker: Broker | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.broker is not None and self.broker.is_alive
+
+
+class World:
+    """The real rules; a test that breaks one overrides it."""
+
+    send_every, read_every = 0.25, 0.4
+    steps = 30
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.dice = seed, random.Random(seed)
+        self.history: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.turns = Turns()
+        self.network = Network(self.turns, self.dice)
+        self._number = 0
+        self._slow: dict[str, float] = {}
+        self.choose()
+        self.promises = Promises(self)
+        self.register = Register(self.turns)
+        self.network.hosts[REGISTER] = self.register
+        self.controllers: dict[str, Controller] = {}
+        for number in range(1, self.dice.choice((1, 2, 3)) + 1):
+            self._start_controller(f"c{number}")
+        self.machines = {host: Machine(host, Disk()) for host in self.hosts}
+        for host in self.hosts:
+            self._start(host)
+        self.producers = [Producer(self, f"p{number}") for number in (1, 2)]
+        self.readers = [Reader(self, "r1")]
+
+    def choose(self) -> None:
+        """Size and mode of the set."""
+        dice = self.dice
+        size = dice.choice((2, 3, 3, 3))
+        self.hosts = [f"b{number}" for number in range(1, size + 1)]
+        mode = dice.choice((Replication.SYNC, Replication.SYNC, Replication.SYNC_AVAILABLE, Replication.ASYNC))
+        self.configure(mode, from_memory=dice.random() < 0.7)
+
+    def configure(self, mode: Replication, *, from_memory: bool) -> None:
+        self.confirm_rules = ConfirmRules(mode, 2 if mode is Replication.SYNC else 1)
+        self.member_rules = MemberRules(confirm=self.confirm_rules, acknowledges_from_memory=from_memory)
+
+    @property
+    def waits(self) -> bool:
+        return self.confirm_rules.waits
+
+    # ---- the rules
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        return decision.decide(value, reports, request, now_ms, rules)
+
+    confirm_of: Callable[..., Confirm] = Confirm
+    member_class: type[Member] = Member
+
+    def member_of(self, saved: Saved, rules: MemberRules, **others: Any) -> Member:
+        return self.member_class(saved, rules, confirm_of=type(self).confirm_of, **others)
+
+    def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
+        return member.begin_life(saved, new_incarnation, rules, is_copy=is_copy)
+
+    def cut_point(self, *logs: Any, **others: Any) -> int | None:
+        return epochs.cut_point(*logs, **others)
+
+    def drop_epochs(self, disk: Disk, point: int) -> None:
+        """Where nothing is cut, too: an own epoch without a byte, of which the master knows nothing."""
+        disk.epochs.truncate(point)
+
+    def next_queue_offset(self, broker: Broker, queue: int) -> int:
+        return len(broker.log.queues[queue])
+
+    def registration(self, life: Life, host: str) -> decision.RegisterBroker:
+        return decision.RegisterBroker(
+            "cluster",
+            NAME,
+            life.broker_id,
+            host,
+            life.incarnation,
+            life.starts,
+            life.process,
+            self.confirm_rules.min_in_sync,
+        )
+
+    def alteration(self, alter: Alter, master: int) -> decision.AlterSyncStateSet:
+        return decision.AlterSyncStateSet(
+            NAME,
+            master,
+            alter.master_epoch,
+            alter.members,
+            alter.sync_state_set_epoch,
+            alter.request_id,
+        )
+
+    # ---- what the others ask
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def note(self, text: str) -> None:
+        self.history.append(f"{self.turns.now:7.3f} {text}")
+
+    def flush_time(self, host: str) -> float:
+        return self.dice.uniform(0.002, 0.03) + self._slow.get(host, 0.0)
+
+    def trusted(self) -> list[Machine]:
+        """Those of which the register says that they have all that was acknowledged."""
+        values = [value for value in (*self.register.history, self.register.value) if value is not None]
+        if not values:
+            return []
+        value = max(values, key=lambda one: one.epochs)
+        ids = {*value.sync_state_set, *value.eligible}
+        addresses = {one.address for one in value.members if one.id in ids}
+        return [machine for machine in self.machines.values() if machine.host in addresses]
+
+    # ---- the whole history
+
+    def run(self, steps: int | None = None) -> None:
+        """Raises Violation."""
+        try:
+            self.turns.run(3.0)
+            for _ in range(self.steps if steps is None else steps):
+                self._step()
+                self.turns.run(self.dice.choice((0.05, 0.3, 0.3, 1.0, 1.0, 3.0, 6.0)))
+                if self.dice.random() < 0.03:
+                    self.rest()
+            self.rest()
+            self.with_one_less()
+        except Violation as violation:
+            raise Violation(self._told(str(violation))) from None
+        except Exception as error:
+            raise Violation(self._told(f"{type(error).__name__}: {error}")) from error
+
+    def _told(self, what: str) -> str:
+        what_is_acknowledged = "memory" if self.member_rules.acknowledges_from_memory else "disk"
+        mode = f"{self.confirm_rules.replication.value} {what_is_acknowledged}"
+        told = "\n  ".join(self.history[-TOLD_STEPS:])
+        return f"seed {self.seed} ({mode}, {len(self.hosts)} members): {what}\nthe last steps:\n  {told}"
+
+    def _step(self) -> None:
+        faults = self.faults()
+        fault = self.dice.choices(list(faults), list(faults.values()))[0]
+        self.counts[fault.__name__.strip("_")] += 1
+        fault()
+
+    def faults(self) -> dict[Callable[[], None], int]:
+        """What may befall them, and how often."""
+        return {
+            self._kill: 5,
+            self._power_cut: 4,
+            self._power_cut_of_all: 1,
+            self._start_one: 10,
+            self._stop: 2,
+            self._freeze: 4,
+            self._cut_link: 6,
+            self._cut_off: 3,
+            self._cut_controllers: 3,
+            self._cut_register: 2,
+            self._heal_links: 6,
+            self._unruly: 2,
+            self._restart_controller: 2,
+            self._slow_disk: 2,
+            self._reset_connections: 3,
+            self._hand_over: 3,
+            self._quiet: 3,
+        }
+
+    # -- machines
+
+    def _start(self, host: str, *, is_copy: bool = False) -> None:
+        machine = self.machines[host]
+        assert not machine.is_up
+        machine.broker = Broker(self, host, machine.disk, is_copy=is_copy)
+        self.network.hosts[host] = machine.broker
+
+    def _up(self) -> list[Broker]:
+        return [machine.broker for machine in self.machines.values() if machine.broker is not None and machine.is_up]
+
+    def _some_up(self) -> Broker | None:
+        """The master twice as often."""
+        up = self._up()
+        leading = [broker for broker in up if broker.member.confirming is not None]
+        return self.dice.choice(up + leading) if up else None
+
+    def _die(self, broker: Broker, *, power: bool) -> None:
+        broker.die(tells=not power)
+        if power:
+            self.promises.lost(broker.host, broker.log.lose_unsynced(self.dice))
+            return
+        process, broker_id = broker.process, broker.member.broker_id
+        for host in self.controllers:
+            self.network.post(broker, host, lambda controller: controller.closed(broker_id, process))
+
+    def _kill(self) -> None:
+        broker = self._some_up()
+        if broker is not None:
+            self.note(f"kill {broker.host}")
+            self._die(broker, power=False)
+
+    def _power_cut(self) -> None:
+        broker = self._some_up()
+        if broker is not None:
+            self._die(broker, power=True)
+            self.note(f"power cut of {broker.host}: ends at {broker.log.end}")
+
+    def _power_cut_of_all(self) -> None:
+        for broker in self._up():
+            self._die(broker, power=True)
+            self.note(f"power cut of all: {broker.host} ends at {broker.log.end}")
+
+    def _stop(self) -> None:
+        """Cleanly: all is synced, and said to be."""
+        broker = self._some_up()
+        if broker is None or broker.is_frozen or broker._is_busy:
+            return
+        self.note(f"stop {broker.host}")
+        broker.log.cut_torn_tail()
+        broker.log.synced = broker.log.end
+        broker.disk.saved = broker.member.end_life()
+        self._die(broker, power=False)
+
+    def _start_one(self) -> None:
+        down = [machine.host for machine in self.machines.values() if not machine.is_up]
+        if down:
+            host = self.dice.choice(down)
+            self.note(f"start {host}")
+            self._start(host)
+
+    def _freeze(self) -> None:
+        broker = self._some_up()
+        if broker is None or broker.is_frozen:
+            return
+        seconds = self.dice.choice((0.5, 2.0, 6.0, 12.0))
+        self.note(f"freeze {broker.host} for {seconds} s")
+        broker.freeze()
+
+        def wake() -> None:
+            if broker.is_alive and broker.is_frozen:
+                self.note(f"wake {broker.host}")
+                broker.wake()
+
+        self.turns.after(seconds, wake)
+
+    def _slow_disk(self) -> None:
+        host = self.dice.choice(list(self.machines))
+        seconds = self.dice.choice((0.1, 1.0, 4.0))
+        self.note(f"the disk of {host} takes {seconds} s")
+        self._slow[host] = seconds
+        self.turns.after(self.dice.uniform(1, 8), lambda: self._slow.update({host: 0.0}))
+
+    # -- links
+
+    def _cut_for_a_while(self, links: set[tuple[str, str]]) -> None:
+        self.note("cut " + ", ".join(f"{source}>{target}" for source, target in sorted(links)))
+        self.network.cut |= links
+        if self.dice.random() < 0.5:
+            self.turns.after(self.dice.choice((1.0, 4.0, 9.0)), lambda: self.network.cut.difference_update(links))
+
+    def _cut_link(self) -> None:
+        if len(self.machines) < 2:
+            return
+        one, other = self.dice.sample(list(self.machines), 2)
+        self._cut_for_a_while(self.dice.choice(({(one, other)}, {(one, other), (other, one)})))
+
+    def _cut_off(self) -> None:
+        """One member from all others, or from all but the clients."""
+        host = self.dice.choice(list(self.machines))
+        others = [*self.machines, *self.controllers, *self.dice.choice(([], ["p1", "p2", "r1"]))]
+        links = {(host, other) for other in others if other != host}
+        ways = self.dice.choice((1, 2, 2, 3))
+        back = {(target, source) for source, target in links}
+        self._cut_for_a_while(links if ways == 1 else back if ways == 3 else links | back)
+
+    def _cut_controllers(self) -> None:
+        """Controllers from one member."""
+        host = self.dice.choice(list(self.machines))
+        some = self.dice.sample(list(self.controllers), self.dice.randint(1, len(self.controllers)))
+        ways = self.dice.choice((1, 2, 3))
+        links = {(host, one) for one in some}
+        back = {(one, host) for one in some}
+        self._cut_for_a_while(links if ways == 1 else back if ways == 3 else links | back)
+
+    def _cut_register(self) -> None:
+        """From a controller, both ways, or only its answers, after their effect."""
+        one = self.dice.choice(list(self.controllers))
+        self._cut_for_a_while({(REGISTER, one), *self.dice.choice(([], [(one, REGISTER)]))})
+
+    def _heal_links(self) -> None:
+        self.note("links heal")
+        self.network.heal()
+
+    def _unruly(self) -> None:
+        self.network.late = self.dice.choice((0.02, 0.2))
+        self.network.loss = self.dice.choice((0.0, 0.05, 0.3))
+        self.note(f"late {self.network.late}, lost {self.network.loss}")
+
+    def _reset_connections(self) -> None:
+        broker = self._some_up()
+        if broker is not None and broker.connections and not broker.is_frozen:
+            connection = self.dice.choice(broker.connections)
+            self.note(f"{broker.host} loses a connection")
+            closed = connection.closed.get(broker)
+            connection.close(broker)
+            if closed is not None:
+                closed()
+
+    # -- controllers
+
+    def _start_controller(self, host: str) -> None:
+        base = self.dice.uniform(0, 3600)
+        controller = Controller(self.turns, self.network, host, base, self.decide, CONTROLLER_TIMEOUT_MS)
+        self.controllers[host] = controller
+        self.network.hosts[host] = controller
+
+    def _restart_controller(self) -> None:
+        host = self.dice.choice(list(self.controllers))
+        self.note(f"{host} starts again")
+        self.controllers[host].die(tells=True)
+        self._start_controller(host)
+
+    # -- people
+
+    def _hand_over(self) -> None:
+        up = [broker for broker in self._up() if not broker.is_frozen]
+        leading = [broker for broker in up if broker.member.state is State.MASTER]
+        if leading and len(up) > 1:
+            broker = self.dice.choice(leading)
+            target = self.dice.choice([other.member.broker_id for other in up if other is not broker])
+            self.note(f"{broker.host} hands over to {target}")
+            broker.happens(HandOver(target))
+
+    def _quiet(self) -> None:
+        """Nobody sends for a while: elections without a write between them."""
+        for producer in self.producers:
+            producer.is_quiet = not producer.is_quiet
+
+    # ---- rest
+
+    def rest(self) -> None:
+        """All is healed: within REST seconds one leads, all follow and have all, and a message is taken."""
+        self.note("all is healed")
+        self.network.heal()
+        self._slow.clear()
+        for producer in self.producers:
+            producer.is_quiet = False
+        for broker in self._up():
+            if broker.is_frozen:
+                broker.wake()
+        for machine in self.machines.values():
+            if not machine.is_up:
+                self._start(machine.host)
+        since = self.turns.now
+        self._settle(since, list(self.machines))
+        self.note("at rest")
+
+    def with_one_less(self) -> None:
+        """Of three, any one may die and writes go on."""
+        if len(self.machines) < 3:
+            return
+        host = self.dice.choice(list(self.machines))
+        broker = self.machines[host].broker
+        assert broker is not None
+        self.note(f"only {host} dies")
+        self._die(broker, power=self.dice.random() < 0.5)
+        self._settle(self.turns.now + 1.0, [other for other in self.machines if other != host])
+
+    def _settle(self, since: float, hosts: list[str]) -> None:
+        why = "nothing ran"
+        while self.turns.now < since + REST:
+            self.turns.run(0.5)
+            self._operator()
+            why = self._unrest(since, hosts)
+            if not why:
+                break
+        if why:
+            self.promises.fail(f"rest: {REST} s after all was healed {why}")
+        for producer in self.producers:
+            producer.is_quiet = True
+        self.turns.run(3.0)
+        master = next(broker for broker in self._up() if broker.member.state is State.MASTER)
+        for broker in self._up():
+            if broker.log.records != master.log.records:
+                self.promises.fail(f"rest: the logs of {broker.host} and {master.host} differ")
+        self.promises.at_rest(master)
+        for producer in self.producers:
+            producer.is_quiet = False
+
+    def _operator(self) -> None:
+        """Looks at a member that would have to cut what was confirmed: it may if power cuts took it from all others."""
+        for broker in self._up():
+            if broker.member.state is State.REFUSED and broker.told and self.promises.excused:
+                self.note(f"an operator lets {broker.host} cut")
+                broker.told = ""
+                broker.happens(CutAllowed())
+
+    def _unrest(self, since: float, hosts: list[str]) -> str:
+        brokers = [broker for host in hosts if (broker := self.machines[host].broker) is not None]
+        masters = [broker for broker in brokers if broker.member.state is State.MASTER]
+        states = ", ".join(f"{broker.host} {broker.member.state.value} {broker.member.view.pair}" for broker in brokers)
+        if len(masters) != 1:
+            return f"there are {len(masters)} masters: {states}"
+        confirming = masters[0].member.confirming
+        assert confirming is not None
+        if len(confirming.sync_state_set.members) != len(hosts):
+            held = confirming.held(masters[0].now())
+            return f"the set is {confirming.sync_state_set}, {held}: {states}; {self.register.value}"
+        if not all(broker is masters[0] or broker.is_attached for broker in brokers):
+            return f"not all follow: {states}"
+        if all(producer.answered_at <= since for producer in self.producers):
+            return f"nothing is acknowledged: {confirming.held(masters[0].now())}; {states}"
+        return ""
