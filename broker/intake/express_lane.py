@@ -1,6 +1,7 @@
 """The express lane: sends that are a check and an append, which nearly all are, straight from the received buffer.
 
-It takes the frames of one read as long as they are plain, appends them with one write, and answers with one. A frame
+It takes the frames of one read as long as they are plain, appends them with one write, and answers with one. Where many
+of them go to queues whose files have to be made or mapped first, the rest of the read has the loop's next turn. A frame
 that is unusual in any way, or that can't be stored, is put back untouched: the handler of sends takes it the readable
 way, through `Intake.send`, and does the same. No header map, no command and no answer is made as an object here.
 
