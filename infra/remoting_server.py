@@ -27,10 +27,11 @@ from neve.remoting.frame import FrameDecoder
 
 log = logging.getLogger(__name__)
 
-# An answer of more buffers than the first leaves in pieces of about the second: the kernel copies ten MB in one go
-# while the peer reads them, and nobody else has the loop meanwhile.
+# An answer of more buffers than the first leaves in pieces of about the second, each when the one before has left: the
+# kernel copies ten MB in one go while the peer reads them, and nobody else has the loop meanwhile.
 _MANY_BUFFERS = 256
 _AT_ONCE = 1 << 20
+_LOOK_AGAIN_S = 0.005
 # Requests of one connection that are served in one turn of the loop; a read may bring a thousand.
 _REQUESTS_AT_ONCE = 64
 
@@ -71,6 +72,7 @@ class Connection:
         self._corked = False
         self._flush_scheduled = False
         self._in_pieces = False  # the rest of a wide answer waits in `_out`
+        self._looks_again: asyncio.TimerHandle | None = None  # whether the piece before has left; nothing is read then
         self._rests = False  # the rest of what was received waits in the decoder for the next turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: set[asyncio.Task[None]] = set()
@@ -191,8 +193,8 @@ class Connection:
         self._out.append(data)
         self._schedule_flush()
 
-    def flush(self) -> None:
-        """Write what is queued now; what is very much, a piece in each turn of the loop."""
+    def flush(self, *, at_once: bool = False) -> None:
+        """Write what is queued now; what is very much, in pieces that leave one after the other, or `at_once`."""
         self._flush_scheduled = False
         out = self._out
         if not out:
@@ -200,13 +202,38 @@ class Connection:
         self._out = []
         if self._transport is None or self.is_closed or self._transport.is_closing():
             return
-        self.last_active = self._loop.time()
         if self._in_pieces or len(out) > _MANY_BUFFERS:
+            if not at_once and self._has_piece_to_leave(self._transport, out):
+                return
             out = self._first_piece(out)
+        self.last_active = self._loop.time()
         self._transport.writelines(out)
         if self._pauses and self._transport.get_write_buffer_size() > self._limits.max_unwritten:
-            log.warning("dropping %s:%d: it does not read", *self.remote)
-            self._transport.abort()
+            self._drop(self._transport)
+
+    def _drop(self, transport: asyncio.Transport) -> None:
+        log.warning("dropping %s:%d: it does not read", *self.remote)
+        transport.abort()
+
+    def _has_piece_to_leave(self, transport: asyncio.Transport, out: list[Buffer]) -> bool:
+        """Then these wait in `_out`, and no request is read that would make more of them."""
+        unwritten = transport.get_write_buffer_size()
+        if unwritten < _AT_ONCE:
+            return False
+        if unwritten + sum(map(len, out)) > self._limits.max_unwritten:
+            self._drop(transport)
+            return True
+        self._out = out
+        self._in_pieces = self._flush_scheduled = True
+        if self._looks_again is None:
+            self._pause()
+            self._looks_again = self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+        return True
+
+    def _look_again(self) -> None:
+        self._looks_again = None
+        self.flush()
+        self._resume()
 
     def _first_piece(self, out: list[Buffer]) -> list[Buffer]:
         size = 0
@@ -253,7 +280,7 @@ class Connection:
     def close(self) -> None:
         """Close after what is queued has been written."""
         while self._out:
-            self.flush()
+            self.flush(at_once=True)
         if self._transport is not None:
             self._transport.close()
 

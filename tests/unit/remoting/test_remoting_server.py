@@ -511,6 +511,21 @@ class Written(asyncio.Transport):
         super().__init__()
         self.calls: list[int] = []
         self.data = b""
+        self.unwritten = 0
+        self.reading = True
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unwritten
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         whole = b"".join(list_of_data)
@@ -547,5 +562,30 @@ def test_a_wide_answer_leaves_in_pieces_and_what_is_sent_after_it_comes_after_it
         connection.send_raw(b"x" * 5_000_000)
         connection.close()
         assert transport.calls[before:] == [5_000_000], "few buffers are one write"
+
+    asyncio.run(main())
+
+
+def test_a_piece_of_a_wide_answer_waits_until_the_one_before_has_left_and_nothing_is_read_meanwhile() -> None:
+    async def main() -> None:
+        transport = Written()
+        connection = Connection(lambda _, command: None, RemotingLimits())
+        connection.connection_made(transport)
+        transport.unwritten = 1 << 20
+        parts = [bytes((number & 0xFF,)) * 20_000 for number in range(500)]
+        for part in parts:
+            connection.send_raw(part)
+        await until(lambda: not transport.reading)
+        for _ in range(3):
+            connection.flush()
+        assert transport.calls == []
+        transport.unwritten = 0
+        await until(lambda: len(transport.data) == 10_000_000)
+        assert transport.data == b"".join(parts)
+        await until(lambda: transport.reading)
+        transport.unwritten = 60 << 20
+        for part in parts:
+            connection.send_raw(part)
+        await until(lambda: transport.aborted)
 
     asyncio.run(main())
