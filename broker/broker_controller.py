@@ -89,7 +89,7 @@ from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.check_back import CheckBack
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage, parse_levels
-from broker.waiting.timer_message import TimerMessages, code_of_entry
+from broker.waiting.timer_message import CODED_TOPICS, TimerMessages, code_of_entry
 from infra.admin_http import AdminHttp
 from infra.descriptors import budget, mappings_limit
 from infra.metrics import Metrics
@@ -206,6 +206,7 @@ class BrokerController:
                 store_host=self.address,
                 mapped_queue_files=self._descriptors.queue_files,
                 code_of=code_of_entry,
+                coded_topics=CODED_TOPICS,
             ),
             self._disk,
             self.clock,

@@ -19,6 +19,7 @@ from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record,
 from infra import failpoint
 from infra.disk import Disk, DiskFull, FileWriter, OutOfDescriptors
 from infra.locks import NewLock, new_lock
+from neve.record.layout import SIZE_AND_MAGIC
 
 _SMALLEST_FILE = 4096
 _DESCRIPTORS = 2  # of a file: its map and that of its CRC entries; as many again to write into the newest
@@ -51,6 +52,7 @@ class LogFile:
     # topic -> (physical offset of its last record, newest store time); complete once the file is sealed
     topics: dict[str, tuple[int, int]] = field(default_factory=dict)
     table_written: bool = False
+    used_size: int = -1  # see `CommitLog.used_size`; not asked for yet
 
     @property
     def end(self) -> int:
@@ -146,6 +148,26 @@ class CommitLog:
             return None
         return files[index]
 
+    def ending_at(self, physical_offset: int) -> LogFile | None:
+        """The file that ends at an offset."""
+        return next((file for file in self.files if file.end == physical_offset), None)
+
+    def empty_above(self, physical_offset: int) -> LogFile | None:
+        """The only file, if it begins above an offset and holds nothing: see `move_empty`."""
+        file = self.files[0] if len(self.files) == 1 else None
+        return file if file is not None and file.base > physical_offset and not any(file.map[:END_SIZE]) else None
+
+    def used_size(self, file: LogFile) -> int:
+        """Of a sealed file, the bytes up to and with its END record: behind them is nothing."""
+        if file.used_size < 0:
+            last = self.find_crc_position(file, file.size) - CRC_ENTRY_SIZE
+            used = 0
+            if last >= 0:
+                used = CRC_ENTRY.unpack_from(file.crc_map, last)[0] - 1
+                used += SIZE_AND_MAGIC.unpack_from(file.map, used)[0]
+            file.used_size = min(used + END_SIZE, file.size)
+        return file.used_size
+
     def allocate(self, base: int) -> LogFile:
         """Add the next file; takes the one prepared ahead if there is one. Raises `StoreFull`."""
         with self._allocation:
@@ -157,6 +179,20 @@ class CommitLog:
                 file = self._create(base)
         self.files.append(file)
         return file
+
+    def move_empty(self, file: LogFile, base: int) -> None:
+        """Have the newest file, which holds nothing, begin higher: with one rename, so that no start meets neither."""
+        assert file is self.files[-1] and base >= file.base and file.crc_position == 0
+        self.drop_next()
+        with self._allocation:
+            old_crc = file.crc_path
+            path, crc_path = self.directory / file_name(base), self.crc_directory / file_name(base)
+            self._disk.rename(file.path, path)
+            self._disk.fsync_dir(self.directory)
+            self._disk.rename(old_crc, crc_path)
+            self._disk.fsync_dir(self.crc_directory)
+            file.base, file.path, file.crc_path = base, path, crc_path
+            file.writer = file.crc_writer = None
 
     def prepare_next(self) -> None:
         """Allocate the file after the active one; meant for a thread, so that no send waits for it."""

@@ -40,5 +40,7 @@ class StoreConfig:
     checkpoint_interval: int = 10_000
     # entries that one filtered read may look at
     scan_entries: int = 16_000
-    # an entry's code made anew, where a power cut left the record of an unflushed send and not the code
+    # an entry's code made anew, where a power cut left the record of an unflushed send and not the code, and on a slave
     code_of: Callable[[MessageRecord], int] = code_of_tags
+    # topics of which that is not the code of the tags alone
+    coded_topics: frozenset[str] = frozenset()

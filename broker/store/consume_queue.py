@@ -243,6 +243,25 @@ class ConsumeQueue:
         self.visible = self.end
         self.dirty = True
 
+    @property
+    def used_end(self) -> int:
+        """Behind its last entry; below `end` where it was told to go on higher, and nothing came."""
+        self.settle()
+        return next((file.end for file in reversed(self.files) if file.count), 0)
+
+    def go_to(self, offset: int) -> None:
+        """Have the next entry at an offset that is not below `used_end`. Raises `StoreFull`."""
+        assert offset >= self.used_end
+        while self.files and not self.files[-1].count and self.files[-1].base > offset:
+            self._remove(self.files.pop())
+        if self.files and self.files[-1].end == offset:
+            try:
+                self._set_tail()
+            except OutOfDescriptors as error:
+                raise StoreFull(f"{self.files[-1].path} can't be mapped: {error}") from error
+        else:
+            self.create(offset, sync=False)
+
     # -- load and removal
 
     def load(self, below: int, *, scrub: bool) -> None:

@@ -3,6 +3,8 @@
 lock          flock, held while a broker runs
 log_uuid      made with the CommitLog; ties it to its archive
 abort         exists while the store is open: found at start, the last stop was not clean
+following     the log above the checkpoint may be what a master laid out: with other clocks' times, and queues that go
+              on higher than they ended
 recovering    a start changes what it found and hasn't brought that to the disk yet; beside `abort`
 
 `checkpoint`, `queue_state` and the rest belong to the modules of those names.
@@ -17,7 +19,7 @@ from broker.store.errors import StoreCorrupt, StoreLocked
 from infra.disk import Disk, DiskLocked
 from neve.entropy import Entropy, system_entropy, unique_name
 
-_OPEN, _RECOVERING = "abort", "recovering"
+_OPEN, _RECOVERING, _FOLLOWING = "abort", "recovering", "following"
 
 
 class DataDirectory:
@@ -78,6 +80,22 @@ class DataDirectory:
             self._disk.remove(self.root / _RECOVERING)
             self._disk.fsync_dir(self.root)
 
+    @property
+    def is_following(self) -> bool:
+        """Whether it is marked."""
+        return self._disk.exists(self.root / _FOLLOWING)
+
+    def begin_following(self) -> None:
+        """Before the first byte of a master."""
+        if not self.is_following:
+            self._disk.write_atomic(self.root / _FOLLOWING, b"following\n")
+
+    def end_following(self) -> None:
+        """A checkpoint stands above the last byte of a master."""
+        if self.is_following:
+            self._disk.remove(self.root / _FOLLOWING)
+            self._disk.fsync_dir(self.root)
+
     def end(self) -> None:
         """Mark the store cleanly closed."""
         self._disk.remove(self.root / _OPEN)
@@ -89,7 +107,7 @@ def clear_store(root: Path, disk: Disk) -> None:
 
     Between its steps such a store may be one that no start can open: a log without its checkpoint.
     """
-    for name in ("checkpoint", "queue_state", "abort", "recovering"):
+    for name in ("checkpoint", "queue_state", "abort", "recovering", "following"):
         if disk.exists(root / name):
             disk.remove(root / name)
     queues = root / "consumequeue"

@@ -29,3 +29,7 @@ class StoreCorrupt(StoreError):
 
 class StoreLocked(StoreError):
     """Another broker uses the data directory."""
+
+
+class LogMismatch(StoreError):
+    """What a master sent does not continue the log of its slave."""

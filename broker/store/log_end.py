@@ -12,10 +12,7 @@ one move, and who still holds a queue, or comes late, is refused.
 
 Store times never run backwards by STANDS_STILL_MS or less (see `layout`).
 
-Two things have their place here that are not built: raw bytes that another broker laid out (they bring their own
-offsets and times, so they go straight to `write` and `reach_time`, behind a check that they begin at `appended`), and
-the cut of what another broker never confirmed (`adopt` at a lower position, once queues, index and visibility have let
-go of what lies above; a start does the same).
+A slave's file ends where its master's does; until the master's next byte the end of the log is the end of that file.
 """
 
 from __future__ import annotations
@@ -121,6 +118,8 @@ class LogEnd:
         self.file, self.position = file, position
         self.appended = 0 if file is None else file.base + position
         self.last_time, self.high_time = last_time, high_time
+        if file is not None and self.is_at_a_border:
+            self._seal(file)
 
     def open(self) -> None:
         """Records may come."""
@@ -171,6 +170,13 @@ class LogEnd:
             raise StoreNotWritable("the store is not open")
         if self._state is EndState.FOLLOWING:
             raise StoreNotWritable("this broker is a slave: its log takes only what its master wrote")
+
+    def check_following(self) -> None:
+        """Raises `StoreNotWritable`."""
+        if self._state in {EndState.CLOSED, EndState.FAILED}:
+            self.check_writable()
+        if self._state is not EndState.FOLLOWING:
+            raise StoreNotWritable("this broker is a master: nobody lays out its log but itself")
 
     def put_first(self, append: Callable[[], None]) -> None:
         """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
@@ -247,6 +253,43 @@ class LogEnd:
         self.position += len(records)
         self.appended += len(records)
 
+    # -- a master's records
+
+    def make_followed_room(self) -> None:
+        """As `make_room`, of a record that ends inside the file. Raises `StoreFull`."""
+        file = self.file
+        assert file is not None
+        if file.crc_position + CRC_ENTRY_SIZE > file.crc_size:
+            self._log.grow_crc(file)
+        self._log.open_writer(file)
+
+    @property
+    def is_at_a_border(self) -> bool:
+        """Whether the file has ended, and the next not begun."""
+        return self.file is not None and self.position == self.file.size
+
+    def finish_file(self) -> None:
+        """Its master's file ends here."""
+        file = self.file
+        assert file is not None and self._state is EndState.FOLLOWING
+        self._seal(file)
+        self.position, self.appended = file.size, file.end
+
+    def begin_to_lead(self) -> None:
+        """A log of one's own goes on inside a file. Raises `StoreFull`."""
+        if self.is_at_a_border:
+            assert self.file is not None
+            self._start_file(self.file.end)
+
+    def begin_file(self, base: int) -> None:
+        """Its master's next file begins here. Raises `StoreFull`."""
+        if self.file is None or self.is_at_a_border:
+            self._start_file(base)
+            return
+        assert self.position == 0 and base >= self.appended
+        self._log.move_empty(self.file, base)  # it was made ahead of its time, at the end of the file before it
+        self.appended = base
+
     # -- files
 
     def roll(self) -> None:
@@ -275,7 +318,7 @@ class LogEnd:
         assert base >= self.appended
         previous = self.file
         file = self._log.allocate(base)
-        if previous is not None:
+        if previous is not None and not previous.sealed:
             self._seal(previous)
         self.high_time = 0
         self.file, self.position, self.appended = file, 0, base

@@ -2,7 +2,8 @@
 
 Pages reach the disk in any order, so above the checkpoint nothing is believed unchecked: magic, length, physical
 offset = position, queue offset = next of its queue, store time not before the previous, body CRC, and the CRC beside
-the log if it got to the disk. The first record that fails ends the log; what lies above is zeroed, so that no
+the log if it got to the disk. Of what a master laid out (`followed`) queues may go on higher, and times mean nothing:
+the next master's clock may be behind. The first record that fails ends the log; what lies above is zeroed, so that no
 later append can join it to a stale record.
 """
 
@@ -61,12 +62,13 @@ class LogScan:
         queue_of: Callable[[MessageRecord], ConsumeQueue | None],
         code_of: Callable[[MessageRecord], int],
         strict: bool,
+        followed: bool = False,
     ) -> None:
         self._log = log
         self._report = report
         self._queue_of = queue_of
         self._code_of = code_of
-        self._strict = strict
+        self._strict, self._followed = strict, followed
         self.store_time = store_time
         self.high_time = high_time  # of the file, from before a step back
         self.position = 0
@@ -77,9 +79,10 @@ class LogScan:
 
         `seal` gets each file that is behind it, with the times of its last record and from before a step back.
         """
-        file = self._log.at(start)
+        log = self._log
+        file = log.at(start) or log.ending_at(start) or log.empty_above(start)
         assert file is not None
-        position = start - file.base
+        position = max(start - file.base, 0)
         file.crc_position = self._log.find_crc_position(file, position)
         while True:
             self.file, self.position = file, position
@@ -98,7 +101,7 @@ class LogScan:
             if found is None:
                 return
             accept(found)
-            if found.record.store_timestamp < self.store_time:
+            if position and found.record.store_timestamp < self.store_time:
                 self.high_time = max(self.high_time, self.store_time)
             self.store_time = found.record.store_timestamp
             self._report.records += 1
@@ -128,7 +131,7 @@ class LogScan:
             return self._refuse(f"malformed: {error}")
         if record.physical_offset != file.base + position:
             return self._refuse(f"says that it lies at {record.physical_offset}")
-        if 0 < self.store_time - record.store_timestamp <= STANDS_STILL_MS:
+        if not self._followed and 0 < self.store_time - record.store_timestamp <= STANDS_STILL_MS:
             return self._refuse(f"is from {record.store_timestamp}, before {self.store_time}")
         if zlib.crc32(record.body) & 0x7FFFFFFF != record.body_crc:
             return self._refuse("body CRC differs")
@@ -136,9 +139,14 @@ class LogScan:
         if tags is None:
             return self._refuse("record CRC differs")
         queue = self._queue_of(record)
-        if queue is not None and record.queue_offset != queue.end and (self._strict or queue.end > record.queue_offset):
+        if queue is not None and record.queue_offset != queue.end and self._is_no_next(queue, record.queue_offset):
             return self._refuse(f"is offset {record.queue_offset} of a queue that ends at {queue.end}")
         return Recovered(record, tags)
+
+    def _is_no_next(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        if self._followed:
+            return queue_offset < queue.used_end
+        return self._strict or queue_offset < queue.end
 
     def _refuse(self, reason: str) -> Recovered | None:
         assert self.file is not None

@@ -5,7 +5,8 @@ This is the front; each thing has an owner that can be read alone:
     commit_log      the files of the log            log_end        where the next record goes, rolling, store time
     consume_queue   one queue's index               queue_table    which queues there are and were, their minimums
     key_index       messages by key                 topic_tails    the newest record of each topic
-    appender        messages to bytes               visibility     appended, synced, shown; who is told
+    appender        messages to bytes               visibility     appended, synced, confirmed, shown; who is told
+    replica_appender    a slave's: bytes that its master laid out
     recovery        what a start finds              checkpointer   how little a start has to read again
     reading         entries to slices of the log    data_directory, queue_state, checkpoint: the small files
 
@@ -35,6 +36,7 @@ from broker.store.queue_state import StateImage
 from broker.store.queue_table import QueueTable
 from broker.store.reading import EntryRun, GetResult
 from broker.store.recovery import Recovery
+from broker.store.replica_appender import ReplicaAppender
 from broker.store.topic_tails import TopicTails
 from broker.store.visibility import AppendCallback, Visibility
 from infra.clock import Clock
@@ -73,6 +75,7 @@ class MessageStore:
         self._end = LogEnd(config, self._log, self._tails, new_lock)
         self._visibility = Visibility(config, self._log, self._end, new_lock)
         self._appender = Appender(config, self._end, self._queues, self._index, self._visibility)
+        self._replica = ReplicaAppender(config, self._end, self._queues, self._index, self._tails, self._visibility)
         #: Messages of one sender in their order: `Appender.append` without a layer, for the express lane comes by here.
         self.append = self._appender.append
         #: Of `queue_for` and `append`, for who takes many sends at once.
@@ -115,8 +118,10 @@ class MessageStore:
             self._directory.release()
             raise
         if following:
-            self._end.follow()
+            self.follow()
         else:
+            if self._directory.is_following:
+                self._end_following_at_start()
             self._end.open()
         return found.report
 
@@ -129,11 +134,52 @@ class MessageStore:
 
     def follow(self) -> None:
         """From now on the log is a slave's. What waits in it is its master's to bring on its way."""
+        self._directory.begin_following()
         self._end.follow()
 
     def lead(self) -> None:
-        """From now on the log takes records of this broker's own."""
+        """From now on the log takes records of this broker's own. Raises `StoreFull`, `StoreNotWritable`."""
+        self._end.check_following()
+        self._replica.forget()
+        self._end.begin_to_lead()
+        self.checkpoint()
+        self._forget_following()
         self._end.open()
+
+    def _end_following_at_start(self) -> None:
+        with suppress(StoreFull):  # then the mark stays, and the first append makes the file, or says why not
+            self._end.begin_to_lead()
+            self._forget_following()
+
+    def _forget_following(self) -> None:
+        if not self.checkpoint_is_put_off:
+            self._directory.end_following()
+
+    # -- a slave's append
+
+    def append_replica(self, data: bytes | memoryview, at: int) -> None:
+        """Store what the master has from an offset on: `replica_offset`, or the end of the log.
+
+        Raises LogMismatch, StoreNotWritable, StoreFull. What was stored then stays so: the end of the log says how far.
+        """
+        self._replica.append(data, at)
+
+    @property
+    def replica_offset(self) -> int:
+        """Where the next bytes of the same stream begin; those of another begin at the end of the log."""
+        return self._replica.next_offset
+
+    def go_on_with_master_at(self, physical_offset: int) -> None:
+        """The master's next file begins here, behind a hole; this log ends with a file. Raises as `append_replica`."""
+        self._replica.go_on_at(physical_offset)
+
+    def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
+        """The log as it is, for those who follow: bytes of [start, end), and where they begin.
+
+        At most `limit`, not past a file's end, nor past the end of the log. None: there is nothing yet. They begin
+        above `start` where a hole lies between files, or, without `padding`, where `start` lies behind an END record.
+        """
+        return reading.log_bytes(self._log, start, min(end, self._end.appended), limit, padding=padding)
 
     def shutdown(self) -> None:
         """Bring everything to the disk and leave the directory clean; after a failed sync, leave it to recovery."""
@@ -209,6 +255,18 @@ class MessageStore:
         self._end.put_first(append)
 
     # -- flush, and what readers see
+
+    def join_set(self, confirmed: int) -> None:
+        """From now on readers see no further than the set has confirmed. What they see already stays."""
+        self._visibility.join_set(confirmed)
+
+    def confirm(self, offset: int) -> None:
+        """The set has what lies below; it never takes that back, and a lower offset says nothing new."""
+        self._visibility.confirm(offset)
+
+    def leave_set(self) -> None:
+        """From now on readers see what this broker alone would show."""
+        self._visibility.leave_set()
 
     def tell(self, callback: AppendCallback) -> None:
         """Call back with all messages that readers see from then on."""
@@ -386,8 +444,10 @@ class MessageStore:
                     self._queues.begin_at(topic, queue_id, end)
         self.checkpoint()
 
-    def delete_topic(self, topic: str, *, begin_again: bool = False) -> None:
+    def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
         """Remove a topic's queues. Its records stay in the log until their files go, but no longer belong to it.
+
+        On a slave what lies `below` the place in the log where its master did so; it may have come again since.
 
         Should the topic come again, its queues go on where they ended; with `begin_again` at 0, which only the caller
         can allow: nothing outside this store may know the offsets that would be given a second time.
@@ -396,7 +456,8 @@ class MessageStore:
             return
         if self._visibility.is_behind:
             self.after_flush(self.flush())
-        self._queues.delete(topic, self._end.appended, begin_again=begin_again)
+        below = self._end.appended if below is None else min(below, self._end.appended)
+        self._queues.delete(topic, below, begin_again=begin_again)
 
     # -- reads
 

@@ -11,7 +11,7 @@ ones. What is asked for is for good once the state is saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from broker.store import reading
 from broker.store.commit_log import CommitLog
@@ -98,6 +98,11 @@ class QueueTable:
         """The same, as they are."""
         return list(self._by_topic.get(topic, {}).values())
 
+    @property
+    def gone(self) -> Mapping[str, int]:
+        """`gone_below` of the topics that had an earlier life."""
+        return self._state.deleted
+
     def gone_below(self, topic: str) -> int:
         """The physical offset below which a topic's records belong to an earlier life of it; 0: there was none."""
         return self._state.deleted.get(topic, 0)
@@ -150,6 +155,23 @@ class QueueTable:
         self._by_topic.setdefault(topic, {})[queue_id] = queue
         return queue
 
+    def go_to(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | None:
+        """The queue of a record to which its master gave an offset; None: it has an entry there. Raises as a put."""
+        queue = self.get(topic, queue_id)
+        if queue is None:
+            queue = self.add(topic, queue_id)
+            try:
+                queue.create(offset, sync=False)
+            except StoreFull:
+                self._drop(queue)
+                raise
+            queue.visible = offset
+        elif queue.end != offset:
+            if offset < queue.used_end:
+                return None
+            queue.go_to(offset)
+        return queue
+
     def begin_at(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Make a queue go on at an offset, behind a hole; recovery takes one only from below its checkpoint."""
         queue = self.get(topic, queue_id) or self.add(topic, queue_id)
@@ -167,9 +189,14 @@ class QueueTable:
     # -- a topic goes
 
     def delete(self, topic: str, below: int, *, begin_again: bool) -> None:
-        """Remove the queues of a topic, whose records below a physical offset no longer belong to it."""
-        doomed = self.of_topic(topic)
-        state = self._without(topic, below)
+        """Remove the queues of a topic, whose records below a physical offset no longer belong to it.
+
+        Those that have messages from above it stay: the topic has come again by now.
+        """
+        queues = self.of_topic(topic)
+        doomed = {queue for queue in queues if not _has_from(queue, below)}
+        kept = {str(queue.queue_id) for queue in queues if queue not in doomed}
+        state = self._without(topic, below, kept)
         if not begin_again:
             before = self._state.ended.get(topic, {})
             state.ended[topic] = before | {str(queue.queue_id): queue.end for queue in doomed}
@@ -178,20 +205,24 @@ class QueueTable:
         for queue in doomed:
             self._drop(queue)
             queue.delete()
-        self._dirty = [queue for queue in self._dirty if queue.topic != topic]
-        for name in self._disk.list_dir(self._root / topic):
+        self._dirty = [queue for queue in self._dirty if queue not in doomed]
+        for name in set(self._disk.list_dir(self._root / topic)) - kept:
             # of a queue whose first file a power cut took
             self._disk.fsync_dir(self._root / topic / name)
             self._disk.remove_dir(self._root / topic / name)
         self._disk.fsync_dir(self._root / topic)
-        self._disk.remove_dir(self._root / topic)
-        self._disk.fsync_dir(self._root)
+        if not kept:
+            self._disk.remove_dir(self._root / topic)
+            self._disk.fsync_dir(self._root)
 
-    def _without(self, topic: str, below: int) -> QueueState:
+    def _without(self, topic: str, below: int, kept: Set[str]) -> QueueState:
         """The state without a topic, of which nothing is to come again from below a physical offset."""
         state = self._state
+        floors = {name: queues for name, queues in state.floors.items() if name != topic}
+        if kept and topic in state.floors:
+            floors[topic] = {name: floor for name, floor in state.floors[topic].items() if name in kept}
         return QueueState(
-            floors={name: queues for name, queues in state.floors.items() if name != topic},
+            floors=floors,
             deleted=state.deleted | {topic: below},
             ended={name: queues for name, queues in state.ended.items() if name != topic},
         )
@@ -293,3 +324,8 @@ class QueueTable:
     def mapped_files(self) -> int:
         """How many files of queues are mapped."""
         return len(self._maps)
+
+
+def _has_from(queue: ConsumeQueue, below: int) -> bool:
+    last = queue.entry(queue.used_end - 1) if queue.used_end else None
+    return last is not None and last[0] >= below

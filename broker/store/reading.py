@@ -198,6 +198,26 @@ def offset_by_time(log: CommitLog, queue: ConsumeQueue, minimum: int, timestamp:
     return max(low - 1, minimum) if upper else low
 
 
+def log_bytes(log: CommitLog, start: int, end: int, limit: int, *, padding: bool) -> tuple[int, memoryview]:
+    """The log's bytes of [start, end) as they are: where they begin, and so many as one file has, at most `limit`.
+
+    None are there where nothing is to be had yet. What lies between files is nothing: the bytes begin higher then. Nor,
+    without `padding`, is the rest of a file behind its END record.
+    """
+    file = log.at(start)
+    if file is not None and file.sealed and not padding and start - file.base >= log.used_size(file):
+        file = None
+    if file is None:
+        file = next((later for later in log.files if later.base > start), None)
+        if file is None or file.base >= end:
+            return start, memoryview(b"")
+        start = file.base
+    stop = min(end, file.end, start + limit)
+    if file.sealed and not padding:
+        stop = min(stop, file.base + log.used_size(file))
+    return start, memoryview(file.map)[start - file.base : stop - file.base]
+
+
 def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
     """The visible entries of [first, end) as arrays of their own; stops at a hole."""
     for start, view in queue.looked_at(first, end):

@@ -74,7 +74,7 @@ class Recovery:
         log.sweep_evicted()
         log_uuid = directory.log_uuid(log_is_empty=not log.files)
         clean = directory.begin()
-        strict = checkpoint is not None
+        strict, followed = checkpoint is not None, directory.is_following
         if checkpoint is None:
             clean = not log.files
             checkpoint = StoreCheckpoint(log.min_offset)
@@ -85,7 +85,7 @@ class Recovery:
         report = RecoveryReport(clean, start, start)
         end = RecoveredEnd(None, 0, checkpoint.store_time)
         if log.files:
-            end = self._replay(checkpoint, report, strict=strict)
+            end = self._replay(checkpoint, report, strict=strict, followed=followed)
             report.end = end.physical
         elif start:
             raise StoreCorrupt(f"the CommitLog reached {start} and is gone from {log.directory}")
@@ -94,9 +94,13 @@ class Recovery:
         self._index.build()
         return RecoveredStore(log_uuid, start, end, report)
 
-    def _replay(self, checkpoint: StoreCheckpoint, report: RecoveryReport, *, strict: bool) -> RecoveredEnd:
+    def _replay(
+        self, checkpoint: StoreCheckpoint, report: RecoveryReport, *, strict: bool, followed: bool
+    ) -> RecoveredEnd:
         log = self._log
         first = log.at(checkpoint.physical)
+        if first is None and followed:  # a slave's file ends before the next one begins
+            first = log.ending_at(checkpoint.physical) or log.empty_above(checkpoint.physical)
         if first is None:
             raise StoreCorrupt(
                 f"the CommitLog has no file for the checkpoint at {checkpoint.physical}: is one missing?"
@@ -108,7 +112,9 @@ class Recovery:
                 file.sealed = True
                 if not file.table_written:
                     file.topics, file.newest_store_time = walk_topics(file)
-        newest = max((store_time for _, store_time in checkpoint.topics.values()), default=0)
+        # at a border they are those of the file before it
+        rows = (row for row in checkpoint.topics.values() if row[0] >= first.base)
+        newest = max((store_time for _, store_time in rows), default=0)
         scan = LogScan(
             log,
             report,
@@ -117,8 +123,9 @@ class Recovery:
             queue_of=self._queue_of,
             code_of=self._config.code_of,
             strict=strict,
+            followed=followed,
         )
-        scan.run(checkpoint.physical, lambda found: self._accept(found, strict=strict), self._seal)
+        scan.run(checkpoint.physical, self._accept, self._seal)
         last = scan.file
         assert last is not None
         log.forget_table(last)
@@ -143,19 +150,13 @@ class Recovery:
             return None
         return self._queues.get(record.topic, record.queue_id)
 
-    def _accept(self, found: Recovered, *, strict: bool) -> None:
+    def _accept(self, found: Recovered) -> None:
         record, queues = found.record, self._queues
         self._tails.touch(record.topic, record.physical_offset, record.store_timestamp)
         if record.physical_offset < queues.gone_below(record.topic):
             return
-        queue = queues.get(record.topic, record.queue_id)
-        if queue is None:
-            queue = queues.add(record.topic, record.queue_id)
-            queue.create(record.queue_offset, sync=False)
-        elif queue.end != record.queue_offset and not strict:
-            queue.settle()
-            queue.create(record.queue_offset, sync=False)
-        assert queue.end == record.queue_offset
+        queue = queues.go_to(record.topic, record.queue_id, record.queue_offset)
+        assert queue is not None and queue.end == record.queue_offset, "the scan has asked"
         queues.mark_dirty(queue)
         queue.append(record.physical_offset, record.size, found.tags_code)
         properties = record.properties

@@ -50,6 +50,8 @@ _BATCHES_AT_ONCE = 8
 # Entries of messages that no longer wait, besides as many as there are that do.
 _STALE_ENTRIES = 1024
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
+# Those whose entries say something else than their tags.
+CODED_TOPICS = frozenset((WHEEL_TIMER_TOPIC,))
 
 
 def code_of_entry(record: MessageRecord) -> int:

@@ -89,6 +89,13 @@ def struct_of(first: str = "size", last: str = "body_length", **hosts: int) -> S
     return Struct(">" + "".join(f"{width}s" if name.endswith("_host") else codes[width] for name, width in fields))
 
 
+def struct_without(*unseen: str, born: int = HOST_V4_SIZE, store: int = HOST_V4_SIZE) -> Struct:
+    """The fields up to the body as a structure that passes over some: who looks at every record needs few of them."""
+    codes = {4: "i", 8: "q"}
+    fields = widths(born=born, store=store)
+    return Struct(">" + "".join(f"{width}x" if name in unseen else codes[width] for name, width in fields))
+
+
 def dtype_of(first: str = "size", last: str = "body_length", **hosts: int) -> list[tuple[str, str]]:
     """The same as numpy describes it; a host is opaque bytes."""
     return [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_PAIR_END: Final = 0x02
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_TAGS: Final = "TAGS"
 PROPERTY_UNIQUE_KEY: Final = "UNIQ_KEY"
@@ -44,6 +45,22 @@ def text_to_properties(text: str) -> dict[str, str]:
     """As `bytes_to_properties`, of a request's header; of a name that comes twice the last value."""
     pairs = (pair.partition("\x01") for pair in text.split("\x02"))
     return {name: value for name, _, value in pairs if name and value}
+
+
+def last_value(raw: bytes, name: bytes) -> str:
+    """What `bytes_to_properties` has for a name, given with its separator; "" for none. Makes no table of all."""
+    end = len(raw)
+    while True:
+        at = raw.rfind(name, 0, end)
+        if at < 0:
+            return ""
+        if not at or raw[at - 1] == _PAIR_END:
+            value_at = at + len(name)
+            value_end = raw.find(b"\x02", value_at)
+            value = raw[value_at : value_end if value_end >= 0 else None]
+            if value:
+                return value.decode("utf-8", "replace")
+        end = at + len(name) - 1
 
 
 def exact_pairs(raw: bytes) -> tuple[list[tuple[str, str]], bool]:

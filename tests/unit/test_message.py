@@ -21,7 +21,7 @@ from neve.record.layout import (
     COMPRESSION_ZSTD,
     STORE_HOST_V6,
 )
-from neve.record.properties import bytes_to_properties, properties_to_bytes, tags_code
+from neve.record.properties import bytes_to_properties, last_value, properties_to_bytes, tags_code
 
 HOSTS = [("10.1.2.3", 10911), ("2001:db8::1", 443), ("::ffff:1.2.3.4", 1)]
 
@@ -166,3 +166,14 @@ def test_a_copy_whose_properties_became_too_long_keeps_its_own() -> None:
     assert (copy.topic, copy.properties_raw, copy.queue_id) == ("u", own, 3)
     shorter = decode_record(reencode_record(record, topic="u", properties={"a": "b"}, queue_id=9))
     assert (shorter.properties, shorter.queue_id) == ({"a": "b"}, 9)
+
+
+_PIECES = st.sampled_from(
+    [b"TAGS", b"KEYS", b"XTAGS", b"\x01", b"\x02", b"v", b"\xc3\xbc", b"\xe2", b"TAGS\x01", b"\x02TAGS\x01"]
+)
+
+
+@given(st.lists(_PIECES, max_size=12).map(b"".join))
+def test_one_value_is_what_the_table_of_all_has(raw: bytes) -> None:
+    for name in ("TAGS", "KEYS", "UNIQ_KEY"):
+        assert last_value(raw, f"{name}\x01".encode()) == bytes_to_properties(raw).get(name, "")

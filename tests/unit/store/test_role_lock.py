@@ -109,6 +109,6 @@ def test_a_slave_whose_disk_fails_says_that(open_store: Open, put: Put, disk: Si
     disk.fail_sync = lambda _path: True
     with pytest.raises(StoreNotWritable, match="sync to the disk failed"):
         store.flush()
-    store.lead()
-    with pytest.raises(StoreNotWritable, match="the disk failed"):
-        put(store)
+    for ask in (store.lead, lambda: store.append_replica(b"", store.max_physical_offset), lambda: put(store)):
+        with pytest.raises(StoreNotWritable, match="the disk failed"):
+            ask()

@@ -1,0 +1,347 @@
+"""The append of a slave: bytes that its master laid out, with the queue entries and keys that they imply.
+
+    master's bytes ─▶ records, as far as one write goes: each has its place, lengths, body CRC, its queue's next offset
+                   ─▶ one write to the log, CRC entries, queue entries, keys, tails ─▶ visibility, as far as confirmed
+
+What comes is a stream that may be cut anywhere. Of a record whose rest is still to come the begin is held back in
+memory, and is nowhere else: whoever asks again from the log's end gets it whole. The first byte that can't be the
+master's raises LogMismatch; what came before it is stored, it and what follows is not.
+
+Files end where the master's do, by its END records: the log's end is that of the file then, whether the rest of the
+file comes as bytes or not (a member of the same kind leaves it out). The next file begins with the next byte; where it
+begins higher, behind a hole of the master's log, `go_on_at` says so first.
+
+Store times are the master's. They are compared with nothing: the clock of the next master may be an hour behind.
+A queue may go on higher than it ended, as its master's does that goes on above an archive; never lower.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct
+
+from zlib_ng.zlib_ng import crc32
+
+from broker.store.commit_log import LogFile
+from broker.store.config import StoreConfig
+from broker.store.errors import LogMismatch, MessageIllegal, StoreNotWritable
+from broker.store.key_index import IndexItem, KeyIndex
+from broker.store.layout import CRC_ENTRY_SIZE, END_SIZE, QUEUE_ENTRY, QUEUE_ENTRY_SIZE
+from broker.store.log_end import LogEnd
+from broker.store.queue_table import QueueTable
+from broker.store.topic_tails import TopicTails
+from broker.store.visibility import Visibility, VisibleEntry
+from neve.record.codec import MalformedRecord, decode_record
+from neve.record.layout import (
+    HEAD_V4,
+    HOST_FLAGS,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_LENGTH_MAX,
+    RECORD_SIZE_MIN,
+    SIZE_AND_MAGIC,
+    host_sizes,
+    struct_without,
+)
+from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, last_value, tags_code
+
+_RECORD_OVERHEAD = 64 << 10
+_NAMES_KEPT = 10_000
+# What is looked at of a head: size, magic, body CRC, queue, queue offset, physical offset, flags, store time, body.
+_UNSEEN = ("flag", "born_timestamp", "born_host", "store_host", "reconsume_times", "prepared_transaction_offset")
+_HEAD = struct_without(*_UNSEEN)
+_unpack_head = _HEAD.unpack_from
+_entry_pack_into = QUEUE_ENTRY.pack_into
+_HEAD_SIZE = _HEAD.size
+assert RECORD_SIZE_MIN == _HEAD_SIZE + 3 == HEAD_V4.size + 3
+assert SIZE_AND_MAGIC.size == END_SIZE
+
+_TAGS, _UNIQUE, _KEYS = (f"{name}\x01".encode() for name in (PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, PROPERTY_KEYS))
+_code_of_tags = lru_cache(4096)(tags_code)
+
+
+@lru_cache
+def _head_of(sizes: tuple[int, int]) -> Struct:
+    born, store = sizes
+    return struct_without(*_UNSEEN, born=born, store=store)
+
+
+class ReplicaAppender:
+    """See the module. All of it runs on the broker's loop."""
+
+    def __init__(  # noqa: PLR0917 - each has an owner
+        self,
+        config: StoreConfig,
+        end: LogEnd,
+        queues: QueueTable,
+        index: KeyIndex,
+        tails: TopicTails,
+        visibility: Visibility,
+    ) -> None:
+        self._end, self._queues, self._index = end, queues, index
+        self._tails, self._visibility = tails, visibility
+        self._code_of, self._coded_topics = config.code_of, config.coded_topics
+        self._max_record = config.max_message_size + _RECORD_OVERHEAD
+        self._names: dict[bytes, str] = {}
+        # Where the next byte of the stream belongs; the begin of a record, of which so many bytes say what is to come.
+        self._next = -1
+        self._held = bytearray()
+        self._wanted = 0
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next bytes of the same stream begin, if the rest of a file that has ended is among them.
+
+        Those of another stream, and else the next file's, begin at the end of the log.
+        """
+        return self._end.appended if self._next < 0 else self._next
+
+    def forget(self) -> None:
+        """The stream ended: what it began comes again, from the end of the log on."""
+        self._next, self._wanted = -1, 0
+        self._held.clear()
+
+    def go_on_at(self, physical_offset: int) -> None:
+        """The master's next file begins here, above the end of this log, which ends with a file. Raises `StoreFull`."""
+        end = self._end
+        end.check_following()
+        if not (end.is_at_a_border or end.position == 0) or physical_offset < end.appended:
+            raise LogMismatch(f"the log ends at {end.appended}, inside a file: it can't go on at {physical_offset}")
+        self.forget()
+        end.begin_file(physical_offset)
+
+    def append(self, data: bytes | memoryview, at: int) -> None:
+        """Store what the master has from an offset on: `next_offset`, or the end of the log.
+
+        Raises LogMismatch, StoreNotWritable, StoreFull. What was stored then stays so, and `next_offset` says how far.
+        """
+        end = self._end
+        end.check_following()
+        if at == end.appended and end.file is not None:
+            self.forget()
+        elif end.file is None and self._next < 0:
+            end.begin_file(at)  # an empty log begins where its master's is said to
+        elif at != self._next:
+            raise LogMismatch(
+                f"bytes at {at}, where {self.next_offset} is the next of the log that ends at {end.appended}"
+            )
+        self._next = at + len(data)
+        skipped = min(max(end.appended - at, 0), len(data))  # the rest of a file that has ended
+        if self._held:
+            self._held += data
+            if len(self._held) < self._wanted:
+                return
+            data, skipped = bytes(self._held), 0
+            self._held.clear()
+        try:
+            self._append(bytes(data), skipped)
+        except BaseException:
+            self.forget()
+            raise
+
+    def _append(self, data: bytes, at: int) -> None:
+        while at < len(data):
+            if self._end.is_at_a_border:
+                self._end.begin_file(self._end.appended)
+            following = self._append_run(data, at)
+            if following == at:
+                following = self._take_first(data, at)
+            if following == at:
+                self._held += data[at:]
+                return
+            at = following
+
+    def _take_first(self, data: bytes, at: int) -> int:
+        """What no run begins with: the end of a file, a record to make way for, the begin of one, or wrong bytes.
+
+        Returns where to go on; the same place: the rest has to come first.
+        """
+        end, file, rest = self._end, self._end.file, len(data) - at
+        assert file is not None
+        self._wanted = END_SIZE
+        if rest < END_SIZE:
+            return at
+        size: int
+        size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
+        left = file.size - end.position
+        if magic == MAGIC_BLANK:
+            if size != left:
+                raise self._wrong(f"an END record of {size} bytes where {left} are left: are files of the same size?")
+            end.finish_file()
+            return min(at + size, len(data))
+        if magic not in (MAGIC_V1, MAGIC_V2):
+            raise self._wrong(f"no record: its magic is {magic & 0xFFFFFFFF:#010x}")
+        if not RECORD_SIZE_MIN <= size <= min(left - END_SIZE, self._max_record):
+            raise self._wrong(f"a record of {size} bytes; {left} are left in the file, {self._max_record} is the most")
+        if rest < size:
+            self._wanted = size
+            return at
+        self._make_way(data[at : at + size])
+        following = self._append_run(data, at)
+        if following == at:
+            raise self._wrong("a record that no reader would take")
+        return following
+
+    def _make_way(self, raw: bytes) -> None:
+        """See to it that a record has its place in the log, in the CRC file and in its queue, or raise."""
+        end, queues = self._end, self._queues
+        try:
+            record = decode_record(raw)
+        except (MalformedRecord, IndexError) as error:
+            raise self._wrong(f"malformed: {error}") from error
+        if record.physical_offset != end.appended:
+            raise self._wrong(f"a record that says that it lies at {record.physical_offset}")
+        if crc32(record.body) & 0x7FFFFFFF != record.body_crc:
+            raise self._wrong("the CRC of the body differs")
+        end.make_followed_room()
+        topic, queue_id, offset = record.topic, record.queue_id, record.queue_offset
+        self._keep_name(topic)
+        if record.physical_offset < queues.gone_below(topic):
+            return
+        try:
+            queue = queues.go_to(topic, queue_id, offset)
+        except MessageIllegal as error:
+            raise self._wrong(str(error)) from error
+        if queue is None:
+            here = queues.next_offset(topic, queue_id)
+            raise self._wrong(f"offset {offset} of {topic!r}, queue {queue_id}, which has all below {here} already")
+        if queue.map is None or queue.position + QUEUE_ENTRY_SIZE > queue.limit:
+            queue.make_room()
+
+    def _keep_name(self, topic: str) -> None:
+        if len(self._names) >= _NAMES_KEPT:
+            self._names.clear()
+        self._names[topic.encode("utf-8", "surrogateescape")] = topic
+
+    def _wrong(self, what: str) -> LogMismatch:
+        return LogMismatch(f"at {self._end.appended} the master sent {what}")
+
+    def _append_run(self, data: bytes, start: int) -> int:
+        """Store the records from a place on, as far as they need nothing but one write; returns the place behind."""
+        end = self._end
+        file = end.file
+        if file is None or file.writer is None:
+            return start
+        run = _Run(end.last_time, end.high_time)
+        at = self._collect(run, data, start, file)
+        if at == start:
+            return start
+        try:
+            end.write(data if at - start == len(data) else data[start:at], run.marks)
+        except StoreNotWritable:
+            for queue, offset, _ in reversed(run.shown):
+                queue.position, queue.end = queue.position - QUEUE_ENTRY_SIZE, offset
+            raise
+        end.last_time, end.high_time = run.last_time, run.high_time
+        for topic, physical, store_time in run.gone:
+            self._tails.touch(topic, physical, store_time)
+        for (queue, _, _), (physical, store_time) in zip(run.shown, run.places, strict=True):
+            newest = queue.topic_tail
+            newest.physical_offset, newest.store_time = physical, store_time
+            queue.used = True
+            if not queue.dirty:
+                self._queues.mark_dirty(queue)
+        if run.keyed:
+            self._index.want(run.keyed)
+        self._visibility.appended(run.shown, run.ends)
+        return at
+
+    def _collect(self, run: _Run, data: bytes, start: int, file: LogFile) -> int:
+        """Look at records and make their queue entries, as far as nothing has to be made way for."""
+        names, by_name, gone, coded = self._names, self._queues.by_name, self._queues.gone, self._coded_topics
+        marks, last_time = run.marks, run.last_time
+        view = memoryview(data)
+        begin = self._end.position - start  # of the file, counted in the bytes at hand
+        shift = file.base + begin
+        length = min(len(data), file.size - END_SIZE - begin)
+        room = (file.crc_size - file.crc_position) // CRC_ENTRY_SIZE
+        at = start
+        while room and (found := _look(data, view, at, length)) is not None:
+            body_at, topic_at, name_at, name_end, following, queue_id, offset, physical, store_time = found
+            topic = names.get(data[name_at:name_end])
+            if topic is None or physical != shift + at:
+                break
+            properties = data[name_end + 2 : following]
+            if topic in coded:
+                code = self._code_of(decode_record(view[at:following]))
+            else:
+                tags = last_value(properties, _TAGS)
+                code = _code_of_tags(tags) if tags else 0
+            if gone and physical < gone.get(topic, 0):
+                run.gone.append((topic, physical, store_time))
+            else:
+                queue = by_name.get((topic, queue_id))
+                if queue is None or queue.end != offset:
+                    break
+                entry_map, entry_position = queue.map, queue.position
+                if entry_map is None or entry_position + QUEUE_ENTRY_SIZE > queue.limit:
+                    break
+                # Nobody sees the entry before the record is written: readers stop at `visible`.
+                _entry_pack_into(entry_map, entry_position, physical, following - at, code)
+                queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, offset + 1
+                run.shown.append((queue, offset, code))
+                run.ends.append(shift + following)
+                run.places.append((physical, store_time))
+                keys = f"{last_value(properties, _UNIQUE)} {last_value(properties, _KEYS)}"
+                if keys != " ":
+                    run.keyed.append((topic, keys, physical, store_time))
+            head_crc = crc32(view[at:body_at], (code ^ code >> 32) & 0xFFFFFFFF)
+            marks += (at + begin + 1, crc32(view[topic_at:following], head_crc), code)
+            if store_time < last_time and at + begin:
+                run.high_time = max(run.high_time, last_time)
+            last_time = store_time
+            at, room = following, room - 1
+        run.last_time = last_time
+        return at
+
+
+class _Run:
+    """What one write stores, and what is to be done then."""
+
+    __slots__ = ("ends", "gone", "high_time", "keyed", "last_time", "marks", "places", "shown")
+
+    def __init__(self, last_time: int, high_time: int) -> None:
+        self.last_time, self.high_time = last_time, high_time
+        self.marks: list[int] = []
+        self.shown: list[VisibleEntry] = []
+        self.ends: list[int] = []
+        self.places: list[tuple[int, int]] = []
+        self.gone: list[tuple[str, int, int]] = []  # of topics that ended behind it
+        self.keyed: list[IndexItem] = []
+
+
+# Where the body, the topic's length, the topic and the properties' length begin, and the next record; the queue, the
+# offset in it and in the log, the store time: a tuple, because an object would cost more than all the checks.
+_Look = tuple[int, int, int, int, int, int, int, int, int]
+
+
+def _look(data: bytes, view: memoryview, at: int, length: int) -> _Look | None:
+    """What has to be known of the record at a place; None: none that is whole and right begins there."""
+    if length - at < RECORD_SIZE_MIN:
+        return None
+    size, magic, body_crc, queue_id, offset, physical, sys_flag, store_time, body_length = _unpack_head(data, at)
+    body_at = at + _HEAD_SIZE
+    if sys_flag & HOST_FLAGS:
+        head = _head_of(host_sizes(sys_flag))
+        body_at = at + head.size
+        if body_at > length:
+            return None
+        *_, store_time, body_length = head.unpack_from(data, at)
+    following, topic_at = at + size, body_at + body_length
+    if not body_at <= topic_at < following - 2 or following > length:
+        return None
+    if magic == MAGIC_V1:
+        name_at = topic_at + 1
+        name_end = name_at + data[topic_at]
+    elif magic == MAGIC_V2:
+        name_at = topic_at + 2
+        name_end = name_at + (data[topic_at] << 8 | data[topic_at + 1])
+    else:
+        return None
+    properties = following - name_end - 2
+    if not 0 <= properties <= PROPERTIES_LENGTH_MAX or data[name_end] << 8 | data[name_end + 1] != properties:
+        return None
+    if crc32(view[body_at:topic_at]) & 0x7FFFFFFF != body_crc:
+        return None
+    return body_at, topic_at, name_at, name_end, following, queue_id, offset, physical, store_time

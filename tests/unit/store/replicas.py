@@ -1,0 +1,148 @@
+"""A master's store with traffic of all kinds, and what follows it byte by byte."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from neve.record.properties import tags_code
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.conftest import put_one, small_config
+
+TOPICS = ("orders", "payments", "käse", "t" * 130)
+QUEUES = 3
+KEYS = 40
+
+Deletion = tuple[int, str, bool]  # where the log ended then, the topic, whether it begins again
+
+
+def open_store(disk: SimDisk, clock: ManualClock, *, following: bool = False, **changes: Any) -> MessageStore:
+    store = MessageStore(small_config(**changes), disk, clock)
+    store.load(following=following)
+    return store
+
+
+class Master:
+    """Each step is one that a broker takes; `deletions` are what the log alone does not tell."""
+
+    def __init__(self, seed: int, **changes: Any) -> None:
+        self.dice, self.clock, self.disk = random.Random(seed), ManualClock(), SimDisk(seed=seed)
+        self.store = open_store(self.disk, self.clock, **changes)
+        self.deletions: list[Deletion] = []
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step()
+
+    def _step(self) -> None:
+        dice, store = self.dice, self.store
+        self.clock.advance(dice.randrange(50))
+        match dice.randrange(60):
+            case 0:
+                store.roll()
+            case 1:
+                store.restart_log_at(store.max_physical_offset + dice.choice((0, 1, 777, 40_000)))
+            case 2:
+                self.delete(dice.choice(TOPICS))
+            case 3:
+                topic, queue_id = dice.choice(TOPICS), dice.randrange(QUEUES)
+                store.create_queue_at(topic, queue_id, store.next_offset(topic, queue_id) + dice.randrange(1, 500))
+                self.put(topic, queue_id, 10)
+            case 4:
+                self.put(dice.choice(TOPICS), 0, dice.randrange(9_000, 14_000))
+            case 5:
+                self.clock.set_wall(self.clock.now_ms() + dice.choice((-7_200_000, -500, 7_200_000)))
+            case 6:
+                store.after_flush(store.flush())
+                store.upkeep()
+            case _:
+                self.put(dice.choice(TOPICS), dice.randrange(QUEUES), dice.choice((0, 1, 30, 200, 1500)))
+
+    def delete(self, topic: str) -> None:
+        begin_again = self.dice.random() < 0.5
+        self.deletions.append((self.store.max_physical_offset, topic, begin_again))
+        self.store.delete_topic(topic, begin_again=begin_again)
+
+    def put(self, topic: str, queue_id: int, size: int) -> None:
+        dice = self.dice
+        tag = dice.choice(("", "a", "TagB", "ü"))
+        keys = " ".join(f"k{dice.randrange(KEYS)}" for _ in range(dice.choice((0, 0, 1, 2))))
+        unique = f"id{dice.randrange(KEYS)}" if dice.random() < 0.7 else ""
+        named = {"KEYS": keys, "TAGS": tag, "UNIQ_KEY": unique, "x": "TAGS"}
+        put_one(
+            self.store, topic, queue_id, dice.randbytes(size), keys=keys, unique_key=unique, tags_code=tags_code(tag),
+            properties="".join(f"{name}\x01{value}\x02" for name, value in named.items() if value).encode(),
+            born_host=dice.choice((("10.1.2.3", 4000), ("fe80::1", 4000))),
+        )  # fmt: skip
+
+
+class Link:
+    """The bytes of a master's log on their way to a slave, cut anywhere; deletions at their place."""
+
+    def __init__(self, master: Master, slave: MessageStore, seed: int, *, padding: bool = False) -> None:
+        self._master, self._slave, self._dice, self._padding = master, slave, random.Random(seed), padding
+        end = slave.max_physical_offset
+        self._deleted = sum(at <= end for at, *_ in master.deletions) if end else 0
+
+    def run(self, *sizes: int) -> None:
+        """All that the master has."""
+        while self.pass_on(self._dice.choice(sizes or (1, 7, 100, 3000, 40_000))):
+            pass
+
+    def pass_on(self, size: int) -> bool:
+        """One piece; whether there was one."""
+        master, slave = self._master.store, self._slave
+        start = slave.replica_offset if slave.segments() else master.min_physical_offset
+        deletions = self._master.deletions[self._deleted :]
+        border = deletions[0][0] if deletions else 1 << 62
+        at, data = master.log_bytes(start, border, size, padding=self._padding)
+        if data:
+            if at > max(start, slave.max_physical_offset) and slave.segments():
+                slave.go_on_with_master_at(at)
+            slave.append_replica(data, at)
+        elif deletions:
+            _, topic, begin_again = deletions[0]
+            slave.delete_topic(topic, begin_again=begin_again)
+            self._deleted += 1
+        else:
+            return False
+        return True
+
+
+def log_of(store: MessageStore) -> Iterator[tuple[int, bytes]]:
+    at = store.min_physical_offset
+    while True:
+        at, data = store.log_bytes(at, 1 << 62, 1 << 30)
+        if not data:
+            return
+        yield at, bytes(data)
+        at += len(data)
+
+
+def told(store: MessageStore) -> dict[str, Any]:
+    """All that a store says of its messages."""
+    queues = [(topic, queue) for topic, ids in store.queues().items() for queue in ids]
+    return {
+        "log": list(log_of(store)),
+        "bounds": {one: (store.min_offset(*one), store.max_offset(*one), store.next_offset(*one)) for one in queues},
+        "following": {
+            (topic, queue): store.next_offset(topic, queue) for topic in TOPICS for queue in range(QUEUES)
+        },
+        "entries": {
+            one: [store.entry(*one, offset) for offset in range(store.min_offset(*one), store.max_offset(*one))]
+            for one in queues
+        },
+        "keys": {
+            (topic, key): store.query(topic, key, 64, 0, 1 << 60)
+            for topic in TOPICS
+            for key in (f"{kind}{number}" for kind in ("k", "id") for number in range(KEYS))
+        },
+        "tables": [
+            (segment.base, {topic: place for topic, (place, _) in segment.topics.items()})
+            for segment in store.segments()
+            if segment.topics
+        ],
+    }  # fmt: skip

@@ -1,0 +1,352 @@
+"""A slave's store is its master's: the same bytes, entries, keys and offsets, wherever the stream was cut."""
+
+from __future__ import annotations
+
+import errno
+import random
+from typing import Any
+
+import pytest
+
+from broker.store.config import ASYNC_FLUSH, SYNC_FLUSH
+from broker.store.errors import LogMismatch, StoreFull, StoreNotWritable
+from broker.store.layout import end_record
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.disk import DiskFull
+from neve.record.codec import decode_record, encode_record
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.conftest import put_one
+from tests.unit.store.replicas import Link, Master, log_of, open_store, told
+
+STEPS = 250
+
+
+def assert_same(slave: MessageStore, master: MessageStore) -> None:
+    theirs, own = told(master), told(slave)
+    for what, value in theirs.items():
+        assert own[what] == value, what
+    for mine, its in zip(slave.segments(), master.segments(), strict=False):
+        for topic, (place, newest) in mine.topics.items():
+            record = decode_record(slave.record_at(place) or b"")
+            # A master that rolls for a record counts its time, which is the next file's, with the file that ends.
+            assert record.store_timestamp <= newest <= its.topics[topic][1]
+            assert newest <= mine.newest_store_time <= its.newest_store_time
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_slave_has_what_its_master_has(seed: int) -> None:
+    master, disk, clock = Master(seed), SimDisk(), ManualClock()
+    slave = open_store(disk, clock, following=True)
+    for _ in range(3):
+        master.run(STEPS)
+        Link(master, slave, seed, padding=bool(seed % 2)).run()
+        assert_same(slave, master.store)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_slave_that_crashes_at_any_place_comes_to_have_what_its_master_has(seed: int) -> None:
+    """By a kill it loses nothing, by a power cut what no sync covered; what it shows then its master has, too."""
+    dice, master, disk = random.Random(seed), Master(seed), SimDisk(seed=seed)
+    slave = open_store(disk, ManualClock(), following=True, checkpoint_bytes=20_000)
+    for _ in range(8):
+        master.run(80)
+        link = Link(master, slave, dice.randrange(1 << 30))
+        for _ in range(dice.randrange(60)):
+            link.pass_on(dice.choice((1, 100, 3000)))
+            if dice.random() < 0.2:
+                slave.after_flush(slave.flush())
+                slave.upkeep()
+        end, synced = slave.max_physical_offset, slave.flushed_offset
+        if dice.random() < 0.5:
+            disk.kill()
+        else:
+            disk, end = disk.power_cut(), synced
+        slave = open_store(disk, ManualClock(), following=True, checkpoint_bytes=20_000)
+        assert slave.max_physical_offset >= end
+        theirs = b"".join(data for _, data in log_of(master.store))
+        assert b"".join(data for _, data in log_of(slave)) == theirs[: sum(len(data) for _, data in log_of(slave))]
+    Link(master, slave, seed).run()
+    assert_same(slave, master.store)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_was_a_slave_goes_on_as_master_and_has_slaves_of_its_own(seed: int) -> None:
+    """Its clock is behind, a moment or hours; a start of whoever follows it cuts nothing for that."""
+    dice, first = random.Random(seed), Master(seed)
+    first.run(STEPS)
+    second = Master(seed + 100)
+    second.store.follow()
+    Link(first, second.store, seed).run()
+    second.clock.set_wall(first.clock.now_ms() - dice.choice((1, 700, 3_600_000)))
+    second.store.lead()
+    second.deletions += first.deletions
+    second.run(STEPS)
+    disk = SimDisk()
+    third = open_store(disk, ManualClock(), following=True)
+    for steps in (STEPS, 0):
+        second.run(steps)
+        Link(second, third, seed).run()
+        disk.kill()
+        third = open_store(disk, ManualClock(), following=True)
+        assert_same(third, second.store)
+    disk.kill()
+    alone = open_store(disk, second.clock)
+    assert_same(alone, second.store)
+    put_one(alone, "orders")
+    assert alone.max_physical_offset > second.store.max_physical_offset
+
+
+# -- what came from elsewhere
+
+
+def record(at: int, offset: int, time: int, body: bytes = b"body", **changes: Any) -> bytes:
+    values: dict[str, Any] = {
+        "topic": b"t", "body": body, "properties": b"KEYS\x01k\x02", "queue_id": 0, "flag": 0, "queue_offset": offset,
+        "physical_offset": at, "sys_flag": 0, "born_timestamp": 1, "born_host": ("10.0.0.1", 1),
+        "store_timestamp": time, "store_host": ("10.0.0.2", 1),
+    }  # fmt: skip
+    return encode_record(**(values | changes))
+
+
+def test_store_times_that_step_back_a_moment_end_no_log(disk: SimDisk, clock: ManualClock) -> None:
+    """As at a change of masters, whose clocks differ."""
+    store, times = open_store(disk, clock, following=True), [10_000, 9_500, 10_001, 9_999, 5_000, 20_000]
+    for offset, time in enumerate(times):
+        at = store.max_physical_offset
+        store.append_replica(record(at, offset, time), at)
+    store.after_flush(store.flush())
+    before = store.segments()
+    for following in (True, True, False):
+        disk = disk.power_cut()
+        store = open_store(disk, clock, following=following)
+        assert store.max_offset("t", 0) == len(times)
+        assert store.segments() == before
+        assert store.segments()[-1].newest_store_time == 20_000
+        assert [store.store_time("t", 0, offset) for offset in range(len(times))] == times
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes((data[place] ^ 0x10,)) + data[place + 1 :]
+
+
+# Size, magic, body CRC, physical offset, body length, body, lengths of topic and properties.
+@pytest.mark.parametrize("place", [0, 1, 3, 4, 7, 8, 11, 28, 35, 84, 87, 88, 91, 92, 94, 95])
+@pytest.mark.parametrize("size", [7, 1 << 20])
+def test_wrong_bytes_are_refused_and_what_came_before_them_stays(
+    disk: SimDisk, clock: ManualClock, place: int, size: int
+) -> None:
+    store = open_store(disk, clock, following=True)
+    good = [record(0, 0, 1)]
+    good += [record(len(good[0]) * number, number, 1) for number in range(1, 4)]
+    each = len(good[0])
+    bad = flipped(good[2], place)
+    stream = good[0] + good[1] + bad + good[3] + bytes(20_000)
+
+    def send() -> None:
+        begin = store.replica_offset
+        rest = stream[begin:]
+        for start in range(0, len(rest), size):
+            store.append_replica(rest[start : start + size], begin + start)
+
+    for _ in range(2):  # the next connection brings the same
+        with pytest.raises(LogMismatch, match=rf"at {2 * each} the master sent"):
+            send()
+        assert (store.max_physical_offset, store.replica_offset) == (2 * each, 2 * each)
+        assert store.max_offset("t", 0) == 2
+    disk.kill()
+    store = open_store(disk, clock, following=True)
+    assert (store.max_physical_offset, store.max_offset("t", 0)) == (2 * each, 2)
+    store.append_replica(good[2] + good[3], 2 * each)
+    assert store.max_offset("t", 0) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (record(0, 0, 1, queue_id=-1), "not a name that can be stored"),
+        (record(0, 0, 1, topic=b"../up"), "not a name that can be stored"),
+        (record(0, 0, 1, topic=b""), "not a name that can be stored"),
+        (record(0, 0, 1, body=bytes(16_300)), "are left in the file"),
+        (end_record(1 << 20), "files of the same size"),
+        (end_record(16_384 - 8), "files of the same size"),
+    ],
+)
+def test_what_no_master_of_this_log_writes_is_named(disk: SimDisk, clock: ManualClock, wrong: bytes, why: str) -> None:
+    store = open_store(disk, clock, following=True)
+    with pytest.raises(LogMismatch, match=why):
+        store.append_replica(wrong + bytes(200), 0)
+    assert (store.max_physical_offset, store.topics()) == (0, [])
+
+
+def test_a_place_that_is_not_the_next_is_refused_and_the_end_of_the_log_always_is_one(
+    disk: SimDisk, clock: ManualClock
+) -> None:
+    store, data = open_store(disk, clock, following=True), record(0, 0, 1)
+    end = len(data)
+    store.append_replica(data + record(end, 1, 1)[:50], 0)
+    assert (store.max_physical_offset, store.replica_offset) == (end, end + 50)
+    for at in (0, end - 1, end + 49, end + 51, 1 << 40):
+        with pytest.raises(LogMismatch, match=f"the log that ends at {end}"):
+            store.append_replica(record(at, 1, 1), at)
+    with pytest.raises(LogMismatch, match="inside a file"):
+        store.go_on_with_master_at(1 << 20)
+    store.append_replica(record(end, 1, 1), end)
+    assert store.max_offset("t", 0) == 2
+
+
+def test_a_record_that_comes_in_many_pieces_is_put_together_once(disk: SimDisk, clock: ManualClock) -> None:
+    """And is no part of the log before its last byte is there."""
+    store = open_store(disk, clock, following=True, commit_log_file_size=1 << 20)
+    data = record(0, 0, 1, body=bytes(900_000))
+    data += record(len(data), 1, 1)
+    for start in range(0, 900_000, 1000):
+        store.append_replica(data[start : start + 1000], start)
+        assert store.max_physical_offset == 0
+    disk.kill()
+    store = open_store(disk, clock, following=True, commit_log_file_size=1 << 20)
+    assert (store.replica_offset, store.max_physical_offset) == (0, 0)
+    store.append_replica(data, 0)
+    assert store.max_offset("t", 0) == 2
+
+
+def test_an_entry_that_a_queue_has_is_given_no_other_message(disk: SimDisk, clock: ManualClock) -> None:
+    store, first = open_store(disk, clock, following=True), record(0, 5, 1)
+    store.append_replica(first, 0)
+    for offset in (0, 5):
+        with pytest.raises(LogMismatch, match="which has all below 6 already"):
+            store.append_replica(record(len(first), offset, 1), len(first))
+    store.append_replica(record(len(first), 9, 1), len(first))
+    assert (store.min_offset("t", 0), store.next_offset("t", 0), store.entry("t", 0, 7)) == (5, 10, None)
+
+
+def test_a_queue_that_went_higher_for_a_message_that_was_lost_takes_the_next_masters_lower_one(
+    disk: SimDisk, clock: ManualClock
+) -> None:
+    store, first = open_store(disk, clock, following=True), record(0, 0, 1)
+    store.append_replica(first, 0)
+    store.after_flush(store.flush())
+    store.upkeep()
+    store.append_replica(record(len(first), 70, 1), len(first))
+    for seed in range(20):
+        cut = disk.power_cut(seed)
+        again = open_store(cut, clock, following=True)
+        if again.max_physical_offset == len(first):
+            again.append_replica(record(len(first), 30, 1), len(first))
+            assert (again.next_offset("t", 0), again.entry("t", 0, 30) is None) == (31, False)
+
+
+def test_a_write_that_fails_keeps_nothing_of_the_run(disk: SimDisk, clock: ManualClock) -> None:
+    store, first = open_store(disk, clock, following=True), record(0, 0, 1)
+    store.append_replica(first, 0)
+    disk.fail_write = lambda _path: True
+    with pytest.raises(StoreNotWritable, match="a write to the log failed"):
+        store.append_replica(record(len(first), 1, 1) + record(2 * len(first), 2, 1), len(first))
+    assert (store.max_physical_offset, store.next_offset("t", 0)) == (len(first), 1)
+    assert store.dirty, "the flusher hears of it"
+
+
+@pytest.mark.parametrize("short_of", ["commitlog/", "consumequeue/"])
+def test_a_full_disk_stops_a_slave_where_it_is_and_it_goes_on_when_there_is_room(
+    disk: SimDisk, clock: ManualClock, short_of: str
+) -> None:
+    master = Master(3)
+    master.run(STEPS)
+    slave = open_store(disk, clock, following=True)
+    link, refused = Link(master, slave, 1), 0
+    create = disk.create_preallocated
+    is_full = True
+
+    def unless_full(path: Any, size: int, **options: Any) -> None:
+        if is_full and short_of in str(path):
+            raise DiskFull(errno.ENOSPC, "no space left on device", str(path))
+        create(path, size, **options)
+
+    disk.create_preallocated = unless_full  # type: ignore[method-assign]
+    going = True
+    while going:
+        end = slave.max_physical_offset
+        try:
+            going = link.pass_on(2000)
+        except StoreFull:
+            refused, is_full = refused + 1, False
+        else:
+            is_full |= slave.max_physical_offset > end
+    assert refused > 3
+    assert_same(slave, master.store)
+
+
+def test_a_deletion_that_a_slave_hears_of_late_leaves_what_came_after_it(disk: SimDisk, clock: ManualClock) -> None:
+    master = Master(0)
+    for queue in (0, 1):
+        for _ in range(5):
+            master.put("orders", queue, 10)
+    deleted_at = master.store.max_physical_offset
+    master.store.delete_topic("orders")
+    for _ in range(3):
+        master.put("orders", 0, 10)
+    slave = open_store(disk, clock, following=True)
+    Link(master, slave, 0).run()
+    slave.delete_topic("orders", below=deleted_at)
+    for _ in range(2):
+        assert slave.queues() == {"orders": [0]}
+        assert (slave.min_offset("orders", 0), slave.max_offset("orders", 0)) == (5, 8)
+        assert slave.next_offset("orders", 1) == 5
+        assert_same(slave, master.store)
+        disk.kill()
+        slave = open_store(disk, clock, following=True)
+
+
+# -- what readers see
+
+
+@pytest.mark.parametrize("flush_disk_type", [ASYNC_FLUSH, SYNC_FLUSH])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slave_shows_what_is_confirmed_and_tells_of_each_message_once(seed: int, flush_disk_type: str) -> None:
+    dice, master = random.Random(seed), Master(seed)
+    slave = open_store(SimDisk(), ManualClock(), following=True, flush_disk_type=flush_disk_type)
+    slave.join_set(0)
+    heard: list[tuple[str, int, int]] = []
+    slave.tell(lambda shown: heard.extend((queue.topic, queue.queue_id, offset) for queue, offset, _ in shown))
+    seen, confirmed = 0, 0
+    link = Link(master, slave, seed)
+    for _ in range(150):
+        if dice.random() < 0.2:
+            master.run(10)
+        link.pass_on(dice.choice((100, 3000, 20_000)))
+        if dice.random() < 0.4:
+            slave.after_flush(slave.flush())
+        if dice.random() < 0.5:
+            confirmed = max(confirmed, dice.randrange(slave.max_physical_offset + 1))
+            slave.confirm(confirmed)
+        bound = min(confirmed, slave.flushed_offset if flush_disk_type == SYNC_FLUSH else confirmed)
+        assert slave.confirmed_offset <= bound
+        for topic, queues in slave.queues().items():
+            for queue in queues:
+                last = slave.entry(topic, queue, slave.max_offset(topic, queue) - 1)
+                assert last is None or last[0] + last[1] <= bound
+                following = slave._queues.by_name[topic, queue].entry(slave.max_offset(topic, queue))
+                assert following is None or following[0] + following[1] > bound, "what is confirmed is shown"
+        seen = max(seen, len(heard))
+    assert len(heard) == len(set(heard)) or master.deletions
+    slave.after_flush(slave.flush())
+    slave.confirm(slave.max_physical_offset)
+    assert all(slave.max_offset(topic, queue) == slave.next_offset(topic, queue)
+               for topic, queues in slave.queues().items() for queue in queues)  # fmt: skip
+
+
+def test_a_master_in_a_set_shows_what_its_members_have_and_alone_again_all(open_store: Any, put: Any) -> None:
+    store = open_store()
+    first = put(store)
+    store.join_set(0)
+    assert store.max_offset("t", 0) == 1, "what was shown stays so"
+    second, third = put(store), put(store)
+    assert (store.max_offset("t", 0), store.next_offset("t", 0)) == (1, 3)
+    assert store.record_at(second.physical_offset) is None
+    store.confirm(third.physical_offset)
+    store.confirm(first.physical_offset)
+    assert store.max_offset("t", 0) == 2
+    store.leave_set()
+    assert store.max_offset("t", 0) == 3
+    put(store)
+    assert store.max_offset("t", 0) == 4
