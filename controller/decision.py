@@ -222,6 +222,7 @@ class Answer:
     sync_state_set: tuple[int, ...] | None = None
     sync_state_set_epoch: int | None = None
     next_broker_id: int | None = None
+    cluster: str | None = None
     addresses: Mapping[int, str] | None = None  # of all members: the answer to an election has them
     in_sync: tuple[Replica, ...] | None = None
     not_in_sync: tuple[Replica, ...] | None = None
@@ -797,5 +798,6 @@ def _roles(
         master_epoch=stored.master_epoch,
         sync_state_set=stored.sync_state_set,
         sync_state_set_epoch=stored.sync_state_set_epoch,
+        cluster=stored.cluster,
         addresses=addresses,
     )

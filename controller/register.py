@@ -103,15 +103,19 @@ class FileRegister:
             try:
                 self._revision, self._entries = _read(self._disk.read(self._path))
             except (NeveError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-                self.close()
+                self._release()
                 raise StartupError(
                     f"the register {self._path} is damaged: {error}. Restore the file; without it, brokers that have "
                     "messages get no master until an operator designates one",
                     EXIT_DISK,
                 ) from error
 
-    def close(self) -> None:
-        """Let another process have it."""
+    async def close(self) -> None:
+        """Let another process have it, once what was begun is written."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        self._release()
+
+    def _release(self) -> None:
         if self._unlock is not None:
             self._unlock()
             self._unlock = None

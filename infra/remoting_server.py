@@ -83,6 +83,7 @@ class Connection:
         self._gate_in_flight = False
         self._on_close: list[Callable[[Connection], None]] = []
         self.remote: tuple[str, int] = ("", 0)
+        self.local: tuple[str, int] = ("", 0)  # where the peer has reached this end
         self.last_active = self._loop.time()
         self.partial_since: float | None = None
         self.is_closed = False
@@ -97,6 +98,9 @@ class Connection:
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple) and len(peer) >= 2:
             self.remote = (str(peer[0]), int(peer[1]))
+        own = transport.get_extra_info("sockname")
+        if isinstance(own, tuple) and len(own) >= 2:
+            self.local = (str(own[0]), int(own[1]))
         if self._opened is not None:
             self._opened(self)
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 BROKER = ("BrokerConfig", "BrokerIdentity", "MessageStoreConfig", "NettyServerConfig", "NettyClientConfig",
           "AuthConfig", "tieredstore.MessageStoreConfig", "RocketMQ 3 and 4")  # fmt: skip
+CONTROLLER = ("a controller's ControllerConfig", "NettyServerConfig", "NettyClientConfig")
 NAMESRV = ("NamesrvConfig", "NettyServerConfig", "NettyClientConfig", "ControllerConfig", "JraftConfig")
 
 HONOURED = "honoured"
@@ -47,6 +48,7 @@ REASONS = {
     "topics": "topics and groups are as `mqadmin` and the first use make them",
     "users": "users and policies are read whole from `authConfigPath`: nothing is cached, every request is checked",
     "acl-v1": "users of plain_acl.yml are not taken over: create them",
+    "one-controller": "one controller keeps all broker sets in a file below `controllerStorePath`: no Raft, one scan",
     "place": "paths are `storePathRootDir`, `kvConfigPath` and `authConfigPath`",
     "plug-in": "it is a key of the tiered store plug-in: neve's archive is `storeUrl`, TTLs are of topics",
     "container": "a process is one broker",
@@ -268,6 +270,23 @@ statistics metricLoggingExporterIntervalInMills=10000 metricsPromExporterPort=55
 statistics metricsLabel= metricsInDelta=false
 refused configBlackList
 honoured scanNotActiveBrokerInterval
+
+a controller's ControllerConfig:
+honoured controllerDLegerGroup controllerDLegerPeers controllerDLegerSelfId controllerStorePath
+honoured enableElectUncleanMaster notifyBrokerRoleChanged scanNotActiveBrokerInterval controllerType
+threads controllerThreadPoolNums=16 controllerRequestThreadPoolQueueCapacity=50000
+one-controller mappedFileSize=1073741824 processReadEvent=false scanInactiveMasterInterval=5000
+one-controller electMasterMaxRetryCount=3 jraftConfig=*
+one-controller jRaftElectionTimeoutMs=1000 jRaftSnapshotIntervalSecs=3600 jRaftGroupId=jRaft-Controller
+one-controller jRaftScanWaitTimeoutMs=1000 jRaftServerId=localhost:9880
+one-controller jRaftInitConf=localhost:9880,localhost:9881,localhost:9882
+one-controller jRaftControllerRPCAddr=localhost:9770,localhost:9771,localhost:9772
+place rocketmqHome=* configStorePath=*
+statistics metricsExporterType=DISABLE metricsGrpcExporterTarget= metricsGrpcExporterHeader=
+statistics metricGrpcExporterTimeOutInMills=3000 metricGrpcExporterIntervalInMills=60000
+statistics metricLoggingExporterIntervalInMills=10000 metricsPromExporterPort=5557 metricsPromExporterHost=
+statistics metricsLabel= metricsInDelta=false
+refused configBlackList
 
 JraftConfig:
 one-copy jRaftElectionTimeoutMs=1000 jRaftSnapshotIntervalSecs=3600 jRaftGroupId=jRaft-Controller

@@ -34,7 +34,8 @@ def doctor(config: Path | None, settings: tuple[str, ...], data: Path | None, st
     """Check Java, disk, kernel limits, and with --store the rights in it and its clock. Exit code 1 on a fault.
 
     With -c FILE (broker.conf): its keys, the data directory and its disk, ports, TLS files, name servers and the store;
-    or a namesrv.conf: its keys, directory, port and TLS files. Which one it is, its name or else its keys say.
+    or a namesrv.conf or controller.conf: its keys, directory, port and TLS files. Which one it is, its name or else its
+    keys say.
     Run it as the user and with the environment that the broker will have.
     """
     checks = [check_java(), check_map_count(), check_files(), check_local_clock()]
@@ -60,7 +61,7 @@ def _refuse_beside_config() -> None:
 
 
 def _server_checks(config: Path, settings: Sequence[str]) -> list[Check]:
-    found = _part("namesrv.doctor" if _is_name_servers(config) else "broker.doctor", "-c")
+    found = _part(_doctor_of(config), "-c")
     return list(found.checks(config, settings))
 
 
@@ -83,18 +84,24 @@ def _part(module: str, option: str) -> Any:
         ) from missing
 
 
-def _is_name_servers(config: Path) -> bool:
-    """A key that only name servers have, in a file whose name does not say what it is."""
-    for name, kind in (("namesrv", True), ("broker", False)):
+def _doctor_of(config: Path) -> str:
+    """By the file's name, or by a key in it that only that kind of server has."""
+    for name, doctor in _DOCTORS.items():
         if name in config.name.lower():
-            return kind
+            return doctor
     try:
         lines = config.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return False
-    return bool({line.partition("=")[0].strip() for line in lines} & _NAME_SERVERS_KEYS)
+        return _DOCTORS["broker"]
+    keys = {line.partition("=")[0].strip() for line in lines}
+    kind = "controller" if keys & _CONTROLLERS_KEYS else "namesrv" if keys & _NAME_SERVERS_KEYS else "broker"
+    return _DOCTORS[kind]
 
 
+_DOCTORS = {"namesrv": "namesrv.doctor", "controller": "controller.doctor", "broker": "broker.doctor"}
+
+
+_CONTROLLERS_KEYS = frozenset({"controllerStorePath", "controllerDLegerPeers", "enableElectUncleanMaster"})
 _NAME_SERVERS_KEYS = frozenset(
     {"kvConfigPath", "scanNotActiveBrokerInterval", "orderMessageEnable", "deleteTopicWithBrokerRegistration",
      "enableAllTopicList", "returnOrderTopicConfigToBroker"}

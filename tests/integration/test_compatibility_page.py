@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
+from tests.servers.neve import Serving, settings_as_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
-ROW = re.compile(r"^\| (\d+) \| (\w+) \| (broker|name server|broker → client) \| (yes|not yet|refused)\b", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (\d+) \| (\w+) \| (broker|name server|controller|broker → client) \| (yes|not yet|refused)\b", re.MULTILINE
+)
 
 
 def documented() -> dict[int, tuple[str, str, str]]:
@@ -48,8 +51,10 @@ def test_every_code_is_on_the_page_under_its_name() -> None:
 def test_what_the_page_calls_supported_is_answered_and_the_rest_gets_code_3(neve_up: Any, tmp_path: Path) -> None:
     page = documented()
     unsupported = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
-    with neve_up(tmp_path) as neve:
-        for where, address in (("broker", neve.broker), ("name server", neve.namesrv)):
+    alone = settings_as_options({"listenPort": 0, "bindAddress": "127.0.0.1", "controllerStorePath": tmp_path / "c"})
+    with neve_up(tmp_path) as neve, Serving(tmp_path / "controller", "controller", *alone) as controller:
+        addresses = {"broker": neve.broker, "name server": neve.namesrv, "controller": controller.ready["controller"]}
+        for where, address in addresses.items():
             codes = [code for code, row in page.items() if row[1] == where]
             for code, answer in answers(address, codes).items():
                 assert (answer != unsupported) == (page[code][2] == "yes"), (code, page[code], answer)

@@ -104,3 +104,53 @@ def mqadmin(namesrv: str, *args: str, home: Path, version: str = jvm.SERVER) -> 
     )
     # The 5.3 client prints how its logging was configured, a line for each step.
     return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if " |-" not in line)
+
+
+class ApacheMember(Processes):
+    """One broker of Apache RocketMQ 5.3.3 in controller mode: master or slave as its controller says.
+
+    It acknowledges what all of its sync state set has. It asks and looks round more often than by default, so that a
+    test need not wait. It keeps ports and data over a restart.
+    """
+
+    def __init__(
+        self, directory: Path, *, namesrv: str, controller: str, name: str = "stock", settings: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(directory)
+        port, ha_port = free_ports(2)
+        self.broker = f"127.0.0.1:{port}"
+        broker = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": name,
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "bindAddress": "127.0.0.1",
+            "listenPort": str(port),
+            "haListenPort": str(ha_port),
+            "namesrvAddr": namesrv,
+            "enableControllerMode": "true",
+            "controllerAddr": controller,
+            "allAckInSyncStateSet": "true",
+            "syncBrokerMetadataPeriod": "1000",
+            "checkSyncStateSetPeriod": "1000",
+            "haSendHeartbeatInterval": "1000",
+            "mappedFileSizeCommitLog": str(16 << 20),
+            "timerWheelEnable": "false",
+            "storePathRootDir": str(directory / "store"),
+            "storePathCommitLog": str(directory / "store" / "commitlog"),
+            **settings,
+        }
+        conf = directory / "conf"
+        conf.mkdir(exist_ok=True)
+        (conf / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in broker.items()))
+
+    @override
+    def start(self) -> Self:
+        flags = ["-server", "-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:TieredStopAtLevel=1"]
+        flags += ["-XX:+UseSerialGC", *_MODULE_FLAGS]
+        library, main = f"{jvm.jars()}/*", "org.apache.rocketmq.broker.BrokerStartup"
+        arguments = ["-c", str(self.directory / "conf" / "broker.conf")]
+        command = jvm.java(library, main, *arguments, home=self.directory, flags=flags)
+        self.spawn(command, "broker.out", {"ROCKETMQ_HOME": str(self.directory)})
+        wait_until(lambda: accepts(self.broker), "Apache's broker", _READY_S)
+        return self

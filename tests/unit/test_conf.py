@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from broker.config import BrokerConfig
+from controller.controller_config import ControllerConfig
 from infra.config import live_keys, load, parse_properties, to_properties
 from namesrv.namesrv_config import NamesrvConfig
 
 CONF = Path(__file__).parents[2] / "conf"
+FILES = [("broker.conf", BrokerConfig), ("namesrv.conf", NamesrvConfig), ("controller.conf", ControllerConfig)]
 #: Keys that to_properties never shows.
 SECRET = {"initAuthenticationUser": "", "innerClientAuthenticationCredentials": ""}
 
 
-@pytest.mark.parametrize(("name", "kind"), [("broker.conf", BrokerConfig), ("namesrv.conf", NamesrvConfig)])
+@pytest.mark.parametrize(("name", "kind"), FILES)
 def test_the_example_shows_every_key_with_its_default(name: str, kind: type, tmp_path: Path) -> None:
     text = (CONF / name).read_text()
     load(kind, CONF / name)
@@ -30,7 +32,7 @@ def test_the_example_shows_every_key_with_its_default(name: str, kind: type, tmp
     assert len(active) < 10
 
 
-@pytest.mark.parametrize(("name", "kind"), [("broker.conf", BrokerConfig), ("namesrv.conf", NamesrvConfig)])
+@pytest.mark.parametrize(("name", "kind"), FILES)
 def test_keys_marked_live_are(name: str, kind: type) -> None:
     paragraphs = re.findall(r"((?:^# .*\n)*)((?:^#?\w+=.*\n)+)", (CONF / name).read_text(), re.MULTILINE)
     marked = {key for about, keys in paragraphs if "(live)" in about for key in re.findall(r"#?(\w+)=", keys)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.machine import Machine
+from controller.controller_config import ControllerConfig
 from infra import log as logs
 from infra import rocketmq_keys
 from infra.clock import SystemClock
@@ -21,7 +22,12 @@ from namesrv.namesrv_config import NamesrvConfig
 from neve.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
-SERVERS = [(BrokerConfig, rocketmq_keys.BROKER), (NamesrvConfig, rocketmq_keys.NAMESRV)]
+SERVERS = [
+    (BrokerConfig, rocketmq_keys.BROKER, 300),
+    (NamesrvConfig, rocketmq_keys.NAMESRV, 50),
+    (ControllerConfig, rocketmq_keys.CONTROLLER, 40),
+]
+AnyConfig = type[BrokerConfig] | type[NamesrvConfig] | type[ControllerConfig]
 
 #: As it stands on machines: of 4.x's days, with the guides' advice of several years.
 PRODUCTION = """
@@ -177,9 +183,9 @@ def test_a_promise_that_would_be_lost_is_a_fault_unless_it_is_kept_otherwise(
         read(BrokerConfig, written(tmp_path, f"{line}\n{beside}\n"))
 
 
-@pytest.mark.parametrize(("kind", "classes"), SERVERS)
+@pytest.mark.parametrize(("kind", "classes", "least"), SERVERS)
 def test_rocketmqs_own_defaults_are_accepted_without_a_word(
-    kind: type[BrokerConfig] | type[NamesrvConfig], classes: tuple[str, ...], tmp_path: Path
+    kind: AnyConfig, classes: tuple[str, ...], least: int, tmp_path: Path
 ) -> None:
     lines = [f"{key.name}={key.default}" for key in rocketmq_keys.keys(classes).values() if key.reason in
              rocketmq_keys.REASONS and key.default is not None]  # fmt: skip
@@ -191,12 +197,12 @@ def test_rocketmqs_own_defaults_are_accepted_without_a_word(
     loaded = read(kind, written(tmp_path, "\n".join(lines)))
     assert loaded.warnings == []
     assert loaded.config == kind()
-    assert len(lines) > (300 if kind is BrokerConfig else 50)
+    assert len(lines) > least
 
 
-@pytest.mark.parametrize(("kind", "classes"), SERVERS)
+@pytest.mark.parametrize(("kind", "classes"), [server[:2] for server in SERVERS])
 def test_each_key_of_rocketmqs_is_honoured_ignored_or_refused(
-    kind: type[BrokerConfig] | type[NamesrvConfig], classes: tuple[str, ...], tmp_path: Path
+    kind: AnyConfig, classes: tuple[str, ...], tmp_path: Path
 ) -> None:
     own = {name for _, name, _ in parse_properties(to_properties(kind()), "")}
     own |= {"initAuthenticationUser", "innerClientAuthenticationCredentials"}
@@ -257,13 +263,22 @@ def code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names, key=str.lower))
 
 
+def listed(every: Mapping[str, rocketmq_keys.Key]) -> list[str]:
+    """What is honoured, and the table of what is ignored."""
+    honoured = [name for name, key in every.items() if key.reason == rocketmq_keys.HONOURED]
+    lines = [f"Honoured: {code(honoured)}.", "", "| ignored | why |", "|---|---|"]
+    for reason, why in rocketmq_keys.REASONS.items():
+        if ignored := [name for name, key in every.items() if key.reason == reason]:
+            lines.append(f"| {code(ignored)} | {why} |")
+    return lines
+
+
 def rendered() -> str:
     """The section of the page, from the tables."""
     every = {**rocketmq_keys.keys(rocketmq_keys.BROKER), **rocketmq_keys.keys(rocketmq_keys.NAMESRV)}
-    honoured = {n for _, c in SERVERS for n, key in rocketmq_keys.keys(c).items() if key.reason == "honoured"}
-    lines = [f"Honoured: {code(honoured)}.", "", "| ignored | why |", "|---|---|"]
-    for reason, why in rocketmq_keys.REASONS.items():
-        lines.append(f"| {code(name for name, key in every.items() if key.reason == reason)} | {why} |")
+    lines = listed(every)
+    of_a_controller = rocketmq_keys.keys(rocketmq_keys.CONTROLLER[:1])
+    lines += ["", "In a controller.conf these read so:", "", *listed(of_a_controller)]
     lines += ["", "| refused | unless it is | or this is set | why |", "|---|---|---|---|"]
     for name, rule in rocketmq_keys.REFUSED.items():
         harmless = ", ".join(f"`{text.replace('{root}', 'storePathRootDir')}`" if text else "empty"

@@ -12,7 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "neve", "tiered")
 # Run by name: `python -m`, or named in pyproject.toml.
-STARTED = {"tiered.worker.process", "infra.minio", "neve.cli.main", "broker.command", "namesrv.command"}
+STARTED = {
+    "tiered.worker.process",
+    "infra.minio",
+    "neve.cli.main",
+    "broker.command",
+    "namesrv.command",
+    "controller.command",
+}
 # Imported by users.
 OFFERED = {"neve.client.sync"}
 # What no server runs yet: the parts of a broker set, each whole, until the broker that is put together from them is.
@@ -21,11 +28,9 @@ AHEAD = {
     "broker.ha.epochs",
     "broker.ha.frames",
     "broker.ha.member",
-    "controller.decision",
-    "controller.register",
 }
 # Imported when a verb is called (`neve.cli.main`).
-NAMED_IN_TEXT = re.compile(r"\"((?:neve|broker|namesrv)(?:\.\w+)+)")
+NAMED_IN_TEXT = re.compile(r"\"((?:neve|broker|namesrv|controller)(?:\.\w+)+)")
 MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 # Only these look at the machine's clocks, and only this one throws dice.
 CLOCKS = {"infra/clock.py", "neve/clock.py"}

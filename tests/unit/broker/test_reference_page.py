@@ -15,6 +15,7 @@ import pytest
 from access.config import SecurityConfig
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from controller.controller_config import ControllerConfig
 from infra.config import ConfigError, load, wire_name
 from namesrv.namesrv_config import NamesrvConfig
 from tests.broker_in_process import running
@@ -27,7 +28,8 @@ ALARMS = DOCS.parent / "conf" / "prometheus-rules.yml"
 SECTIONS: list[tuple[str, type[Any]]] = [
     ("Broker", BrokerConfig),
     ("Name server", NamesrvConfig),
-    ("Both: TLS, users and policies", SecurityConfig),
+    ("Controller", ControllerConfig),
+    ("All servers: TLS, users and policies", SecurityConfig),
 ]
 
 

@@ -70,7 +70,7 @@ def test_a_revision_is_never_given_twice_though_the_set_was_removed_and_made_ane
         assert not await register.remove("b", old + 1)
         assert await register.remove("b", old)
         assert not await register.remove("b", old)
-        register.close()
+        await register.close()
         register = opened(disk)
         new = await register.put(value(), NEVER)
         assert new is not None and new > old
@@ -101,8 +101,8 @@ def test_a_second_process_does_not_open_it() -> None:
     with pytest.raises(StartupError) as refused:
         opened(disk)
     assert refused.value.exit_code == EXIT_IN_USE
-    register.close()
-    opened(disk).close()
+    asyncio.run(register.close())
+    opened(disk)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_damaged_register_is_told_and_not_taken_for_an_empty_one(damage: Calla
         disk = SimDisk()
         register = opened(disk)
         await register.put(value(), NEVER)
-        register.close()
+        await register.close()
         return disk
 
     disk = run(main)
@@ -196,7 +196,7 @@ def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(tmp_pa
         await asyncio.sleep(0)
         disk.go.set()
         assert await second is not None
-        register.close()
+        await register.close()
         again = opened(RealDisk(), tmp_path / "register.json")
         assert await again.names() == ["a", "b"] == await register.names()
 

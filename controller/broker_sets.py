@@ -1,0 +1,175 @@
+"""Requests carried out: read the set, decide, write what was decided if nobody else has, and only then answer and tell.
+
+Changes of one set take turns here, so that a controller does not meet itself; another controller on the same register
+is met by the compare and swap, and the request is decided anew on what it has written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from controller.broker_set import BrokerSet, Member
+from controller.decision import (
+    Answer,
+    Ask,
+    Asked,
+    Decision,
+    GetNextBrokerId,
+    GetReplicaInfo,
+    GetSyncStateData,
+    Request,
+    Rules,
+    Scan,
+    decide,
+)
+from controller.liveness import Liveness
+from controller.register import Register
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+# Each try has read what made the one before fail.
+_MOST_TRIES = 16
+
+Spawn = Callable[[str, Callable[[], Coroutine[Any, Any, object]]], object]
+
+
+class Calls(Protocol):
+    """What is asked of and told to brokers."""
+
+    async def ask(self, name: str, member: Member) -> Asked: ...
+
+    async def tell(self, broker_set: BrokerSet, member: Member) -> None: ...
+
+
+class BrokerSets:
+    """The broker sets of one register, by name."""
+
+    def __init__(
+        self,
+        register: Register,
+        liveness: Liveness,
+        calls: Calls,
+        *,
+        rules: Callable[[], Rules],
+        notifies: Callable[[], bool],
+        spawn: Spawn,
+    ) -> None:
+        """`rules` and `notifies` are asked each time, an operator may change them.
+
+        `spawn` begins what nobody waits for.
+        """
+        self._register, self._liveness, self._calls = register, liveness, calls
+        self._rules, self._notifies, self._spawn = rules, notifies, spawn
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def carry_out(self, request: Request) -> Answer:
+        """Its answer, true by now. RegisterUnavailable: it may have been done, and nothing was told."""
+        if isinstance(request, GetNextBrokerId | GetReplicaInfo | GetSyncStateData):
+            stored, _ = await self._register.get(request.name)
+            decision = self._decide(stored, request, {})
+            assert isinstance(decision, Decision)
+            assert decision.broker_set is None and not decision.removed
+            return decision.answer
+        turn = self._turns.setdefault(request.name, asyncio.Lock())
+        async with turn:
+            return await self._in_turn(request)
+
+    async def member(self, name: str, broker_id: int) -> Member | None:
+        """Who registered with this id."""
+        stored, _ = await self._register.get(name)
+        return stored.member(broker_id) if stored is not None else None
+
+    async def scan(self) -> None:
+        """Every set, one after the other."""
+        for name in await self._register.names():
+            await self.carry_out(Scan(name))
+
+    async def _in_turn(self, request: Request) -> Answer:
+        asked: dict[int, Asked] = {}
+        for _ in range(_MOST_TRIES):
+            stored, revision = await self._register.get(request.name)
+            found = self._decide(stored, request, asked)
+            if isinstance(found, Ask):
+                assert stored is not None
+                asked |= await self._ask(stored, found.candidates)
+                continue  # decided on what is reported by now
+            if not await self._write(request.name, found, revision):
+                continue
+            self._follow(stored, found)
+            return found.answer
+        raise BrokerError(ResponseCode.SYSTEM_BUSY, f"broker set {request.name} is changed by others all the time")
+
+    def _decide(self, stored: BrokerSet | None, request: Request, asked: dict[int, Asked]) -> Decision | Ask:
+        reports = self._liveness.reports(request.name, asked)
+        return decide(stored, reports, request, self._liveness.now_ms(), self._rules())
+
+    async def _ask(self, stored: BrokerSet, candidates: tuple[int, ...]) -> dict[int, Asked]:
+        members = [member for member in stored.members if member.id in candidates]
+        answers = await asyncio.gather(*(self._calls.ask(stored.name, member) for member in members))
+        return {member.id: answer for member, answer in zip(members, answers, strict=True)}
+
+    async def _write(self, name: str, decision: Decision, revision: int) -> bool:
+        """Whether the decision holds: nobody has changed what it was made on."""
+        if decision.removed:
+            return await self._register.remove(name, revision)
+        if decision.broker_set is not None:
+            return await self._register.put(decision.broker_set, revision) is not None
+        return True
+
+    def _follow(self, stored: BrokerSet | None, decision: Decision) -> None:
+        """What comes of a change that is in the register."""
+        if decision.removed:
+            assert stored is not None
+            log.warning("broker set %r is forgotten, with members %s", stored.name, list(stored.ids))
+            self._liveness.forget(stored.name)
+            return
+        now = decision.broker_set
+        if now is None:
+            return
+        _say(stored, now)
+        for gone in set(stored.ids if stored is not None else ()) - set(now.ids):
+            self._liveness.forget(now.name, gone)
+        if now.master is not None:
+            for member in now.members:
+                if member.id in decision.notify and self._notifies():
+                    self._spawn("notify", partial(self._calls.tell, now, member))
+        elif stored is not None and stored.master is not None:
+            # Nobody may ask for the next one soon.
+            self._spawn("elect", partial(self.carry_out, Scan(now.name)))
+
+
+def _say(old: BrokerSet | None, new: BrokerSet) -> None:
+    """A line for each change that an operator wants to find again."""
+    name = new.name
+    if old is None or old.ids != new.ids:
+        log.info("broker set %r of %r has members %s", name, new.cluster, list(new.ids))
+    if old is None:
+        return
+    if new.frozen and not old.frozen:
+        log.error("broker set %r is frozen: %s", name, new.frozen)
+    if new.master != old.master or new.master_epoch != old.master_epoch:
+        if new.master is None:
+            log.error("broker set %r has no master from epoch %d on; it was %s", name, new.master_epoch, old.master)
+        else:
+            trusted = new.master in (*old.sync_state_set, *old.eligible)
+            log.log(
+                logging.INFO if trusted or not old.master_epoch else logging.WARNING,
+                "broker set %r: master %d from epoch %d on, was %s; %s",
+                name,
+                new.master,
+                new.master_epoch,
+                old.master,
+                "in sync" if trusted else "first" if not old.master_epoch else "it may lack what was acknowledged",
+            )
+    if new.sync_state_set != old.sync_state_set:
+        epoch, members = new.sync_state_set_epoch, list(new.sync_state_set)
+        log.info("broker set %r: in sync from epoch %d on: %s", name, epoch, members)
+    if set(new.unclean) - set(old.unclean):
+        log.warning("broker set %r: %s came back unclean and may lack what was acknowledged", name, list(new.unclean))

@@ -1,0 +1,109 @@
+"""What a controller asks and tells brokers: GET_BROKER_EPOCH_CACHE (1007) and NOTIFY_BROKER_ROLE_CHANGED (1008).
+
+A connection a call: there are few, and what stays open to a broker that froze would have to be noticed first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from access.guard import inner_credentials
+from controller.broker_set import BrokerSet, Member
+from controller.controller_config import ControllerConfig
+from controller.decision import UNKNOWN, Asked
+from infra.remoting_server import Connection, open_connection
+from infra.tls import client_context
+from neve.errors import NeveError
+from neve.remoting.body import dumps, loads_as
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import Int32, Int64
+from neve.remoting.signature import signed
+
+log = logging.getLogger(__name__)
+
+# An election waits for the slowest candidate so long; who does not answer is passed over.
+ASK_S = 1.0
+_TELL_S = 3.0
+
+
+class _EpochEntry(msgspec.Struct, rename="camel"):
+    epoch: Int32
+
+
+class _EpochCache(msgspec.Struct, rename="camel"):
+    max_offset: Int64
+    broker_name: str | None = None
+    epoch_list: list[_EpochEntry] | None = None
+
+
+class BrokerCalls:
+    """Each call ends in its time, and a failure is an answer as well."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self._credentials = inner_credentials(config)
+        self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
+
+    async def ask(self, name: str, member: Member) -> Asked:
+        """Where its log ends, now; by the process that registered, if it can tell which it is."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                connection = await self._connect(member.address)
+                try:
+                    request = RemotingCommand(RequestCode.GET_BROKER_EPOCH_CACHE, ext=self._signed({}, b""))
+                    answer = await connection.invoke(request, ASK_S)
+                finally:
+                    connection.close()
+            return _asked(name, member, answer)
+        except (OSError, TimeoutError, NeveError, ValueError) as error:
+            log.warning(
+                "broker %d of %r at %r does not say where its log ends: %r", member.id, name, member.address, error
+            )
+            return Asked(reachable=False)
+
+    async def tell(self, broker_set: BrokerSet, member: Member) -> None:
+        """The roles, one-way: who does not hear it polls them."""
+        master = broker_set.member(broker_set.master)
+        assert master is not None
+        ext = {
+            "masterAddress": master.address,
+            "masterBrokerId": str(master.id),
+            "masterEpoch": str(broker_set.master_epoch),
+            "syncStateSetEpoch": str(broker_set.sync_state_set_epoch),
+        }
+        body = dumps({"syncStateSet": broker_set.sync_state_set, "syncStateSetEpoch": broker_set.sync_state_set_epoch})
+        try:
+            async with asyncio.timeout(_TELL_S):
+                connection = await self._connect(member.address)
+            request = RemotingCommand(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext=self._signed(ext, body), body=body)
+            connection.send_oneway(request)
+            connection.close()
+        except (OSError, TimeoutError, NeveError) as error:
+            log.warning(
+                "broker %d of %r at %r is not told of its role: %r", member.id, broker_set.name, member.address, error
+            )
+
+    def _signed(self, ext: dict[str, str], body: bytes) -> dict[str, str]:
+        return ext if self._credentials is None else signed(*self._credentials, ext, body)
+
+    async def _connect(self, address: str) -> Connection:
+        host, separator, port = address.rpartition(":")
+        if not separator or not port.isdigit():
+            raise NeveError(None, f"{address!r} is not host:port")
+        return await open_connection(host, int(port), tls=self._tls)
+
+
+def _asked(name: str, member: Member, answer: RemotingCommand) -> Asked:
+    if answer.code != ResponseCode.SUCCESS:
+        raise NeveError(answer.code, answer.remark or "refused")
+    cache = loads_as(answer.body, _EpochCache)
+    if cache.broker_name not in (None, name):
+        raise NeveError(None, f"it is a broker of {cache.broker_name!r}")
+    born = (answer.ext.get("incarnation", ""), answer.ext.get("starts", "0"), answer.ext.get("process", ""))
+    if born != (member.incarnation, str(member.starts), member.process):
+        raise NeveError(None, "it is another process than the one that registered")
+    entries = cache.epoch_list or []
+    return Asked(reachable=True, epoch=entries[-1].epoch if entries else UNKNOWN, max_offset=cache.max_offset)

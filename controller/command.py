@@ -1,0 +1,44 @@
+"""`neve controller`."""
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+
+import click
+
+from controller.controller_config import ControllerConfig
+from infra.config import Loaded, read
+from infra.server_command import announce, catch_signals, run_and_exit, settings_option
+from infra.startup import check_port
+
+
+@click.command()
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="Configuration file (controller.conf).")
+@settings_option
+def controller(path: Path | None, settings: tuple[str, ...]) -> None:
+    """Run a controller: it elects the masters of Apache RocketMQ's broker sets."""
+
+    def start() -> Awaitable[int]:
+        loaded = read(ControllerConfig, path, settings)
+        check_port(loaded.config.bind_address, loaded.config.port)
+        return _run(loaded)
+
+    run_and_exit(start)
+
+
+async def _run(loaded: Loaded[ControllerConfig]) -> int:
+    from controller.controller_manager import ControllerManager
+    from infra import log as logs
+    from infra.clock import SystemClock
+    from infra.disk import RealDisk
+
+    config = loaded.config
+    logs.configure(config.log_level, loaded.warnings)
+    server = ControllerManager(config, SystemClock(), RealDisk())
+    stopped = asyncio.Event()
+    catch_signals(stopped.set)
+    await server.start()
+    announce({"controller": f"{config.bind_address}:{server.port}"})
+    await stopped.wait()
+    await server.shutdown()
+    return 0

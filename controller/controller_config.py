@@ -1,0 +1,79 @@
+"""What an operator may set on a controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from access.config import SecurityConfig
+from infra import rocketmq_keys
+from infra.config import GIB, MIB, SECOND, ConfigError, key
+
+
+class Peer(NamedTuple):
+    """One controller as `controllerDLegerPeers` names it: `n0-host:port`."""
+
+    id: str
+    host: str
+    port: int
+
+
+@dataclass
+class ControllerConfig(SecurityConfig):
+    """One controller, under RocketMQ's key names."""
+
+    rocketmq_classes: ClassVar[tuple[str, ...]] = rocketmq_keys.CONTROLLER
+
+    listen_port: int = key(9878, low=0, high=65535)
+    bind_address: str = key("0.0.0.0")
+    controller_dleger_group: str = key("neve", name="controllerDLegerGroup")
+    controller_dleger_peers: str = key("", name="controllerDLegerPeers")
+    controller_dleger_self_id: str = key("n0", name="controllerDLegerSelfId")
+    controller_type: str = key("DLedger", choices=("DLedger",))  # what a JRaft controller is told, this one is not
+    controller_store_path: str = key("~/controller")
+    scan_not_active_broker_interval: int = key(1 * SECOND, low=100, high=600 * SECOND, unit="time")
+    enable_elect_unclean_master: bool = key(False, live=True)
+    notify_broker_role_changed: bool = key(True, live=True)
+    cluster_name: str = key("DefaultCluster")  # what `Cluster:` in policies means here
+    max_members: int = key(16, low=1, high=1000, live=True)
+    max_connections: int = key(10_000, low=1, high=1_000_000)
+    max_unfinished_bytes: int = key(64 * MIB, low=16 * MIB, high=1024 * GIB, unit="size")
+    log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.controller_store_path).expanduser()
+
+    @property
+    def register_path(self) -> Path:
+        return self.directory / "register.json"
+
+    @property
+    def auth_path(self) -> Path:
+        return self.directory / "auth" / "auth.json"
+
+    @property
+    def peer(self) -> Peer | None:
+        """Itself, if `controllerDLegerPeers` names it. ConfigError for more than one: they would not agree."""
+        peers = [part for part in self.controller_dleger_peers.split(";") if part.strip()]
+        if not peers:
+            return None
+        if len(peers) > 1:
+            raise ConfigError(
+                f"controllerDLegerPeers={self.controller_dleger_peers}: one controller keeps the register in its file; "
+                "several would each elect a master of their own"
+            )
+        peer_id, _, address = peers[0].strip().partition("-")
+        host, _, port = address.rpartition(":")
+        if peer_id != self.controller_dleger_self_id or not host or not port.isdigit():
+            raise ConfigError(
+                f"controllerDLegerPeers={self.controller_dleger_peers}: expected "
+                f"{self.controller_dleger_self_id}-host:port, of controllerDLegerSelfId"
+            )
+        return Peer(peer_id, host, int(port))
+
+    @property
+    def port(self) -> int:
+        """The port to listen on."""
+        return self.peer.port if self.peer is not None else self.listen_port

@@ -1,0 +1,120 @@
+"""A controller put together: register, liveness, port, and the scan for brokers that fell silent."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from access.wiring import guarded, make_guard
+from controller.broker_sets import BrokerSets
+from controller.calls import BrokerCalls
+from controller.controller_config import ControllerConfig
+from controller.decision import DEFAULT_TIMEOUT_MS, Rules, Scan
+from controller.liveness import Liveness
+from controller.register import FileRegister
+from controller.requests import Requests
+from infra.clock import Clock
+from infra.descriptors import budget
+from infra.disk import Disk
+from infra.remoting_limits import RemotingLimits
+from infra.remoting_server import Connection, RemotingServer
+from infra.request_router import RequestRouter
+from infra.startup import open_files_limit
+from infra.supervisor import Supervisor, Trouble
+from infra.threads import SYSTEM_THREADS
+from infra.tls import server_tls
+
+log = logging.getLogger(__name__)
+
+
+class ControllerManager:
+    """Starts and stops one controller on the running loop."""
+
+    def __init__(self, config: ControllerConfig, clock: Clock, disk: Disk) -> None:
+        self._config = config
+        self._register = FileRegister(config.register_path, disk, SYSTEM_THREADS)
+        self._liveness = Liveness(clock)
+        self._supervisor = Supervisor("controller")
+        self._elects_from_ms = 0
+        self._watches = True
+        calls = BrokerCalls(config)
+        self.sets = BrokerSets(
+            self._register,
+            self._liveness,
+            calls,
+            rules=self._rules,
+            notifies=lambda: config.notify_broker_role_changed,
+            spawn=self._supervisor.spawn,
+        )
+        self._router = router = RequestRouter()
+        Requests(config, self.sets, self._liveness).register_on(router)
+        descriptors = budget(open_files_limit(), 0)  # it maps nothing
+        limits = RemotingLimits(
+            max_connections=config.max_connections,
+            max_unfinished=config.max_unfinished_bytes,
+            backlog=descriptors.accepts,
+        )
+        guard = make_guard(config, config.auth_path, disk, cluster=config.cluster_name)
+        self._server = RemotingServer(
+            guarded(router, guard),
+            reads=router.reads,
+            host=config.bind_address,
+            port=config.port,
+            limits=limits,
+            room=lambda: descriptors.connections(0),
+            closed=self._closed,
+            tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
+        )
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """What it serves."""
+        return self._router.codes
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._server.port
+
+    def troubles(self) -> list[Trouble]:
+        """What is wrong with its own tasks, and with its register."""
+        broken = self._register.broken
+        return [*self._supervisor.troubles(), *([Trouble("register", "ended", broken)] if broken else [])]
+
+    async def start(self) -> None:
+        """Read the register, listen, begin to scan."""
+        self._register.open()
+        self._elects_from_ms = self._liveness.now_ms() + DEFAULT_TIMEOUT_MS
+        await self._server.start()
+        self._supervisor.every("scan", self._config.scan_not_active_broker_interval / 1000, self.scan)
+        log.info("controller listens on %s:%d", self._config.bind_address, self.port)
+
+    async def shutdown(self) -> None:
+        """Answer what is under way and stop."""
+        self._watches = False  # that it hangs up on a master itself makes nobody dead
+        await self._server.shutdown()
+        await self._supervisor.stop()
+        await self._register.close()
+
+    async def scan(self) -> None:
+        """Hang up on brokers that fell silent, and elect where a master is missing."""
+        for name, broker_id, connection in self._liveness.silent():
+            log.warning("broker %d of %r is silent", broker_id, name)
+            if isinstance(connection, Connection):
+                connection.abort()
+            self._liveness.closed(connection)
+        await self.sets.scan()
+
+    def _closed(self, connection: Connection) -> None:
+        if not self._watches:
+            return
+        for name in self._liveness.closed(connection):
+            log.info("a broker of %r hung up: %s:%d", name, *connection.remote)
+            self._supervisor.spawn("elect", partial(self.sets.carry_out, Scan(name)))
+
+    def _rules(self) -> Rules:
+        return Rules(
+            enable_elect_unclean_master=self._config.enable_elect_unclean_master,
+            max_members=self._config.max_members,
+            elects_from_ms=self._elects_from_ms,
+        )

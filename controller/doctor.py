@@ -1,0 +1,32 @@
+"""What a controller.conf names, looked at before a start: `neve doctor -c FILE` loads this module by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from access.server_checks import check_free_port, check_tls, check_users
+from controller.controller_config import ControllerConfig
+from infra.clock import Clock, SystemClock
+from infra.config import ConfigError, read
+from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
+
+
+def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:
+    """Of a file and `key=value` overrides, as `neve controller` takes them."""
+    try:
+        loaded = read(ControllerConfig, path, settings)
+        port = loaded.config.port
+    except ConfigError as error:
+        yield from (Check("configuration", FAIL, fault) for fault in error.faults)
+        return
+    config = loaded.config
+    yield Check("configuration", OK, f"{path}: a controller")
+    yield from (Check("no effect", WARN, text) for text in loaded.warnings)
+    yield from check_users(config, path, config.auth_path)
+    yield check_directory("directory", config.directory)
+    if port:
+        found = check_free_port("listenPort", config.bind_address, port, running=False)
+        mine = f"{found.found}; it is this one's if it runs already"
+        yield found if found.state == OK else Check(found.check, WARN, mine)
+    yield from check_tls(config, clock or SystemClock())

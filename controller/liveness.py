@@ -1,0 +1,119 @@
+"""Who was heard last, and when: the heartbeats of brokers, by broker set and id.
+
+A member lives while the connection stands on which it was heard last and its own time-out has not passed (`decision`).
+Times are monotonic. Nothing here survives the process: who begins waits one time-out for what it has not heard.
+
+Bounded: `MAX_SETS` names with `MAX_IDS` ids each; what was not heard for `FORGET_MS` is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+
+from controller.broker_set import Member
+from controller.decision import Asked, Report
+from infra.clock import Clock
+
+MAX_SETS = 2_000
+MAX_IDS = 128
+FORGET_MS = 3_600_000
+
+
+@dataclass(slots=True)
+class _Heard:
+    report: Report
+    connection: Hashable
+
+
+class Liveness:
+    """The reports of everybody; single-threaded."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sets: dict[str, dict[int, _Heard]] = {}
+        self._of_connection: dict[Hashable, set[tuple[str, int]]] = {}
+        self._awaited: dict[tuple[str, int], asyncio.Event] = {}
+
+    def now_ms(self) -> int:
+        """The time that reports are in."""
+        return round(self._clock.monotonic() * 1000)
+
+    def hear(self, name: str, broker_id: int, said: Report, connection: Hashable, member: Member | None) -> bool:
+        """A heartbeat of now. False: somebody else who lives has the id, or there is no room.
+
+        `member` is who registered with the id: what it says counts whoever else may speak for it.
+        """
+        heard = self._sets.get(name, {})
+        before = heard.get(broker_id)
+        if before is None and (len(heard) >= MAX_IDS or (not heard and len(self._sets) >= MAX_SETS)):
+            return False
+        if before is not None and _born(before.report) != _born(said):
+            registered = (member.incarnation, member.starts, member.process) if member is not None else None
+            if _born(said) != registered and self._lives(before.report):
+                return False
+        self._sets.setdefault(name, {})[broker_id] = _Heard(
+            replace(said, heard_ms=self.now_ms(), connected=True), connection
+        )
+        self._of_connection.setdefault(connection, set()).add((name, broker_id))
+        if (event := self._awaited.pop((name, broker_id), None)) is not None:
+            event.set()
+        return True
+
+    async def until_heard(self, name: str, broker_id: int, seconds: float) -> None:
+        """Returns when it lives, at once if it does, or when the time is up."""
+        heard = self._sets.get(name, {}).get(broker_id)
+        if heard is not None and self._lives(heard.report):
+            return
+        event = self._awaited.setdefault((name, broker_id), asyncio.Event())
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            self._awaited.pop((name, broker_id), None)
+
+    def reports(self, name: str, asked: Mapping[int, Asked]) -> dict[int, Report]:
+        """Of all who speak for a set; with what those that were asked have answered."""
+        return {
+            broker_id: replace(heard.report, asked=asked[broker_id]) if broker_id in asked else heard.report
+            for broker_id, heard in self._sets.get(name, {}).items()
+        }
+
+    def closed(self, connection: Hashable) -> set[str]:
+        """Nobody is connected by this any more; the sets of whom that is true."""
+        affected = set()
+        for name, broker_id in self._of_connection.pop(connection, ()):
+            heard = self._sets.get(name, {}).get(broker_id)
+            if heard is not None and heard.connection == connection:
+                heard.report = replace(heard.report, connected=False)
+                affected.add(name)
+        return affected
+
+    def silent(self) -> list[tuple[str, int, Hashable]]:
+        """Whose time-out has passed on a connection that stands; also forgets those of long ago."""
+        now_ms, found = self.now_ms(), []
+        for name, heard in list(self._sets.items()):
+            for broker_id, one in list(heard.items()):
+                if now_ms - one.report.heard_ms > FORGET_MS:
+                    self.forget(name, broker_id)
+                elif one.report.connected and not self._lives(one.report):
+                    found.append((name, broker_id, one.connection))
+        return found
+
+    def forget(self, name: str, broker_id: int | None = None) -> None:
+        """Drop what a broker, or all of a set, has said."""
+        heard = self._sets.get(name, {})
+        for gone in [broker_id] if broker_id is not None else list(heard):
+            one = heard.pop(gone, None)
+            if one is not None and one.connection in self._of_connection:
+                self._of_connection[one.connection].discard((name, gone))
+        if not heard:
+            self._sets.pop(name, None)
+
+    def _lives(self, report: Report) -> bool:
+        return report.connected and self.now_ms() - report.heard_ms <= report.timeout_ms
+
+
+def _born(report: Report) -> tuple[str, int, str]:
+    return report.incarnation, report.starts, report.process

@@ -1,0 +1,330 @@
+"""What each request code means to a controller: header fields and bodies to and from the requests of `decision`.
+
+Beside RocketMQ's fields, neve's brokers send `incarnation`, `starts`, `process` (1003 and 904), `minInSyncReplicas`
+(1003), `masterEpoch`, `syncStateSetEpoch` (904) and `requestId` (1001); see `broker_set`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from controller.broker_sets import BrokerSets
+from controller.controller_config import ControllerConfig
+from controller.decision import (
+    BY_CONTROLLER,
+    DEFAULT_TIMEOUT_MS,
+    LOWEST_PRIORITY,
+    UNKNOWN,
+    AlterSyncStateSet,
+    Answer,
+    ApplyBrokerId,
+    CleanBrokerData,
+    ElectMaster,
+    GetNextBrokerId,
+    GetReplicaInfo,
+    GetSyncStateData,
+    RegisterBroker,
+    Replica,
+    Report,
+)
+from controller.liveness import Liveness
+from infra.config import ConfigError, parse_properties, to_properties, update_live
+from infra.remoting_server import Connection, Handler
+from infra.request_router import RequestRouter
+from neve.errors import BrokerError
+from neve.remoting.body import dumps, dumps_object_keys, loads_as
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import Int32, Int64, optional_bool, optional_int, require_int, require_str
+
+log = logging.getLogger(__name__)
+
+MAX_NAME = 255
+MAX_MARK = 64  # of incarnations, processes, request ids
+FIRST_HEARTBEAT_S = 1.0
+MAX_NAMES = 1_000  # that one GET_SYNC_STATE_DATA may ask for
+_TIMEOUTS_MS = range(100, 600_001)
+_INT32 = range(2**31)
+
+
+class _SyncStateSet(msgspec.Struct, rename="camel"):
+    sync_state_set: list[Int64]
+    sync_state_set_epoch: Int32
+
+
+class Requests:
+    """Twelve codes of RocketMQ's controller, and 904."""
+
+    def __init__(self, config: ControllerConfig, sets: BrokerSets, liveness: Liveness) -> None:
+        self._config, self._sets, self._liveness = config, sets, liveness
+
+    def register_on(self, router: RequestRouter) -> None:
+        """Serve every code that a controller knows."""
+        code = RequestCode
+        reading: dict[RequestCode, Handler] = {
+            code.CONTROLLER_GET_METADATA_INFO: self.metadata,
+            code.CONTROLLER_GET_NEXT_BROKER_ID: self.next_broker_id,
+            code.CONTROLLER_GET_REPLICA_INFO: self.replica_info,
+            code.CONTROLLER_GET_SYNC_STATE_DATA: self.sync_state_data,
+            code.GET_CONTROLLER_CONFIG: self.get_config,
+        }
+        changing: dict[RequestCode, Handler] = {
+            code.CONTROLLER_APPLY_BROKER_ID: self.apply_broker_id,
+            code.CONTROLLER_REGISTER_BROKER: self.register_broker,
+            code.BROKER_HEARTBEAT: self.heartbeat,
+            code.CONTROLLER_ELECT_MASTER: self.elect_master,
+            code.CONTROLLER_ALTER_SYNC_STATE_SET: self.alter_sync_state_set,
+            code.CLEAN_BROKER_DATA: self.clean_broker_data,
+            code.UPDATE_CONTROLLER_CONFIG: self.update_config,
+        }
+        for number, handler in reading.items():
+            router.register(number, handler, reads=True)
+        for number, handler in changing.items():
+            router.register(number, handler)
+
+    # ---- who answers
+
+    def metadata(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1005: this one. Each controller answers everything, so each is the leader."""
+        config, peer = self._config, self._config.peer
+        host, port = (peer.host, peer.port) if peer is not None else connection.local
+        address = f"{host}:{port}"
+        own_id = config.controller_dleger_self_id
+        ext = {
+            "group": config.controller_dleger_group,
+            "controllerLeaderId": own_id,
+            "controllerLeaderAddress": address,
+            "isLeader": "true",
+            "peers": f"{own_id}:{address};",
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
+
+    # ---- becoming a member
+
+    async def next_broker_id(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1012"""
+        identity = _cluster_and_name(request)
+        answer = await self._sets.carry_out(GetNextBrokerId(**identity))
+        return _answered(request, answer, {**_wire(identity), "nextBrokerId": answer.next_broker_id})
+
+    async def apply_broker_id(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1013"""
+        identity = _cluster_and_name(request)
+        applied = ApplyBrokerId(
+            **identity,
+            broker_id=require_int(request.ext, "appliedBrokerId"),
+            check_code=_name(request, "registerCheckCode"),
+        )
+        return _answered(request, await self._sets.carry_out(applied), _wire(identity))
+
+    async def register_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1003"""
+        identity, ext = _cluster_and_name(request), request.ext
+        incarnation = _mark(request, "incarnation")
+        least = optional_int(ext, "minInSyncReplicas", 1)
+        if not 1 <= least <= MAX_MARK:
+            raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, f"minInSyncReplicas {least}")
+        registered = RegisterBroker(
+            **identity,
+            broker_id=require_int(ext, "brokerId"),
+            address=_name(request, "brokerAddress"),
+            incarnation=incarnation,
+            starts=_bounded(request, "starts", 0) if incarnation else 0,
+            process=_mark(request, "process") if incarnation else "",
+            min_in_sync_replicas=least,
+        )
+        answer = await self._sets.carry_out(registered)
+        roles = _roles(answer) if answer.master is not None else {}
+        return _answered(request, answer, {**_wire(identity), **roles}, _sync_state_set(answer))
+
+    async def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """904"""
+        ext = request.ext
+        if not ext.get("brokerId"):
+            raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "Heart beat with empty brokerId")
+        identity, broker_id = _cluster_and_name(request), require_int(ext, "brokerId")
+        incarnation = _mark(request, "incarnation")
+        timeout_ms = optional_int(ext, "heartbeatTimeoutMills", DEFAULT_TIMEOUT_MS)
+        report = Report(
+            heard_ms=0,
+            timeout_ms=min(max(timeout_ms, _TIMEOUTS_MS[0]), _TIMEOUTS_MS[-1]),
+            address=_name(request, "brokerAddr"),
+            epoch=_bounded(request, "epoch", UNKNOWN),
+            max_offset=optional_int(ext, "maxOffset", UNKNOWN),
+            confirm_offset=optional_int(ext, "confirmOffset", UNKNOWN),
+            priority=_bounded(request, "electionPriority", LOWEST_PRIORITY),
+            incarnation=incarnation,
+            starts=_bounded(request, "starts", 0) if incarnation else 0,
+            process=_mark(request, "process") if incarnation else "",
+            master_epoch=_bounded(request, "masterEpoch", UNKNOWN),
+            sync_state_set_epoch=_bounded(request, "syncStateSetEpoch", UNKNOWN),
+        )
+        name = identity["name"]
+        member = await self._sets.member(name, broker_id)
+        if connection.is_closed:  # nobody would be told again that it is
+            raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "the connection is closed")
+        if not self._liveness.hear(name, broker_id, report, connection, member):
+            remark = f"brokerId {broker_id} of {name} is another process, which lives"
+            raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, remark)
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, "Heart beat success")
+
+    # ---- roles
+
+    async def elect_master(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1002"""
+        ext = request.ext
+        asked = ElectMaster(
+            _name(request, "brokerName"),
+            optional_int(ext, "brokerId", BY_CONTROLLER),
+            optional_bool(ext, "designateElect"),
+            ext.get("clusterName", ""),
+        )
+        if await self._sets.member(asked.name, asked.broker_id) is not None and not asked.designate:
+            # Apache's broker sends its first heartbeat beside this, and asks again only after 5 seconds.
+            await self._liveness.until_heard(asked.name, asked.broker_id, FIRST_HEARTBEAT_S)
+        answer = await self._sets.carry_out(asked)
+        if answer.master is None:
+            return _answered(request, answer, {})
+        body: dict[str, Any] = {}
+        if answer.addresses is not None:
+            body["brokerMemberGroup"] = {
+                "brokerAddrs": answer.addresses,
+                "brokerName": asked.name,
+                "cluster": answer.cluster,
+            }
+        body["syncStateSet"] = list(answer.sync_state_set or ())
+        return _answered(request, answer, _roles(answer), dumps_object_keys(body))
+
+    async def alter_sync_state_set(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1001"""
+        wanted = loads_as(request.body, _SyncStateSet)
+        altered = AlterSyncStateSet(
+            _name(request, "brokerName"),
+            require_int(request.ext, "masterBrokerId"),
+            require_int(request.ext, "masterEpoch"),
+            tuple(wanted.sync_state_set),
+            wanted.sync_state_set_epoch,
+            _mark(request, "requestId"),
+        )
+        answer = await self._sets.carry_out(altered)
+        ext = {"newSyncStateSetEpoch": answer.sync_state_set_epoch}
+        return _answered(request, answer, ext, _sync_state_set(answer))
+
+    async def replica_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1004"""
+        answer = await self._sets.carry_out(GetReplicaInfo(_name(request, "brokerName")))
+        roles = _roles(answer)
+        del roles["syncStateSetEpoch"]
+        return _answered(request, answer, roles, _sync_state_set(answer))
+
+    async def sync_state_data(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1006: names that are unknown are left out."""
+        names = loads_as(request.body, list[str]) if request.body else []
+        if len(names) > MAX_NAMES:
+            raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, f"{len(names)} names, {MAX_NAMES} at most")
+        table: dict[str, Any] = {}
+        for name in dict.fromkeys(names):
+            answer = await self._sets.carry_out(GetSyncStateData(name))
+            if answer.code == ResponseCode.SUCCESS:
+                table[name] = {
+                    "inSyncReplicas": _replicas(name, answer.in_sync),
+                    "masterAddress": answer.master_address,
+                    "masterBrokerId": answer.master,
+                    "masterEpoch": answer.master_epoch,
+                    "notInSyncReplicas": _replicas(name, answer.not_in_sync),
+                    "syncStateSetEpoch": answer.sync_state_set_epoch,
+                }
+        body = dumps_object_keys({"replicasInfoTable": table}) if names else b""
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=body)
+
+    async def clean_broker_data(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1011"""
+        ext = request.ext
+        cleaned = CleanBrokerData(
+            _name(request, "brokerName"),
+            ext.get("brokerControllerIdsToClean", ""),
+            optional_bool(ext, "isCleanLivingBroker"),
+            ext.get("clusterName", ""),
+        )
+        return _answered(request, await self._sets.carry_out(cleaned), {})
+
+    # ---- settings
+
+    def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1009: an allow-list; paths and ports never change over the wire."""
+        try:
+            changes = {key: value for _, key, value in parse_properties(request.body.decode(), "update")}
+            update_live(self._config, changes)
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise BrokerError(ResponseCode.NO_PERMISSION, str(error)) from error
+        log.info("%s:%d changed %s", *connection.remote, sorted(changes))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    def get_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1010"""
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=to_properties(self._config).encode())
+
+
+# ---- out of a request
+
+
+def _name(request: RemotingCommand, field: str) -> str:
+    value = require_str(request.ext, field)
+    if not 0 < len(value) <= MAX_NAME:
+        raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, f"{field} has {len(value)} characters")
+    return value
+
+
+def _cluster_and_name(request: RemotingCommand) -> dict[str, str]:
+    return {"cluster": _name(request, "clusterName"), "name": _name(request, "brokerName")}
+
+
+def _mark(request: RemotingCommand, field: str) -> str:
+    value = request.ext.get(field, "")
+    if len(value) > MAX_MARK:
+        raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, f"{field} has {len(value)} characters")
+    return value
+
+
+def _bounded(request: RemotingCommand, field: str, default: int) -> int:
+    value = optional_int(request.ext, field, default)
+    if value != default and value not in _INT32:
+        return default  # -1 is what Apache's brokers say of what they don't know
+    return value
+
+
+# ---- into an answer
+
+
+def _wire(identity: dict[str, str]) -> dict[str, Any]:
+    return {"clusterName": identity["cluster"], "brokerName": identity["name"]}
+
+
+def _roles(answer: Answer) -> dict[str, Any]:
+    return {
+        "masterBrokerId": answer.master,
+        "masterAddress": answer.master_address,
+        "masterEpoch": answer.master_epoch,
+        "syncStateSetEpoch": answer.sync_state_set_epoch,
+    }
+
+
+def _sync_state_set(answer: Answer) -> bytes:
+    if answer.sync_state_set is None:
+        return b""
+    return dumps({"syncStateSet": answer.sync_state_set, "syncStateSetEpoch": answer.sync_state_set_epoch})
+
+
+def _replicas(name: str, replicas: tuple[Replica, ...] | None) -> list[dict[str, Any]]:
+    return [
+        {"alive": replica.alive, "brokerAddress": replica.address, "brokerId": replica.id, "brokerName": name}
+        for replica in replicas or ()
+    ]
+
+
+def _answered(request: RemotingCommand, answer: Answer, fields: dict[str, Any], body: bytes = b"") -> RemotingCommand:
+    ext = {name: str(value) for name, value in fields.items() if value is not None}
+    return RemotingCommand.response(request, answer.code, answer.remark or None, ext, body)

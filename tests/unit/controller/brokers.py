@@ -1,0 +1,133 @@
+"""Brokers as a controller sees them: a connection that heartbeats, a port that is asked and told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from controller.controller_config import ControllerConfig
+from controller.controller_manager import ControllerManager
+from infra.clock import ManualClock
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, RemotingServer, open_connection
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+
+@asynccontextmanager
+async def controlling(
+    root: Path, clock: ManualClock | None = None, **settings: Any
+) -> AsyncIterator[ControllerManager]:
+    """A controller that has heard the living: its first time-out is over."""
+    clock = clock or ManualClock()
+    config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(root))
+    config.scan_not_active_broker_interval = 3_600_000  # a test scans when it wants
+    for name, value in settings.items():
+        setattr(config, name, value)
+    server = ControllerManager(config, clock, RealDisk())
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.shutdown()
+
+
+class Broker:
+    """One of them. `born` is what a neve broker says of its incarnation; Apache's says nothing."""
+
+    def __init__(self, controller: ControllerManager, name: str = "b", born: dict[str, str] | None = None) -> None:
+        self._controller, self.name, self.born = controller, name, born or {}
+        self.id = 0
+        self.told: list[RemotingCommand] = []
+        self.epochs: list[dict[str, int]] = []
+        self.end = 0
+        self.answers_as: dict[str, str] | None = None  # another process than the one that registered
+        self.connection: Connection | None = None
+        self._port = RemotingServer(self._serve, host="127.0.0.1")
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port.port}"
+
+    async def open(self) -> Broker:
+        await self._port.start()
+        await self.connect()
+        return self
+
+    async def connect(self) -> None:
+        self.connection = await open_connection("127.0.0.1", self._controller.port)
+
+    async def close(self) -> None:
+        """Its machine is gone."""
+        await self._port.shutdown(0)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+
+    def _serve(self, _: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        if request.code == RequestCode.NOTIFY_BROKER_ROLE_CHANGED:
+            self.told.append(request)
+            return None
+        assert request.code == RequestCode.GET_BROKER_EPOCH_CACHE
+        body = {"clusterName": "c", "brokerName": self.name, "epochList": self.epochs, "maxOffset": self.end}
+        born = self.born if self.answers_as is None else self.answers_as
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=born, body=json.dumps(body).encode())
+
+    async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> RemotingCommand:
+        assert self.connection is not None
+        fields = {name: str(value) for name, value in (ext or {}).items()}
+        return await self.connection.invoke(RemotingCommand(code, ext=fields, body=body), 20)
+
+    async def join(self) -> Broker:
+        """An id, registered, heard."""
+        own = {"clusterName": "c", "brokerName": self.name}
+        answer = await self.ask(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, own)
+        self.id = int(answer.ext["nextBrokerId"])
+        code = {**own, "appliedBrokerId": self.id, "registerCheckCode": f"{self.address};1"}
+        assert (await self.ask(RequestCode.CONTROLLER_APPLY_BROKER_ID, code)).code == ResponseCode.SUCCESS
+        assert (await self.register()).code == ResponseCode.SUCCESS
+        assert (await self.beat()).code == ResponseCode.SUCCESS
+        return self
+
+    async def register(self) -> RemotingCommand:
+        own = {"clusterName": "c", "brokerName": self.name, "brokerId": self.id, "brokerAddress": self.address}
+        return await self.ask(RequestCode.CONTROLLER_REGISTER_BROKER, {**own, **self.born})
+
+    async def beat(self, **more: Any) -> RemotingCommand:
+        own = {"clusterName": "c", "brokerName": self.name, "brokerId": self.id, "brokerAddr": self.address}
+        log = {"epoch": self.epochs[-1]["epoch"] if self.epochs else -1, "maxOffset": self.end, "confirmOffset": 0}
+        return await self.ask(RequestCode.BROKER_HEARTBEAT, {**own, **log, **self.born, **more})
+
+    async def elect(self, **more: Any) -> RemotingCommand:
+        own = {"clusterName": "c", "brokerName": self.name, "brokerId": self.id, "designateElect": "false"}
+        return await self.ask(RequestCode.CONTROLLER_ELECT_MASTER, {**own, **more})
+
+    async def alter(self, *brokers: Broker) -> RemotingCommand:
+        info = await self.info()
+        body = json.loads(info.body)
+        ext = {"brokerName": self.name, "masterBrokerId": self.id, "masterEpoch": info.ext["masterEpoch"]}
+        body["syncStateSet"] = sorted(broker.id for broker in brokers)
+        return await self.ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, ext, json.dumps(body).encode())
+
+    async def info(self) -> RemotingCommand:
+        return await self.ask(RequestCode.CONTROLLER_GET_REPLICA_INFO, {"brokerName": self.name})
+
+
+async def in_sync(*brokers: Broker) -> None:
+    """They join, the first is master, all are in its sync state set."""
+    for broker in brokers:
+        await broker.open()
+        await broker.join()
+    assert (await brokers[0].elect()).code == ResponseCode.SUCCESS
+    if len(brokers) > 1:
+        assert (await brokers[0].alter(*brokers)).code == ResponseCode.SUCCESS
+
+
+async def closed(*brokers: Broker) -> None:
+    await asyncio.gather(*(broker.close() for broker in brokers))

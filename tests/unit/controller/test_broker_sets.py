@@ -1,0 +1,222 @@
+"""Requests carried out against a register that others write, whose answers get lost, and that is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from controller.broker_set import BrokerSet, Member
+from controller.broker_sets import BrokerSets
+from controller.decision import (
+    AlterSyncStateSet,
+    ApplyBrokerId,
+    Asked,
+    CleanBrokerData,
+    ElectMaster,
+    RegisterBroker,
+    Report,
+    Rules,
+    Scan,
+)
+from controller.liveness import Liveness
+from controller.register import NEVER, RegisterUnavailable
+from infra.clock import ManualClock
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode as Code
+
+
+class MemoryRegister:
+    """`before_write` may change it first; a write whose answer is lost is done all the same."""
+
+    def __init__(self) -> None:
+        self.value: BrokerSet | None = None
+        self.revision = NEVER
+        self.before_write: Callable[[], object] = lambda: None
+        self.loses_answers = False
+        self.writes = 0
+
+    async def get(self, name: str) -> tuple[BrokerSet | None, int]:
+        return self.value, self.revision if self.value is not None else NEVER
+
+    async def put(self, broker_set: BrokerSet, expected: int) -> int | None:
+        self.before_write()
+        await asyncio.sleep(0)
+        if expected != (await self.get(broker_set.name))[1]:
+            return None
+        self.value, self.revision, self.writes = broker_set, self.revision + 1, self.writes + 1
+        if self.loses_answers:
+            raise RegisterUnavailable(None, "the answer is lost")
+        return self.revision
+
+    async def remove(self, name: str, expected: int) -> bool:
+        if expected != (await self.get(name))[1]:
+            return False
+        self.value, self.revision = None, self.revision + 1
+        return True
+
+    async def names(self) -> list[str]:
+        return ["b"] if self.value is not None else []
+
+
+class Calls:
+    """What is asked of and told to brokers."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int | None, int]] = []
+        self.ends: dict[int, int] = {}
+        self.on_ask: Callable[[], object] = lambda: None
+
+    async def ask(self, name: str, member: Member) -> Asked:
+        self.on_ask()
+        await asyncio.sleep(0)
+        return Asked(True, 1, self.ends.get(member.id, 0))
+
+    async def tell(self, broker_set: BrokerSet, member: Member) -> None:
+        self.told.append((member.id, broker_set.master, broker_set.master_epoch))
+
+
+class World:
+    def __init__(self) -> None:
+        self.register, self.calls, self.liveness = MemoryRegister(), Calls(), Liveness(ManualClock())
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.sets = BrokerSets(
+            self.register, self.liveness, self.calls, rules=Rules, notifies=lambda: True, spawn=self._spawn
+        )
+
+    def _spawn(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
+        self.tasks.append(asyncio.ensure_future(work()))
+
+    async def joined(self, *ids: int) -> None:
+        """Members that live; the first is master, all are in sync."""
+        for broker_id in ids:
+            await self.sets.carry_out(ApplyBrokerId("c", "b", broker_id, f"h{broker_id}:1;1"))
+            self.liveness.hear("b", broker_id, Report(0, max_offset=0), f"connection {broker_id}", None)
+        await self.sets.carry_out(ElectMaster("b", ids[0]))
+        if len(ids) > 1:
+            await self.sets.carry_out(AlterSyncStateSet("b", ids[0], 1, ids, 1))
+        await self.settled()
+        self.calls.told.clear()
+
+    async def settled(self) -> None:
+        while self.tasks:
+            await self.tasks.pop()
+
+    @property
+    def value(self) -> BrokerSet:
+        assert self.register.value is not None
+        return self.register.value
+
+
+def run(work: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await work(World())
+
+    asyncio.run(main())
+
+
+def test_what_another_controller_wrote_meanwhile_is_decided_on_anew() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+
+        def other() -> None:  # has elected 2 after it heard that 1 is dead
+            world.register.before_write = lambda: None
+            world.register.value = replace(
+                world.value, master=2, master_epoch=2, sync_state_set=(2,), sync_state_set_epoch=3
+            )
+            world.register.revision += 1
+
+        world.liveness.closed("connection 1")
+        world.register.before_write = other
+        answer = await world.sets.carry_out(ElectMaster("b"))
+        assert (answer.code, answer.master, answer.master_epoch) == (Code.CONTROLLER_MASTER_STILL_EXIST, 2, 2)
+        await world.settled()
+        assert world.calls.told == []
+
+    run(work)
+
+
+def test_a_set_that_others_change_all_the_time_is_given_up_and_nothing_is_told() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+
+        def other() -> None:
+            world.register.revision += 1
+
+        world.liveness.closed("connection 1")
+        world.register.before_write = other
+        with pytest.raises(BrokerError) as refused:
+            await world.sets.carry_out(ElectMaster("b"))
+        assert refused.value.code == Code.SYSTEM_BUSY
+        assert world.value.master == 1
+        assert world.calls.told == []
+
+    run(work)
+
+
+def test_two_changes_of_one_set_take_turns() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        writes = world.register.writes
+        world.liveness.closed("connection 1")
+        answers = await asyncio.gather(*(world.sets.carry_out(ElectMaster("b")) for _ in range(8)))
+        assert sorted(answer.code for answer in answers) == [Code.SUCCESS] + [Code.CONTROLLER_MASTER_STILL_EXIST] * 7
+        assert world.register.writes == writes + 1
+
+    run(work)
+
+
+def test_an_election_whose_write_was_not_answered_is_told_to_nobody_and_found_by_the_next() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        world.liveness.closed("connection 1")
+        world.register.loses_answers = True
+        with pytest.raises(RegisterUnavailable):
+            await world.sets.carry_out(Scan("b"))
+        await world.settled()
+        assert world.calls.told == []
+        world.register.loses_answers = False
+        answer = await world.sets.carry_out(ElectMaster("b", 2))
+        assert (answer.code, answer.master, answer.master_epoch) == (Code.CONTROLLER_MASTER_STILL_EXIST, 2, 2)
+
+    run(work)
+
+
+def test_who_died_while_it_was_asked_is_not_elected() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2, 3)
+        world.liveness.closed("connection 1")
+        world.calls.ends = {2: 10, 3: 99}
+        world.calls.on_ask = lambda: world.liveness.closed("connection 3")
+        assert (await world.sets.carry_out(Scan("b"))).master == 2
+        await world.settled()
+        assert world.calls.told == [(2, 2, 2)]
+
+    run(work)
+
+
+def test_a_master_that_is_cleared_is_soon_followed_by_another() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        await world.sets.carry_out(RegisterBroker("c", "b", 1, "h1:1", "a new incarnation", 1, "p"))
+        await world.settled()
+        await world.settled()
+        assert (world.value.master, world.value.master_epoch) == (2, 3)
+        assert world.calls.told == [(2, 2, 3)]
+
+    run(work)
+
+
+def test_what_a_forgotten_broker_said_is_forgotten_with_it() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        await world.sets.carry_out(CleanBrokerData("b", "2", clean_living=True))
+        assert set(world.liveness.reports("b", {})) == {1}
+        await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
+        assert world.register.value is None
+        assert world.liveness.reports("b", {}) == {}
+
+    run(work)

@@ -1,0 +1,413 @@
+"""A controller on its port: what brokers and operators are answered, who is told, what a fault does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.controller_config import ControllerConfig
+from controller.controller_manager import ControllerManager
+from infra.clock import ManualClock
+from infra.config import ConfigError, load
+from infra.disk import RealDisk
+from neve.cli import main as cli
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+from tests.unit.controller.brokers import Broker, closed, controlling, in_sync
+from tests.waiting import until
+
+Code = ResponseCode
+
+
+def run(root: Path, work: Callable[[ControllerManager], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        async with controlling(root, **settings) as server:
+            await work(server)
+
+    asyncio.run(main())
+
+
+async def master_is(asker: Broker, broker: Broker) -> None:
+    async def holds() -> bool:
+        return (await asker.info()).ext.get("masterBrokerId") == str(broker.id)
+
+    await until(holds, f"broker {broker.id} is master")
+
+
+def test_answers_have_the_fields_and_bodies_of_rocketmqs(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await a.open()
+        await b.open()
+        own = {"clusterName": "c", "brokerName": "b"}
+        answer = await a.ask(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, own)
+        assert (answer.code, answer.ext) == (Code.SUCCESS, {**own, "nextBrokerId": "1"})
+        await a.join()
+        await b.join()
+        answer = await a.register()
+        assert (answer.ext, answer.body) == (own, b'{"syncStateSet":[],"syncStateSetEpoch":0}')
+        answer = await a.beat()
+        assert (answer.code, answer.remark, answer.ext) == (Code.SUCCESS, "Heart beat success", {})
+        roles = {"masterBrokerId": "1", "masterAddress": a.address, "masterEpoch": "1", "syncStateSetEpoch": "1"}
+        answer = await a.elect()
+        assert (answer.code, answer.ext) == (Code.SUCCESS, roles)
+        group = f'{{"brokerAddrs":{{1:"{a.address}",2:"{b.address}"}},"brokerName":"b","cluster":"c"}}'
+        assert answer.body == f'{{"brokerMemberGroup":{group},"syncStateSet":[1]}}'.encode()
+        answer = await b.elect()
+        assert (answer.code, answer.ext, answer.body) == (
+            Code.CONTROLLER_MASTER_STILL_EXIST,
+            roles,
+            b'{"syncStateSet":[1]}',
+        )
+        answer = await a.alter(a, b)
+        assert (answer.ext, answer.body) == (
+            {"newSyncStateSetEpoch": "2"},
+            b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}',
+        )
+        answer = await b.register()
+        assert (answer.ext, answer.body) == (
+            {**own, **roles, "syncStateSetEpoch": "2"},
+            b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}',
+        )
+        answer = await b.info()
+        del roles["syncStateSetEpoch"]
+        assert (answer.ext, answer.body) == (roles, b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}')
+        answer = await b.ask(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=b'["b","unknown"]')
+        replicas = ",".join(
+            f'{{"alive":true,"brokerAddress":"{one.address}","brokerId":{one.id},"brokerName":"b"}}' for one in (a, b)
+        )
+        assert (
+            answer.body
+            == (
+                f'{{"replicasInfoTable":{{"b":{{"inSyncReplicas":[{replicas}],"masterAddress":"{a.address}",'
+                f'"masterBrokerId":1,"masterEpoch":1,"notInSyncReplicas":[],"syncStateSetEpoch":2}}}}}}'
+            ).encode()
+        )
+        clean = {"brokerName": "b", "brokerControllerIdsToClean": "2", "isCleanLivingBroker": "true"}
+        assert (await a.ask(RequestCode.CLEAN_BROKER_DATA, clean)).code == Code.SUCCESS
+        assert (await b.register()).code == Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+        await closed(a, b)
+
+    run(tmp_path, work)
+
+
+def test_a_master_that_hangs_up_is_replaced_and_the_new_one_is_told(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        a.hang_up()
+        await until(lambda: len(b.told) == 2, "b is told")
+        told = b.told[-1]
+        assert told.is_oneway
+        assert told.ext == {
+            "masterAddress": b.address,
+            "masterBrokerId": "2",
+            "masterEpoch": "2",
+            "syncStateSetEpoch": "3",
+        }
+        assert told.body == b'{"syncStateSet":[2],"syncStateSetEpoch":3}'
+        assert len(a.told) == 1  # of its own election, and of nothing after it was gone
+        await closed(a, b)
+
+    run(tmp_path, work)
+
+
+def test_a_master_that_fell_silent_is_replaced_and_hung_up_on(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        clock.advance(9_000)
+        await b.beat()
+        await server.scan()
+        assert (await b.info()).ext["masterBrokerId"] == "1"
+        clock.advance(2_000)
+        clock.set_wall(0)  # the time of day has no say
+        await server.scan()
+        assert (await b.info()).ext["masterBrokerId"] == "2"
+        assert a.connection is not None
+        await until(lambda: a.connection is not None and a.connection.is_closed, "a is hung up on")
+        await closed(a, b)
+
+    run(tmp_path, work, clock=clock)
+
+
+def test_a_controller_that_stops_takes_nobody_for_dead_because_it_hangs_up_itself(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def main() -> None:
+        async with controlling(tmp_path, clock) as server:
+            a, b = Broker(server), Broker(server)
+            await in_sync(a, b)
+        async with controlling(tmp_path, clock) as server:
+            c = await Broker(server).open()
+            answer = await c.info()
+            assert (answer.ext["masterBrokerId"], answer.ext["masterEpoch"]) == ("1", "1")
+            await closed(a, b, c)
+
+    asyncio.run(main())
+
+
+def test_a_controller_that_begins_anew_waits_for_a_master_that_it_has_not_heard_yet(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def main() -> None:
+        async with controlling(tmp_path, clock) as server:
+            a, b = Broker(server), Broker(server)
+            await in_sync(a, b)
+        async with controlling(tmp_path, clock) as server:
+            b._controller = server
+            await b.connect()
+            await b.beat()
+            await server.scan()
+            assert (await b.elect()).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+            assert (await b.info()).ext["masterBrokerId"] == "1"
+            clock.advance(10_000)
+            await b.beat()
+            await server.scan()
+            assert (await b.info()).ext["masterBrokerId"] == "2"
+            await closed(a, b)
+
+    asyncio.run(main())
+
+
+def test_candidates_are_asked_and_the_longest_log_wins(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b, c = Broker(server), Broker(server), Broker(server)
+        await in_sync(a, b, c)
+        b.epochs, b.end = [{"epoch": 1, "startOffset": 0, "endOffset": 500}], 500
+        c.epochs, c.end = [{"epoch": 1, "startOffset": 0, "endOffset": 900}], 900
+        await b.beat(maxOffset=1000)
+        await c.beat(maxOffset=10)
+        a.hang_up()
+        await master_is(b, c)
+        await closed(a, b, c)
+
+    run(tmp_path, work)
+
+
+def test_a_candidate_whose_process_is_not_the_one_that_registered_is_passed_over(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        born = [{"incarnation": f"i{n}", "starts": "1", "process": f"p{n}"} for n in range(3)]
+        a, b, c = (Broker(server, born=one) for one in born)
+        await in_sync(a, b, c)
+        b.answers_as = {**b.born, "process": "after the power was back"}
+        b.end = 1000
+        a.hang_up()
+        await master_is(b, c)
+        await closed(a, b, c)
+
+    run(tmp_path, work)
+
+
+def test_who_asks_beside_its_first_heartbeat_is_answered_when_that_has_come(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a = await Broker(server).open()
+        own = {"clusterName": "c", "brokerName": "b"}
+        a.id = 1
+        await a.ask(RequestCode.CONTROLLER_APPLY_BROKER_ID, {**own, "appliedBrokerId": 1, "registerCheckCode": "h:1;1"})
+        await a.register()
+        asked = asyncio.create_task(a.elect())
+        await a.info()  # the request before it has been taken
+        await a.beat()
+        assert (await asked).code == Code.SUCCESS
+        await closed(a)
+
+    run(tmp_path, work)
+
+
+def test_an_incarnation_that_is_new_leaves_the_sync_state_set_on_the_wire_as_well(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        born = {"starts": "1", "minInSyncReplicas": "1"}
+        a = Broker(server, born={**born, "incarnation": "a", "process": "p"})
+        b = Broker(server, born={**born, "incarnation": "b", "process": "p"})
+        await in_sync(a, b)
+        b.born = {**b.born, "incarnation": "lost its memory"}
+        answer = await b.register()
+        assert json.loads(answer.body) == {"syncStateSet": [1], "syncStateSetEpoch": 3}
+        await until(lambda: len(a.told) == 2, "the master is told")
+        assert a.told[-1].ext["syncStateSetEpoch"] == "3"
+        b.born = {**b.born, "process": "a copy"}
+        assert (await b.register()).code == Code.CONTROLLER_INVALID_REQUEST
+        assert (await b.beat()).code == Code.CONTROLLER_INVALID_REQUEST  # the other one lives
+        await closed(a, b)
+
+    run(tmp_path, work)
+
+
+def test_a_repeated_alteration_is_known_by_its_id(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        ext = {"brokerName": "b", "masterBrokerId": 1, "masterEpoch": 1, "requestId": "r"}
+        body = b'{"syncStateSet":[1],"syncStateSetEpoch":2}'
+        answers = [await a.ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, ext, body) for _ in range(2)]
+        assert [(one.code, one.ext) for one in answers] == [(Code.SUCCESS, {"newSyncStateSetEpoch": "3"})] * 2
+        await closed(a, b)
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "body", "expected"),
+    [
+        (RequestCode.BROKER_HEARTBEAT, {"clusterName": "c", "brokerName": "b"}, b"", Code.CONTROLLER_INVALID_REQUEST),
+        (RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, {"clusterName": "c"}, b"", Code.SYSTEM_ERROR),
+        (
+            RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
+            {"clusterName": "c", "brokerName": "b" * 256},
+            b"",
+            Code.CONTROLLER_INVALID_REQUEST,
+        ),
+        (RequestCode.CONTROLLER_GET_REPLICA_INFO, {"brokerName": "b"}, b"", Code.CONTROLLER_BROKER_METADATA_NOT_EXIST),
+        (
+            RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
+            {"brokerName": "b", "masterBrokerId": "1", "masterEpoch": "1"},
+            b'{"syncStateSet":[1,"x"],"syncStateSetEpoch":1}',
+            Code.SYSTEM_ERROR,
+        ),
+        (
+            RequestCode.CONTROLLER_REGISTER_BROKER,
+            {"clusterName": "c", "brokerName": "b", "brokerId": "1", "brokerAddress": "h:1", "incarnation": "i" * 65},
+            b"",
+            Code.CONTROLLER_INVALID_REQUEST,
+        ),
+        (
+            RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
+            {},
+            json.dumps(["b"] * 1001).encode(),
+            Code.CONTROLLER_INVALID_REQUEST,
+        ),
+        (1014, {}, b"", Code.REQUEST_CODE_NOT_SUPPORTED),
+        (RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"}, b"", Code.REQUEST_CODE_NOT_SUPPORTED),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_connection_lives(
+    tmp_path: Path, code: int, ext: dict[str, str], body: bytes, expected: Code
+) -> None:
+    async def work(server: ControllerManager) -> None:
+        a = await Broker(server).open()
+        assert (await a.ask(code, ext, body)).code == expected
+        assert (await a.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)).code == Code.SUCCESS
+        await closed(a)
+
+    run(tmp_path, work)
+
+
+class FullDisk(RealDisk):
+    """No register is written while it is full."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "full")
+        super().write_atomic(path, data)
+
+
+def test_what_could_not_be_written_is_refused_told_to_nobody_and_goes_well_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk()
+    monkeypatch.setattr("tests.unit.controller.brokers.RealDisk", lambda: disk)
+
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        await until(lambda: len(a.told) == 1, "a is told")
+        disk.is_full = True
+        answer = await a.elect(brokerId=2, designateElect="true")
+        assert answer.code == Code.SYSTEM_ERROR
+        assert "full" in (answer.remark or "")
+        assert (await a.info()).ext["masterBrokerId"] == "1"
+        disk.is_full = False
+        assert (await a.elect(brokerId=2, designateElect="true")).code == Code.SUCCESS
+        await until(lambda: [one.ext["masterBrokerId"] for one in a.told] == ["1", "2"], "a is told of b alone")
+        await closed(a, b)
+
+    run(tmp_path, work)
+
+
+def test_it_tells_the_address_that_was_dialled_or_the_one_that_it_is_given(tmp_path: Path) -> None:
+    async def told(server: ControllerManager) -> RemotingCommand:
+        a = await Broker(server).open()
+        answer = await a.ask(RequestCode.CONTROLLER_GET_METADATA_INFO)
+        await closed(a)
+        return answer
+
+    async def work(server: ControllerManager) -> None:
+        address = f"127.0.0.1:{server.port}"
+        assert (await told(server)).ext == {
+            "group": "neve",
+            "controllerLeaderId": "n0",
+            "controllerLeaderAddress": address,
+            "isLeader": "true",
+            "peers": f"n0:{address};",
+        }
+
+    async def named(server: ControllerManager) -> None:
+        ext = (await told(server)).ext
+        assert (ext["controllerLeaderAddress"], ext["peers"]) == ("host:0", "n0:host:0;")
+
+    run(tmp_path / "a", work)
+    run(tmp_path / "b", named, controller_dleger_peers="n0-host:0")
+
+
+@pytest.mark.parametrize("peers", ["n0-a:9878;n1-b:9878", "n1-a:9878", "n0-a", "n0-:1", "a:9878"])
+def test_several_controllers_that_would_not_agree_are_refused(peers: str) -> None:
+    config = load(ControllerConfig, None, [f"controllerDLegerPeers={peers}"])
+    with pytest.raises(ConfigError, match="controllerDLegerPeers"):
+        assert config.port
+
+
+def test_an_operator_changes_what_is_live_and_nothing_else(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a = await Broker(server).open()
+        for text, expected in (
+            ("enableElectUncleanMaster=true", Code.SUCCESS),
+            ("listenPort=1", Code.NO_PERMISSION),
+            ("controllerStorePath=/", Code.NO_PERMISSION),
+            ("rocketmqHome=/", Code.NO_PERMISSION),
+            ("nonsense=1", Code.NO_PERMISSION),
+        ):
+            assert (await a.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=text.encode())).code == expected, text
+        answer = await a.ask(RequestCode.GET_CONTROLLER_CONFIG)
+        assert b"enableElectUncleanMaster=true\n" in answer.body
+        assert b"listenPort=0\n" in answer.body
+        await closed(a)
+
+    run(tmp_path, work)
+
+
+def test_brokers_are_not_told_of_roles_where_the_operator_says_so(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        await a.ask(RequestCode.UPDATE_CONTROLLER_CONFIG, body=b"notifyBrokerRoleChanged=true")
+        await a.elect(brokerId=2, designateElect="true")
+        await until(lambda: bool(a.told and b.told), "both are told")
+        assert [one.ext["masterEpoch"] for one in (*a.told, *b.told)] == ["2", "2"]
+        await closed(a, b)
+
+    run(tmp_path, work, notify_broker_role_changed=False)
+
+
+def test_doctor_looks_at_a_controllers_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("controller.conf", "c.properties"):
+        path = tmp_path / name
+        path.write_text(f"listenPort=0\ncontrollerStorePath={tmp_path}/c\nprocessReadEvent=true\n")
+        assert cli.run(["doctor", "-c", str(path)]) == 0
+        said = capsys.readouterr().out
+        assert "a controller" in said
+        assert "processReadEvent has no effect" in said
+        path.write_text(f"controllerStorePath={tmp_path}/c\ncontrollerDLegerPeers=n0-a:1;n1-b:1\n")
+        assert cli.run(["doctor", "-c", str(path)]) == 1
+        assert "each elect a master of their own" in capsys.readouterr().out

@@ -1,0 +1,96 @@
+"""Who lives, by what was heard and on which connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from controller import liveness as module
+from controller.broker_set import Member
+from controller.decision import Asked, Report
+from controller.liveness import FORGET_MS, Liveness
+from infra.clock import ManualClock
+
+OLD, NEW = "old connection", "new connection"
+
+
+def heard(liveness: Liveness, connection: str = OLD, *, born: str = "", member: Member | None = None) -> bool:
+    return liveness.hear("b", 1, Report(0, timeout_ms=1000, incarnation=born), connection, member)
+
+
+def connected(liveness: Liveness) -> bool:
+    return liveness.reports("b", {})[1].connected
+
+
+def test_the_end_of_a_connection_that_was_left_for_another_makes_nobody_dead() -> None:
+    liveness = Liveness(ManualClock())
+    heard(liveness, OLD)
+    heard(liveness, NEW)
+    assert liveness.closed(OLD) == set()
+    assert connected(liveness)
+    assert liveness.closed(NEW) == {"b"}
+    assert not connected(liveness)
+    assert liveness.closed(NEW) == set()
+
+
+def test_who_was_heard_on_a_connection_and_stopped_is_silent_once_its_time_is_over() -> None:
+    clock = ManualClock()
+    liveness = Liveness(clock)
+    heard(liveness)
+    clock.advance(1000)
+    assert liveness.silent() == []
+    clock.advance(1)
+    assert liveness.silent() == [("b", 1, OLD)]
+    liveness.closed(OLD)
+    assert liveness.silent() == []
+    clock.advance(FORGET_MS)
+    liveness.silent()
+    assert liveness.reports("b", {}) == {}
+
+
+def test_another_process_is_heard_only_where_nobody_lives_or_it_is_the_one_that_registered() -> None:
+    clock = ManualClock()
+    liveness = Liveness(clock)
+    assert heard(liveness, born="first")
+    assert not heard(liveness, NEW, born="second")
+    assert liveness.reports("b", {})[1].incarnation == "first"
+    registered = Member(id=1, address="h:1", incarnation="second")
+    assert heard(liveness, NEW, born="second", member=registered)
+    assert not heard(liveness, OLD, born="first", member=registered)
+    clock.advance(1001)
+    assert heard(liveness, OLD, born="first", member=registered)
+
+
+def test_what_was_asked_is_only_in_the_reports_of_who_asked() -> None:
+    liveness = Liveness(ManualClock())
+    heard(liveness)
+    assert liveness.reports("b", {1: Asked(True, 2, 3), 9: Asked(True)})[1].asked == Asked(True, 2, 3)
+    assert liveness.reports("b", {})[1].asked is None
+    assert 9 not in liveness.reports("b", {9: Asked(True)})
+
+
+def test_what_strangers_may_name_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (module.MAX_SETS, module.MAX_IDS) == (2_000, 128)
+    monkeypatch.setattr(module, "MAX_SETS", 2)
+    monkeypatch.setattr(module, "MAX_IDS", 2)
+    liveness = Liveness(ManualClock())
+    said = Report(0)
+    assert [liveness.hear("b", broker_id, said, OLD, None) for broker_id in (1, 2, 3, 1)] == [True, True, False, True]
+    assert [liveness.hear(name, 1, said, OLD, None) for name in ("c", "d", "c")] == [True, False, True]
+    liveness.forget("b")
+    assert liveness.hear("d", 1, said, OLD, None)
+
+
+def test_who_waits_for_a_heartbeat_waits_until_it_comes_and_no_longer_than_it_wants() -> None:
+    async def main() -> None:
+        liveness = Liveness(ManualClock())
+        await liveness.until_heard("b", 1, 0)
+        waiting = [asyncio.create_task(liveness.until_heard("b", 1, 60)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        heard(liveness)
+        await asyncio.gather(*waiting)
+        await liveness.until_heard("b", 1, 60)
+
+    asyncio.run(main())
