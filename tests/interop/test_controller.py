@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.wire import Client, Refused
-from tests.servers.apache import ApacheMember
+from tests.servers.apache import ApacheMember, mqadmin
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
-SYNC_STATE_DATA = 1006
+HEARTBEAT, ELECT, ALTER, REGISTER, SYNC_STATE_DATA, APPLY = 904, 1002, 1001, 1003, 1006, 1013
 TOPIC = "orders"
 _CHANGE_S = 60.0  # a role takes a second or two; the machine is shared
 
@@ -80,8 +82,65 @@ def test_apaches_brokers_change_roles_as_neves_controller_says(tmp_path: Path) -
                 bodies = [bytes(record.body) for record in client.read(TOPIC, 0, *client.bounds(TOPIC, 0))]
             assert [body for body in bodies if body.isdigit()] == [b"%d" % number for number in range(50)]
 
+            server.kill()  # brokers go on without it, and find the register as it was
+            assert may_send(other)
+            server.start()
             first.start()
             wait_until(lambda: in_sync(server) == {a.broker, b.broker}, "it comes back in sync", _CHANGE_S)
-            assert master_of(server) == other.broker
+            assert (master_of(server), broker_set(server)["masterEpoch"]) == (other.broker, epoch + 1)
             assert not may_send(first)
+        assert "Traceback" not in server.log()
+
+
+@contextmanager
+def members(server: Serving, count: int, name: str = "b") -> Iterator[list[Client]]:
+    """Brokers that say what a controller wants to hear, as long as their connections stand."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(server.ready["controller"])) for _ in range(count)]
+        for broker_id, client in enumerate(clients, 1):
+            own = {"clusterName": "c", "brokerName": name, "brokerId": broker_id}
+            address = f"127.0.0.1:{broker_id}"
+            client.ask(APPLY, {**own, "appliedBrokerId": broker_id, "registerCheckCode": f"{address};1"})
+            client.ask(REGISTER, {**own, "brokerAddress": address})
+            beat = {"brokerAddr": address, "epoch": 0, "maxOffset": 0, "heartbeatTimeoutMills": 600_000}
+            client.ask(HEARTBEAT, {**own, **beat})
+        first = {"clusterName": "c", "brokerName": name, "brokerId": 1}
+        clients[0].ask(ELECT, {**first, "designateElect": "false"})
+        altered = {"syncStateSet": list(range(1, count + 1)), "syncStateSetEpoch": 1}
+        clients[0].ask(ALTER, {"brokerName": name, "masterBrokerId": 1, "masterEpoch": 1}, json.dumps(altered).encode())
+        yield clients
+
+
+def test_mqadmins_verbs_for_controllers_work(tmp_path: Path) -> None:
+    with controller(tmp_path / "controller") as server, members(server, 2):
+        address = server.ready["controller"]
+
+        def said(*words: str) -> str:
+            verb, *rest = words
+            return mqadmin("127.0.0.1:1", verb, "-a", address, *rest, home=tmp_path / "tool").replace("\t", " ")
+
+        metadata = said("getControllerMetaData")
+        assert f"#ControllerLeaderAddress {address}" in metadata
+        assert f"#Peer: n0:{address}" in metadata
+        shown = said("getSyncStateSet", "-b", "b")
+        for line in ("#MasterBrokerId 1", "#MasterAddr 127.0.0.1:1", "#MasterEpoch 1", "#SyncStateSetEpoch 2",
+                     "#SyncStateSetNums 2"):  # fmt: skip
+            assert line in shown
+        assert "brokerId=2, brokerAddress='127.0.0.1:2', alive=true" in shown
+        elected = said("electMaster", "-b", "2", "-bn", "b", "-c", "c")
+        for line in ("#BrokerName b", "#BrokerMasterAddr 127.0.0.1:2", "#MasterEpoch 2", "#SyncStateSetEpoch 3"):
+            assert line in elected
+        assert "may lack what was acknowledged" in said("electMaster", "-b", "1", "-bn", "b", "-c", "c")
+
+        assert "is still alive, clean up failure" in said("cleanBrokerMetadata", "-bn", "b", "-c", "c", "-b", "1")
+        assert "success" in said("cleanBrokerMetadata", "-bn", "b", "-c", "c", "-b", "1", "-l")
+        assert [one["brokerId"] for one in broker_set(server, "b")["inSyncReplicas"]] == [2]
+        assert broker_set(server, "b")["notInSyncReplicas"] == []
+
+        assert "success" in said("updateControllerConfig", "-k", "enableElectUncleanMaster", "-v", "true")
+        refused = said("updateControllerConfig", "-k", "controllerStorePath", "-v", "/")
+        assert "CODE: 16" in refused
+        settings = said("getControllerConfig")
+        assert "enableElectUncleanMaster" in settings
+        assert "=  true" in next(line for line in settings.splitlines() if "enableElectUncleanMaster" in line)
         assert "Traceback" not in server.log()
