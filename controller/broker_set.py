@@ -4,7 +4,8 @@
      "members": [{"id": 1, "address": "h1:10911", "registerCheckCode": "h1:10911;1700000000000",
                   "incarnation": "9f..", "starts": 4, "process": "02..", "minInSyncReplicas": 2}, ...],     by id
      "master": 1 | null, "masterEpoch": 3, "syncStateSet": [1, 2], "syncStateSetEpoch": 7,
-     "eligible": [], "unclean": [], "altered": {"requestId": "..", "syncStateSetEpoch": 7} | null, "frozen": ""}
+     "eligible": [], "unclean": [], "altered": {"requestId": "..", "syncStateSetEpoch": 7} | null,
+     "frozen": {"why": "..", "masterEpoch": 5, "syncStateSetEpoch": 9} | null}
 
 UTF-8 JSON. A reader refuses another version, a missing field, and a value that breaks an invariant: a register that
 was damaged must not elect. Fields that are not known are an error as well, they would be lost by the next write.
@@ -75,6 +76,21 @@ class Altered(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
     sync_state_set_epoch: int
 
 
+class Frozen(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Why nothing about a set is decided until an operator says who has the truth: somebody knows these epochs.
+
+    They are kept, for who told of them may be gone by then, and an epoch is never given twice.
+    """
+
+    why: str
+    master_epoch: int
+    sync_state_set_epoch: int
+
+    @property
+    def epochs(self) -> tuple[int, int]:
+        return self.master_epoch, self.sync_state_set_epoch
+
+
 class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbid_unknown_fields=True):
     """Members, master and epochs of one broker set. Never changed in place: `msgspec.structs.replace`."""
 
@@ -89,7 +105,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbi
     eligible: tuple[int, ...] = ()
     unclean: tuple[int, ...] = ()
     altered: Altered | None = None
-    frozen: str = ""  # why nothing about the set is decided until an operator says who has the truth
+    frozen: Frozen | None = None
 
     def __post_init__(self) -> None:
         ids = self.ids

@@ -81,10 +81,9 @@ class BrokerSets:
         async with turn:
             return await self._in_turn(request)
 
-    async def member(self, name: str, broker_id: int) -> Member | None:
-        """Who registered with this id."""
-        stored, _ = await self._register.get(name)
-        return stored.member(broker_id) if stored is not None else None
+    async def stored(self, name: str) -> BrokerSet | None:
+        """What the register has."""
+        return (await self._register.get(name))[0]
 
     async def scan(self) -> None:
         """Every set, one after the other."""
@@ -153,7 +152,7 @@ def _say(old: BrokerSet | None, new: BrokerSet) -> None:
     if old is None:
         return
     if new.frozen and not old.frozen:
-        log.error("broker set %r is frozen: %s", name, new.frozen)
+        log.error("broker set %r is frozen: %s", name, new.frozen.why)
     if new.master != old.master or new.master_epoch != old.master_epoch:
         if new.master is None:
             log.error("broker set %r has no master from epoch %d on; it was %s", name, new.master_epoch, old.master)

@@ -29,7 +29,7 @@ from functools import singledispatch
 
 from msgspec.structs import replace
 
-from controller.broker_set import FIRST_BROKER_ID, Altered, BrokerSet, Member
+from controller.broker_set import FIRST_BROKER_ID, Altered, BrokerSet, Frozen, Member
 from neve.remoting.codes import ResponseCode
 
 Code = ResponseCode
@@ -73,6 +73,7 @@ class Report:
     connected: bool = True
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     address: str = ""
+    cluster: str = ""
     epoch: int = UNKNOWN
     max_offset: int = UNKNOWN
     confirm_offset: int = UNKNOWN
@@ -250,7 +251,9 @@ def decide(
 ) -> Decision | Ask:
     """What the request changes and how it is answered. `reports`: of all who speak for the set, members or not."""
     assert broker_set is None or broker_set.name == request.name
-    case = _Case(broker_set, reports, now_ms, rules)
+    cluster = broker_set.cluster if broker_set is not None else getattr(request, "cluster", "")
+    own = {id: report for id, report in reports.items() if not cluster or report.cluster in ("", cluster)}
+    case = _Case(broker_set, own, now_ms, rules)
     decision = _decide(request, case)
     if isinstance(decision, Decision) and decision.broker_set is not None:
         _assert_follows(broker_set, decision.broker_set)
@@ -295,23 +298,23 @@ class _Case:
     def highest_heard(self) -> tuple[int, int]:
         return max((report.epochs for report in self.reports.values()), default=(UNKNOWN, UNKNOWN))
 
-    def why_frozen(self) -> str:
-        """Empty where the stored value is as new as anything that is reported."""
-        if self.stored is not None and self.stored.frozen:
-            return self.stored.frozen
+    def frozen(self) -> Frozen | None:
+        """None where the stored value is as new as anything that was ever reported."""
+        known = self.stored.frozen if self.stored is not None else None
         epochs = self.stored.epochs if self.stored is not None else (0, 0)
-        if self.highest_heard() <= epochs:
-            return ""
-        who = min(broker_id for broker_id, report in self.reports.items() if report.epochs > epochs)
-        return (
-            f"broker {who} knows epochs {self.reports[who].epochs}, the register only {epochs}: it was restored or "
-            "wiped; an operator has to designate the master"
-        )
+        heard = self.highest_heard()
+        if heard <= (known.epochs if known is not None else epochs):
+            return known
+        who = min(broker_id for broker_id, report in self.reports.items() if report.epochs == heard)
+        why = f"broker {who} knows epochs {heard}, the register only {epochs}: it was restored or wiped"
+        return Frozen(f"{why}; an operator has to designate the master", *heard)
 
-    def refuse_frozen(self, code: int, why: str) -> Decision:
+    def refuse_frozen(self, code: int, frozen: Frozen, remark: str = "") -> Decision:
         """Refused; that the set is frozen is kept."""
-        changed = replace(self.stored, frozen=why) if self.stored is not None and not self.stored.frozen else None
-        return Decision(Answer(code, f"the broker set is frozen: {why}"), changed)
+        changed = None
+        if self.stored is not None and self.stored.frozen != frozen:
+            changed = replace(self.stored, frozen=frozen)
+        return Decision(Answer(code, f"the broker set is frozen: {frozen.why}{remark}"), changed)
 
 
 @singledispatch
@@ -344,8 +347,8 @@ def _(request: ApplyBrokerId, case: _Case) -> Decision:
             return Decision(Answer())
         remark = f"Fail to apply brokerId: {broker_id} in broker-set: {request.name}"
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
-    if why := case.why_frozen():
-        return case.refuse_frozen(Code.CONTROLLER_BROKER_ID_INVALID, why)
+    if frozen := case.frozen():
+        return case.refuse_frozen(Code.CONTROLLER_BROKER_ID_INVALID, frozen)
     if stored is None and broker_id != FIRST_BROKER_ID:
         remark = (
             f"Broker-set: {request.name} hasn't been registered in controller, "
@@ -384,8 +387,8 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
     if member is None:
         remark = f"BrokerId: {request.broker_id} hasn't been registered in broker-set: {request.name}"
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
-    if why := case.why_frozen():
-        return case.refuse_frozen(Code.CONTROLLER_INVALID_REQUEST, why)
+    if frozen := case.frozen():
+        return case.refuse_frozen(Code.CONTROLLER_INVALID_REQUEST, frozen)
     start = _start_of(member, request, alive=case.is_alive(member))
     if start is _Start.SECOND:
         remark = (
@@ -440,8 +443,8 @@ def _(request: Scan, case: _Case) -> Decision | Ask:
     stored = case.stored
     if stored is None:
         return _refuse(Code.CONTROLLER_BROKER_METADATA_NOT_EXIST, "Broker metadata is not existed")
-    if why := case.why_frozen():
-        return case.refuse_frozen(Code.CONTROLLER_MASTER_NOT_AVAILABLE, why)
+    if frozen := case.frozen():
+        return case.refuse_frozen(Code.CONTROLLER_MASTER_NOT_AVAILABLE, frozen)
     if not stored.master_epoch or case.is_alive(stored.member(stored.master)) or not case.living(stored):
         return Decision(Answer())
     return _elect(ElectMaster(stored.name), case)
@@ -459,8 +462,8 @@ def _elect(request: ElectMaster, case: _Case) -> Decision | Ask:
     designated = request.designate and not by_controller
     if designated and asker not in case.living(stored):
         return _refuse(nobody, f"broker {asker} is designated, but it is not alive")
-    if why := case.why_frozen():
-        return _take_over(stored, asker, case, why) if designated else case.refuse_frozen(nobody, why)
+    if frozen := case.frozen():
+        return _take_over(stored, asker, case, frozen) if designated else case.refuse_frozen(nobody, frozen)
     if not stored.master_epoch:
         return _elect_first(stored, asker, case, designated=designated, nobody=nobody)
     if case.is_alive(stored.member(stored.master)) and not (designated and asker != stored.master):
@@ -501,20 +504,18 @@ def _elect_first(stored: BrokerSet, asker: int, case: _Case, *, designated: bool
     return _elected(stored, asker, case)
 
 
-def _take_over(frozen: BrokerSet, asker: int, case: _Case, why: str) -> Decision:
+def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> Decision:
     """An operator ends a freeze with a member that has seen all that anybody has seen."""
-    heard = case.highest_heard()
-    if case.reports[asker].epochs < max(heard, frozen.epochs) and not _may_be_forced(frozen, case):
-        knowing = sorted(broker_id for broker_id, report in case.reports.items() if report.epochs == heard)
-        return case.refuse_frozen(
-            Code.CONTROLLER_ELECT_MASTER_FAILED, f"{why}; broker {asker} is behind: ask for one of {knowing}"
-        )
+    if case.reports[asker].epochs < frozen.epochs and not _may_be_forced(stored, case):
+        knowing = sorted(broker_id for broker_id, report in case.reports.items() if report.epochs >= frozen.epochs)
+        behind = f"; broker {asker} is behind, ask for one of {knowing}"
+        return case.refuse_frozen(Code.CONTROLLER_ELECT_MASTER_FAILED, frozen, behind)
     above = replace(
-        frozen,
-        frozen="",
+        stored,
+        frozen=None,
         master=None,
-        master_epoch=max(frozen.master_epoch, heard[0]),
-        sync_state_set_epoch=max(frozen.sync_state_set_epoch, heard[1]),
+        master_epoch=max(stored.master_epoch, frozen.master_epoch),
+        sync_state_set_epoch=max(stored.sync_state_set_epoch, frozen.sync_state_set_epoch),
         eligible=(),
         unclean=(),
         sync_state_set=(),
@@ -604,8 +605,8 @@ def _(request: AlterSyncStateSet, case: _Case) -> Decision:
     stored, wanted = case.stored, tuple(sorted(set(request.sync_state_set)))
     if stored is None:
         return _refuse(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "Broker metadata is not existed")
-    if why := case.why_frozen():
-        return case.refuse_frozen(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, why)
+    if frozen := case.frozen():
+        return case.refuse_frozen(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, frozen)
     if _is_repeated(stored, request, wanted):
         return Decision(_altered(stored))
     if wanted == stored.sync_state_set and not request.request_id:

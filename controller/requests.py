@@ -152,6 +152,7 @@ class Requests:
             heard_ms=0,
             timeout_ms=min(max(timeout_ms, _TIMEOUTS_MS[0]), _TIMEOUTS_MS[-1]),
             address=_name(request, "brokerAddr"),
+            cluster=identity["cluster"],
             epoch=_bounded(request, "epoch", UNKNOWN),
             max_offset=optional_int(ext, "maxOffset", UNKNOWN),
             confirm_offset=optional_int(ext, "confirmOffset", UNKNOWN),
@@ -163,7 +164,11 @@ class Requests:
             sync_state_set_epoch=_bounded(request, "syncStateSetEpoch", UNKNOWN),
         )
         name = identity["name"]
-        member = await self._sets.member(name, broker_id)
+        stored = await self._sets.stored(name)
+        if stored is not None and stored.cluster != report.cluster:
+            remark = f"{name} is a broker set of cluster {stored.cluster}, not {report.cluster}"
+            raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, remark)
+        member = stored.member(broker_id) if stored is not None else None
         if connection.is_closed:  # nobody would be told again that it is
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "the connection is closed")
         if not self._liveness.hear(name, broker_id, report, connection, member):
@@ -182,7 +187,8 @@ class Requests:
             optional_bool(ext, "designateElect"),
             ext.get("clusterName", ""),
         )
-        if await self._sets.member(asked.name, asked.broker_id) is not None and not asked.designate:
+        stored = await self._sets.stored(asked.name)
+        if stored is not None and stored.member(asked.broker_id) is not None and not asked.designate:
             # Apache's broker sends its first heartbeat beside this, and asks again only after 5 seconds.
             await self._liveness.until_heard(asked.name, asked.broker_id, FIRST_HEARTBEAT_S)
         answer = await self._sets.carry_out(asked)

@@ -58,7 +58,7 @@ def test_the_value_is_the_json_that_the_head_of_the_file_shows() -> None:
         "eligible": [],
         "unclean": [],
         "altered": None,
-        "frozen": "",
+        "frozen": None,
     }
     assert decode(encode(VALUE)) == VALUE
 

@@ -19,6 +19,7 @@ from infra.disk import RealDisk
 from neve.cli import main as cli
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
 from tests.unit.controller.brokers import Broker, closed, controlling, in_sync
 from tests.waiting import until
 
@@ -240,6 +241,47 @@ def test_an_incarnation_that_is_new_leaves_the_sync_state_set_on_the_wire_as_wel
         await closed(a, b)
 
     run(tmp_path, work)
+
+
+def test_a_broker_of_another_cluster_is_not_heard_under_the_same_name(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        assert (await b.beat(clusterName="other", epoch=9)).code == Code.CONTROLLER_INVALID_REQUEST
+        a.hang_up()
+        await master_is(b, b)
+        await closed(a, b)
+
+    run(tmp_path, work)
+
+
+def test_who_does_not_sign_changes_nothing_where_users_have_to(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a = await Broker(server).open()
+        own = {"clusterName": "c", "brokerName": "b"}
+        changing: dict[int, dict[str, Any]] = {
+            RequestCode.CONTROLLER_APPLY_BROKER_ID: {**own, "appliedBrokerId": 1, "registerCheckCode": "h:1;1"},
+            RequestCode.CONTROLLER_REGISTER_BROKER: {**own, "brokerId": 1, "brokerAddress": "h:1"},
+            RequestCode.BROKER_HEARTBEAT: {**own, "brokerId": 1, "brokerAddr": "h:1", "maxOffset": 0},
+            RequestCode.CONTROLLER_ELECT_MASTER: {**own, "brokerId": 1, "designateElect": "true"},
+            RequestCode.CLEAN_BROKER_DATA: {**own, "isCleanLivingBroker": "true"},
+        }
+        asked = [
+            *changing,
+            RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
+            RequestCode.UPDATE_CONTROLLER_CONFIG,
+            RequestCode.GET_CONTROLLER_CONFIG,
+            RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
+        ]
+        for code in asked:
+            assert (await a.ask(code, changing.get(code))).code == Code.NO_PERMISSION, code
+        for code, ext in changing.items():
+            fields = {name: str(value) for name, value in ext.items()}
+            assert (await a.ask(code, signed("root", "root-secret", fields))).code == Code.SUCCESS, code
+        await closed(a)
+
+    root = '{"username":"root","password":"root-secret"}'
+    run(tmp_path, work, authentication_enabled=True, authorization_enabled=True, init_authentication_user=root)
 
 
 def test_a_repeated_alteration_is_known_by_its_id(tmp_path: Path) -> None:

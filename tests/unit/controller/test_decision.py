@@ -635,16 +635,36 @@ def test_a_wiped_register_takes_no_new_members_while_somebody_knows_better() -> 
     assert world.set is None
 
 
+def test_a_broker_of_another_cluster_with_the_same_name_freezes_nothing() -> None:
+    world = in_sync(A, B)
+    world.hear(STRANGER, cluster="other", master_epoch=9)
+    world.die(A)
+    assert world.elect(B).master == B
+    assert world.value.frozen is None
+
+
 def test_an_operator_ends_a_freeze_with_a_member_that_knows_the_highest_epochs() -> None:
     world = lost(in_sync(A, B))
     world.hear(B, sync_state_set_epoch=9)
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     behind = world.elect(A, designate=True)
-    assert (behind.code, world.value.frozen != "") == (Code.CONTROLLER_ELECT_MASTER_FAILED, True)
+    assert (behind.code, world.value.frozen is not None) == (Code.CONTROLLER_ELECT_MASTER_FAILED, True)
     assert "[2]" in behind.remark
     answer = world.elect(B, designate=True)
     assert (answer.master, answer.master_epoch, answer.sync_state_set_epoch) == (B, 4, 10)
-    assert (world.value.frozen, world.value.sync_state_set) == ("", (B,))
+    assert (world.value.frozen, world.value.sync_state_set) == (None, (B,))
+
+
+def test_who_told_of_higher_epochs_and_is_gone_is_not_forgotten() -> None:
+    world = lost(in_sync(A, B))
+    world.hear(B, master_epoch=9, sync_state_set_epoch=0)
+    world(Scan("b"))
+    del world.reports[B]
+    assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    world.hear(A, master_epoch=9, sync_state_set_epoch=20)  # what it has heard meanwhile
+    assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.elect(A, designate=True).master_epoch == 10
+    assert world.value.sync_state_set_epoch == 21
 
 
 # ---- reading

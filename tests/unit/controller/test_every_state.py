@@ -188,7 +188,7 @@ def holds(state: State, request: Request) -> None:
 
     by_operator = isinstance(request, ElectMaster) and request.designate
     if state.is_outdated and not by_operator and not isinstance(request, CleanBrokerData):
-        assert replace(new, frozen="") == replace(old, frozen="")
+        assert replace(new, frozen=None) == replace(old, frozen=None)
 
     elected = new.master is not None and new.master_epoch > old.master_epoch
     if elected:
@@ -217,7 +217,7 @@ def holds(state: State, request: Request) -> None:
     )
     if isinstance(request, AlterSyncStateSet) and not refused:
         assert new.master == old.master == request.master
-        assert set(new.sync_state_set) <= state.alive
+        assert new.sync_state_set == old.sync_state_set or set(new.sync_state_set) <= state.alive
         assert answer.sync_state_set_epoch == new.sync_state_set_epoch
         keeper = old.member(old.master)
         assert keeper is not None

@@ -215,6 +215,6 @@ def test_the_register_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             await register.put(value("c"), NEVER)
         (held, revision) = await register.get("a")
         assert held is not None
-        assert await register.put(replace(held, frozen="x"), revision) is not None
+        assert await register.put(replace(held, next_broker_id=3), revision) is not None
 
     run(main)
