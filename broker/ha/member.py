@@ -15,8 +15,8 @@
 Rules, each of which guards an interleaving:
 
 - A role is taken of a pair (masterEpoch, syncStateSetEpoch) that is not below any known before, in former lives too:
-  the pair is on the disk before the first step. No epoch is taken up by a later life: its last bytes may be lost here
-  and be with others, and two different logs would bear one name.
+  the pair is on the disk before the first step. No epoch is taken up twice, nor by a later life: its last bytes may be
+  lost here and be with others, and two different logs would bear one name.
 - A master that is told of another epoch answers nobody from that instant on, before anything else is done. A slave that
   becomes master closes its connection to the former one first: what that one acknowledges needs it.
 - What is heard while a change of role is under way waits for its end; of several the newest counts.
@@ -156,7 +156,7 @@ class Member:
         self.view = View(saved.master_epoch, saved.sync_state_set_epoch, frozenset())  # the newest that is known
         self.role = self.view  # the one under which it acts
         self.confirming: Confirm | None = None  # while it is master: who has what
-        self._former_epoch = saved.master_epoch  # of former lives
+        self._used_epoch = saved.master_epoch  # by former lives, or as master in this one
         self._confirm = saved.confirm
         self._end = 0
         self._confirm_of = confirm_of
@@ -322,7 +322,7 @@ class Member:
     def _take_role(self, now: float) -> list[Action]:
         """By the newest view, in a state that waits for one or in which another master is followed."""
         view = self.view
-        if view.master is None or (view.master == self.broker_id and view.master_epoch <= self._former_epoch):
+        if view.master is None or (view.master == self.broker_id and view.master_epoch <= self._used_epoch):
             return [Elect()] if self._is_due(Elect, now, self.rules.ask_again_after) else []
         is_news = self.state is State.WAITING or (view.master, view.master_epoch) != (
             self.role.master,
@@ -333,7 +333,7 @@ class Member:
             return []
         if view.master == self.broker_id:
             self.state = State.TURNING_MASTER
-            epoch = view.master_epoch
+            self._used_epoch = epoch = view.master_epoch
             return [StopFollowing(), DropSlaves(), CutTornTail(), BeginEpoch(epoch), ClipGroups(), EndTurn(epoch)]
         self.state = State.TURNING_SLAVE
         follow = Follow(view.master, view.master_address, view.master_epoch)

@@ -79,6 +79,7 @@ class _Follower:
     def __init__(self, life: Life, now: float) -> None:
         self.life, self.heard = life, now
         self.next: int | None = None  # what it asks for; its first T1
+        self.is_throttled = False
 
 
 class Broker(Process):
@@ -142,7 +143,7 @@ class Broker(Process):
         now = self.now()
         if self._upstream is not None:
             if now - self._heard_upstream > IDLE:
-                self._lose_upstream()
+                self.lose_upstream()
             elif self._is_attached:
                 self._report()
         for connection, follower in list(self._followers.items()):
@@ -218,7 +219,7 @@ class Broker(Process):
                     self._drop(connection)
             case StopFollowing():
                 self._following = None
-                self._lose_upstream()
+                self.lose_upstream()
             case ClipGroups():
                 for queue, offset in self.disk.groups.items():
                     self.disk.groups[queue] = min(offset, len(self.log.queues[queue]))
@@ -431,15 +432,23 @@ class Broker(Process):
             self._push(connection, follower)
 
     def _push(self, connection: Connection, follower: _Follower) -> None:
-        while follower.next is not None and follower.next < self.log.end:
+        """Catching up is throttled; a frame ends where an epoch ends."""
+        while follower.next is not None and follower.next < self.log.end and not follower.is_throttled:
             entry = self.disk.epochs.at(follower.next)
             assert entry is not None
             upto = min(self.log.end, follower.next + self.dice.choice((90, 250, 1000, 3000)))
             if entry[2] is not None:
                 upto = min(upto, entry[2])
-            pieces = self.log.read(follower.next, upto)
-            self._send_frame(connection, follower.next, tuple(pieces))
+            self._send_frame(connection, follower.next, tuple(self.log.read(follower.next, upto)))
             follower.next = upto
+            if self.world.pace:
+                follower.is_throttled = True
+                self.after(self.world.pace, lambda: self._push_on(connection, follower))
+
+    def _push_on(self, connection: Connection, follower: _Follower) -> None:
+        follower.is_throttled = False
+        if connection in self._followers:
+            self._push(connection, follower)
 
     def _send_frame(self, connection: Connection, offset: int, pieces: tuple[Piece, ...]) -> None:
         entry = self.disk.epochs.at(offset)
@@ -476,9 +485,9 @@ class Broker(Process):
 
     def _closed_by_master(self, connection: Connection) -> None:
         if connection is self._upstream:
-            self._lose_upstream()
+            self.lose_upstream()
 
-    def _lose_upstream(self) -> None:
+    def lose_upstream(self) -> None:
         connection, self._upstream, self._is_attached = self._upstream, None, False
         self._then = None
         if connection is not None:
@@ -499,7 +508,7 @@ class Broker(Process):
         """Where the two logs part, and the cut."""
         following, log = self._following, self.log
         if following is None or following.epoch != epoch:
-            self._lose_upstream()
+            self.lose_upstream()
             return
         local = self.disk.epochs.entries()
         if not local:
@@ -516,7 +525,7 @@ class Broker(Process):
             )
         if point is None:
             self.world.note(f"{self.host} has nothing in common with {following.address}")
-            self._lose_upstream()
+            self.lose_upstream()
             return
 
         def attach() -> None:
@@ -562,20 +571,18 @@ class Broker(Process):
 
     def _take_frame(self, offset: int, epoch: int, start: int, confirm: int, pieces: tuple[Piece, ...]) -> None:
         log = self.log
-        if pieces:
+        try:
             if offset != log.end:
-                self._lose_upstream()
+                raise EpochConflict
+            self.disk.epochs.assign(epoch, start)
+        except EpochConflict:
+            self.lose_upstream()
+            return
+        for piece in pieces:
+            if not log.append_piece(piece):
+                log.cut_torn_tail()
+                self.lose_upstream()
                 return
-            try:
-                self.disk.epochs.assign(epoch, start)
-            except EpochConflict:
-                self._lose_upstream()
-                return
-            for piece in pieces:
-                if not log.append_piece(piece):
-                    log.cut_torn_tail()
-                    self._lose_upstream()
-                    return
         self.happens(ConfirmHeard(log.record_start(min(confirm, log.whole_end))))
         if pieces:
             if self.from_memory:

@@ -100,12 +100,9 @@ class Promises:
         """A power cut, or a disk that died."""
         for record in gone:
             self._went.setdefault(record, set()).add(host)
-        wanted = [record for record in gone if record in self.acked or record in self.seen]
-        if not wanted:
-            return
         trusted = self.world.trusted() if self.world.waits else list(self.world.machines.values())
         others = [machine for machine in trusted if machine.host != host]
-        for record in wanted:
+        for record in gone:  # also one that nobody was told of: what it was reported with may be on its way
             diverged = not self.world.waits and any(record in machine.disk.diverged for machine in others)
             if not diverged and not any(machine.disk.log.has(record) for machine in others):
                 self.excused.add(record)

@@ -56,6 +56,7 @@ class World:
         self.network = Network(self.turns, self.dice)
         self._number = 0
         self._slow: dict[str, float] = {}
+        self.pace = self.dice.choice((0.0, 0.0, 0.0, 0.1, 0.4))  # seconds between two frames to a slave
         self.choose()
         self.promises = Promises(self)
         self.register = Register(self.turns)
@@ -63,7 +64,7 @@ class World:
         self.controllers: dict[str, Controller] = {}
         for number in range(1, self.dice.choice((1, 2, 3)) + 1):
             self._start_controller(f"c{number}")
-        self.machines = {host: Machine(host, Disk()) for host in self.hosts}
+        self.machines = {host: Machine(host, self.new_disk()) for host in self.hosts}
         for host in self.hosts:
             self._start(host)
         self.producers = [Producer(self, f"p{number}") for number in (1, 2)]
@@ -101,6 +102,9 @@ class World:
 
     def cut_point(self, *logs: Any, **others: Any) -> int | None:
         return epochs.cut_point(*logs, **others)
+
+    def new_disk(self) -> Disk:
+        return Disk()
 
     def drop_epochs(self, disk: Disk, point: int) -> None:
         """Where nothing is cut, too: an own epoch without a byte, of which the master knows nothing."""
@@ -158,18 +162,22 @@ class World:
     def run(self, steps: int | None = None) -> None:
         """Raises Violation."""
         try:
-            self.turns.run(3.0)
-            for _ in range(self.steps if steps is None else steps):
-                self._step()
-                self.turns.run(self.dice.choice((0.05, 0.3, 0.3, 1.0, 1.0, 3.0, 6.0)))
-                if self.dice.random() < 0.03:
-                    self.rest()
-            self.rest()
-            self.with_one_less()
+            self.tell(self.steps if steps is None else steps)
         except Violation as violation:
             raise Violation(self._told(str(violation))) from None
         except Exception as error:
             raise Violation(self._told(f"{type(error).__name__}: {error}")) from error
+
+    def tell(self, steps: int) -> None:
+        """One thing after another befalls them."""
+        self.turns.run(3.0)
+        for _ in range(steps):
+            self._step()
+            self.turns.run(self.dice.choice((0.05, 0.3, 0.3, 1.0, 1.0, 3.0, 6.0)))
+            if self.dice.random() < 0.03:
+                self.rest()
+        self.rest()
+        self.with_one_less()
 
     def _told(self, what: str) -> str:
         what_is_acknowledged = "memory" if self.member_rules.acknowledges_from_memory else "disk"
@@ -195,6 +203,7 @@ class World:
             self._cut_link: 6,
             self._cut_off: 3,
             self._cut_controllers: 3,
+            self._cut_answers: 3,
             self._cut_register: 2,
             self._heal_links: 6,
             self._unruly: 2,
@@ -319,6 +328,12 @@ class World:
         links = {(host, one) for one in some}
         back = {(one, host) for one in some}
         self._cut_for_a_while(links if ways == 1 else back if ways == 3 else links | back)
+
+    def _cut_answers(self) -> None:
+        """What a controller tells the master, or one that was, is lost; what that one asks has its effect."""
+        broker = self._some_up()
+        if broker is not None:
+            self._cut_for_a_while({(one, broker.host) for one in self.controllers})
 
     def _cut_register(self) -> None:
         """From a controller, both ways, or only its answers, after their effect."""

@@ -186,6 +186,13 @@ def test_no_later_life_takes_up_an_epoch_of_a_former_one() -> None:
     assert BeginEpoch in _kinds(member.happens(Seen(_view(1, 6, 9, 1)), 0.5))
 
 
+def test_a_master_that_meets_another_set_under_the_same_epoch_leads_in_it_no_more() -> None:
+    member, _ = _master()
+    member.happens(Seen(_view(1, 1, 1, 1, 3)), 1.0)
+    assert member.state is State.WAITING and member.acknowledged(1.0) == -1
+    assert BeginEpoch not in _kinds(member.happens(Tick(END), 3.0))
+
+
 def test_a_deposed_master_answers_nobody_from_that_instant_on() -> None:
     member, confirming = _master()
     confirming.connected(2, "c", 0.0)

@@ -1,0 +1,487 @@
+"""Each rule that guards an interleaving is broken here, alone, and seeds find it: the simulation can see.
+
+A world below has one wrong rule and, where the interleaving is rare, fewer kinds of faults. The same seeds with the
+right rule break nothing: that is told first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker.ha.confirm import Confirm, Replication, SyncStateSet
+from broker.ha.epochs import EpochCache
+from broker.ha.member import Member, MemberRules
+from broker.ha.member_events import Action, HandOver, Register, Saved, StopFollowing
+from controller.broker_set import BrokerSet
+from controller.decision import AlterSyncStateSet, Ask, Asked, Decision, RegisterBroker
+from tests.simulation.replicas.broker import Broker
+from tests.simulation.replicas.log import Disk
+from tests.simulation.replicas.world import World
+from tests.simulation.world import Violation
+
+SEEDS = range(150)
+
+
+class Sync(World):
+    """Three members that wait for one another, acknowledging from memory."""
+
+    mode = Replication.SYNC
+    size = 3
+    from_memory = True
+
+    def choose(self) -> None:
+        super().choose()
+        self.hosts = [f"b{number}" for number in range(1, self.size + 1)]
+        self.configure(self.mode, from_memory=self.from_memory)
+
+
+class Available(Sync):
+    mode = Replication.SYNC_AVAILABLE
+
+
+class LosesAnswers(Available):
+    """What controllers tell is lost or late, masters die."""
+
+    def faults(self) -> dict[Callable[[], None], int]:
+        return {
+            self._cut_answers: 6,
+            self._unruly: 2,
+            self._cut_link: 5,
+            self._cut_off: 3,
+            self._kill: 5,
+            self._start_one: 10,
+            self._reset_connections: 4,
+            self._heal_links: 4,
+        }
+
+
+class LosesPower(Sync):
+    """Nothing else, and all at once as often as one."""
+
+    def faults(self) -> dict[Callable[[], None], int]:
+        return {self._power_cut_of_all: 3, self._power_cut: 4, self._start_one: 10, self._slow_disk: 2}
+
+
+class Repeats(Sync):
+    """One story again and again, at rest between."""
+
+    def choose(self) -> None:
+        super().choose()
+        self.pace = 0.3
+
+    def tell(self, steps: int) -> None:
+        self.turns.run(5.0)
+        for _ in range(5):
+            slaves = [broker for broker in self._up() if broker.is_attached]
+            masters = [broker for broker in self._up() if broker.member.confirming is not None]
+            if slaves and len(masters) == 1:
+                self.befalls(masters[0], self.dice.choice(slaves))
+            self.rest()
+
+    def befalls(self, master: Broker, slave: Broker) -> None:
+        raise NotImplementedError
+
+    def goes_on(self, least: float, most: float) -> None:
+        self.turns.run(self.dice.uniform(least, most))
+
+    def present(self, broker: Broker) -> Broker:
+        """Who runs now where this one did."""
+        now = self.machines[broker.host].broker
+        assert now is not None
+        return now
+
+
+class JoinsUnheard(Repeats):
+    """A slave is taken into the set, the master does not hear of it and sends it nothing more, and dies."""
+
+    mode = Replication.SYNC_AVAILABLE
+    size = 2
+
+    def befalls(self, master: Broker, slave: Broker) -> None:
+        self._die(slave, power=False)
+        self.turns.run(5.0)
+        self._start(slave.host)
+        self.goes_on(0.0, 0.6)
+        self.network.cut |= {(host, master.host) for host in self.controllers}
+        self.goes_on(0.0, 0.3)
+        self.network.cut.add((master.host, slave.host))
+        self.goes_on(0.5, 2.0)
+        self._die(master, power=False)
+        self.goes_on(3.0, 6.0)
+
+
+def _found(world: type[World], seeds: range = SEEDS) -> str:
+    """The first broken promise."""
+    for seed in seeds:
+        try:
+            world(seed).run()
+        except Violation as violation:
+            return str(violation)
+    return "nothing is found"
+
+
+# ---- what counts as confirmed
+
+
+class _CountsWhatIsInForce(Confirm):
+    """While a change is asked for only the present members count, and it is let go when its answer is late."""
+
+    def asked(self, members: Any) -> int:
+        based_on = super().asked(members)
+        self._asked.clear()
+        self._recount()
+        return based_on
+
+
+class CountsWhatIsInForce(JoinsUnheard):
+    confirm_of = _CountsWhatIsInForce
+
+
+class _Anticipates(Confirm):
+    """A change is in force when it is asked for."""
+
+    def asked(self, members: Any) -> int:
+        based_on = super().asked(members)
+        self._asked.clear()
+        self._set = SyncStateSet(self._set.epoch, frozenset(members))
+        self._recount()
+        return based_on
+
+
+class Anticipates(LosesAnswers):
+    confirm_of = _Anticipates
+
+
+class _SecondOfThree(Confirm):
+    """The second of three is enough."""
+
+    def _advance(self) -> None:
+        ends = sorted([self._own_end, *(self.end_of(member) for member in self._counted)], reverse=True)
+        if not self.is_fenced and len(ends) > 1:
+            self._confirm = max(self._confirm, ends[1])
+
+
+class SecondOfThree(Sync):
+    confirm_of = _SecondOfThree
+
+
+class _Remembers(Confirm):
+    """What a slave reported on a connection that is gone counts on."""
+
+    def disconnected(self, member: int, connection: object, now: float) -> None:
+        pass
+
+    def connected(self, member: int, connection: object, now: float, *, is_learner: bool = False) -> None:
+        before = self.end_of(member)
+        super().connected(member, connection, now, is_learner=is_learner)
+        if before >= 0:
+            super().reported(member, connection, before, now)
+
+    def reported(self, member: int, connection: object, end: int, now: float, *, synced: int = -1) -> bool:
+        return super().reported(member, connection, max(end, self.end_of(member)), now, synced=synced)
+
+
+class LosesItsTail(Repeats):
+    """A slave with a slow disk loses its power, and its master dies before it has caught up."""
+
+    size = 2
+
+    def befalls(self, master: Broker, slave: Broker) -> None:
+        self._slow[slave.host] = 5.0
+        self.goes_on(1.0, 4.0)
+        self._die(slave, power=True)
+        self.goes_on(0.0, 1.0)
+        self._start(slave.host)
+        self.goes_on(0.1, 6.0)
+        self._die(master, power=False)
+        self.goes_on(0.1, 6.0)
+
+
+class Remembers(LosesItsTail):
+    confirm_of = _Remembers
+
+
+class _ShrinksBelow(Confirm):
+    """`sync` shrinks to the master, and acknowledges there."""
+
+    @property
+    def _least(self) -> int:
+        return 1
+
+    def _has_enough(self) -> bool:
+        return True
+
+
+class ShrinksBelow(Sync):
+    confirm_of = _ShrinksBelow
+
+    def registration(self, life: Any, host: str) -> RegisterBroker:
+        return dataclasses.replace(super().registration(life, host), min_in_sync_replicas=1)
+
+
+class _ConfirmsItsOwn(Member):
+    """A slave shows its readers all that it has."""
+
+    @property
+    def confirm(self) -> int:
+        return super().confirm if self.confirming is not None else self._end
+
+
+class ShowsAll(Sync):
+    member_class = _ConfirmsItsOwn
+
+
+# ---- what a life is
+
+
+class KeepsItsIncarnation(Sync):
+    """Who lost what it acknowledged from memory comes back as who it was."""
+
+    def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
+        return super().begin_life(msgspec.structs.replace(saved, clean=True), new_incarnation, rules, is_copy)
+
+
+class _NeverRegistersAgain(Member):
+    def _regular(self, now: float) -> list[Action]:
+        self._due[Register] = now + 1
+        return super()._regular(now)
+
+
+class NeverRegistersAgain(World):
+    """A late registration of a former life stands."""
+
+    member_class = _NeverRegistersAgain
+
+    def faults(self) -> dict[Callable[[], None], int]:
+        return {self._stop: 4, self._kill: 2, self._start_one: 6, self._unruly: 4, self._heal_links: 2}
+
+
+# ---- roles and logs
+
+
+class _KeepsFollowing(Member):
+    """Who becomes master keeps its connection to the former one."""
+
+    def happens(self, event: Any, now: float) -> list[Action]:
+        actions = super().happens(event, now)
+        if any(type(action).__name__ == "BeginEpoch" for action in actions):
+            return [action for action in actions if not isinstance(action, StopFollowing)]
+        return actions
+
+
+class KeepsFollowing(Sync):
+    member_class = _KeepsFollowing
+
+
+class CountsQueuesByConfirm(Sync):
+    """The next offset of a queue is above what is confirmed, not above all that is there."""
+
+    def next_queue_offset(self, broker: Broker, queue: int) -> int:
+        return sum(end <= broker.member.confirm for _, end in broker.log.queues[queue])
+
+
+class _KeepsTheFormerEpoch(EpochCache):
+    """An epoch with the last one's start is not taken: the master goes on under the former one's name."""
+
+    def assign(self, epoch: int, start: int) -> bool:
+        return False if len(self) and start == self.last_start else super().assign(epoch, start)
+
+
+class ElectsInSilence(Repeats):
+    """Two elections without a write between them, and the first of the two masters has bytes that nobody else has."""
+
+    def befalls(self, master: Broker, slave: Broker) -> None:
+        self._quiet()
+        self.turns.run(2.0)
+        master.happens(HandOver(slave.member.broker_id))
+        self.goes_on(1.0, 2.0)
+        others = [host for host in (*self.hosts, *self.controllers) if host != slave.host]
+        self.network.cut |= {(slave.host, other) for other in others} | {(other, slave.host) for other in others}
+        self._quiet()
+        self.goes_on(6.0, 9.0)
+        self.network.heal()
+
+
+class KeepsTheFormerEpoch(ElectsInSilence):
+    def new_disk(self) -> Disk:
+        return Disk(epochs=_KeepsTheFormerEpoch())
+
+    def cut_point(self, *logs: Any, **others: Any) -> int | None:
+        return super().cut_point(*logs, **{**others, "followed_epoch": others["master_epoch"]})
+
+
+class KeepsEmptyEpochs(World):
+    """An epoch without a byte stays where nothing is cut."""
+
+    def drop_epochs(self, disk: Disk, point: int) -> None:
+        pass
+
+
+class ReconnectsSlowly(Repeats):
+    """A slave loses its connection, and its master dies before it has caught up."""
+
+    mode = Replication.SYNC_AVAILABLE
+    size = 2
+    send_every = 0.1
+
+    def befalls(self, master: Broker, slave: Broker) -> None:
+        slave.lose_upstream()
+        self.goes_on(0.2, 0.8)
+        self._die(master, power=False)
+        self.goes_on(3.0, 6.0)
+
+
+class CutsToItsConfirm(ReconnectsSlowly):
+    """A slave cuts to its own confirm, which lags behind what it has acknowledged."""
+
+    def cut_point(self, *logs: Any, **others: Any) -> int | None:
+        point = super().cut_point(*logs, **others)
+        return None if point is None else min(point, others["last_confirm"])
+
+
+# ---- what a controller decides
+
+
+def _with(decided: Decision | Ask, **changes: Any) -> Decision | Ask:
+    if isinstance(decided, Ask) or decided.broker_set is None:
+        return decided
+    return dataclasses.replace(decided, broker_set=msgspec.structs.replace(decided.broker_set, **changes))
+
+
+class NobodyIsUnclean(LosesPower):
+    """Who comes back without what it acknowledged counts as who it was."""
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        if isinstance(request, RegisterBroker) and value is not None:
+            before = value.member(request.broker_id)
+            if before is not None and before.incarnation:
+                renamed = msgspec.structs.replace(before, incarnation=request.incarnation)
+                members = tuple(renamed if member is before else member for member in value.members)
+                value = msgspec.structs.replace(value, members=members)
+        return super().decide(value, reports, request, now_ms, rules)
+
+
+class ElectsTheFirstThatIsBack(LosesPower):
+    """All came back unclean: who is there first is master."""
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        if value is not None and len(value.unclean) > 1 and not (value.sync_state_set or value.eligible):
+            living = tuple(
+                broker_id
+                for broker_id in value.unclean
+                if broker_id in reports
+                and (member := value.member(broker_id)) is not None
+                and reports[broker_id].process == member.process
+            )
+            value = msgspec.structs.replace(value, unclean=living[:1])
+        return super().decide(value, reports, request, now_ms, rules)
+
+
+class EligibleForEver(Available):
+    """Who was in the set once may be elected for ever."""
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        decided = super().decide(value, reports, request, now_ms, rules)
+        if value is None or isinstance(decided, Ask) or decided.broker_set is None:
+            return decided
+        after = decided.broker_set
+        once = {*value.eligible, *value.sync_state_set} - {*after.sync_state_set, *after.unclean}
+        return _with(decided, eligible=tuple(sorted(once)))
+
+
+class AltersWhateverIsThere(LosesAnswers):
+    """A change of the set is made whatever it is based on."""
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        if isinstance(request, AlterSyncStateSet) and value is not None and value.master is not None:
+            request = dataclasses.replace(
+                request,
+                sync_state_set_epoch=value.sync_state_set_epoch,
+                master_epoch=value.master_epoch,
+                master=value.master,
+                sync_state_set=tuple({*request.sync_state_set, value.master}),
+            )
+        return super().decide(value, reports, request, now_ms, rules)
+
+
+class GoesAsItJoins(Repeats):
+    """A slave is back, the answer that takes it into the set is lost, and it goes for good: the other two go on."""
+
+    def befalls(self, master: Broker, slave: Broker) -> None:
+        self._die(slave, power=False)
+        self.turns.run(5.0)
+        self._start(slave.host)
+        self.goes_on(0.0, 0.4)
+        self.network.cut |= {(host, master.host) for host in self.controllers}
+        self.goes_on(0.1, 1.0)
+        self._die(self.present(slave), power=False)
+        self.turns.run(1.0)
+        self.network.heal()
+        self._settle(self.turns.now + 1.0, [host for host in self.hosts if host != slave.host])
+
+
+class NeverSettles(GoesAsItJoins):
+    """The present set is no change, also for a master that does not know what became of its last one."""
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        if isinstance(request, AlterSyncStateSet):
+            request = dataclasses.replace(request, request_id="")
+        return super().decide(value, reports, request, now_ms, rules)
+
+
+class ElectsByHeartbeats(LosesPower):
+    """Candidates are not asked: what they said a second ago counts, also of those that came back unclean."""
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        told = {
+            broker_id: dataclasses.replace(report, asked=Asked(True, report.epoch, 0))
+            for broker_id, report in reports.items()
+        }
+        return super().decide(value, told, request, now_ms, rules)
+
+
+# ---- found
+
+
+ANY = "kept|once|order|one|rest|groups"
+RIGHT = (JoinsUnheard, LosesItsTail, GoesAsItJoins, ReconnectsSlowly, ElectsInSilence, LosesAnswers, LosesPower)
+
+
+@pytest.mark.parametrize("world", RIGHT)
+def test_with_the_right_rules_the_same_stories_break_no_promise(world: type[World]) -> None:
+    for seed in range(10):
+        world(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("world", "promise"),
+    [
+        (CountsWhatIsInForce, ANY),
+        (Anticipates, ANY),
+        (SecondOfThree, ANY),
+        (Remembers, ANY),
+        (ShrinksBelow, "copies"),
+        (ShowsAll, ANY),
+        (KeepsItsIncarnation, ANY),
+        (NeverRegistersAgain, "rest"),
+        (KeepsFollowing, ANY),
+        (CountsQueuesByConfirm, ANY),
+        (KeepsTheFormerEpoch, ANY),
+        (KeepsEmptyEpochs, "rest"),
+        (CutsToItsConfirm, ANY),
+        (NobodyIsUnclean, ANY),
+        (ElectsTheFirstThatIsBack, ANY),
+        (EligibleForEver, ANY),
+        (AltersWhateverIsThere, ANY),
+        (NeverSettles, "rest"),
+        (ElectsByHeartbeats, ANY),
+    ],
+)
+def test_a_broken_rule_is_found(world: type[World], promise: str) -> None:
+    assert re.search(rf"members\): ({promise}): ", _found(world))
