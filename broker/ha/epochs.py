@@ -1,29 +1,14 @@
-"""Which master wrote which part of the log: (epoch, start), ascending. An entry ends where the next one starts.
-
-epochFileCheckpoint, and the same in epochFileCheckpoint.bak: RocketMQ's text, lines end with a line feed
-  count
-  crc32 of what follows this line, & 0x7FFFFFFF; 0: not checked
-  epoch-start           count times                           2\\n522188333\\n1-0\\n2-223129\\n
+"""Which master wrote which part of the log: (epoch, start), ascending. An entry ends where the next one starts. Pure.
 
 Two logs are equal up to where the same epoch, from the same start, ends in the first of them: its bytes came from
 one master. A master that wrote nothing leaves an entry with the next one's start, which the next one replaces: else the
 next one's bytes went under the old name, and a former master's own bytes would pass for them.
-
-An epoch is written down before its first byte is appended, and is taken out after the last of its bytes is cut: what a
-stop in between leaves is an entry at or above the end of the log, and a start drops it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from zlib import crc32
-
-from infra.disk import Disk
-
-FILE_NAME = "epochFileCheckpoint"
-_BACKUP = ".bak"
 
 Entry = tuple[int, int]
 
@@ -126,7 +111,8 @@ def consistent_point(local: Sequence[Entry], local_end: int, master: Sequence[En
             point = min(_end(local, index, local_end), _end(master, at, master_end))
             if point >= start:
                 return point
-    return None
+    # Both lists go back to where a log begins, and part there: the first master's bytes were never anybody else's.
+    return 0 if local and master and local[0][1] == master[0][1] == 0 else None
 
 
 def _end(entries: Sequence[Entry], index: int, log_end: int) -> int:
@@ -156,65 +142,3 @@ def cut_point(
     if followed_epoch != master_epoch and all(epoch != master_epoch for epoch, _ in master):
         return min(point, last_confirm)
     return point
-
-
-# -- the file
-
-
-class EpochFileDamaged(ValueError):
-    """Neither the file nor its backup can be read."""
-
-
-class EpochFile:
-    """The entries on the disk."""
-
-    def __init__(self, disk: Disk, directory: Path) -> None:
-        self._disk = disk
-        self.path = directory / FILE_NAME
-        self._backup = directory / (FILE_NAME + _BACKUP)
-
-    def load(self) -> EpochCache:
-        """What was saved last. Raises EpochFileDamaged: a log whose epochs are unknown follows nobody."""
-        faults = list[str]()
-        for path in (self.path, self._backup):
-            if not self._disk.exists(path):
-                continue
-            try:
-                return EpochCache(decode_entries(self._disk.read(path)))
-            except ValueError as error:
-                faults.append(f"{path}: {error}")
-        if faults:
-            raise EpochFileDamaged("; ".join(faults))
-        return EpochCache()
-
-    def save(self, entries: Iterable[Entry]) -> None:
-        """Both files, one after the other: a backup that is one save behind lacks an epoch that has no bytes yet."""
-        data = encode_entries(tuple(entries))
-        self._disk.write_atomic(self.path, data)
-        self._disk.write_atomic(self._backup, data)
-
-
-def encode_entries(entries: Sequence[Entry]) -> bytes:
-    """The file's content."""
-    lines = b"".join(b"%d-%d\n" % entry for entry in entries)
-    return b"%d\n%d\n%b" % (len(entries), crc32(lines) & 0x7FFFFFFF, lines)
-
-
-def decode_entries(data: bytes) -> list[Entry]:
-    """Of a file, RocketMQ's too. Raises ValueError."""
-    count, _, rest = data.partition(b"\n")
-    crc, _, lines = rest.partition(b"\n")
-    expected = int(crc)
-    if expected and crc32(lines) & 0x7FFFFFFF != expected:
-        raise ValueError("its sum is not that of its lines")
-    entries = [_entry(line) for line in lines.split(b"\n") if line]
-    if len(entries) != int(count):
-        raise ValueError(f"{len(entries)} lines of {int(count)}")
-    return entries
-
-
-def _entry(line: bytes) -> Entry:
-    epoch, dash, start = line.partition(b"-")
-    if not dash:
-        raise ValueError(f"{line!r} is no epoch and start")
-    return int(epoch), int(start)

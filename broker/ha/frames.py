@@ -35,7 +35,7 @@ The lengths that a peer claims are refused as soon as they are there; no buffer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from struct import Struct
 from typing import Annotated, TypeVar
@@ -84,7 +84,8 @@ class Hello(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     broker_set: _Name
     member_id: _Id
     incarnation: _Token
-    starts: _Id  # how often this incarnation was started
+    starts: _Id  # how often this data directory was started
+    process: _Token  # drawn by each start: two copies of a directory count alike
     nonce: _Token  # of this connection
     answers: _Token = ""  # the nonce that the master's HELLO answers; the slave's has none
     mapped_file_size_commit_log: _Offset
@@ -243,13 +244,11 @@ class SlaveFrames:
         """Bytes that wait for the rest of their frame."""
         return self._bytes.held
 
-    def receive_data(self, data: bytes) -> list[SlaveFrame]:
-        """The frames that these bytes end."""
+    def receive_data(self, data: bytes) -> Iterator[SlaveFrame]:
+        """The frames that these bytes end, one at a time: those before a fault are whole."""
         self._bytes.receive(data)
-        frames = list[SlaveFrame]()
         while (frame := self._bytes.next()) is not None:
-            frames.append(_SLAVES[_WORD.unpack_from(frame)[0]][1](frame))
-        return frames
+            yield _SLAVES[_WORD.unpack_from(frame)[0]][1](frame)
 
 
 class MasterFrames:
@@ -265,13 +264,11 @@ class MasterFrames:
         """Bytes that wait for the rest of their frame."""
         return self._bytes.held
 
-    def receive_data(self, data: bytes) -> list[MasterFrame]:
-        """The frames that these bytes end."""
+    def receive_data(self, data: bytes) -> Iterator[MasterFrame]:
+        """The frames that these bytes end, one at a time: those before a fault are whole."""
         self._bytes.receive(data)
-        frames = list[MasterFrame]()
         while (frame := self._bytes.next()) is not None:
-            frames.append(_MASTERS[_WORD.unpack_from(frame)[0]][1](frame))
-        return frames
+            yield _MASTERS[_WORD.unpack_from(frame)[0]][1](frame)
 
 
 def _measure_of_slave(buffer: bytes, position: int, available: int) -> int:

@@ -24,9 +24,8 @@ STARTED = {
 OFFERED = {"neve.client.sync"}
 # What no server runs yet: the parts of a broker set, each whole, until the broker that is put together from them is.
 AHEAD = {
-    "broker.ha.confirm",
-    "broker.ha.epochs",
-    "broker.ha.frames",
+    "broker.ha.ha_client",
+    "broker.ha.ha_service",
     "broker.ha.member",
 }
 # Imported when a verb is called (`neve.cli.main`).

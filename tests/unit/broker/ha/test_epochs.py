@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.ha.epochs import (
-    FILE_NAME,
-    EpochCache,
-    EpochConflict,
-    EpochFile,
-    EpochFileDamaged,
-    consistent_point,
-    cut_point,
-    decode_entries,
-    encode_entries,
-)
+from broker.ha.epoch_file import FILE_NAME, EpochFile, EpochFileDamaged, decode_entries, encode_entries
+from broker.ha.epochs import EpochCache, EpochConflict, consistent_point, cut_point
 from tests.doubles.sim_disk import SimDisk
 
 DIRECTORY = Path("/store")
@@ -95,7 +86,9 @@ def test_evicted_epochs_are_forgotten_and_the_one_that_is_begun_keeps_its_start(
         ([(1, 0), (2, 500)], 500, [(1, 0), (2, 500)], 900, 500),  # knows of the epoch, has no byte of it
         ([(1, 0), (2, 300)], 700, [(1, 0), (2, 500)], 900, 300),  # the same name from another start
         ([(4, 800)], 900, [(1, 0), (4, 800)], 1000, 900),  # begins later
-        ([(1, 0)], 300, [(2, 0)], 500, None),
+        ([(1, 0)], 300, [(2, 0)], 500, 0),  # the first master's bytes came to nobody, the second began without any
+        ([(1, 90)], 300, [(2, 90)], 500, None),
+        ([(1, 0)], 300, [(2, 90)], 500, None),
         ([(1, 0)], 300, [], 0, None),
     ],
 )
@@ -124,7 +117,7 @@ def test_a_slave_keeps_what_it_has_above_its_confirm_where_the_names_prove_it() 
 
 
 def test_nothing_in_common_is_no_point_to_cut_to() -> None:
-    assert cut_point([(1, 0)], 10, [(2, 0)], 10, master_epoch=2, followed_epoch=1, last_confirm=5) is None
+    assert cut_point([(1, 0)], 10, [(2, 5)], 10, master_epoch=2, followed_epoch=1, last_confirm=5) is None
 
 
 class _Logs:

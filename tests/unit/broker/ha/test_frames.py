@@ -35,6 +35,7 @@ HELLO = Hello(
     member_id=2,
     incarnation="i" * 32,
     starts=3,
+    process="p" * 32,
     nonce="n" * 32,
     mapped_file_size_commit_log=1 << 30,
     message_delay_level="1s 5s 10s",
@@ -121,6 +122,13 @@ def test_frames_come_out_whole_byte_by_byte(
         assert got == [frame]
 
 
+def test_frames_before_a_fault_are_given_out() -> None:
+    reader = SlaveFrames().receive_data(encode_ack(7) + b"garbage!")
+    assert next(reader) == Ack(7)
+    with pytest.raises(ProtocolError):
+        next(reader)
+
+
 @pytest.mark.parametrize(
     "stranger", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00", b"\0\0\0\0", b"\0\0\0\3", b"\xff" * 8]
 )
@@ -129,39 +137,39 @@ def test_what_nobody_sends_is_refused_at_its_first_four_bytes(
     make: type[SlaveFrames | MasterFrames], stranger: bytes
 ) -> None:
     with pytest.raises(ProtocolError):
-        make().receive_data(stranger[:4])
+        list(make().receive_data(stranger[:4]))
 
 
 def test_a_slave_does_not_speak_as_a_master_does() -> None:
     with pytest.raises(ProtocolError):
-        SlaveFrames().receive_data(encode_refusal(Refusal("x")))
+        list(SlaveFrames().receive_data(encode_refusal(Refusal("x"))))
     with pytest.raises(ProtocolError):
-        MasterFrames().receive_data(encode_ack(5, 5))
+        list(MasterFrames().receive_data(encode_ack(5, 5)))
 
 
 @pytest.mark.parametrize("size", [-1, frames.BODY_MAX + 1, 0x7FFFFFFF])
 def test_a_claimed_length_is_refused_before_its_bytes_come(size: int) -> None:
     with pytest.raises(ProtocolError):
-        MasterFrames().receive_data(struct.pack(">ii", frames.TRANSFER, size))
+        list(MasterFrames().receive_data(struct.pack(">ii", frames.TRANSFER, size)))
 
 
 @pytest.mark.parametrize("size", [12 * 1001, 13])
 def test_a_handshake_has_at_most_a_thousand_whole_epochs(size: int) -> None:
     with pytest.raises(ProtocolError):
-        MasterFrames().receive_data(struct.pack(">ii", frames.HANDSHAKE, size))
+        list(MasterFrames().receive_data(struct.pack(">ii", frames.HANDSHAKE, size)))
 
 
 def test_a_hello_is_bounded_before_its_bytes_come() -> None:
     with pytest.raises(ProtocolError):
-        SlaveFrames().receive_data(struct.pack(">ii", frames.HELLO, (64 << 10) + 1))
+        list(SlaveFrames().receive_data(struct.pack(">ii", frames.HELLO, (64 << 10) + 1)))
 
 
 def test_an_unfinished_frame_holds_its_own_bytes_alone() -> None:
     reader = MasterFrames()
-    reader.receive_data(encode_transfer_head(frames.BODY_MAX, 0, 1, 0, 0) + b"x" * 100)
+    list(reader.receive_data(encode_transfer_head(frames.BODY_MAX, 0, 1, 0, 0) + b"x" * 100))
     assert reader.held == 136
     reader = MasterFrames()
-    reader.receive_data(b"".join(data for data, _ in FROM_MASTER) + b"\0\0")
+    list(reader.receive_data(b"".join(data for data, _ in FROM_MASTER) + b"\0\0"))
     assert reader.held == 2
 
 
@@ -175,7 +183,7 @@ def test_of_more_epochs_than_a_handshake_holds_the_newest_go_over() -> None:
 @pytest.mark.parametrize("epochs", [[(2, 0), (1, 5)], [(1, 5), (2, 0)], [(1, 0), (1, 5)], [(1, -5)], [(-2, 5)]])
 def test_epochs_that_do_not_ascend_are_refused(epochs: list[tuple[int, int]]) -> None:
     with pytest.raises(ProtocolError):
-        MasterFrames().receive_data(encode_master_handshake(100, epochs))
+        list(MasterFrames().receive_data(encode_master_handshake(100, epochs)))
 
 
 @pytest.mark.parametrize(
@@ -188,12 +196,12 @@ def test_epochs_that_do_not_ascend_are_refused(epochs: list[tuple[int, int]]) ->
 )
 def test_an_acknowledgement_of_what_can_not_be_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        SlaveFrames().receive_data(data)
+        list(SlaveFrames().receive_data(data))
 
 
 def test_bytes_of_a_log_below_its_begin_are_refused() -> None:
     with pytest.raises(ProtocolError):
-        MasterFrames().receive_data(struct.pack(">iiqiqq", frames.TRANSFER, 1, -1, 1, 0, 0) + b"x")
+        list(MasterFrames().receive_data(struct.pack(">iiqiqq", frames.TRANSFER, 1, -1, 1, 0, 0) + b"x"))
 
 
 @pytest.mark.parametrize("at", range(len(encode_hello(HELLO))))
@@ -202,7 +210,7 @@ def test_a_hello_with_one_bit_wrong_is_refused_or_asks_for_more(at: int) -> None
     data[at] ^= 1
     reader = SlaveFrames()
     try:
-        assert reader.receive_data(bytes(data)) == []
+        assert list(reader.receive_data(bytes(data))) == []
     except ProtocolError:
         return
     assert reader.held == len(data)
@@ -221,7 +229,7 @@ def test_a_hello_with_one_bit_wrong_is_refused_or_asks_for_more(at: int) -> None
 def test_a_hello_whose_fields_can_not_be_is_refused(change: dict[str, object]) -> None:
     body = msgspec.json.encode(msgspec.to_builtins(HELLO) | change)
     with pytest.raises(ProtocolError):
-        SlaveFrames().receive_data(frames._encode_letters(frames.HELLO, body))
+        list(SlaveFrames().receive_data(frames._encode_letters(frames.HELLO, body)))
 
 
 def test_a_hello_of_a_later_format_is_read_with_what_it_has_besides() -> None:

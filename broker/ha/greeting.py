@@ -1,0 +1,53 @@
+"""Who may follow whom: what has to be equal before a byte of a log goes over, and the names of refusals. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from broker.ha.frames import Hello, Refusal
+
+
+class Reason(Enum):
+    """Why a member follows no master, or has no slave. The values are on the wire and in metrics."""
+
+    CLUSTER = "another-cluster"
+    BROKER_SET = "another-broker-set"
+    FORMAT = "another-format"
+    MEMBER = "no-member"  # of this set, or it says that it is the one that it speaks to
+    FILE_SIZE = "unequal-file-size"
+    DELAY_LEVELS = "unequal-delay-levels"
+    MASTER_EPOCH = "another-master-epoch"
+    NOT_MASTER = "not-master"
+    STOCK = "stock-members-not-admitted"
+    NO_EPOCHS = "log-without-epochs"
+    NOTHING_IN_COMMON = "nothing-in-common"
+    GONE = "begins-below-the-log"  # what would come next is evicted: a resync
+    AHEAD = "ends-above-the-log"
+    MISMATCH = "log-mismatch"
+    CUT = "cut-needs-an-operator"
+
+
+def refusal(reason: Reason, text: str) -> Refusal:
+    """As it goes over."""
+    return Refusal(reason.value, text)
+
+
+def unlike(own: Hello, other: Hello) -> Refusal | None:
+    """Why these two may not be master and slave, whoever is which; None: they may."""
+    if abs(own.format - other.format) > 1:
+        return refusal(
+            Reason.FORMAT, f"format {other.format} meets {own.format}: upgrade one step at a time, slaves first"
+        )
+    if own.cluster != other.cluster:
+        return refusal(Reason.CLUSTER, f"a member of cluster {other.cluster!r} meets one of {own.cluster!r}")
+    if own.broker_set != other.broker_set:
+        return refusal(Reason.BROKER_SET, f"a member of {other.broker_set!r} meets one of {own.broker_set!r}")
+    if own.member_id == other.member_id:
+        return refusal(Reason.MEMBER, f"both say that they are member {own.member_id}: is one a copy of the other?")
+    if own.mapped_file_size_commit_log != other.mapped_file_size_commit_log:
+        sizes = f"{other.mapped_file_size_commit_log} and {own.mapped_file_size_commit_log}"
+        return refusal(Reason.FILE_SIZE, f"mappedFileSizeCommitLog {sizes}: a log's files are equal on all members")
+    if own.message_delay_level != other.message_delay_level:
+        levels = f"{other.message_delay_level!r} and {own.message_delay_level!r}"
+        return refusal(Reason.DELAY_LEVELS, f"messageDelayLevel {levels}: delayed messages would come at other times")
+    return None

@@ -1,0 +1,395 @@
+"""The HA port: a master's connections from its slaves. RocketMQ's HAService.
+
+I/O alone: what is said is `master_session`'s, what counts as safe is `confirm`'s. While this member is no master, who
+connects is closed at once, as RocketMQ's slaves do. All of it runs on the broker's loop.
+
+What the log has grown by is sent once in a turn of the loop, however many appends there were in it. A slave that does
+not read holds up itself alone: nothing is taken from the log for it until it has read what was written. What is far
+behind the end may have to come from the disk, and a thread fetches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from msgspec.structs import replace
+
+from broker.ha import master_session
+from broker.ha.confirm import Confirm
+from broker.ha.epochs import EpochCache
+from broker.ha.frames import Hello
+from broker.ha.greeting import Reason
+from broker.ha.master_session import CONFIRM_EVERY_S, LogSource, MasterSession, StreamRules
+from infra.clock import Clock
+from infra.startup import addresses
+from infra.threads import SYSTEM_THREADS, Threads
+from infra.tls import ServerTls, SniffingServer
+from infra.tls import listen as tls_listen
+from neve.entropy import Entropy, unique_name
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64  # a set has a handful of members; the rest are strangers
+_WRITE_HIGH_WATER = 1 << 20
+_HANDSHAKE_S = 10.0
+
+
+class HaEvents(Protocol):
+    """What a master's broker does with what its slaves say. Called on the loop; nothing of it waits."""
+
+    def confirmed(self, offset: int) -> None:
+        """What lies below is safe."""
+
+    def slave_came(self, member_id: int, hello: Hello | None) -> None:
+        """A member follows; a stock one has no HELLO."""
+
+    def slave_reported(self, member_id: int) -> None:
+        """A member that is not in the SyncStateSet has more than before: perhaps it may join."""
+
+
+class Leadership:
+    """What this member is master with: one epoch of it."""
+
+    def __init__(
+        self,
+        own: Hello,
+        epochs: EpochCache,
+        confirm: Confirm,
+        events: HaEvents,
+        *,
+        rules: StreamRules,
+        is_member: Callable[[int], bool],
+    ) -> None:
+        """`own` is the HELLO but for its nonces."""
+        assert own.master_epoch == confirm.master_epoch and own.member_id == confirm.own_id
+        self.own, self.epochs, self.confirm, self.events = own, epochs, confirm, events
+        self.rules, self.is_member = rules, is_member
+
+
+class HaService:
+    """See the module."""
+
+    def __init__(
+        self,
+        source: LogSource,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        host: str = "0.0.0.0",
+        port: int = 0,
+        tls: ServerTls | None = None,
+        threads: Threads = SYSTEM_THREADS,
+    ) -> None:
+        self.source, self.clock, self.entropy, self.threads = source, clock, entropy, threads
+        self._host, self._port, self._tls = host, port, tls
+        self._servers: list[asyncio.Server | SniffingServer] = []
+        self._links: set[_Link] = set()
+        self._by_member: dict[int, _Link] = {}
+        self._sending = False
+        self.leadership: Leadership | None = None
+        self.refused: Counter[str] = Counter()  # by reason
+
+    # -- its life
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._servers[0].sockets[0].getsockname()[1]) if self._servers else self._port
+
+    async def start(self) -> None:
+        """Listen, at each address."""
+        port = self._port
+        for host in addresses(self._host):
+            server = await self._listen_at(host, port)
+            self._servers.append(server)
+            port = port or int(server.sockets[0].getsockname()[1])
+
+    async def _listen_at(self, host: str, port: int) -> asyncio.Server | SniffingServer:
+        if self._tls is None:
+            return await asyncio.get_running_loop().create_server(self._new, host, port)
+        return await tls_listen(self._new, self._tls, host, port, max_waiting=MAX_CONNECTIONS, handshake_s=_HANDSHAKE_S)
+
+    def _new(self) -> asyncio.Protocol:
+        return cast("asyncio.Protocol", _Link(self))
+
+    async def shutdown(self) -> None:
+        """Listen no more, and close what there is."""
+        for server in self._servers:
+            server.close()
+        self.stop_leading()
+        for link in tuple(self._links):
+            link.abort()
+
+    # -- roles
+
+    def lead(self, leadership: Leadership) -> None:
+        """This member is the master from now on."""
+        self.stop_leading()
+        self.leadership = leadership
+
+    def stop_leading(self) -> None:
+        """It is not any more: all connections are closed, and what they say counts no more."""
+        self.leadership = None
+        for link in tuple(self._links):
+            link.dismiss()
+
+    # -- the log grows, and is confirmed
+
+    def appended(self) -> None:
+        """The log has grown: what it has grown by leaves in this turn of the loop."""
+        leadership = self.leadership
+        if leadership is None:
+            return
+        before = leadership.confirm.value
+        leadership.confirm.appended(self.source.max_physical_offset)
+        self._tell(leadership, before)
+        if self._by_member and not self._sending:
+            self._sending = True
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        self._sending = False
+        for link in tuple(self._by_member.values()):
+            link.advance()
+
+    def confirm_changed(self, before: int) -> None:
+        """Somebody has told `Confirm` something else: which SyncStateSet was read, that time went by."""
+        if self.leadership is not None:
+            self._tell(self.leadership, before)
+
+    def _tell(self, leadership: Leadership, before: int) -> None:
+        if leadership.confirm.value > before and self.leadership is leadership:
+            leadership.events.confirmed(leadership.confirm.value)
+            for link in self._by_member.values():
+                link.confirm_moved()
+
+    # -- who is connected
+
+    @property
+    def slaves(self) -> dict[int, MasterSession]:
+        """Those that stream, by member."""
+        return {member: link.session for member, link in self._by_member.items() if link.session is not None}
+
+    def opened(self, link: _Link) -> bool:
+        """Whether there is room, and a master."""
+        if self.leadership is None:
+            self.refused[Reason.NOT_MASTER.value] += 1
+            return False
+        if len(self._links) >= MAX_CONNECTIONS:
+            self.refused["too-many"] += 1
+            return False
+        self._links.add(link)
+        return True
+
+    def came(self, link: _Link, leadership: Leadership, came: master_session.Came) -> None:
+        """A member asks for the log: its older connection is over."""
+        older = self._by_member.pop(came.member_id, None)
+        if older is not None:
+            log.info("member %d connects anew", came.member_id)
+            older.abort()
+        self._by_member[came.member_id] = link
+        now = self.clock.monotonic()
+        leadership.confirm.connected(came.member_id, link, now, is_learner=came.is_learner)
+        leadership.events.slave_came(came.member_id, came.hello)
+
+    def reported(self, link: _Link, leadership: Leadership, member: int, reported: master_session.Reported) -> bool:
+        """What a member has. Whether that can be."""
+        confirm, now = leadership.confirm, self.clock.monotonic()
+        before = confirm.value
+        if not confirm.reported(member, link, reported.end, now, synced=reported.synced):
+            return False
+        self._tell(leadership, before)
+        if not confirm.in_sync(member):
+            leadership.events.slave_reported(member)
+        return True
+
+    def closed(self, link: _Link, leadership: Leadership | None, member: int) -> None:
+        """A connection ended."""
+        self._links.discard(link)
+        if self._by_member.get(member) is link:
+            del self._by_member[member]
+        if leadership is not None and member:
+            before = leadership.confirm.value
+            leadership.confirm.disconnected(member, link, self.clock.monotonic())
+            self._tell(leadership, before)
+
+
+class _Link:
+    """One connection; an asyncio protocol by shape."""
+
+    def __init__(self, service: HaService) -> None:
+        self._service = service
+        self._leadership: Leadership | None = None
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._later: asyncio.TimerHandle | None = None  # when a slave that is far behind may have more
+        self._fetcher: asyncio.Task[None] | None = None
+        self._paused = False
+        self._peer = "?"
+        self.session: MasterSession | None = None
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        service = self._service
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
+        self._peer = str(transport.get_extra_info("peername"))
+        leadership = service.leadership
+        if not service.opened(self) or leadership is None:
+            log.info("closing %s: this member is no master, or there is no room", self._peer)
+            self._transport.abort()
+            return
+        self._leadership = leadership
+        now = service.clock.monotonic()
+        own = _with_nonce(leadership.own, service.entropy)
+        self.session = MasterSession(
+            service.source,
+            leadership.epochs,
+            own,
+            leadership.rules,
+            is_member=leadership.is_member,
+            confirm=lambda: leadership.confirm.value,
+            now=now,
+        )
+        self._wake_in(self.session.wake_at - now)
+
+    def data_received(self, data: bytes) -> None:
+        if self.session is not None:
+            self._do(self.session.receive_data(data, self._service.clock.monotonic()))
+            self.advance()
+
+    def eof_received(self) -> None:
+        """The transport closes itself."""
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self.advance()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop()
+        session, self.session = self.session, None
+        if session is not None:
+            self._service.closed(self, self._leadership, session.member_id)
+
+    # -- the service's side
+
+    def _wake_in(self, delay: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + delay:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(max(delay, 0.0), self._tick)
+
+    def confirm_moved(self) -> None:
+        """Where no bytes bring it, the slave is told."""
+        self._wake_in(CONFIRM_EVERY_S)
+
+    def _tick(self) -> None:
+        self._timer = None
+        session = self.session
+        if session is None or session.is_ended:
+            return
+        now = self._service.clock.monotonic()
+        if self._fetcher is None:  # a heartbeat says where the log goes on: not before what is fetched
+            self._do(session.tick(now))
+        self._wake_in(max(session.wake_at - now, CONFIRM_EVERY_S))
+
+    def advance(self) -> None:
+        """Send a turn's worth of the log; what is left has its turn after the others'."""
+        session = self.session
+        if session is None or self._paused or self._fetcher is not None or not session.has_more:
+            return
+        loop, now = asyncio.get_running_loop(), self._service.clock.monotonic()
+        delay = session.may_send_at(now) - now
+        if delay > 0:
+            if self._later is None:
+                self._later = loop.call_later(delay, self._go_on)
+            return
+        is_old = session.is_far_behind
+        actions = session.advance(now)
+        if not actions:
+            return
+        if is_old:
+            self._fetcher = loop.create_task(self._fetch(actions), name="ha-fetch")
+            return
+        self._do(actions)
+        if session.has_more and self._later is None:
+            self._later = loop.call_later(0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._later = None
+        self.advance()
+
+    async def _fetch(self, actions: list[master_session.Action]) -> None:
+        """The same, where the bytes may not be in memory."""
+        fetched = [await self._fetched(action) for action in actions]
+        self._fetcher = None
+        if self.session is not None and not self.session.is_ended:
+            self._do(fetched)
+            self.advance()
+
+    async def _fetched(self, action: master_session.Action) -> master_session.Action:
+        if not isinstance(action, master_session.Send):
+            return action
+        return master_session.Send((await self._service.threads.run(b"".join, action.data),))
+
+    def dismiss(self) -> None:
+        """This member is not the master any more."""
+        if self.session is not None:
+            self._do(self.session.dismiss())
+
+    def abort(self) -> None:
+        """Close now."""
+        self._stop()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _stop(self) -> None:
+        for handle in (self._timer, self._later, self._fetcher):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._later = self._fetcher = None
+
+    # -- inside
+
+    def _do(self, actions: list[master_session.Action]) -> None:
+        transport, leadership, service = self._transport, self._leadership, self._service
+        assert transport is not None and leadership is not None
+        for action in actions:
+            match action:
+                case master_session.Send(data=data):
+                    if not transport.is_closing():
+                        transport.writelines(data)
+                case master_session.Came():
+                    service.came(self, leadership, action)
+                    if self.session is not None:
+                        self._wake_in(self.session.wake_at - service.clock.monotonic())
+                case master_session.Reported():
+                    self._report(action)
+                case master_session.End(why=why, refusal=refusal):
+                    if refusal is not None:
+                        service.refused[refusal.reason] += 1
+                    log.warning("closing the slave at %s: %s", self._peer, why)
+                    self._stop()
+                    transport.close()
+
+    def _report(self, reported: master_session.Reported) -> None:
+        session, leadership = self.session, self._leadership
+        if session is None or leadership is None or self._service.leadership is not leadership:
+            return
+        if not self._service.reported(self, leadership, session.member_id, reported):
+            log.error("member %d says that it has the log up to %d, which can't be", session.member_id, reported.end)
+            self.abort()
+
+
+def _with_nonce(own: Hello, entropy: Entropy) -> Hello:
+    return replace(own, nonce=unique_name(entropy))

@@ -1,0 +1,369 @@
+"""A master's side of one connection from a slave: bytes in, what is to be done out. Pure.
+
+state       takes         then
+NEW         HELLO         it is checked against the own one, which answers it          GREETED
+            H1            from a stock member, where those are admitted; H2            SHAKEN
+GREETED     H1            of the same member; H2                                       SHAKEN
+SHAKEN      T1            from where to stream: `Came`, `Reported`                     STREAMING
+STREAMING   T1            `Reported`
+ENDED
+
+`advance` says what to send next: a T2 is at most `batch` bytes, and goes over no epoch's end and no file's. A stock
+member gets a file whole; to neve's what holds nothing, behind an END record, is left out. A slave that is far behind
+gets no more than `rate` bytes a second, and never more than a turn of the loop may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Protocol
+
+import msgspec
+
+from broker.ha.epochs import EpochCache
+from broker.ha.frames import (
+    Ack,
+    Hello,
+    Refusal,
+    SlaveFrame,
+    SlaveFrames,
+    SlaveHandshake,
+    encode_hello,
+    encode_master_handshake,
+    encode_refusal,
+    encode_transfer_head,
+)
+from broker.ha.greeting import Reason, refusal, unlike
+from neve.errors import ProtocolError
+
+HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
+SILENCE_S = 20.0  # RocketMQ's haHousekeepingInterval
+GREETING_S = 10.0  # who has not asked for the log by then is a stranger
+# A slave learns what is confirmed with the next bytes; where none come, by a heartbeat, not more often than that.
+CONFIRM_EVERY_S = 0.1
+TURN_BYTES = 256 << 10
+FAR_BEHIND = 8 << 20
+
+
+class LogSource(Protocol):
+    """The master's log, as it is read for those who follow."""
+
+    @property
+    def min_physical_offset(self) -> int:
+        """Where it begins."""
+
+    @property
+    def max_physical_offset(self) -> int:
+        """Where it ends."""
+
+    @property
+    def newest_segment_base(self) -> int:
+        """Where its newest file begins."""
+
+    def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
+        """Where the bytes begin, not below `start`, and so many of [start, end) as one file has, at most `limit`.
+
+        None are there where there is nothing yet. `padding`: also what holds nothing.
+        """
+
+
+class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What is configured."""
+
+    batch: int = 32 << 10  # haTransferBatchSize
+    rate: int = 0  # bytes a second to a slave that is far behind; 0: no limit
+    admits_stock: bool = False
+
+
+# -- what is to be done
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Write these."""
+
+    data: tuple[bytes | memoryview, ...]
+
+
+class Came(msgspec.Struct, frozen=True):
+    """A slave asks for the log: from here on its reports count. A stock member has no `hello`."""
+
+    member_id: int
+    is_learner: bool
+    hello: Hello | None
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """What it has, and what of that is on its disk; -1: it does not say."""
+
+    end: int
+    synced: int
+
+
+class End(msgspec.Struct, frozen=True):
+    """Close, after what was sent."""
+
+    why: str
+    refusal: Refusal | None = None
+
+
+Action = Send | Came | Reported | End
+
+
+class MasterState(Enum):
+    """See the module."""
+
+    NEW = auto()
+    GREETED = auto()
+    SHAKEN = auto()
+    STREAMING = auto()
+    ENDED = auto()
+
+
+_EXPECTED: dict[MasterState, tuple[type, ...]] = {
+    MasterState.NEW: (Hello, SlaveHandshake),
+    MasterState.GREETED: (SlaveHandshake,),
+    MasterState.SHAKEN: (Ack,),
+    MasterState.STREAMING: (Ack,),
+    MasterState.ENDED: (),
+}
+assert _EXPECTED.keys() == set(MasterState)
+
+
+class MasterSession:
+    """See the module."""
+
+    def __init__(
+        self,
+        log: LogSource,
+        epochs: EpochCache,
+        own: Hello,
+        rules: StreamRules,
+        *,
+        is_member: Callable[[int], bool],
+        confirm: Callable[[], int],
+        now: float,
+    ) -> None:
+        """`own` is the master's HELLO but for the nonce that it answers; `epochs` are looked at as they are."""
+        self.state = MasterState.NEW
+        self.slave: Hello | None = None
+        self.member_id = 0
+        self.position = -1  # where the next T2 begins
+        self.sent = 0  # bytes of the log
+        self._log, self._epochs, self._own, self._rules = log, epochs, own, rules
+        self._is_member, self._confirm = is_member, confirm
+        self._from_last_file = self._is_learner = False
+        self._confirm_told = -1
+        self._frames = SlaveFrames()
+        self._begun = self._heard = self._spoke = now
+        self._allowance, self._allowed_at = float(TURN_BYTES), now
+
+    @property
+    def is_ended(self) -> bool:
+        """Nothing comes out any more."""
+        return self.state is MasterState.ENDED
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` has something to do."""
+        if self.state is not MasterState.STREAMING:
+            return self._begun + GREETING_S
+        soon = self._spoke + (CONFIRM_EVERY_S if self._confirm() > self._confirm_told else HEARTBEAT_S)
+        return min(soon, self._heard + SILENCE_S)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time went by."""
+        if self.is_ended:
+            return []
+        if self.state is not MasterState.STREAMING:
+            late = now - self._begun >= GREETING_S
+            return [self._end(f"it has not asked for the log within {GREETING_S:.0f} s")] if late else []
+        if now - self._heard >= SILENCE_S:
+            return [self._end(f"it is silent for {SILENCE_S:.0f} s")]
+        if now >= self._spoke + HEARTBEAT_S or (
+            now >= self._spoke + CONFIRM_EVERY_S and self._confirm() > self._confirm_told
+        ):
+            return [self._heartbeat(now)]
+        return []
+
+    def receive_data(self, data: bytes, now: float) -> list[Action]:
+        """What the slave sent. Of several reports the last one counts."""
+        if self.is_ended:
+            return []
+        self._heard = now
+        actions = list[Action]()
+        reported: Reported | None = None
+        try:
+            for frame in self._frames.receive_data(data):
+                if isinstance(frame, Ack) and self.state is MasterState.STREAMING:
+                    reported = Reported(frame.end, frame.synced)
+                    continue
+                actions += self._answer(frame, now)
+                if self.is_ended:
+                    return actions
+        except ProtocolError as error:
+            actions.append(self._end(f"it broke the protocol: {error.remark}"))
+            return actions
+        if reported is not None:
+            actions.append(reported)
+        return actions
+
+    # -- before the first byte of the log
+
+    def _answer(self, frame: SlaveFrame, now: float) -> list[Action]:
+        if not isinstance(frame, _EXPECTED[self.state]):
+            raise ProtocolError(f"a {type(frame).__name__} while {self.state.name}")
+        if isinstance(frame, Hello):
+            return self._greet(frame, now)
+        if isinstance(frame, SlaveHandshake):
+            return self._shake(frame, now)
+        return self._begin(frame)
+
+    def _greet(self, slave: Hello, now: float) -> list[Action]:
+        own = self._own
+        fault = unlike(own, slave)
+        if fault is None and not self._is_member(slave.member_id):
+            fault = refusal(Reason.MEMBER, f"the set {own.broker_set!r} has no member {slave.member_id}")
+        if fault is None and slave.master_epoch != own.master_epoch:
+            epochs = f"this is the master of epoch {own.master_epoch}, it follows the one of {slave.master_epoch}"
+            fault = refusal(Reason.MASTER_EPOCH, epochs)
+        if fault is not None:
+            return self._refuse(fault)
+        self.slave, self.member_id = slave, slave.member_id
+        self.state = MasterState.GREETED
+        self._spoke = now
+        return [Send((encode_hello(msgspec.structs.replace(own, answers=slave.nonce)),))]
+
+    def _shake(self, h1: SlaveHandshake, now: float) -> list[Action]:
+        if self.slave is None:
+            if not self._rules.admits_stock:
+                return [self._end("a stock member, and none is admitted", refusal(Reason.STOCK, "says no HELLO"))]
+            if not self._is_member(h1.member_id) or h1.member_id == self._own.member_id:
+                fault = refusal(Reason.MEMBER, f"the set {self._own.broker_set!r} has no member {h1.member_id}")
+                return [self._end(fault.text, fault)]
+        elif h1.member_id != self.slave.member_id:
+            raise ProtocolError(f"member {h1.member_id} in its H1, {self.slave.member_id} in its HELLO")
+        self.member_id = h1.member_id
+        self._from_last_file, self._is_learner = h1.from_last_file, h1.is_learner
+        self.state = MasterState.SHAKEN
+        self._spoke = now
+        return [Send((encode_master_handshake(self._log.max_physical_offset, self._epochs.entries()),))]
+
+    def _begin(self, request: Ack) -> list[Action]:
+        """The first T1."""
+        log, at = self._log, request.end
+        if at == 0:
+            at = log.newest_segment_base if self._from_last_file else log.min_physical_offset
+        if at > log.max_physical_offset:
+            text = f"it asks for the log from {at} on, which ends at {log.max_physical_offset}"
+            return self._refuse(refusal(Reason.AHEAD, text))
+        if at < log.min_physical_offset:
+            text = f"it asks for the log from {at} on, which begins at {log.min_physical_offset}: a resync"
+            return self._refuse(refusal(Reason.GONE, text))
+        if at < log.max_physical_offset and self._epochs.at(at) is None:
+            return self._refuse(refusal(Reason.NO_EPOCHS, f"it is not known who wrote the log at {at}"))
+        self.position = at
+        self.state = MasterState.STREAMING
+        return [Came(self.member_id, self._is_learner, self.slave), Reported(request.end, request.synced)]
+
+    def _refuse(self, fault: Refusal) -> list[Action]:
+        """A stock member is not told why: it would not understand."""
+        told: list[Action] = [Send((encode_refusal(fault),))] if self._frames_of_neve else []
+        return [*told, self._end(f"refused: {fault.text}", fault)]
+
+    @property
+    def _frames_of_neve(self) -> bool:
+        return self.state is MasterState.NEW or self.slave is not None
+
+    def dismiss(self) -> list[Action]:
+        """This member is not the master any more."""
+        if self.is_ended:
+            return []
+        return self._refuse(refusal(Reason.NOT_MASTER, "it is not the master any more"))
+
+    def _end(self, why: str, fault: Refusal | None = None) -> End:
+        self.state = MasterState.ENDED
+        return End(why, fault)
+
+    # -- the log
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `advance` may have something to send."""
+        return self.state is MasterState.STREAMING and self.position < self._log.max_physical_offset
+
+    @property
+    def is_far_behind(self) -> bool:
+        """What comes next may not be in memory."""
+        return self.has_more and self._log.max_physical_offset - self.position > FAR_BEHIND
+
+    def may_send_at(self, now: float) -> float:
+        """When the next bytes may go, to a slave that is far behind."""
+        rate = self._rules.rate
+        if not rate or not self.is_far_behind:
+            return now
+        self._allow(now, rate)
+        return now if self._allowance >= 1 else now + (TURN_BYTES - self._allowance) / rate
+
+    def advance(self, now: float) -> list[Action]:
+        """The T2s of one turn."""
+        if not self.has_more:
+            return []
+        left = TURN_BYTES
+        if self._rules.rate and self.is_far_behind:
+            self._allow(now, self._rules.rate)
+            left = min(left, int(self._allowance))
+        data = list[bytes | memoryview]()
+        while left > 0 and self.has_more:
+            body = self._next_body(min(self._rules.batch, left))
+            if body is None:
+                if self.slave is None and not data:
+                    return self._hole()
+                break
+            offset = self.position
+            held = self._epochs.at(offset)
+            assert held is not None, "the request was within the epochs, and they only grow"
+            confirm = self._confirm()
+            data += (encode_transfer_head(len(body), offset, held[0], held[1], confirm), body)
+            self._confirm_told = confirm
+            self.position += len(body)
+            self.sent += len(body)
+            self._allowance -= len(body)
+            left -= len(body)
+        if not data:
+            return []
+        self._spoke = now
+        return [Send(tuple(data))]
+
+    def _next_body(self, limit: int) -> memoryview | None:
+        """The bytes at `position`, which steps over what holds nothing."""
+        log, is_stock = self._log, self.slave is None
+        while True:
+            held = self._epochs.at(self.position)
+            epoch_end = held[2] if held is not None else None
+            end = log.max_physical_offset if epoch_end is None else min(epoch_end, log.max_physical_offset)
+            start, body = log.log_bytes(self.position, end, limit, padding=is_stock)
+            if len(body):
+                if is_stock and start != self.position:
+                    return None
+                self.position = start
+                return body
+            if end == log.max_physical_offset:
+                return None
+            self.position = end
+
+    def _hole(self) -> list[Action]:
+        """A stock member can't go on above its end."""
+        text = f"nothing lies at {self.position}: a stock member can't be led over a hole in the log"
+        return [self._end(text, refusal(Reason.GONE, text))]
+
+    def _allow(self, now: float, rate: int) -> None:
+        gained = (now - self._allowed_at) * rate
+        self._allowance = min(max(self._allowance, 0.0) + gained, float(TURN_BYTES))
+        self._allowed_at = now
+
+    def _heartbeat(self, now: float) -> Action:
+        """A T2 without bytes: the present epoch, and what is confirmed."""
+        self._spoke, self._confirm_told = now, self._confirm()
+        held = self._epochs.at(self.position) or (self._epochs.last_epoch, self._epochs.last_start, None)
+        return Send((encode_transfer_head(0, self.position, max(held[0], 0), held[1], self._confirm_told),))

@@ -1,0 +1,368 @@
+"""A slave's side of one connection to its master: bytes in, what is to be done out. Pure.
+
+state       waits for          then
+GREETING    HELLO              it is checked against the own one; H1                (a stock master is greeted with H1)
+SHAKING     H2                 where the logs part: `Cut`, and PARTING until that is done; else at once as after it
+PARTING     `parted`           `Attached`, and ATTACHING until whoever keeps the epoch that is followed has done so
+ATTACHING   `attached`         T1 asks for the log from the own end on
+FOLLOWING   T2                 `TakeEpochs`, `Append`; then `stored` says what there is, and that is acknowledged
+ENDED
+
+Whoever drives it carries out what comes out in that order, each whole before the next, and closes the connection at an
+`End`. Epochs are written down before their first byte is appended. Of several T2 that arrived together the bytes are
+one `Append`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import msgspec
+
+from broker.ha.epochs import EpochCache, EpochConflict, cut_point
+from broker.ha.frames import (
+    Hello,
+    MasterFrames,
+    MasterHandshake,
+    Refusal,
+    SlaveHandshake,
+    Transfer,
+    encode_ack,
+    encode_hello,
+    encode_slave_handshake,
+)
+from broker.ha.greeting import Reason, refusal, unlike
+from neve.errors import ProtocolError
+
+HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
+SILENCE_S = 20.0  # RocketMQ's haHousekeepingInterval
+
+
+class Local(msgspec.Struct, frozen=True):
+    """What a slave has when it connects."""
+
+    begin: int
+    end: int  # of whole records
+    epochs: tuple[tuple[int, int], ...]
+    confirm: int
+    followed_epoch: int  # the master epoch for which the log was cut last
+
+
+# -- what is to be done
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Write this."""
+
+    data: bytes
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """The log parts from the master's there: keep what is above, cut it off with its epochs, then call `parted`.
+
+    It may be the log's end: then an epoch begins there that the master does not know, and has no bytes.
+    """
+
+    to: int
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """All that is here is the master's: keep that this epoch is followed, then call `attached`."""
+
+    master_epoch: int
+
+
+class TakeEpochs(msgspec.Struct, frozen=True):
+    """Write these entries down, before anything that follows."""
+
+    entries: tuple[tuple[int, int], ...]
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Store the master's bytes. After the last of these call `stored`."""
+
+    at: int
+    data: bytes | memoryview
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """What lies below is safe, and is here."""
+
+    offset: int
+
+
+class End(msgspec.Struct, frozen=True):
+    """Close. `refusal` names what will be the same with the next connection; without it that may be better."""
+
+    why: str
+    refusal: Refusal | None = None
+
+
+Action = Send | Cut | Attached | TakeEpochs | Append | Confirmed | End
+
+
+class SlaveState(Enum):
+    """See the module."""
+
+    GREETING = auto()
+    SHAKING = auto()
+    PARTING = auto()
+    ATTACHING = auto()
+    FOLLOWING = auto()
+    ENDED = auto()
+
+
+# Which frames count when; what else comes breaks the protocol. A REFUSAL may come at any time.
+_EXPECTED: dict[SlaveState, type | None] = {
+    SlaveState.GREETING: Hello,
+    SlaveState.SHAKING: MasterHandshake,
+    SlaveState.PARTING: None,
+    SlaveState.ATTACHING: None,
+    SlaveState.FOLLOWING: Transfer,
+    SlaveState.ENDED: None,
+}
+assert _EXPECTED.keys() == set(SlaveState)
+
+
+class SlaveSession:
+    """See the module."""
+
+    def __init__(
+        self,
+        local: Local,
+        *,
+        member_id: int,
+        master_epoch: int,
+        hello: Hello | None,
+        begins_at_frontier: bool = False,
+        from_last_file: bool = False,
+        is_learner: bool = False,
+    ) -> None:
+        """`hello` is the own one; None: the master is Apache's, which knows none.
+
+        `master_epoch` is what a controller said. With `begins_at_frontier` an empty log begins where the master's may
+        be evicted below: what lies there is archived.
+        """
+        self.state = SlaveState.GREETING if hello is not None else SlaveState.SHAKING
+        self.master: Hello | None = None
+        self.received = 0  # bytes of the log
+        self._hello, self._master_epoch = hello, master_epoch
+        self._h1 = SlaveHandshake(member_id, from_last_file, is_learner)
+        self._begins_at_frontier = begins_at_frontier
+        self._local = local
+        self._epochs = EpochCache(local.epochs)
+        self._masters_epochs: tuple[tuple[int, int], ...] = ()
+        self._next = -1  # where the next byte of the log belongs; -1: wherever the master begins
+        self._reported = (-1, -1)
+        self._end_of_log, self._masters_confirm, self._confirm = local.end, -1, local.confirm
+        self._frames = MasterFrames()
+        self._heard = self._spoke = 0.0
+
+    def start(self, now: float) -> list[Action]:
+        """The connection stands."""
+        self._heard = self._spoke = now
+        first = encode_slave_handshake(self._h1) if self._hello is None else encode_hello(self._hello)
+        return [Send(first)]
+
+    @property
+    def is_ended(self) -> bool:
+        """Nothing comes out any more."""
+        return self.state is SlaveState.ENDED
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` has something to do."""
+        return min(self._spoke + HEARTBEAT_S, self._heard + SILENCE_S)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time went by."""
+        if self.is_ended:
+            return []
+        if now - self._heard >= SILENCE_S:
+            return [self._end(f"the master is silent for {SILENCE_S:.0f} s")]
+        if self.state is SlaveState.FOLLOWING and now - self._spoke >= HEARTBEAT_S:
+            return [self._report(now)]
+        return []
+
+    def receive_data(self, data: bytes, now: float) -> list[Action]:
+        """What the master sent."""
+        if self.is_ended:
+            return []
+        self._heard = now
+        actions = list[Action]()
+        bodies = list[memoryview]()
+        try:
+            for frame in self._frames.receive_data(data):
+                if isinstance(frame, Transfer) and self.state is SlaveState.FOLLOWING:
+                    self._take(frame, actions, bodies)
+                    continue
+                actions.append(self._answer(frame, now))
+                if self.is_ended:
+                    break
+        except ProtocolError as error:
+            self._flush(actions, bodies)
+            actions.append(self._end(f"the master broke the protocol: {error.remark}"))
+        except EpochConflict as error:
+            self._flush(actions, bodies)
+            actions.append(self._end(f"the master's epochs don't follow those that are here: {error}"))
+        self._flush(actions, bodies)
+        if self.state is SlaveState.FOLLOWING:
+            self._tell_confirm(actions)
+        return actions
+
+    # -- before the first byte of the log
+
+    def _answer(self, frame: Hello | Refusal | MasterHandshake | Transfer, now: float) -> Action:
+        if isinstance(frame, Refusal):
+            return self._end(f"the master refuses: {frame.text}", frame)
+        expected = _EXPECTED[self.state]
+        if expected is None or not isinstance(frame, expected):
+            raise ProtocolError(f"a {type(frame).__name__} while {self.state.name}")
+        if isinstance(frame, Hello):
+            return self._greet(frame, now)
+        assert isinstance(frame, MasterHandshake)
+        return self._part(frame)
+
+    def _greet(self, master: Hello, now: float) -> Action:
+        own = self._hello
+        assert own is not None
+        if master.answers != own.nonce:
+            raise ProtocolError("a HELLO that answers another one")
+        fault = unlike(own, master)
+        if fault is not None:
+            return self._end(f"this master is not followed: {fault.text}", fault)
+        if master.master_epoch != self._master_epoch:
+            epochs = f"it is of epoch {master.master_epoch}, the one to follow of {self._master_epoch}"
+            return self._end(f"another master: {epochs}")
+        self.master = master
+        self.state = SlaveState.SHAKING
+        self._spoke = now
+        return Send(encode_slave_handshake(self._h1))
+
+    def _part(self, h2: MasterHandshake) -> Action:
+        """Where the two logs part."""
+        local, epoch = self._local, self._master_epoch
+        if local.followed_epoch > epoch or h2.last_epoch > epoch:
+            epochs = f"this log followed epoch {local.followed_epoch}, its log has {h2.last_epoch}"
+            return self._end(f"a master of epoch {epoch} can't be the last one: {epochs}")
+        self._masters_epochs = h2.epochs
+        if local.begin == local.end:
+            return self._cut_or_attach(local.end, h2)
+        if not local.epochs:
+            fault = refusal(Reason.NO_EPOCHS, f"the log ends at {local.end} and nobody knows who wrote it: a resync")
+            return self._end(fault.text, fault)
+        point = cut_point(
+            local.epochs,
+            local.end,
+            h2.epochs,
+            h2.end,
+            master_epoch=epoch,
+            followed_epoch=local.followed_epoch,
+            last_confirm=local.confirm,
+        )
+        if point is None or point < local.begin:
+            text = (
+                f"the logs part below {local.begin}, where this one begins: epochs {local.epochs[:3]}, {h2.epochs[:3]}"
+            )
+            return self._end(text, refusal(Reason.NOTHING_IN_COMMON, text))
+        return self._cut_or_attach(point, h2)
+
+    def _cut_or_attach(self, point: int, h2: MasterHandshake) -> Action:
+        local = self._local
+        if point >= local.end and (not local.epochs or local.epochs[-1] in h2.epochs):
+            return self._attach(local.end)
+        self.state = SlaveState.PARTING
+        return Cut(point)
+
+    def parted(self, end: int, epochs: tuple[tuple[int, int], ...]) -> list[Action]:
+        """The log was cut, to a record's start at or below what `Cut` said."""
+        if self.state is not SlaveState.PARTING:
+            return []
+        self._epochs = EpochCache(epochs)
+        return [self._attach(end)]
+
+    def _attach(self, end: int) -> Action:
+        self._next = self._end_of_log = end
+        self.state = SlaveState.ATTACHING
+        return Attached(self._master_epoch)
+
+    def attached(self, synced: int, now: float) -> list[Action]:
+        """Ask for the log. `synced`: so much of it is on the disk."""
+        if self.state is not SlaveState.ATTACHING:
+            return []
+        self.state = SlaveState.FOLLOWING
+        asked = self._next
+        if self._local.begin == self._local.end == 0:
+            asked = self.master.eviction_frontier if self.master is not None and self._begins_at_frontier else 0
+            self._next = asked or -1
+        self._reported = (asked, min(synced, asked) if self.master is not None else -1)
+        return [self._report(now)]
+
+    # -- the log
+
+    def _take(self, frame: Transfer, actions: list[Action], bodies: list[memoryview]) -> None:
+        size = len(frame.body)
+        if size and self.master is None and self._next not in (frame.offset, -1):
+            raise ProtocolError(f"bytes at {frame.offset}, where {self._next} is next")
+        if size and frame.offset != self._next:  # a neve master leaves out what holds nothing
+            if frame.offset < self._next:
+                raise ProtocolError(f"bytes at {frame.offset} again, where {self._next} is next")
+            self._flush(actions, bodies)
+            self._next = frame.offset
+        if size and frame.epoch < self._epochs.last_epoch:
+            raise EpochConflict(f"bytes of epoch {frame.epoch} after epoch {self._epochs.last_epoch}")
+        end = self._next + size
+        entries = self._new_epochs(frame, end)
+        if entries:
+            self._flush(actions, bodies)
+            actions.append(TakeEpochs(entries))
+        if size:
+            bodies.append(frame.body)
+            self._next = end
+            self.received += size
+        self._masters_confirm = max(self._masters_confirm, frame.confirm)
+
+    def _new_epochs(self, frame: Transfer, end: int) -> tuple[tuple[int, int], ...]:
+        """What the master's list says of the log up to here, and this frame says besides."""
+        last = self._epochs.last_epoch
+        if frame.epoch <= last:
+            return ()
+        told = {epoch: start for epoch, start in self._masters_epochs if last < epoch < frame.epoch and start <= end}
+        if frame.epoch_start <= end:
+            told[frame.epoch] = frame.epoch_start
+        return tuple(entry for entry in sorted(told.items()) if self._epochs.assign(*entry))
+
+    def _flush(self, actions: list[Action], bodies: list[memoryview]) -> None:
+        """What has been gathered of the log, as one."""
+        if bodies:
+            data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+            actions.append(Append(self._next - sum(map(len, bodies)), data))
+            bodies.clear()
+
+    def stored(self, end: int, synced: int, now: float) -> list[Action]:
+        """The log ends there by now, and is on the disk up to `synced`: acknowledge it."""
+        if self.state is not SlaveState.FOLLOWING:
+            return []
+        actions = list[Action]()
+        self._end_of_log = end
+        synced = min(synced, end) if self.master is not None else -1
+        if (end, synced) > self._reported:
+            self._reported = (end, synced)
+            actions.append(self._report(now))
+        self._tell_confirm(actions)
+        return actions
+
+    def _tell_confirm(self, actions: list[Action]) -> None:
+        """Of what the master has confirmed, what is here."""
+        confirm = min(self._masters_confirm, self._end_of_log)
+        if confirm > self._confirm:
+            self._confirm = confirm
+            actions.append(Confirmed(confirm))
+
+    def _report(self, now: float) -> Action:
+        self._spoke = now
+        return Send(encode_ack(*self._reported))
+
+    def _end(self, why: str, fault: Refusal | None = None) -> End:
+        self.state = SlaveState.ENDED
+        return End(why, fault)

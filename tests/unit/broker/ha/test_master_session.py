@@ -1,0 +1,370 @@
+"""A master's side: whom it lets follow, what it sends, and what it never sends in one piece."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from broker.ha.epochs import EpochCache
+from broker.ha.frames import (
+    Hello,
+    MasterFrames,
+    MasterHandshake,
+    Refusal,
+    SlaveHandshake,
+    Transfer,
+    encode_ack,
+    encode_hello,
+    encode_slave_handshake,
+)
+from broker.ha.master_session import (
+    CONFIRM_EVERY_S,
+    FAR_BEHIND,
+    GREETING_S,
+    HEARTBEAT_S,
+    SILENCE_S,
+    TURN_BYTES,
+    Action,
+    Came,
+    End,
+    MasterSession,
+    Reported,
+    Send,
+    StreamRules,
+)
+from tests.unit.broker.ha.byte_log import ByteLog, record
+from tests.unit.broker.ha.test_slave_session import hello
+
+A, B = 1, 2
+
+
+class Master:
+    """A master's session with its log, and what a slave would read."""
+
+    def __init__(self, log: ByteLog | None = None, epochs: EpochCache | None = None, **rules: object) -> None:
+        self.log = log or ByteLog()
+        self.epochs = epochs if epochs is not None else EpochCache([(3, 0)])
+        self.confirm = 0
+        own = hello(A, nonce="n1", eviction_frontier=7)
+        self.session = MasterSession(
+            self.log,
+            self.epochs,
+            own,
+            StreamRules(**rules),  # type: ignore[arg-type]
+            is_member={A, B, 3}.__contains__,
+            confirm=lambda: self.confirm,
+            now=0.0,
+        )
+
+    def greet(self, slave: Hello | None = None) -> list[Action]:
+        return self.session.receive_data(encode_hello(slave or hello()), 0.0)
+
+    def shake(self, **flags: bool) -> list[Action]:
+        return self.session.receive_data(encode_slave_handshake(SlaveHandshake(B, **flags)), 0.0)
+
+    def begin(self, at: int = 0, *, stock: bool = False) -> None:
+        if not stock:
+            self.greet()
+        self.shake()
+        self.session.receive_data(encode_ack(at, -1 if stock else at), 0.0)
+        assert not self.session.is_ended
+
+    def sends(self, now: float = 0.0) -> list[Transfer]:
+        """Of one turn."""
+        return transfers(self.session.advance(now))
+
+
+def frames(actions: list[Action]) -> list[object]:
+    reader = MasterFrames()
+    data = b"".join(bytes(part) for action in actions if isinstance(action, Send) for part in action.data)
+    return [
+        replace(frame, body=memoryview(bytes(frame.body))) if isinstance(frame, Transfer) else frame
+        for frame in reader.receive_data(data)
+    ]
+
+
+def transfers(actions: list[Action]) -> list[Transfer]:
+    got = frames(actions)
+    assert all(isinstance(frame, Transfer) for frame in got)
+    return [frame for frame in got if isinstance(frame, Transfer)]
+
+
+def refused(actions: list[Action]) -> tuple[str, bool]:
+    """By which name, and whether the slave hears it."""
+    end = actions[-1]
+    assert isinstance(end, End)
+    assert end.refusal is not None
+    told = [frame for frame in frames(actions) if isinstance(frame, Refusal)]
+    assert told in ([], [end.refusal])
+    return end.refusal.reason, bool(told)
+
+
+# -- who comes
+
+
+def test_a_slave_is_greeted_shaken_hands_with_and_streamed_to() -> None:
+    master = Master()
+    master.log.append(record(1))
+    (answer,) = frames(master.greet())
+    assert isinstance(answer, Hello)
+    assert (answer.answers, answer.nonce, answer.eviction_frontier) == ("n2", "n1", 7)
+    assert frames(master.shake()) == [MasterHandshake(10, 3, ((3, 0),))]
+    assert master.session.receive_data(encode_ack(0, 0), 0.0) == [Came(B, False, hello()), Reported(0, 0)]
+    assert master.sends() == [Transfer(0, 3, 0, 0, memoryview(record(1)))]
+    assert master.session.receive_data(encode_ack(4, 2) + encode_ack(10, 4), 0.0) == [Reported(10, 4)]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"cluster": "staging"}, "another-cluster"),
+        ({"broker_set": "x"}, "another-broker-set"),
+        ({"member_id": A}, "no-member"),
+        ({"member_id": 9}, "no-member"),
+        ({"format": 3}, "another-format"),
+        ({"mapped_file_size_commit_log": 1 << 30}, "unequal-file-size"),
+        ({"message_delay_level": "1s"}, "unequal-delay-levels"),
+        ({"master_epoch": 2}, "another-master-epoch"),
+        ({"master_epoch": 4}, "another-master-epoch"),
+    ],
+)
+def test_a_stranger_is_refused_by_name_and_hears_it(other: dict[str, object], reason: str) -> None:
+    master = Master()
+    assert refused(master.greet(replace(hello(), **other))) == (reason, True)
+    assert master.shake() == []
+
+
+def test_a_stock_member_is_admitted_only_where_that_is_configured() -> None:
+    assert refused(Master().shake()) == ("stock-members-not-admitted", False)
+    master = Master(admits_stock=True)
+    assert frames(master.shake()) == [MasterHandshake(0, 3, ((3, 0),))]
+    assert master.session.receive_data(encode_ack(0), 0.0) == [Came(B, False, None), Reported(0, -1)]
+
+
+def test_a_stock_member_of_another_set_is_not_admitted() -> None:
+    master = Master(admits_stock=True)
+    data = encode_slave_handshake(SlaveHandshake(9))
+    assert refused(master.session.receive_data(data, 0.0)) == ("no-member", False)
+
+
+def test_a_learner_says_so() -> None:
+    master = Master()
+    master.greet()
+    master.shake(is_learner=True)
+    assert master.session.receive_data(encode_ack(0, 0), 0.0)[0] == Came(B, True, hello())
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", encode_ack(5), encode_hello(hello()) * 2])
+def test_what_does_not_belong_there_ends_it(data: bytes) -> None:
+    master = Master()
+    (*_, end) = master.session.receive_data(data, 0.0)
+    assert isinstance(end, End)
+    assert master.session.receive_data(encode_hello(hello()), 0.0) == []
+
+
+def test_one_member_does_not_shake_hands_for_another() -> None:
+    master = Master()
+    master.greet()
+    (end,) = master.session.receive_data(encode_slave_handshake(SlaveHandshake(3)), 0.0)
+    assert isinstance(end, End)
+
+
+def test_who_says_nothing_is_no_member() -> None:
+    master = Master()
+    assert master.session.wake_at == GREETING_S
+    master.greet()
+    assert master.session.tick(GREETING_S - 0.1) == []
+    (end,) = master.session.tick(GREETING_S)
+    assert isinstance(end, End)
+
+
+# -- from where
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"), [(90, "begins-below-the-log"), (131, "ends-above-the-log"), (100, "log-without-epochs")]
+)
+def test_a_request_that_can_not_be_met_is_refused_by_name(at: int, reason: str) -> None:
+    master = Master(ByteLog(begin=100), EpochCache([(3, 110)]))
+    for _ in range(3):
+        master.log.append(record(1))
+    master.greet()
+    master.shake()
+    assert refused(master.session.receive_data(encode_ack(at, 0), 0.0)) == (reason, True)
+
+
+def test_who_asks_for_zero_gets_the_log_from_its_begin() -> None:
+    master = Master(ByteLog(begin=100))
+    master.log.append(record(1))
+    master.begin(0)
+    assert [frame.offset for frame in master.sends()] == [100]
+
+
+def test_who_wants_the_newest_file_alone_gets_that() -> None:
+    master = Master(ByteLog(file_size=32))
+    for _ in range(5):
+        master.log.append(record(1))
+    master.greet()
+    master.shake(from_last_file=True)
+    master.session.receive_data(encode_ack(0, 0), 0.0)
+    assert [frame.offset for frame in master.sends()] == [32]
+
+
+# -- what is sent
+
+
+def filled(count: int, **log: int) -> ByteLog:
+    made = ByteLog(**log)
+    for number in range(count):
+        made.append(record(number % 250 + 1))
+    return made
+
+
+def test_a_transfer_is_no_longer_than_the_batch() -> None:
+    master = Master(filled(10), batch=32)
+    master.begin()
+    got = master.sends()
+    assert [len(frame.body) for frame in got] == [32, 32, 32, 4]
+    assert b"".join(bytes(frame.body) for frame in got) == master.log.content()
+
+
+def test_a_transfer_goes_over_no_epochs_end_and_names_the_epoch_of_its_bytes() -> None:
+    master = Master(filled(4), EpochCache([(1, 0), (2, 25), (3, 30)]))
+    master.begin()
+    assert [(frame.offset, len(frame.body), frame.epoch, frame.epoch_start) for frame in master.sends()] == [
+        (0, 25, 1, 0),
+        (25, 5, 2, 25),
+        (30, 10, 3, 30),
+    ]
+
+
+def test_to_a_neve_member_what_holds_nothing_is_left_out() -> None:
+    master = Master(filled(5, file_size=64, begin=0))
+    master.log.append(record(9, 40))
+    assert master.log.used == {0: 51}
+    master.begin()
+    assert [(frame.offset, len(frame.body)) for frame in master.sends()] == [(0, 51), (64, 40)]
+    assert not master.session.has_more
+
+
+def test_a_stock_member_gets_a_file_whole_and_no_transfer_over_its_end() -> None:
+    master = Master(filled(5, file_size=64), admits_stock=True)
+    master.log.append(record(9, 40))
+    master.begin(stock=True)
+    got = master.sends()
+    assert [(frame.offset, len(frame.body)) for frame in got] == [(0, 64), (64, 40)]
+    assert b"".join(bytes(frame.body) for frame in got) == master.log.content()
+
+
+def test_an_epoch_that_begins_behind_what_holds_nothing_is_reached() -> None:
+    master = Master(filled(5, file_size=64), EpochCache([(1, 0), (3, 64)]))
+    master.log.append(record(9, 40))
+    master.begin()
+    assert [(frame.offset, frame.epoch) for frame in master.sends()] == [(0, 1), (64, 3)]
+
+
+def test_one_turn_of_the_loop_sends_no_more_than_its_share() -> None:
+    log = ByteLog(file_size=1 << 30)
+    for _ in range(2 * TURN_BYTES // 60000 + 1):
+        log.append(record(1, 60000))
+    master = Master(log)
+    master.begin()
+    assert sum(len(frame.body) for frame in master.sends()) == TURN_BYTES
+    assert master.session.has_more
+
+
+def test_a_slave_that_is_far_behind_gets_its_rate_and_no_more() -> None:
+    log = ByteLog(file_size=1 << 30)
+    log.data += b"\x01" * (FAR_BEHIND + 4 * TURN_BYTES)
+    master = Master(log, rate=TURN_BYTES)
+    master.begin()
+    session = master.session
+    assert sum(len(frame.body) for frame in master.sends(0.0)) == TURN_BYTES
+    assert master.sends(0.0) == []
+    assert session.may_send_at(0.0) == 1.0
+    assert sum(len(frame.body) for frame in master.sends(0.5)) == TURN_BYTES // 2
+    for second in range(1, 10):
+        master.sends(float(second))
+    assert not session.is_far_behind
+    assert session.may_send_at(10.0) == 10.0, "who is near the end is not held back"
+
+
+def test_nothing_is_sent_before_it_was_asked_for() -> None:
+    master = Master(filled(3))
+    master.greet()
+    master.shake()
+    assert (master.session.has_more, master.sends()) == (False, [])
+
+
+# -- heartbeats, and what is confirmed
+
+
+def test_each_transfer_says_what_is_confirmed() -> None:
+    master = Master(filled(2))
+    master.confirm = 10
+    master.begin()
+    assert [frame.confirm for frame in master.sends()] == [10]
+
+
+def test_a_stream_without_bytes_beats_every_five_seconds() -> None:
+    master = Master(filled(2))
+    master.begin(20)
+    beat = [Transfer(20, 3, 0, 0, memoryview(b""))]
+    assert transfers(master.session.tick(1.0)) == beat, "it does not know yet what is confirmed"
+    assert master.session.wake_at == 1.0 + HEARTBEAT_S
+    assert master.session.tick(0.9 + HEARTBEAT_S) == []
+    assert transfers(master.session.tick(1.0 + HEARTBEAT_S)) == beat
+    assert master.session.wake_at == 1.0 + 2 * HEARTBEAT_S
+
+
+def test_a_confirm_that_no_bytes_bring_is_told_soon_and_not_for_each_message() -> None:
+    master = Master(filled(2))
+    master.begin()
+    assert len(master.sends(1.0)) == 1
+    master.confirm = 20
+    assert master.session.wake_at == 1.0 + CONFIRM_EVERY_S
+    assert master.session.tick(1.05) == []
+    assert [frame.confirm for frame in transfers(master.session.tick(1.1))] == [20]
+    assert master.session.tick(1.2) == []
+
+
+def test_a_heartbeat_names_the_epoch_that_comes_next() -> None:
+    """So that a slave knows of a master that has written nothing."""
+    master = Master(filled(2), EpochCache([(1, 0), (3, 20)]))
+    master.begin(20)
+    assert [(frame.epoch, frame.epoch_start) for frame in transfers(master.session.tick(5.0))] == [(3, 20)]
+
+
+def test_a_slave_that_is_silent_for_twenty_seconds_is_left() -> None:
+    master = Master()
+    master.begin()
+    assert not [one for one in master.session.tick(SILENCE_S - 0.1) if isinstance(one, End)]
+    master.session.receive_data(encode_ack(0, 0), SILENCE_S - 0.1)
+    assert not [one for one in master.session.tick(SILENCE_S) if isinstance(one, End)]
+    (end,) = master.session.tick(2 * SILENCE_S)
+    assert isinstance(end, End)
+
+
+def test_who_is_master_no_more_says_so() -> None:
+    master = Master()
+    master.begin()
+    assert refused(master.session.dismiss()) == ("not-master", True)
+    assert master.session.dismiss() == []
+
+
+def test_a_stock_member_is_not_led_over_a_hole() -> None:
+    class Holed(ByteLog):
+        def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
+            if start < 10:
+                return super().log_bytes(start, 10, limit, padding=padding)
+            return super().log_bytes(max(start, 20), end, limit, padding=padding)
+
+    log = Holed()
+    log.data += filled(3).data
+    master = Master(log, admits_stock=True)
+    master.begin(stock=True)
+    assert [len(frame.body) for frame in master.sends()] == [10]
+    assert refused(master.session.advance(0.0)) == ("begins-below-the-log", False)
+    neve = Master(log)
+    neve.begin()
+    assert [(frame.offset, len(frame.body)) for frame in neve.sends()] == [(0, 10), (20, 10)]

@@ -1,0 +1,555 @@
+"""Master and slaves with their stores over real connections: catch-up, the live tail, restarts of either, strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from broker.ha import ha_client, ha_service, master_session
+from broker.ha.confirm import Confirm, ConfirmRules, Replication, SyncStateSet
+from broker.ha.epoch_file import EpochFile
+from broker.ha.frames import Hello, SlaveHandshake, encode_ack, encode_hello, encode_slave_handshake
+from broker.ha.ha_client import CutRefused, HaClient, Target
+from broker.ha.ha_service import HaService, Leadership
+from broker.ha.master_session import StreamRules
+from broker.store.errors import StoreFull
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock, SystemClock
+from neve.entropy import system_entropy
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.broker.ha.test_slave_session import hello
+from tests.unit.store.conftest import put_one
+from tests.unit.store.replicas import log_of, open_store
+from tests.waiting import until
+
+A, B, C = 1, 2, 3
+SECONDS = 30
+HOME = Path("/store/ha")
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(SECONDS):
+            await main
+
+    asyncio.run(bounded())
+
+
+class Member:
+    """One broker's log and epochs, and whichever end of the stream it is."""
+
+    def __init__(self, member_id: int, disk: SimDisk | None = None, **changes: Any) -> None:
+        self.id, self.disk = member_id, disk or SimDisk(seed=member_id)
+        self.clock = ManualClock()
+        self.store = open_store(self.disk, self.clock, following=True, **changes)
+        self.disk.make_dirs(HOME)
+        self.epoch_file = EpochFile(self.disk, HOME)
+        self.epochs = self.epoch_file.load()
+        self.epochs.drop_above(self.store.max_physical_offset)
+        self.confirmed_to = self.followed = 0
+        self.came: list[Hello | None] = []
+        self.service: HaService | None = None
+        self.confirm: Confirm | None = None
+
+    # -- as master
+
+    async def lead(
+        self, epoch: int, *members: int, rules: StreamRules | None = None, own: Hello | None = None, port: int = 0
+    ) -> HaService:
+        """In `sync-available`, with these beside it in the SyncStateSet."""
+        if self.store.is_following:
+            self.store.lead()
+        end = self.store.max_physical_offset
+        if self.epochs.assign(epoch, end):
+            self.epoch_file.save(self.epochs.entries())
+        self.confirm = Confirm(
+            ConfirmRules(Replication.SYNC_AVAILABLE),
+            self.id,
+            epoch,
+            SyncStateSet(epoch, frozenset({self.id, *members})),
+            epoch_start=end,
+            own_end=end,
+            confirm=min(self.confirmed_to, end),
+            now=SystemClock().monotonic(),
+        )
+        service = self.service = HaService(self.store, SystemClock(), system_entropy, host="127.0.0.1", port=port)
+        service.lead(
+            Leadership(
+                own or hello(self.id, master_epoch=epoch),
+                self.epochs,
+                self.confirm,
+                self,
+                rules=rules or StreamRules(),
+                is_member={A, B, C}.__contains__,
+            )
+        )
+        await service.start()
+        return service
+
+    @property
+    def ha(self) -> HaService:
+        assert self.service is not None
+        return self.service
+
+    async def stop(self) -> None:
+        """The port is closed; the log stays."""
+        await self.ha.shutdown()
+        self.service = None
+
+    def put(self, count: int, size: int = 100) -> None:
+        dice = random.Random(self.store.max_physical_offset)
+        for _ in range(count):
+            put_one(self.store, f"t{dice.randrange(3)}", dice.randrange(2), dice.randbytes(size))
+            if self.service is not None:
+                self.service.appended()
+
+    def tick(self) -> bool:
+        """As a member does it each second."""
+        assert self.confirm is not None
+        before = self.confirm.value
+        self.confirm.wish(SystemClock().monotonic())
+        self.ha.confirm_changed(before)
+        return True
+
+    def confirmed(self, offset: int) -> None:
+        assert offset >= self.confirmed_to
+        self.confirmed_to = offset
+
+    def slave_came(self, member_id: int, hello: Hello | None) -> None:
+        self.came.append(hello)
+
+    def slave_reported(self, member_id: int) -> None:
+        """Nobody joins here."""
+
+    # -- as slave
+
+    def client(self, own: Hello | None = None, sync: Callable[[], Awaitable[None]] | None = None) -> HaClient:
+        return HaClient(
+            self.store,
+            self.epochs,
+            self.epoch_file,
+            self,
+            own=own or hello(self.id),
+            clock=SystemClock(),
+            entropy=system_entropy,
+            confirm=lambda: self.confirmed_to,
+            followed_epoch=lambda: self.followed,
+            sync=sync,
+        )
+
+    @asynccontextmanager
+    async def follows(self, master: Member, epoch: int, client: HaClient | None = None) -> AsyncIterator[HaClient]:
+        assert master.service is not None
+        made = client or self.client()
+        task = asyncio.create_task(made.follow(Target(host="127.0.0.1", port=master.service.port, master_epoch=epoch)))
+        try:
+            yield made
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled(), task.exception()
+
+    async def cut(self, to: int) -> None:
+        raise CutRefused(f"nothing is cut here: {to}")
+
+    async def following(self, master_epoch: int) -> None:
+        self.followed = master_epoch
+
+    def has_all_of(self, master: Member) -> bool:
+        return self.store.max_physical_offset == master.store.max_physical_offset
+
+    def restarted(self) -> Member:
+        """After the end of its process."""
+        self.store.abandon()
+        self.disk.kill()
+        again = Member(self.id, self.disk)
+        again.confirmed_to, again.followed = self.confirmed_to, self.followed
+        return again
+
+
+def assert_same(slave: MessageStore, master: MessageStore) -> None:
+    assert list(log_of(slave)) == list(log_of(master))
+    for topic, ids in master.queues().items():
+        for queue in ids:
+            assert slave.max_offset(topic, queue) == master.max_offset(topic, queue)
+
+
+# -- the log goes over
+
+
+def test_a_new_slave_catches_up_and_then_has_each_message_as_it_comes() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        await master.lead(1, B)
+        master.put(400)
+        async with slave.follows(master, 1):
+            await until(lambda: slave.has_all_of(master))
+            for _ in range(20):
+                master.put(3)
+                await until(lambda: slave.has_all_of(master))
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            await until(lambda: slave.confirmed_to == master.store.max_physical_offset)
+        assert_same(slave.store, master.store)
+        assert slave.epochs.entries() == slave.epoch_file.load().entries() == ((1, 0),)
+        await master.stop()
+
+    run(main())
+
+
+def test_what_is_sent_is_not_safe_before_every_slave_of_the_set_has_it() -> None:
+    async def main() -> None:
+        master, b, c = Member(A), Member(B), Member(C)
+        await master.lead(1, B, C)
+        master.put(5)
+        async with b.follows(master, 1):
+            await until(lambda: b.has_all_of(master))
+            assert master.confirmed_to == 0
+            async with c.follows(master, 1):
+                await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            await until(lambda: C not in master.ha.slaves)
+            before = master.confirmed_to
+            master.put(5)
+            await until(lambda: b.has_all_of(master))
+            assert master.confirmed_to == before
+        await master.stop()
+
+    run(main())
+
+
+def test_a_slave_that_promises_its_disk_acknowledges_nothing_before_its_sync() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        may_sync, syncs = asyncio.Event(), 0
+
+        async def sync() -> None:
+            nonlocal syncs
+            syncs += 1
+            if slave.store.max_physical_offset:
+                await may_sync.wait()
+            slave.store.after_flush(slave.store.flush())
+
+        await master.lead(1, B)
+        master.put(5)
+        async with slave.follows(master, 1, slave.client(sync=sync)):
+            await until(lambda: slave.has_all_of(master))
+            assert (master.confirmed_to, syncs) == (0, 2)
+            may_sync.set()
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            assert master.confirm is not None
+            assert master.confirm.synced(1 << 60) == master.confirmed_to
+        await master.stop()
+
+    run(main())
+
+
+def test_a_slave_far_behind_is_sent_what_a_thread_has_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(master_session, "FAR_BEHIND", 20_000)
+    monkeypatch.setattr(master_session, "TURN_BYTES", 10_000)
+
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        await master.lead(1, B)
+        master.put(1000)
+        async with slave.follows(master, 1):
+            await until(lambda: slave.has_all_of(master))
+        assert_same(slave.store, master.store)
+        await master.stop()
+
+    run(main())
+
+
+def test_a_hole_between_files_and_early_ends_of_files_go_over() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        await master.lead(1, B)
+        async with slave.follows(master, 1):
+            for step in range(6):
+                master.put(30)
+                if step % 2:
+                    master.store.roll()
+                else:
+                    master.store.restart_log_at(master.store.max_physical_offset + 50_000)
+            master.put(3)
+            await until(lambda: slave.has_all_of(master))
+        assert_same(slave.store, master.store)
+        await master.stop()
+
+    run(main())
+
+
+# -- restarts
+
+
+def test_a_slave_goes_on_where_it_was_when_its_connection_broke() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        service = await master.lead(1, B)
+        master.put(50)
+        async with slave.follows(master, 1) as client:
+            await until(lambda: slave.has_all_of(master))
+            for link in tuple(service._links):
+                link.abort()
+            master.put(50)
+            await until(lambda: slave.has_all_of(master))
+            assert client.connections == 2
+        assert_same(slave.store, master.store)
+        await master.stop()
+
+    run(main())
+
+
+def test_a_master_that_comes_back_is_another_one_and_its_slave_goes_on() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        await master.lead(1, B)
+        master.put(50)
+        async with slave.follows(master, 1) as client:
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            await master.stop()
+            await until(lambda: client.session is None)
+        begin = master.store.max_physical_offset
+        master = master.restarted()
+        assert master.store.max_physical_offset == begin
+        await master.lead(2, B)
+        master.put(50)
+        async with slave.follows(master, 2, slave.client(hello(B, master_epoch=2))):
+            await until(lambda: slave.has_all_of(master))
+        assert slave.epochs.entries() == ((1, 0), (2, begin))
+        assert_same(slave.store, master.store)
+        await master.stop()
+
+    run(main())
+
+
+def test_a_slave_that_ends_in_the_middle_of_a_record_gets_it_whole_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(master_session, "TURN_BYTES", 100)
+    monkeypatch.setattr(ha_client, "READ_BYTES", 100)
+
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        await master.lead(1, B, rules=StreamRules(batch=64))
+        master.put(3)
+        master.put(1, 12_000)
+        whole = master.store.max_physical_offset
+        middle, append = asyncio.Event(), slave.store.append_replica
+
+        def append_until_the_middle(data: bytes | memoryview, at: int) -> None:
+            append(data, at)
+            if slave.store.replica_offset > slave.store.max_physical_offset + 1000:
+                middle.set()
+                raise StoreFull("the process ends here")
+
+        slave.store.append_replica = append_until_the_middle  # type: ignore[method-assign]
+        async with slave.follows(master, 1):
+            await middle.wait()
+        assert 0 < slave.store.max_physical_offset < whole
+        slave = slave.restarted()
+        assert 0 < slave.store.max_physical_offset < whole
+        async with slave.follows(master, 1):
+            await until(lambda: master.confirmed_to == whole)
+        assert_same(slave.store, master.store)
+        await master.stop()
+
+    run(main())
+
+
+def test_a_slave_that_connects_anew_takes_the_place_of_its_older_connection() -> None:
+    """As after a cable was pulled: the master has not noticed the end of the older one."""
+
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        service = await master.lead(1, B)
+        _, older = await shaken(service)
+        await until(lambda: B in service.slaves)
+        stale = service.slaves[B]
+        async with slave.follows(master, 1):
+            await until(lambda: service.slaves[B] is not stale)
+            master.put(3)
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+        older.close()
+        await master.stop()
+
+    run(main())
+
+
+# -- roles
+
+
+def test_when_a_master_is_deposed_no_acknowledgement_counts_any_more() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        service = await master.lead(1, B)
+        master.put(3)
+        async with slave.follows(master, 1) as client:
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            before = master.confirmed_to
+            service.stop_leading()
+            master.put(3)
+            await until(lambda: client.ended["not-master"] > 0)
+            assert not slave.has_all_of(master)
+        assert (master.confirmed_to, service.slaves) == (before, {})
+        await master.stop()
+
+    run(main())
+
+
+def test_the_bytes_of_a_new_master_bear_its_epoch_and_a_slave_keeps_that() -> None:
+    async def main() -> None:
+        first, second = Member(A), Member(B)
+        await first.lead(1, B)
+        first.put(20)
+        async with second.follows(first, 1):
+            await until(lambda: second.has_all_of(first))
+        await first.stop()
+        begin = second.store.max_physical_offset
+        await second.lead(2)
+        second.put(20)
+        third = Member(C)
+        async with third.follows(second, 2, third.client(hello(C, master_epoch=2))):
+            await until(lambda: third.has_all_of(second))
+        assert third.epoch_file.load().entries() == ((1, 0), (2, begin))
+        assert third.followed == 2
+        assert_same(third.store, second.store)
+        await second.stop()
+
+    run(main())
+
+
+def test_a_slave_whose_bytes_part_from_its_masters_cuts_nothing_without_leave() -> None:
+    """It was a master, and has bytes of its own that nobody has confirmed; here nobody allows the cut."""
+
+    async def main() -> None:
+        first, second = Member(A), Member(B)
+        await first.lead(1)
+        first.put(20)
+        async with second.follows(first, 1):
+            await until(lambda: second.has_all_of(first))
+        first.put(20)
+        await first.stop()
+        await second.lead(2)
+        second.put(5)
+        first.store.follow()
+        end = first.store.max_physical_offset
+        async with first.follows(second, 2) as client:
+            await until(lambda: client.trouble is not None)
+            assert client.trouble is not None
+            assert client.trouble.reason == "cut-needs-an-operator"
+        assert first.store.max_physical_offset == end
+        await second.stop()
+
+    run(main())
+
+
+# -- who is not let in
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"cluster": "staging"}, "another-cluster"),
+        ({"broker_set": "x"}, "another-broker-set"),
+        ({"mapped_file_size_commit_log": 1}, "unequal-file-size"),
+        ({"format": 9}, "another-format"),
+        ({"member_id": 9}, "no-member"),
+    ],
+)
+def test_a_stranger_is_told_why_it_is_not_let_in(other: dict[str, object], reason: str) -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        service = await master.lead(1)
+        master.put(3)
+        async with slave.follows(master, 1, slave.client(replace(hello(B), **other))) as client:
+            await until(lambda: client.trouble is not None)
+            assert client.trouble is not None
+            assert client.trouble.reason == reason
+        assert service.refused[reason] >= 1
+        assert slave.store.max_physical_offset == 0
+        await master.stop()
+
+    run(main())
+
+
+def test_what_nobody_sends_ends_its_connection_and_no_other() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        service = await master.lead(1, B)
+        async with slave.follows(master, 1):
+            for stranger in (b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"nevH\x7f\xff\xff\xff" + bytes(100)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+                writer.write(stranger)
+                assert await reader.read() == b""
+                writer.close()
+            master.put(3)
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+        await master.stop()
+
+    run(main())
+
+
+def test_a_slave_that_does_not_read_holds_up_itself_alone() -> None:
+    async def main() -> None:
+        master, slave = (Member(member, commit_log_file_size=4 << 20) for member in (A, B))
+        service = await master.lead(1, B)
+        _, writer = await shaken(service, C)
+        await until(lambda: C in service.slaves)
+        async with slave.follows(master, 1):
+            for _ in range(340):
+                master.put(1, 50_000)
+                await asyncio.sleep(0)
+            await until(lambda: master.tick() and master.confirmed_to == master.store.max_physical_offset)
+            sent, whole = service.slaves[C].sent, master.store.max_physical_offset
+            assert whole > 16 << 20
+            assert sent < whole - (1 << 20), "what it has not read is not taken from the log"
+        writer.transport.abort()
+        await master.stop()
+
+    run(main())
+
+
+def test_who_connects_to_a_slave_is_closed() -> None:
+    async def main() -> None:
+        service = HaService(Member(A).store, SystemClock(), system_entropy, host="127.0.0.1")
+        await service.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert service.refused["not-master"] == 1
+        writer.close()
+        await service.shutdown()
+
+    run(main())
+
+
+def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ha_service, "MAX_CONNECTIONS", 3)
+
+    async def main() -> None:
+        master = Member(A)
+        service = await master.lead(1)
+        writers = []
+        for _ in range(5):
+            _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            writers.append(writer)
+        await until(lambda: service.refused["too-many"] == 2)
+        for writer in writers:
+            writer.close()
+        await master.stop()
+
+    run(main())
+
+
+async def shaken(service: HaService, member: int = B) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A slave by hand, that has asked for the log."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    own = hello(member, master_epoch=1)
+    writer.write(encode_hello(own) + encode_slave_handshake(SlaveHandshake(member)) + encode_ack(0, 0))
+    return reader, writer

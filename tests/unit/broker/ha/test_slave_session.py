@@ -1,0 +1,377 @@
+"""A slave's side: whom it follows, what it cuts, what it writes down before what it stores, what it acknowledges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from broker.ha.frames import (
+    Hello,
+    Refusal,
+    SlaveHandshake,
+    encode_ack,
+    encode_hello,
+    encode_master_handshake,
+    encode_refusal,
+    encode_slave_handshake,
+    encode_transfer_head,
+)
+from broker.ha.slave_session import (
+    HEARTBEAT_S,
+    SILENCE_S,
+    Action,
+    Append,
+    Attached,
+    Confirmed,
+    Cut,
+    End,
+    Local,
+    Send,
+    SlaveSession,
+    SlaveState,
+    TakeEpochs,
+)
+
+A, B = 1, 2
+EMPTY = Local(0, 0, (), 0, 0)
+
+
+def hello(member_id: int = B, **other: object) -> Hello:
+    own = Hello(
+        cluster="c",
+        broker_set="b",
+        member_id=member_id,
+        incarnation=f"i{member_id}",
+        starts=1,
+        process=f"p{member_id}",
+        nonce=f"n{member_id}",
+        mapped_file_size_commit_log=1 << 20,
+        message_delay_level="1s 5s",
+        master_epoch=3,
+    )
+    return replace(own, **other)
+
+
+def masters_hello(**other: object) -> bytes:
+    return encode_hello(replace(hello(A), **{"answers": "n2", **other}))
+
+
+def t2(offset: int, body: bytes, *, epoch: int = 3, start: int = 0, confirm: int = 0) -> bytes:
+    return encode_transfer_head(len(body), offset, epoch, start, confirm) + body
+
+
+def plain(actions: list[Action]) -> list[Action]:
+    """Bodies are views of what was received."""
+    return [Append(one.at, bytes(one.data)) if isinstance(one, Append) else one for one in actions]
+
+
+def session(
+    local: Local = EMPTY, *, stock: bool = False, master_epoch: int = 3, frontier: bool = False
+) -> SlaveSession:
+    made = SlaveSession(
+        local,
+        member_id=B,
+        master_epoch=master_epoch,
+        hello=None if stock else hello(master_epoch=master_epoch),
+        begins_at_frontier=frontier,
+    )
+    made.start(0.0)
+    return made
+
+
+def greeted(local: Local = EMPTY, *, frontier: bool = False, **other: object) -> SlaveSession:
+    made = session(local, frontier=frontier)
+    assert made.receive_data(masters_hello(**other), 0.0) == [Send(encode_slave_handshake(SlaveHandshake(B)))]
+    return made
+
+
+def following(local: Local = EMPTY, epochs: tuple[tuple[int, int], ...] = ((3, 0),), end: int = 0) -> SlaveSession:
+    made = greeted(local)
+    assert made.receive_data(encode_master_handshake(max(end, local.end), epochs), 0.0) == [Attached(3)]
+    assert made.attached(local.end, 0.0) == [Send(encode_ack(local.end, local.end))]
+    return made
+
+
+def why(actions: list[Action]) -> str:
+    (end,) = actions
+    assert isinstance(end, End)
+    return end.refusal.reason if end.refusal is not None else end.why
+
+
+# -- whom it follows
+
+
+def test_it_says_who_it_is_before_anything_else() -> None:
+    made = SlaveSession(EMPTY, member_id=B, master_epoch=3, hello=hello())
+    assert made.start(0.0) == [Send(encode_hello(hello()))]
+
+
+def test_a_stock_master_hears_nothing_that_it_does_not_know() -> None:
+    made = SlaveSession(EMPTY, member_id=B, master_epoch=3, hello=None)
+    assert made.start(0.0) == [Send(encode_slave_handshake(SlaveHandshake(B)))]
+    assert made.receive_data(encode_master_handshake(50, [(3, 0)]), 0.0) == [Attached(3)]
+    assert made.attached(0, 0.0) == [Send(encode_ack(0))]
+    assert plain(made.receive_data(t2(0, b"abc"), 0.0)) == [TakeEpochs(((3, 0),)), Append(0, b"abc")]
+    assert made.stored(3, 3, 0.0) == [Send(encode_ack(3))]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"cluster": "staging"}, "another-cluster"),
+        ({"broker_set": "x"}, "another-broker-set"),
+        ({"member_id": B}, "no-member"),
+        ({"format": 3}, "another-format"),
+        ({"mapped_file_size_commit_log": 1 << 30}, "unequal-file-size"),
+        ({"message_delay_level": "1s"}, "unequal-delay-levels"),
+    ],
+)
+def test_a_master_of_another_kind_is_not_followed_and_the_reason_has_a_name(
+    other: dict[str, object], reason: str
+) -> None:
+    made = session()
+    assert why(made.receive_data(masters_hello(**other), 0.0)) == reason
+    assert made.is_ended
+
+
+def test_a_member_of_the_next_format_is_followed() -> None:
+    greeted(format=2)
+
+
+def test_a_master_of_another_epoch_is_not_followed() -> None:
+    """A deposed one that does not know it, or one that was elected since: ask the controller again."""
+    assert "epoch 2" in why(session().receive_data(masters_hello(master_epoch=2), 0.0))
+    assert "epoch 4" in why(session().receive_data(masters_hello(master_epoch=4), 0.0))
+
+
+def test_a_hello_that_answers_another_connection_is_not_believed() -> None:
+    assert "broke the protocol" in why(session().receive_data(masters_hello(answers="n9"), 0.0))
+
+
+def test_a_refusal_ends_it_at_any_time_and_keeps_its_name() -> None:
+    refusal = Refusal("another-cluster", "production is not staging")
+    for made in (session(), greeted(), following()):
+        (end,) = made.receive_data(encode_refusal(refusal), 0.0)
+        assert isinstance(end, End)
+        assert end.refusal == refusal
+
+
+@pytest.mark.parametrize(
+    "data", [t2(0, b"abc"), encode_master_handshake(0, ()), encode_ack(5, 5), b"HTTP/1.1 400 Bad Request\r\n"]
+)
+def test_what_does_not_belong_there_ends_it(data: bytes) -> None:
+    made = session()
+    assert "broke the protocol" in why(made.receive_data(data, 0.0))
+    assert made.receive_data(masters_hello(), 0.0) == []
+
+
+def test_a_master_that_is_older_than_the_one_that_was_followed_is_not_followed() -> None:
+    made = greeted(Local(0, 10, ((1, 0), (4, 5)), 10, 4))
+    assert "can't be the last" in why(made.receive_data(encode_master_handshake(50, [(1, 0)]), 0.0))
+
+
+def test_a_log_of_a_later_epoch_than_the_controller_told_of_is_not_followed() -> None:
+    assert "can't be the last" in why(greeted().receive_data(encode_master_handshake(50, [(4, 0)]), 0.0))
+
+
+# -- where the logs part
+
+
+def test_a_slave_that_is_behind_cuts_nothing_and_asks_from_its_end() -> None:
+    made = greeted(Local(0, 30, ((3, 0),), 20, 3))
+    assert made.receive_data(encode_master_handshake(90, [(3, 0)]), 0.0) == [Attached(3)]
+    assert made.attached(25, 0.0) == [Send(encode_ack(30, 25))]
+
+
+def test_a_former_masters_own_bytes_are_cut_before_anything_is_asked_for() -> None:
+    made = greeted(Local(0, 100, ((1, 0), (2, 50)), 60, 2))
+    assert made.receive_data(encode_master_handshake(80, [(1, 0), (2, 50), (3, 70)]), 0.0) == [Cut(70)]
+    assert made.state is SlaveState.PARTING
+    assert made.attached(70, 0.0) == [], "not yet"
+    assert made.parted(66, ((1, 0), (2, 50))) == [Attached(3)]
+    assert made.attached(66, 0.0) == [Send(encode_ack(66, 66))]
+    actions = plain(made.receive_data(t2(66, b"xxxx", epoch=2, start=50) + t2(70, b"y", start=70), 0.0))
+    assert actions == [Append(66, b"xxxx"), TakeEpochs(((3, 70),)), Append(70, b"y")]
+
+
+def test_an_epoch_without_bytes_that_the_master_does_not_know_is_forgotten() -> None:
+    """Learnt by a heartbeat of a master that wrote nothing; the next one goes on in the epoch before."""
+    made = greeted(Local(0, 30, ((1, 0), (2, 30)), 30, 2))
+    assert made.receive_data(encode_master_handshake(80, [(1, 0), (3, 60)]), 0.0) == [Cut(30)]
+    assert made.parted(30, ((1, 0),)) == [Attached(3)]
+    made.attached(30, 0.0)
+    assert plain(made.receive_data(t2(30, b"xx", epoch=1), 0.0)) == [Append(30, b"xx")]
+
+
+def test_below_an_apache_master_that_goes_on_under_the_old_name_what_is_not_confirmed_is_cut() -> None:
+    local = Local(0, 100, ((1, 0), (2, 50)), 60, 2)
+    made = session(local, stock=True)
+    assert made.receive_data(encode_master_handshake(120, [(1, 0), (2, 50)]), 0.0) == [Cut(60)]
+    again = session(replace(local, followed_epoch=3), stock=True)
+    assert again.receive_data(encode_master_handshake(120, [(1, 0), (2, 50)]), 0.0) == [Attached(3)]
+
+
+def test_logs_that_have_nothing_in_common_are_not_joined() -> None:
+    made = greeted(Local(0, 10, ((1, 0),), 10, 1))
+    assert why(made.receive_data(encode_master_handshake(90, [(2, 5)]), 0.0)) == "nothing-in-common"
+
+
+def test_a_log_that_parts_below_its_own_begin_is_not_cut() -> None:
+    made = greeted(Local(80, 100, ((1, 0), (2, 40)), 60, 2))
+    assert why(made.receive_data(encode_master_handshake(70, [(1, 0), (3, 50)]), 0.0)) == "nothing-in-common"
+
+
+def test_a_log_of_which_nobody_knows_who_wrote_it_follows_nobody() -> None:
+    made = greeted(Local(0, 10, (), 0, 0))
+    assert why(made.receive_data(encode_master_handshake(90, [(3, 0)]), 0.0)) == "log-without-epochs"
+
+
+# -- a new member
+
+
+def test_a_new_member_asks_for_all_that_there_is() -> None:
+    made = greeted()
+    made.receive_data(encode_master_handshake(90, [(1, 20), (3, 50)]), 0.0)
+    assert made.attached(0, 0.0) == [Send(encode_ack(0, 0))]
+    assert plain(made.receive_data(t2(20, b"abc", epoch=1, start=20), 0.0)) == [
+        TakeEpochs(((1, 20),)),
+        Append(20, b"abc"),
+    ]
+
+
+def test_a_new_member_with_an_archive_begins_where_the_masters_log_may_be_evicted_below() -> None:
+    made = greeted(frontier=True, eviction_frontier=60)
+    made.receive_data(encode_master_handshake(90, [(1, 0), (3, 50)]), 0.0)
+    assert made.attached(0, 0.0) == [Send(encode_ack(60, 0))]
+    assert plain(made.receive_data(t2(60, b"abc", start=50), 0.0)) == [
+        TakeEpochs(((1, 0), (3, 50))),
+        Append(60, b"abc"),
+    ]
+
+
+# -- the log
+
+
+def test_an_epoch_is_written_down_before_its_first_byte_is_stored() -> None:
+    made = following(epochs=((1, 0), (3, 3)), end=9)
+    data = t2(0, b"abc", epoch=1) + t2(3, b"def", start=3)
+    assert plain(made.receive_data(data, 0.0)) == [
+        TakeEpochs(((1, 0),)),
+        Append(0, b"abc"),
+        TakeEpochs(((3, 3),)),
+        Append(3, b"def"),
+    ]
+
+
+def test_what_arrives_together_is_stored_with_one_write_and_acknowledged_once() -> None:
+    made = following()
+    data = b"".join(t2(at, b"abcd") for at in range(0, 40, 4))
+    assert plain(made.receive_data(data, 0.0)) == [TakeEpochs(((3, 0),)), Append(0, b"abcd" * 10)]
+    assert made.stored(40, 12, 1.0) == [Send(encode_ack(40, 12)), Confirmed(0)][:1]
+
+
+def test_rocketmqs_name_of_the_next_epoch_in_the_last_bytes_of_one_is_understood() -> None:
+    """Its master says (2, 100) already with the bytes that end at 100, and (1, 0) perhaps never."""
+    made = session(stock=True)
+    made.receive_data(encode_master_handshake(150, [(1, 0), (2, 100)]), 0.0)
+    made.attached(0, 0.0)
+    data = t2(0, bytes(100), epoch=2, start=100) + t2(100, bytes(50), epoch=2, start=100)
+    assert plain(made.receive_data(data, 0.0)) == [TakeEpochs(((1, 0), (2, 100))), Append(0, bytes(150))]
+
+
+def test_a_heartbeat_of_a_new_epoch_teaches_it_before_its_first_byte() -> None:
+    made = following(Local(0, 40, ((1, 0),), 0, 3), ((1, 0), (3, 40)))
+    assert made.receive_data(t2(40, b"", start=40), 0.0) == [TakeEpochs(((3, 40),))]
+
+
+def test_a_gap_that_a_neve_master_leaves_out_is_stepped_over_and_a_step_back_is_none() -> None:
+    made = following()
+    assert plain(made.receive_data(t2(0, b"ab") + t2(64, b"cd"), 0.0)) == [
+        TakeEpochs(((3, 0),)),
+        Append(0, b"ab"),
+        Append(64, b"cd"),
+    ]
+    assert "broke the protocol" in why(made.receive_data(t2(64, b"cd"), 0.0))
+
+
+def test_a_stock_masters_bytes_join_exactly() -> None:
+    made = session(stock=True)
+    made.receive_data(encode_master_handshake(150, [(3, 0)]), 0.0)
+    made.attached(0, 0.0)
+    made.receive_data(t2(0, b"ab"), 0.0)
+    assert "broke the protocol" in why(made.receive_data(t2(3, b"cd"), 0.0))
+
+
+@pytest.mark.parametrize("frame", [t2(40, b"x", epoch=1, start=0), t2(40, b"x", epoch=4, start=20)])
+def test_bytes_whose_epoch_goes_back_are_not_stored(frame: bytes) -> None:
+    made = following(Local(0, 40, ((1, 0), (3, 30)), 0, 3), ((1, 0), (3, 30)))
+    actions = made.receive_data(frame, 0.0)
+    assert "epochs" in why(actions)
+
+
+def test_what_came_whole_before_a_fault_is_stored() -> None:
+    made = following()
+    actions = plain(made.receive_data(t2(0, b"ab") + b"garbage!", 0.0))
+    assert actions[:2] == [TakeEpochs(((3, 0),)), Append(0, b"ab")]
+    assert isinstance(actions[2], End)
+
+
+# -- what is acknowledged and confirmed
+
+
+def test_only_what_is_stored_is_acknowledged() -> None:
+    made = following()
+    made.receive_data(t2(0, b"abcdefgh"), 0.0)
+    assert made.stored(6, 6, 0.0) == [Send(encode_ack(6, 6))], "the rest is the begin of a record"
+    assert made.stored(6, 6, 0.0) == [], "it is known"
+    assert made.stored(6, 6, 0.0) == []
+
+
+def test_a_later_sync_is_told_to_a_neve_master_and_not_to_a_stock_one() -> None:
+    made = following()
+    made.receive_data(t2(0, b"abcdefgh"), 0.0)
+    assert made.stored(8, 0, 0.0) == [Send(encode_ack(8, 0))]
+    assert made.stored(8, 8, 0.0) == [Send(encode_ack(8, 8))]
+    stock = session(stock=True)
+    stock.receive_data(encode_master_handshake(0, [(3, 0)]), 0.0)
+    stock.attached(0, 0.0)
+    stock.receive_data(t2(0, b"abcdefgh"), 0.0)
+    assert stock.stored(8, 0, 0.0) == [Send(encode_ack(8))]
+    assert stock.stored(8, 8, 0.0) == []
+
+
+def test_a_slaves_confirm_is_the_masters_as_far_as_its_log_goes() -> None:
+    made = following()
+    assert not [one for one in made.receive_data(t2(0, b"abcd", confirm=100), 0.0) if isinstance(one, Confirmed)]
+    assert made.stored(4, 0, 0.0)[-1] == Confirmed(4)
+    assert made.receive_data(t2(4, b"", confirm=100), 0.0) == []
+    made.receive_data(t2(4, b"efgh", confirm=6), 0.0)
+    assert made.stored(8, 0, 0.0)[-1] == Confirmed(8)
+
+
+def test_a_confirm_that_comes_alone_is_told_at_once_and_never_backwards() -> None:
+    made = following(Local(0, 40, ((3, 0),), 10, 3), end=40)
+    assert made.receive_data(t2(40, b"", confirm=30), 0.0) == [Confirmed(30)]
+    assert made.receive_data(t2(40, b"", confirm=20), 0.0) == []
+
+
+# -- time
+
+
+def test_a_slave_that_has_nothing_to_acknowledge_says_so_every_five_seconds() -> None:
+    made = following(Local(0, 40, ((3, 0),), 10, 3), end=40)
+    assert made.wake_at == HEARTBEAT_S
+    assert made.tick(4.9) == []
+    assert made.tick(5.0) == [Send(encode_ack(40, 40))]
+    assert made.wake_at == 2 * HEARTBEAT_S
+
+
+@pytest.mark.parametrize("make", [session, greeted, following])
+def test_a_master_that_is_silent_for_twenty_seconds_is_left(make: Callable[[], SlaveSession]) -> None:
+    made = make()
+    made.tick(5.0)
+    assert not [one for one in made.tick(SILENCE_S - 0.1) if isinstance(one, End)]
+    assert "silent" in why(made.tick(SILENCE_S))
+    assert made.tick(SILENCE_S + 1) == []
