@@ -24,6 +24,7 @@ from infra.threads import SYSTEM_THREADS, Threads
 log = logging.getLogger(__name__)
 
 _FAILED = "flush failed"
+_CUT = "the log was cut below what was to be synced"
 _AGAIN_S = 0.1
 
 
@@ -77,7 +78,10 @@ class Flusher:
         self._work.set()
 
     async def flush_now(self) -> None:
-        """Returns when everything appended so far is on disk; RuntimeError when no sync succeeds any more."""
+        """Returns when everything appended so far is on disk.
+
+        RuntimeError when no sync succeeds any more, or when a slave's log was cut meanwhile.
+        """
         if self.failed:
             raise RuntimeError(_FAILED)
         if not self._begun:
@@ -151,7 +155,8 @@ class Flusher:
 
     def _complete(self, offset: int) -> None:
         """What is on the disk is so whatever goes wrong here: everybody else who waits hears of it."""
-        self.flushed_offset = offset
+        # A sync that began before a slave's log was cut says nothing of what is there now.
+        offset = self.flushed_offset = min(offset, self._store.max_physical_offset)
         try:
             self._store.after_flush(offset)
         except Exception as error:  # noqa: BLE001 - the records are on the disk; the next round does it again
@@ -164,6 +169,9 @@ class Flusher:
             if end <= offset:
                 if not waiter.done():
                     waiter.set_result(None)
+            elif end > self._store.max_physical_offset:
+                if not waiter.done():
+                    waiter.set_exception(RuntimeError(_CUT))
             else:
                 rest.append((end, waiter))
         self._flush_waiters = rest

@@ -29,7 +29,7 @@ from broker.store.queue_table import QueueTable
 from broker.store.visibility import Visibility
 from infra.clock import Clock
 from infra.disk import Disk, OutOfDescriptors
-from infra.locks import NewLock, new_lock
+from infra.locks import Lock, NewLock, new_lock
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,15 @@ class Checkpointer:
     def adopt(self, physical: int) -> None:
         """What the file said at the start."""
         self.checkpointed = physical
+
+    def standing_still(self) -> Lock:
+        """While it is held, no thread writes one."""
+        return self._writing
+
+    def forget(self) -> None:
+        """What is due speaks of a log that is no more."""
+        self._due, self.is_put_off = None, False
+        self._described_at = 0
 
     @property
     def is_due(self) -> bool:

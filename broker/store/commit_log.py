@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from broker.store.errors import StoreCorrupt, StoreFull
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
 from infra import failpoint
 from infra.disk import Disk, DiskFull, FileWriter, OutOfDescriptors
-from infra.locks import NewLock, new_lock
+from infra.locks import Lock, NewLock, new_lock
 from neve.record.layout import SIZE_AND_MAGIC
 
 _SMALLEST_FILE = 4096
@@ -77,6 +78,11 @@ class CommitLog:
     def min_offset(self) -> int:
         """Where the log begins; 0 of an empty one."""
         return self.files[0].base if self.files else 0
+
+    def forget(self) -> None:
+        """Before it is opened again, while it is `unchanged`."""
+        self._drop_next()
+        self.files.clear()
 
     def open(self) -> None:
         """Map what is there."""
@@ -160,13 +166,51 @@ class CommitLog:
     def used_size(self, file: LogFile) -> int:
         """Of a sealed file, the bytes up to and with its END record: behind them is nothing."""
         if file.used_size < 0:
-            last = self.find_crc_position(file, file.size) - CRC_ENTRY_SIZE
-            used = 0
-            if last >= 0:
-                used = CRC_ENTRY.unpack_from(file.crc_map, last)[0] - 1
-                used += SIZE_AND_MAGIC.unpack_from(file.map, used)[0]
-            file.used_size = min(used + END_SIZE, file.size)
+            last = self._record_before(file, self.find_crc_position(file, file.size))
+            file.used_size = min((0 if last is None else last[1]) + END_SIZE, file.size)
         return file.used_size
+
+    def is_record_start(self, physical_offset: int) -> bool:
+        """Whether a record begins at an offset, or might: at a file's begin, or behind a record."""
+        file = self.at(physical_offset)
+        if file is None:
+            return self.ending_at(physical_offset) is not None
+        position = physical_offset - file.base
+        index = self.find_crc_position(file, position)
+        before = self._record_before(file, index)
+        return position == (0 if before is None else before[1])
+
+    def _record_before(self, file: LogFile, crc_position: int) -> tuple[int, int] | None:
+        """The place of the record whose CRC entry lies before this position: its begin and end in the file."""
+        if not crc_position:
+            return None
+        begin = CRC_ENTRY.unpack_from(file.crc_map, crc_position - CRC_ENTRY_SIZE)[0] - 1
+        return begin, begin + SIZE_AND_MAGIC.unpack_from(file.map, begin)[0]
+
+    def records_ending_above(self, physical_offset: int) -> Iterator[tuple[int, int, int]]:
+        """Physical offset, size and tags code of the records that end above an offset, in their order."""
+        for file in self.files:
+            if file.end <= physical_offset:
+                continue
+            position = self.find_crc_position(file, max(physical_offset - file.base, 0))
+            before = self._record_before(file, position)
+            if before is not None and file.base + before[1] > physical_offset:
+                position -= CRC_ENTRY_SIZE
+            while position + CRC_ENTRY_SIZE <= file.crc_size:
+                mark, _, tags = CRC_ENTRY.unpack_from(file.crc_map, position)
+                if not mark:
+                    break
+                yield file.base + mark - 1, SIZE_AND_MAGIC.unpack_from(file.map, mark - 1)[0], tags
+                position += CRC_ENTRY_SIZE
+
+    def last_record_below(self, physical_offset: int) -> memoryview | None:
+        """The newest record that begins below an offset."""
+        for file in reversed(self.files):
+            if file.base < physical_offset:
+                place = self._record_before(file, self.find_crc_position(file, physical_offset - file.base))
+                if place is not None:
+                    return memoryview(file.map)[place[0] : place[1]]
+        return None
 
     def allocate(self, base: int) -> LogFile:
         """Add the next file; takes the one prepared ahead if there is one. Raises `StoreFull`."""
@@ -200,12 +244,19 @@ class CommitLog:
             if self.files and self._next is None:
                 self._next = self._create(self.files[-1].end)
 
+    def unchanged(self) -> Lock:
+        """While it is held, no thread makes a file."""
+        return self._allocation
+
     def drop_next(self) -> None:
         """Give up the file that was prepared ahead."""
         with self._allocation:
-            file, self._next = self._next, None
-            if file is not None:
-                self._remove(file)
+            self._drop_next()
+
+    def _drop_next(self) -> None:
+        file, self._next = self._next, None
+        if file is not None:
+            self._remove(file)
 
     @property
     def next_is_ready(self) -> bool:

@@ -332,6 +332,14 @@ class ConsumeQueue:
         self._maps.forget(file)
         self._disk.remove(file.path)
 
+    def close(self) -> None:
+        """Let go of the files; nothing is appended by way of it any more."""
+        for file in self.files:
+            file.map = None
+        self.files.clear()
+        self.tail = self.map = None
+        self.position = self.limit = 0
+
     def delete(self) -> None:
         """Remove the queue from the disk."""
         for file in self.files:

@@ -107,7 +107,7 @@ def clear_store(root: Path, disk: Disk) -> None:
 
     Between its steps such a store may be one that no start can open: a log without its checkpoint.
     """
-    for name in ("checkpoint", "queue_state", "abort", "recovering", "following"):
+    for name in ("checkpoint", "queue_state", "abort", "recovering", "following", "truncation"):
         if disk.exists(root / name):
             disk.remove(root / name)
     queues = root / "consumequeue"

@@ -33,3 +33,7 @@ class StoreLocked(StoreError):
 
 class LogMismatch(StoreError):
     """What a master sent does not continue the log of its slave."""
+
+
+class TruncationRefused(StoreError):
+    """What is confirmed is not cut, but by an operator."""

@@ -118,6 +118,15 @@ class IndexFile:
                 return
             number = previous
 
+    def count_below(self, physical_offset: int, count: int) -> int:
+        """Of so many entries those of records below an offset; entries are in the order of the log.
+
+        A cut that was not ended may have zeroed some of those above.
+        """
+        places = self._entries["physical"][1:count]
+        above = np.flatnonzero((places >= physical_offset) | (places < np.maximum.accumulate(places)))
+        return 1 + (int(above[0]) if len(above) else len(places))
+
     def rewind(self, count: int) -> None:
         """Go back to the entries that a checkpoint vouches for and link them again: slots may have any age."""
         entries, slots = self._entries, self._slots
@@ -163,6 +172,22 @@ class KeyIndex:
         if self.files and self.files[-1].base == base and scrub:
             self.files[-1].rewind(count)
             self._dirty.add(self.files[-1].path)
+
+    def forget(self) -> None:
+        """Before it is loaded again."""
+        self.files.clear()
+        self._dirty.clear()
+        self._wanted.clear()
+
+    def below(self, physical_offset: int, base: int, count: int) -> tuple[int, int]:
+        """Base and count for a checkpoint at an offset, by those of a later one; see `load`."""
+        names = self._disk.list_dir(self.directory) if self._disk.exists(self.directory) else []
+        bases = [int(name) for name in names if is_file_name(name) and int(name) <= base]
+        last = max((found for found in bases if found < physical_offset), default=-1)
+        if last < 0:
+            return -1, 0
+        file = IndexFile(self.directory / file_name(last), self._disk)
+        return last, file.count_below(physical_offset, count if last == base else file.count)
 
     def want(self, items: Iterable[IndexItem]) -> None:
         """Have the keys of messages indexed, soon."""

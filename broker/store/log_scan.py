@@ -63,12 +63,13 @@ class LogScan:
         code_of: Callable[[MessageRecord], int],
         strict: bool,
         followed: bool = False,
+        stop: int = 1 << 62,
     ) -> None:
         self._log = log
         self._report = report
         self._queue_of = queue_of
         self._code_of = code_of
-        self._strict, self._followed = strict, followed
+        self._strict, self._followed, self._stop = strict, followed, stop
         self.store_time = store_time
         self.high_time = high_time  # of the file, from before a step back
         self.position = 0
@@ -86,9 +87,11 @@ class LogScan:
         file.crc_position = self._log.find_crc_position(file, position)
         while True:
             self.file, self.position = file, position
+            if file.base + position >= self._stop:
+                return
             if self._is_end(file, position):
                 following = self._following(file)
-                if following is None:
+                if following is None or following.base > self._stop:
                     self.position = file.size
                     return
                 seal(file, self.store_time, self.high_time)
@@ -191,12 +194,12 @@ def _holds_data(file: LogFile) -> bool:
     return file.map[:END_SIZE] != bytes(END_SIZE)
 
 
-def walk_topics(file: LogFile) -> tuple[dict[str, tuple[int, int]], int]:
-    """The topic table of a file below the checkpoint, read again from its records."""
+def walk_topics(file: LogFile, end: int = 1 << 62) -> tuple[dict[str, tuple[int, int]], int]:
+    """The topic table of a file below the checkpoint, read again from its records; of those below a place in it."""
     topics: dict[str, tuple[int, int]] = {}
     newest, position = 0, 0
     view = memoryview(file.map)
-    while file.size - position >= END_SIZE:
+    while position < end and file.size - position >= END_SIZE:
         size, magic = SIZE_AND_MAGIC.unpack_from(view, position)
         if size <= 0 or magic == MAGIC_BLANK:
             break

@@ -6,7 +6,7 @@ This is the front; each thing has an owner that can be read alone:
     consume_queue   one queue's index               queue_table    which queues there are and were, their minimums
     key_index       messages by key                 topic_tails    the newest record of each topic
     appender        messages to bytes               visibility     appended, synced, confirmed, shown; who is told
-    replica_appender    a slave's: bytes that its master laid out
+    replica_appender    a slave's: bytes that its master laid out           truncation   what of it no set confirmed
     recovery        what a start finds              checkpointer   how little a start has to read again
     reading         entries to slices of the log    data_directory, queue_state, checkpoint: the small files
 
@@ -16,19 +16,21 @@ thread of their own each, and `write_queue_state`: for any.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from broker.store import reading
+from broker.store import reading, truncation
 from broker.store.appender import Appender, PutResult, Send
 from broker.store.checkpointer import Checkpointer
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.data_directory import DataDirectory
-from broker.store.errors import StoreError, StoreFull
+from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.key_index import KeyIndex
 from broker.store.log_end import LogEnd
 from broker.store.log_scan import RecoveryReport
@@ -38,13 +40,16 @@ from broker.store.reading import EntryRun, GetResult
 from broker.store.recovery import Recovery
 from broker.store.replica_appender import ReplicaAppender
 from broker.store.topic_tails import TopicTails
-from broker.store.visibility import AppendCallback, Visibility
+from broker.store.visibility import AppendCallback, Run, Visibility
 from infra.clock import Clock
 from infra.disk import Disk
 from infra.locks import NewLock, new_lock
+from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus
 
 __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport", "Segment", "StoreConfig"]
+
+log = logging.getLogger(__name__)
 
 _QUERY_LIMIT = 64
 _ALL = 1 << 62
@@ -94,26 +99,15 @@ class MessageStore:
 
     # -- start and stop
 
-    def load(self, *, following: bool = False) -> RecoveryReport:
-        """Lock the directory, recover, and be ready to append; or, `following`, to take what a master wrote."""
+    def load(self, *, following: bool = False, confirmed: int | None = None) -> RecoveryReport:
+        """Lock the directory, recover, and be ready to append; or, `following`, to take what a master wrote.
+
+        `confirmed`: how far the set that it is a member of has it, as was known last; readers see no further.
+        """
         self._directory.lock()
         try:
-            found = Recovery(
-                self.config,
-                self.disk,
-                directory=self._directory,
-                log=self._log,
-                tails=self._tails,
-                queues=self._queues,
-                index=self._index,
-            ).run()
-            self.log_uuid = found.log_uuid
-            end = found.end
-            self._end.adopt(end.file, end.position, last_time=end.last_time, high_time=end.high_time)
-            self._visibility.adopt(end.physical)
-            self._checkpointer.adopt(found.checkpointed)
-            self.checkpoint()
-            self._directory.end_recovery()
+            report = self._recover()
+            self._begin_again(confirmed)
         except BaseException:
             self._directory.release()
             raise
@@ -123,7 +117,46 @@ class MessageStore:
             if self._directory.is_following:
                 self._end_following_at_start()
             self._end.open()
+        return report
+
+    def _recover(self) -> RecoveryReport:
+        found = Recovery(
+            self.config,
+            self.disk,
+            directory=self._directory,
+            log=self._log,
+            tails=self._tails,
+            queues=self._queues,
+            index=self._index,
+        ).run()
+        self.log_uuid = found.log_uuid
+        end = found.end
+        self._end.adopt(end.file, end.position, last_time=end.last_time, high_time=end.high_time)
+        self._visibility.adopt(end.physical)
+        self._checkpointer.adopt(found.checkpointed)
         return found.report
+
+    def _begin_again(self, confirmed: int | None) -> None:
+        """What was found is brought to the disk; before a cut is there, nothing may come behind it."""
+        self.checkpoint()
+        if truncation.read_truncation(self.config.root, self.disk) is not None:
+            if self.checkpoint_is_put_off:
+                raise StoreFull("no room for a checkpoint where the log is cut")
+            truncation.is_done(self.config.root, self.disk)
+        self._directory.end_recovery()
+        if confirmed is not None:
+            confirmed = min(confirmed, self._end.appended)
+            self._visibility.hide(confirmed, self._runs_above(confirmed))
+
+    def _runs_above(self, confirmed: int) -> Iterator[Run]:
+        for physical_offset, size, tags_code in self._log.records_ending_above(confirmed):
+            file = self._log.at(physical_offset)
+            assert file is not None
+            position = physical_offset - file.base
+            record = decode_record(memoryview(file.map)[position : position + size])
+            queue = self._queues.get(record.topic, record.queue_id)
+            if queue is not None and physical_offset >= self._queues.gone_below(record.topic):
+                yield physical_offset + size, [(queue, record.queue_offset, tags_code)], ()
 
     # -- role
 
@@ -172,6 +205,38 @@ class MessageStore:
     def go_on_with_master_at(self, physical_offset: int) -> None:
         """The master's next file begins here, behind a hole; this log ends with a file. Raises as `append_replica`."""
         self._replica.go_on_at(physical_offset)
+
+    def truncate(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Path | None:
+        """Cut a slave's log down to the begin of a record, and keep what is cut in the file that is returned.
+
+        `floor` is confirmed: below it only an operator cuts. Raises TruncationRefused, LogMismatch, StoreFull and other
+        StoreErrors; then nothing is cut. StoreNotWritable: it is half done and the store takes nothing any more; the
+        next start ends it.
+        """
+        self._end.check_following()
+        end, root, disk = self._end.appended, self.config.root, self.disk
+        truncation.check(self._log, to, end, 0 if by_operator else floor)
+        self._replica.forget()
+        if to == end:
+            return None
+        self.after_flush(self.flush())
+        if self._visibility.synced < end:
+            raise StoreFull("the log can't be synced before it is cut")
+        kept = truncation.keep(self._log, to, end, epoch=epoch, root=root, disk=disk)
+        truncation.decide(root, disk, to)
+        log.warning("the log is cut from %d to %d: %s keeps what lay above", end, to, kept)
+        self._end.close()
+        try:
+            with self._visibility.standing_still(), self._checkpointer.standing_still(), self._log.unchanged():
+                for part in (self._checkpointer, self._index, self._queues, self._tails, self._log):
+                    part.forget()
+                self._recover()
+            self._begin_again(self._visibility.set_has)
+        except (OSError, StoreError) as error:
+            self._end.fail(error if isinstance(error, OSError) else OSError(str(error)))
+            raise StoreNotWritable(f"the log could not be cut to {to}: {error}") from error
+        self._end.follow()
+        return kept
 
     def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
         """The log as it is, for those who follow: bytes of [start, end), and where they begin.

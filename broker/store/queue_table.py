@@ -48,6 +48,15 @@ class QueueTable:
 
     # -- start
 
+    def forget(self) -> None:
+        """Before it is loaded again: who holds a queue of it holds none of the store's."""
+        for queue in self.by_name.values():
+            queue.close()
+        self._maps = MappedFiles(self._config.mapped_queue_files, self._disk)
+        self.by_name.clear()
+        self._by_topic.clear()
+        self._dirty = []
+
     def load(self, below: int, *, scrub: bool, unsynced: bool) -> None:
         """Read what the files have of records below a physical offset.
 
@@ -74,6 +83,20 @@ class QueueTable:
         above = [topic for topic, mark in self._state.deleted.items() if mark > end]
         if above:
             self._state.deleted.update(dict.fromkeys(above, end))
+            self.save()
+
+    def lower_all(self) -> None:
+        """What a master's lost records left behind: empty files that begin higher, minimums above the end."""
+        lowered = False
+        for queue in self.by_name.values():
+            if queue.end != queue.used_end > 0:
+                queue.go_to(queue.used_end)
+                queue.visible = queue.end
+                self.mark_dirty(queue)
+            if queue.floor > queue.end:
+                self._set_floor(queue, queue.end)
+                lowered = True
+        if lowered:
             self.save()
 
     # -- which there are

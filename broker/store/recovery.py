@@ -1,7 +1,8 @@
 """What a start makes of the files: they are read into the parts that own them, checked, and made to agree.
 
-Everything below the checkpoint is believed, everything above it is read again record by record (`log_scan`). What no
-file says, because it follows from all of them, is returned: where the log ends, its time, and what was found.
+Everything below the checkpoint is believed, everything above it is read again record by record (`log_scan`), up to
+where the log is to be cut (`truncation`). What no file says, because it follows from all of them, is returned: where
+the log ends, its time, and what was found.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from broker.store.key_index import KeyIndex
 from broker.store.log_scan import LogScan, Recovered, RecoveryReport, walk_topics, zero_above
 from broker.store.queue_table import QueueTable
 from broker.store.topic_tails import TopicTails
+from broker.store.truncation import read_truncation
 from infra.disk import Disk
-from neve.record.codec import MessageRecord
+from neve.record.codec import MessageRecord, decode_record
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY
+
+_NO_STOP = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,11 @@ class Recovery:
         log.open()
         log.sweep_evicted()
         log_uuid = directory.log_uuid(log_is_empty=not log.files)
-        clean = directory.begin()
+        truncation = read_truncation(self._config.root, self._disk)
+        clean = directory.begin() and truncation is None
         strict, followed = checkpoint is not None, directory.is_following
+        if truncation is not None and checkpoint is not None and checkpoint.physical > truncation.to:
+            checkpoint = self._below(checkpoint, truncation.to)
         if checkpoint is None:
             clean = not log.files
             checkpoint = StoreCheckpoint(log.min_offset)
@@ -85,17 +92,20 @@ class Recovery:
         report = RecoveryReport(clean, start, start)
         end = RecoveredEnd(None, 0, checkpoint.store_time)
         if log.files:
-            end = self._replay(checkpoint, report, strict=strict, followed=followed)
+            stop = _NO_STOP if truncation is None else truncation.to
+            end = self._replay(checkpoint, report, strict=strict, followed=followed, stop=stop)
             report.end = end.physical
         elif start:
             raise StoreCorrupt(f"the CommitLog reached {start} and is gone from {log.directory}")
         assert end.physical >= start
         self._queues.lower_marks(report.end)
+        if followed and not clean:
+            self._queues.lower_all()
         self._index.build()
         return RecoveredStore(log_uuid, start, end, report)
 
     def _replay(
-        self, checkpoint: StoreCheckpoint, report: RecoveryReport, *, strict: bool, followed: bool
+        self, checkpoint: StoreCheckpoint, report: RecoveryReport, *, strict: bool, followed: bool, stop: int
     ) -> RecoveredEnd:
         log = self._log
         first = log.at(checkpoint.physical)
@@ -124,6 +134,7 @@ class Recovery:
             code_of=self._config.code_of,
             strict=strict,
             followed=followed,
+            stop=stop,
         )
         scan.run(checkpoint.physical, self._accept, self._seal)
         last = scan.file
@@ -139,6 +150,17 @@ class Recovery:
         else:
             log.drop_after(last)  # at most one, prepared ahead and never used
         return RecoveredEnd(last, scan.position, scan.store_time, scan.high_time)
+
+    def _below(self, checkpoint: StoreCheckpoint, to: int) -> StoreCheckpoint:
+        """One at the place where the log is cut: all that it speaks of is on the disk, for it was below a later one."""
+        file = self._log.at(to)
+        topics, newest = walk_topics(file, to - file.base) if file is not None else ({}, 0)
+        last = self._log.last_record_below(to)
+        store_time = decode_record(last).store_timestamp if last is not None else 0
+        high = newest if newest > store_time else 0  # there was a step back: too late rather than too early
+        topics = {topic: (place, max(time, high)) for topic, (place, time) in topics.items()}
+        base, count = self._index.below(to, checkpoint.index_base, checkpoint.index_count)
+        return StoreCheckpoint(to, store_time, base, count, topics)
 
     def _seal(self, file: LogFile, last_time: int, high_time: int) -> None:
         """All of its records have been accepted."""

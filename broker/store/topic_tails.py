@@ -32,6 +32,12 @@ class TopicTails:
         self._table: dict[str, tuple[int, int]] = {}
         self._table_of = (-1, 0)
 
+    def forget(self) -> None:
+        """Before recovery tells them anew."""
+        self.touched.clear()
+        self._tails.clear()
+        self._table, self._table_of = {}, (-1, 0)
+
     def of(self, topic: str) -> TopicTail:
         """The tail of a topic, made if there is none."""
         tail = self._tails.get(topic)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from broker.store.commit_log import CommitLog
 from broker.store.config import SYNC_FLUSH, StoreConfig
@@ -27,7 +27,7 @@ from broker.store.errors import StoreNotWritable
 from broker.store.log_end import LogEnd
 from infra import failpoint
 from infra.disk import OutOfDescriptors
-from infra.locks import NewLock, new_lock
+from infra.locks import Lock, NewLock, new_lock
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ AppendCallback = Callable[[list[VisibleEntry]], None]
 _ALONE = 1 << 62
 # What becomes visible together: where it ends in the log, the messages, and where each of them ends. A sender's have no
 # ends of their own: nobody else would see a part of them.
-_Run = tuple[int, list[VisibleEntry], Sequence[int]]
+Run = tuple[int, list[VisibleEntry], Sequence[int]]
 
 
 class Visibility:
@@ -52,7 +52,7 @@ class Visibility:
         self._set_has = _ALONE
         self._waits = self._waits_for_sync
         self._callbacks: list[AppendCallback] = []
-        self._hidden: deque[_Run] = deque()
+        self._hidden: deque[Run] = deque()
         self._flushing = new_lock()
         self._shown = 0
         self.flushed = 0  # the loop knows that what lies below is on the disk
@@ -61,6 +61,28 @@ class Visibility:
     def adopt(self, end: int) -> None:
         """All that a start found is promised."""
         self._shown = self.flushed = self.synced = end
+        self._hidden.clear()
+        if self._set_has != _ALONE:
+            self._set_has = min(self._set_has, end)
+
+    def hide(self, confirmed: int, runs: Iterable[Run]) -> None:
+        """Of what a start found the set has confirmed so much; `runs` are what lies above."""
+        assert not self._hidden and self._set_has in {_ALONE, confirmed}
+        self._set_has, self._waits = confirmed, True
+        self._shown = min(self._shown, confirmed)
+        for run in runs:
+            for queue, queue_offset, _ in run[1]:
+                queue.visible = min(queue.visible, queue_offset)
+            self._hidden.append(run)
+
+    def standing_still(self) -> Lock:
+        """While it is held, no thread syncs the log."""
+        return self._flushing
+
+    @property
+    def set_has(self) -> int | None:
+        """How far the set has confirmed; None: there is none."""
+        return None if self._set_has == _ALONE else self._set_has
 
     def tell(self, callback: AppendCallback) -> None:
         """Call back with all messages that readers see from then on."""

@@ -199,3 +199,31 @@ def test_a_sync_that_could_not_be_begun_is_tried_again_after_a_pause(monkeypatch
         flusher.close()
 
     asyncio.run(main())
+
+
+class CutStore(SoundStore):
+    """A slave's: while it is synced, its log is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = False
+
+    def flush(self) -> int:
+        synced, self.max_physical_offset = self.max_physical_offset, 4
+        return synced
+
+
+def test_who_waited_for_what_was_cut_hears_of_it_and_the_next_is_served() -> None:
+    async def main() -> None:
+        store: Any = CutStore()
+        flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda _: None, faults=Faults())
+        flushing = asyncio.create_task(flusher.run())
+        async with asyncio.timeout(20):
+            with pytest.raises(RuntimeError, match="was cut"):
+                await flusher.flush_now()
+            assert flusher.flushed_offset == 4
+            await flusher.flush_now()
+        flushing.cancel()
+        flusher.close()
+
+    asyncio.run(main())

@@ -14,14 +14,16 @@ from tests.unit.store.conftest import put_one, small_config
 
 TOPICS = ("orders", "payments", "käse", "t" * 130)
 QUEUES = 3
-KEYS = 40
+KEYS = 10
 
 Deletion = tuple[int, str, bool]  # where the log ended then, the topic, whether it begins again
 
 
-def open_store(disk: SimDisk, clock: ManualClock, *, following: bool = False, **changes: Any) -> MessageStore:
+def open_store(
+    disk: SimDisk, clock: ManualClock, *, following: bool = False, confirmed: int | None = None, **changes: Any
+) -> MessageStore:
     store = MessageStore(small_config(**changes), disk, clock)
-    store.load(following=following)
+    store.load(following=following, confirmed=confirmed)
     return store
 
 
@@ -32,6 +34,17 @@ class Master:
         self.dice, self.clock, self.disk = random.Random(seed), ManualClock(), SimDisk(seed=seed)
         self.store = open_store(self.disk, self.clock, **changes)
         self.deletions: list[Deletion] = []
+        self.deletes = True
+
+    @classmethod
+    def over(cls, other: Master, to: int, seed: int) -> Master:
+        """One that had the other's log up to an offset when it was elected."""
+        elected = cls(seed)
+        elected.store.follow()
+        Link(other, elected.store, seed).run(until=to)
+        elected.deletions = [one for one in other.deletions if one[0] <= to]
+        elected.store.lead()
+        return elected
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -45,7 +58,7 @@ class Master:
                 store.roll()
             case 1:
                 store.restart_log_at(store.max_physical_offset + dice.choice((0, 1, 777, 40_000)))
-            case 2:
+            case 2 if self.deletes:
                 self.delete(dice.choice(TOPICS))
             case 3:
                 topic, queue_id = dice.choice(TOPICS), dice.randrange(QUEUES)
@@ -87,23 +100,23 @@ class Link:
         end = slave.max_physical_offset
         self._deleted = sum(at <= end for at, *_ in master.deletions) if end else 0
 
-    def run(self, *sizes: int) -> None:
-        """All that the master has."""
-        while self.pass_on(self._dice.choice(sizes or (1, 7, 100, 3000, 40_000))):
+    def run(self, *, until: int = 1 << 62) -> None:
+        """All that the master has, up to an offset."""
+        while self.pass_on(self._dice.choice((1, 7, 100, 3000, 40_000)), until=until):
             pass
 
-    def pass_on(self, size: int) -> bool:
+    def pass_on(self, size: int, *, until: int = 1 << 62) -> bool:
         """One piece; whether there was one."""
         master, slave = self._master.store, self._slave
         start = slave.replica_offset if slave.segments() else master.min_physical_offset
         deletions = self._master.deletions[self._deleted :]
         border = deletions[0][0] if deletions else 1 << 62
-        at, data = master.log_bytes(start, border, size, padding=self._padding)
+        at, data = master.log_bytes(start, min(border, until), size, padding=self._padding)
         if data:
             if at > max(start, slave.max_physical_offset) and slave.segments():
                 slave.go_on_with_master_at(at)
             slave.append_replica(data, at)
-        elif deletions:
+        elif deletions and border <= until:
             _, topic, begin_again = deletions[0]
             slave.delete_topic(topic, begin_again=begin_again)
             self._deleted += 1
@@ -125,6 +138,7 @@ def log_of(store: MessageStore) -> Iterator[tuple[int, bytes]]:
 def told(store: MessageStore) -> dict[str, Any]:
     """All that a store says of its messages."""
     queues = [(topic, queue) for topic, ids in store.queues().items() for queue in ids]
+    queues = [one for one in queues if store.min_offset(*one) < store.next_offset(*one)]
     return {
         "log": list(log_of(store)),
         "bounds": {one: (store.min_offset(*one), store.max_offset(*one), store.next_offset(*one)) for one in queues},

@@ -1,0 +1,332 @@
+"""A slave cuts its log, and is as if it had never had more; what it cut is kept, and no crash leaves it between."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.store.errors import LogMismatch, StoreError, StoreFull, StoreNotWritable, TruncationRefused
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from neve.record.codec import decode_record, encode_record
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.replicas import Link, Master, log_of, open_store, told
+
+DIVERGED = Path("/store/diverged")
+
+
+def starts(store: MessageStore, above: int) -> list[int]:
+    """Where records begin, and the log ends."""
+    places = [place for place, _, _ in store._log.records_ending_above(above)]
+    return [*(place for place in places if place >= above), store.max_physical_offset]
+
+
+def tail_of(store: MessageStore, above: int) -> bytes:
+    return b"".join(data[max(above - at, 0) :] for at, data in log_of(store) if at + len(data) > above)
+
+
+def slave_of(master: Master, disk: SimDisk, **changes: Any) -> MessageStore:
+    store = open_store(disk, ManualClock(), following=True, **changes)
+    Link(master, store, 7).run()
+    return store
+
+
+def same(one: MessageStore, other: MessageStore) -> None:
+    mine, its = told(one), told(other)
+    for what in ("log", "bounds", "entries", "keys", "tables"):
+        assert mine[what] == its[what], what
+
+
+@pytest.mark.parametrize("checkpointed", ["below", "above", "between"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slave_that_cut_its_log_follows_the_next_master(seed: int, checkpointed: str) -> None:
+    dice, first = random.Random(seed), Master(seed)
+    first.run(150)
+    common = first.store.max_physical_offset
+    disk = SimDisk(seed=seed)
+    slave = slave_of(first, disk)
+    if checkpointed != "above":
+        slave.checkpoint()
+    for term in range(3):
+        first.deletes = False
+        first.run(150)
+        Link(first, slave, seed).run()
+        if checkpointed == "above":
+            slave.checkpoint()
+        to = dice.choice(starts(first.store, common))
+        second = Master.over(first, to, seed + 100 * (term + 1))
+        if checkpointed == "between" and to < slave.max_physical_offset:
+            slave.truncate(dice.choice(starts(slave, to)), epoch=term, floor=to)
+        cut = tail_of(slave, to)
+        kept = slave.truncate(to, epoch=term, floor=to)
+        assert slave.max_physical_offset == slave.replica_offset == to
+        assert (b"" if kept is None else disk.read(kept)) == cut
+        same(slave, second.store)
+        second.deletes = True
+        second.run(150)
+        Link(second, slave, seed).run()
+        same(slave, second.store)
+        assert told(slave)["following"] == told(second.store)["following"]
+        if dice.random() < 0.5:
+            disk.kill()
+            slave = open_store(disk, ManualClock(), following=True)
+            same(slave, second.store)
+        first, common = second, second.store.max_physical_offset
+
+
+class Died(Exception):
+    """The process did."""
+
+
+CALLS = (
+    "create_preallocated", "grow", "write_atomic", "append", "sync_file", "fsync_dir", "rename", "remove", "remove_dir",
+)  # fmt: skip
+
+
+def mortal(disk: SimDisk, calls: int) -> None:
+    """After so many calls that change the disk the process dies, in the midst of the next one."""
+    left = calls
+
+    def dying(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Died
+            return work(*args, **options)
+
+        return call
+
+    for name in CALLS:
+        setattr(disk, name, dying(getattr(disk, name)))
+
+
+@pytest.fixture(scope="module")
+def diverged() -> tuple[Master, int]:
+    """A master, and a place in its log two files below the end."""
+    master = Master(5)
+    master.run(60)
+    master.deletes = False
+    master.run(40)
+    end = master.store.max_physical_offset
+    return master, min(place for place in starts(master.store, 0) if place > end - 40_000 and place % 16_384)
+
+
+def outcomes(master: Master, to: int, prepare: Callable[[MessageStore], None]) -> Iterator[tuple[int, SimDisk]]:
+    """The disk of a slave that died after so many calls, until it dies no more."""
+    for calls in range(1000):
+        disk = SimDisk(seed=calls)
+        slave = slave_of(master, disk)
+        prepare(slave)
+        mortal(disk, calls)
+        try:
+            slave.truncate(to, epoch=3, floor=to)
+        except Died:
+            yield calls, disk
+        else:
+            return
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_a_crash_at_any_step_leaves_the_old_end_or_the_new_one(
+    diverged: tuple[Master, int], checkpointed: bool
+) -> None:
+    master, to = diverged
+    old = slave_of(master, SimDisk())
+    new = open_store(SimDisk(), ManualClock(), following=True)
+    Link(master, new, 7).run(until=to)
+    is_kept = is_decided = False  # by the calls that the last one made, too
+    for calls, disk in outcomes(master, to, MessageStore.checkpoint if checkpointed else lambda _: None):
+        for seed in (1, 2):
+            cut = disk.power_cut(calls * 10 + seed)
+            again = open_store(cut, ManualClock(), following=True)
+            end = again.max_physical_offset
+            assert end == to or not is_decided
+            if end == to:
+                same(again, new)
+            elif end == old.max_physical_offset:
+                same(again, old)
+            else:  # before it was synced, as by any power cut
+                assert not checkpointed and not is_kept
+            if is_decided:
+                (name,) = cut.list_dir(DIVERGED)
+                assert cut.read(DIVERGED / name) == tail_of(old, to)
+            if calls % 4 == 0:
+                Link(master, again, calls).run()
+                same(again, old)
+        is_kept = is_decided or disk.exists(DIVERGED)  # and what lies below is synced
+        is_decided = is_decided or disk.exists(Path("/store/truncation"))
+    assert calls > 20 and is_decided
+
+
+def test_a_start_that_dies_while_it_ends_a_cut_is_ended_by_the_next(diverged: tuple[Master, int]) -> None:
+    master, to = diverged
+    new = open_store(SimDisk(), ManualClock(), following=True)
+    Link(master, new, 7).run(until=to)
+    decided = [
+        disk for _, disk in outcomes(master, to, MessageStore.checkpoint) if disk.exists(Path("/store/truncation"))
+    ][1]  # of the first it died while that was written
+    for calls in range(200):
+        disk = decided.power_cut(calls)
+        mortal(disk, calls)
+        try:
+            open_store(disk, ManualClock(), following=True)
+        except Died:
+            again = open_store(disk.power_cut(calls), ManualClock(), following=True)
+            assert again.max_physical_offset == to
+            same(again, new)
+        else:
+            break
+    assert calls > 10
+
+
+# -- what is not cut
+
+
+def record(at: int, offset: int, **changes: Any) -> bytes:
+    values: dict[str, Any] = {
+        "topic": b"t", "body": b"body", "properties": b"KEYS\x01k\x02", "queue_id": 0, "flag": 0,
+        "queue_offset": offset, "physical_offset": at, "sys_flag": 0, "born_timestamp": 1, "born_host": ("10.0.0.1", 1),
+        "store_timestamp": 10 + offset, "store_host": ("10.0.0.2", 1),
+    }  # fmt: skip
+    return encode_record(**(values | changes))
+
+
+SIZE = len(record(0, 0))
+
+
+def short(disk: SimDisk, count: int, **changes: Any) -> MessageStore:
+    store = open_store(disk, ManualClock(), following=True, **changes)
+    for number in range(count):
+        store.append_replica(record(SIZE * number, number), SIZE * number)
+    return store
+
+
+def test_below_what_is_confirmed_only_an_operator_cuts(disk: SimDisk) -> None:
+    store = short(disk, 5)
+    with pytest.raises(TruncationRefused, match=f"below {2 * SIZE} is confirmed"):
+        store.truncate(SIZE, epoch=1, floor=2 * SIZE)
+    assert (store.max_offset("t", 0), disk.exists(DIVERGED)) == (5, False)
+    assert store.truncate(SIZE, epoch=1, floor=2 * SIZE, by_operator=True) == DIVERGED / f"1-{SIZE}-{5 * SIZE}.log"
+    assert store.max_offset("t", 0) == 1
+
+
+@pytest.mark.parametrize("to", [1, SIZE - 1, SIZE + 1, 3 * SIZE + 8, 5 * SIZE + 1, 16_384, 1 << 40, -1])
+def test_a_place_where_no_record_begins_is_refused(disk: SimDisk, to: int) -> None:
+    store = short(disk, 5)
+    with pytest.raises((LogMismatch, TruncationRefused)):
+        store.truncate(to, epoch=1, floor=0)
+    assert (store.max_offset("t", 0), store.is_following) == (5, True)
+
+
+def test_a_master_cuts_nothing(open_store: Callable[..., MessageStore], put: Callable[..., Any]) -> None:
+    store = open_store()
+    put(store)
+    with pytest.raises(StoreNotWritable, match="is a master"):
+        store.truncate(0, epoch=1, floor=0)
+    assert store.max_offset("t", 0) == 1
+
+
+def test_what_was_cut_twice_at_one_place_is_kept_twice(disk: SimDisk) -> None:
+    store = short(disk, 2)
+    store.append_replica(record(2 * SIZE, 2), 2 * SIZE)
+    store.truncate(2 * SIZE, epoch=1, floor=0)
+    store.append_replica(record(2 * SIZE, 2, body=b"BODY"), 2 * SIZE)
+    store.truncate(2 * SIZE, epoch=1, floor=0)
+    kept = [decode_record(disk.read(DIVERGED / name)).body for name in disk.list_dir(DIVERGED)]
+    assert sorted(kept) == [b"BODY", b"body"]
+    assert store.truncate(2 * SIZE, epoch=1, floor=0) is None
+
+
+def test_where_it_can_not_be_kept_nothing_is_cut(disk: SimDisk) -> None:
+    store, append = short(disk, 5), disk.append
+
+    def full(path: Path, data: bytes) -> None:
+        if data:
+            raise OSError(errno.ENOSPC, "no space left on device", str(path))
+        append(path, data)
+
+    disk.append = full  # type: ignore[method-assign]
+    with pytest.raises(StoreFull, match="can't be kept"):
+        store.truncate(SIZE, epoch=1, floor=0)
+    assert (store.max_offset("t", 0), disk.list_dir(DIVERGED)) == (5, [])
+    store.append_replica(record(5 * SIZE, 5), 5 * SIZE)
+    disk.append = append  # type: ignore[method-assign]
+    store.truncate(SIZE, epoch=1, floor=0)
+    assert store.max_offset("t", 0) == 1
+
+
+def test_a_cut_that_fails_half_way_stops_the_store_and_the_next_start_ends_it(disk: SimDisk) -> None:
+    store = short(disk, 5)
+    disk.fail_sync = lambda path: "commitlog" in str(path) and disk.exists(Path("/store/truncation"))
+    with pytest.raises(StoreNotWritable, match="could not be cut"):
+        store.truncate(SIZE, epoch=1, floor=0)
+    for ask in (store.flush, store.lead, lambda: store.append_replica(b"", SIZE)):
+        with pytest.raises(StoreError):
+            ask()
+    store.abandon()
+    disk.fail_sync = lambda _path: False
+    assert open_store(disk, ManualClock(), following=True).max_physical_offset == SIZE
+
+
+def test_no_start_goes_on_behind_a_cut_whose_checkpoint_has_no_room(disk: SimDisk) -> None:
+    """Until there is one, the next start would cut again, and with it what came since."""
+    store = short(disk, 5)
+    store.checkpoint()
+    write, refused = disk.write_atomic, True
+
+    def full(path: Path, data: bytes) -> None:
+        if refused and path.name == "checkpoint":
+            raise OSError(errno.ENOSPC, "no space left on device", str(path))
+        write(path, data)
+
+    disk.write_atomic = full  # type: ignore[method-assign]
+    with pytest.raises(StoreNotWritable, match="no room for a checkpoint"):
+        store.truncate(SIZE, epoch=1, floor=0)
+    store.abandon()
+    with pytest.raises(StoreFull, match="no room for a checkpoint"):
+        open_store(disk, ManualClock(), following=True)
+    refused = False
+    again = open_store(disk, ManualClock(), following=True)
+    again.append_replica(record(SIZE, 1, body=b"BODY"), SIZE)
+    disk.kill()
+    assert open_store(disk, ManualClock(), following=True).max_offset("t", 0) == 2
+
+
+# -- who looks on
+
+
+def test_a_sync_that_was_on_its_way_says_nothing_of_what_came_after_the_cut(disk: SimDisk) -> None:
+    store = short(disk, 5)
+    late = store.flush()
+    store.truncate(SIZE, epoch=1, floor=0)
+    for number in range(1, 5):
+        store.append_replica(record(SIZE * number, number, body=b"BODY"), SIZE * number)
+    store.after_flush(late)
+    assert store.flushed_offset == SIZE
+    store.after_flush(store.flush())
+    assert store.flushed_offset == 5 * SIZE
+
+
+@pytest.mark.parametrize("confirmed", [0, SIZE, SIZE + 3, 2 * SIZE, 4 * SIZE])
+def test_after_a_cut_and_after_a_start_readers_see_what_is_confirmed(disk: SimDisk, confirmed: int) -> None:
+    heard: list[int] = []
+    store = open_store(disk, ManualClock(), following=True, confirmed=0)
+    store.append_replica(b"".join(record(SIZE * number, number) for number in range(5)), 0)
+    store.confirm(confirmed)
+    store.truncate(4 * SIZE, epoch=1, floor=0)
+    for _ in range(2):
+        assert store.max_offset("t", 0) == confirmed // SIZE
+        assert (store.next_offset("t", 0), store.confirmed_offset) == (4, confirmed)
+        disk.kill()
+        store = open_store(disk, ManualClock(), following=True, confirmed=confirmed)
+    store.tell(lambda shown: heard.extend(offset for _, offset, _ in shown))
+    store.confirm(4 * SIZE)
+    assert heard == list(range(confirmed // SIZE, 4))
+    assert store.max_offset("t", 0) == 4
