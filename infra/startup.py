@@ -14,7 +14,7 @@ EXIT_DISK = 4
 EXIT_ARCHIVE = 5
 EXIT_FAILED = 6
 
-_PACKAGES = ("neve", "infra", "namesrv", "tiered", "lifecycle", "broker")
+PACKAGES = ("neve", "infra", "access", "namesrv", "controller", "tiered", "lifecycle", "broker")
 
 #: What `neve[server]` brings. Some are only loaded by workers, hours after the start: an upgrade without its packages
 #: must not look well until then.
@@ -38,7 +38,7 @@ def check_installation() -> None:
     if missing:
         raise StartupError(f"not installed: {', '.join(missing)}; {install_command('server')} brings them")
     places = set()
-    for name in _PACKAGES:
+    for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise StartupError(f"package {name} is missing: {install_command('server')}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from infra.server_command import announce
-from infra.startup import REQUIRED, StartupError, check_installation
+from infra.startup import PACKAGES, REQUIRED, StartupError, check_installation
 
 
 def test_the_required_packages_are_those_of_the_server_extra() -> None:
@@ -22,6 +22,11 @@ def test_the_required_packages_are_those_of_the_server_extra() -> None:
         re.split(r"[<>=\[]", text)[0] for text in (*project["dependencies"], *extras["archive"], *extras["server"])
     ]
     assert sorted(REQUIRED) == sorted({name.replace("-", "_") for name in named} - {"neve"})
+
+
+def test_each_package_of_the_house_is_looked_at() -> None:
+    project: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert sorted(PACKAGES) == sorted(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 
 
 def test_a_package_that_only_a_worker_needs_is_missed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
