@@ -97,6 +97,39 @@ def test_apaches_brokers_change_roles_as_neves_controller_says(tmp_path: Path) -
         assert "Traceback" not in server.log()
 
 
+def test_a_register_that_was_lost_elects_nobody_over_a_log_until_an_operator_designates_one(tmp_path: Path) -> None:
+    with controller(tmp_path / "controller") as server, name_server(tmp_path / "namesrv") as names:
+        broker = ApacheMember(tmp_path / "a", namesrv=names.namesrv, controller=server.ready["controller"])
+        with broker:
+            wait_until(lambda: may_send(broker), "a master that takes messages", _CHANGE_S)
+            broker.kill()
+            server.stop()
+            (tmp_path / "controller" / "register" / "register.json").unlink()
+            server.start()
+            # As docs/high-availability.md says: it forgets its id, and applies for one as a new broker would.
+            for identity in (tmp_path / "a" / "store").glob("brokerIdentity*"):
+                identity.unlink()
+            broker.start()
+            wait_until(lambda: "has to designate" in refusal(server), "the controller refuses by itself", _CHANGE_S)
+            assert broker_set(server).get("masterBrokerId") is None
+            assert not may_send(broker)
+            with Client(server.ready["controller"]) as client:
+                own = {"clusterName": "DefaultCluster", "brokerName": "stock", "brokerId": 1}
+                client.ask(ELECT, {**own, "designateElect": "true"})
+            wait_until(lambda: may_send(broker), "it takes messages again", _CHANGE_S)
+            with Client(broker.broker) as client:
+                bodies = [bytes(record.body) for record in client.read(TOPIC, 0, *client.bounds(TOPIC, 0))]
+            assert bodies[0] == b"are you master?"
+            assert len(bodies) >= 2
+
+
+def refusal(server: Serving) -> str:
+    """What the first broker is told when it asks for itself."""
+    with Client(server.ready["controller"]) as client:
+        own = {"clusterName": "DefaultCluster", "brokerName": "stock", "brokerId": 1}
+        return client.invoke(ELECT, {**own, "designateElect": "false"}).remark or ""
+
+
 @contextmanager
 def members(server: Serving, count: int, name: str = "b") -> Iterator[list[Client]]:
     """Brokers that say what a controller wants to hear, as long as their connections stand."""
