@@ -63,7 +63,11 @@ class FaultyDisk:
             here.give_way(here._loop.latency() + self.drag(call))
             if self.dead:
                 raise Killed(f"{call} {path} after the death")
-        self.before(call, path)
+        try:
+            self.before(call, path)
+        except Killed:
+            self.dead = True  # from this call on, whatever its thread and others still do on their way out
+            raise
         for (name, error), share in self.faults.shares.items():
             if name == call and self._chance.random() < share:
                 self._fail(call, error, path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -263,7 +264,10 @@ class SimThread(greenlet.greenlet):  # type: ignore[misc]  # it ships no types
 
 
 class SimLock:
-    """`threading.Lock` for greenlets: who waits on the loop lets the holder run on until it is free."""
+    """`threading.Lock` for greenlets: who waits on the loop lets the holder run on until it is free.
+
+    A holder that dies hands it to nobody: its death goes on to the loop, which ends where it waits.
+    """
 
     def __init__(self) -> None:
         self._holder: greenlet.greenlet | None = None
@@ -289,7 +293,8 @@ class SimLock:
         if self._wanted:
             self._wanted = False
             assert isinstance(holder, SimThread)
-            holder.hurried()
+            if not isinstance(sys.exception(), Killed):
+                holder.hurried()
 
     def locked(self) -> bool:
         return self._holder is not None

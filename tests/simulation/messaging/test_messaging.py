@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import functools
 import gc
 import random
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -25,9 +27,12 @@ from infra.supervisor import Supervisor
 from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import run
-from tests.simulation.messaging import clients
+from tests.simulation.messaging import clients, promises
+from tests.simulation.messaging.clients import POPPED
 from tests.simulation.messaging.faulty_disk import SYNCS, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLock, SimLoop, Stuck
+from tests.simulation.messaging.model import PLAIN
+from tests.simulation.messaging.promises import RETRY
 from tests.simulation.messaging.world import World
 from tests.simulation.world import Violation
 
@@ -147,6 +152,29 @@ def test_a_message_that_was_sent_back_and_forgotten_is_found(
     assert f"was sent back, {told}" in _first_violation(range(5), SendsBack, steps=40)
 
 
+def test_what_came_back_and_no_sync_has_shown_yet_is_waited_for() -> None:
+    """At the end of a history: a pop that gets nothing meanwhile is not the last one."""
+    world = World(1)
+    world.config = dataclasses.replace(world.config, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=500)
+    world._start()
+    while not any(sent.topic == POPPED for sent in world.model.of(PLAIN)):
+        clients.send_plain(world)
+    world._rest(0.1)
+    clients.pop(world, invisible=500)
+    world._rest(0.1)
+    out = len(world.model.popped)
+    assert out and {place[0] for place in world.model.popped} == {POPPED}
+    pops, store = world.server.controller.pops, world.server.controller.store
+    while any(queue.flights for queue in pops.queues.values()):
+        world._rest(0.01)
+    assert store.confirmed_offset < store.max_physical_offset, "it came back, and nobody sees it yet"
+    clients.drain(world)
+    assert Counter(place[0] for place in world.model.popped)[RETRY] == out
+    promises.check(world, at_rest=True)
+    world.server.die()
+    world.platter.kill()
+
+
 # ---- the loop, its threads and its disk
 
 
@@ -225,6 +253,34 @@ def test_a_lock_that_the_loop_wants_lets_its_thread_run_on() -> None:
     loop.close()
 
 
+def test_who_dies_with_a_lock_that_the_loop_wants_leaves_it_to_nobody() -> None:
+    """The file that its thread had begun is in the way of a loop that goes on, and of nobody else."""
+    loop, told, lock = _loop(), list[str](), SimLock()
+    disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
+    loop.latency = lambda: 1.0
+
+    def die(call: str, path: Path) -> None:
+        raise Killed(call)
+
+    def write() -> None:
+        with lock:
+            disk.write_atomic(Path("/a"), b"x")
+
+    async def main() -> None:
+        disk.before = die
+        loop.call_later(0.5, ask_for_the_lock)
+        await asyncio.to_thread(write)
+
+    def ask_for_the_lock() -> None:
+        with lock:
+            told.append("loop")
+
+    with pytest.raises(Killed, match="write_atomic"):
+        loop.run(main(), 10)
+    assert not told
+    loop.abandon()
+
+
 def test_what_waits_for_nothing_is_told() -> None:
     loop = _loop()
 
@@ -242,6 +298,24 @@ def test_a_dead_process_has_no_effect() -> None:
     disk.dead = True
     with pytest.raises(Killed):
         disk.write_atomic(Path("/a"), b"y")
+    assert disk.platter.read(Path("/a")) == b"x"
+
+
+def test_from_the_call_on_in_which_it_dies_a_process_has_no_effect() -> None:
+    """Its thread leaves by its handlers and `finally` clauses; they change nothing any more."""
+    disk = FaultyDisk(SimDisk(), Faults(), random.Random(1))
+    disk.write_atomic(Path("/a"), b"x")
+
+    def die(call: str, path: Path) -> None:
+        disk.before = lambda call, path: None
+        raise Killed(call)
+
+    disk.before = die
+    with pytest.raises(Killed):
+        try:
+            disk.write_atomic(Path("/b"), b"y")
+        finally:
+            disk.remove(Path("/a"))
     assert disk.platter.read(Path("/a")) == b"x"
 
 
