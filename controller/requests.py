@@ -91,7 +91,7 @@ class Requests:
         """1005: this one. Each controller answers everything, so each is the leader."""
         config, peer = self._config, self._config.peer
         host, port = (peer.host, peer.port) if peer is not None else connection.local
-        address = f"{host}:{port}"
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         own_id = config.controller_dleger_self_id
         ext = {
             "group": config.controller_dleger_group,
@@ -178,7 +178,7 @@ class Requests:
 
     # ---- roles
 
-    async def elect_master(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def elect_master(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """1002"""
         ext = request.ext
         asked = ElectMaster(
@@ -187,6 +187,8 @@ class Requests:
             optional_bool(ext, "designateElect"),
             ext.get("clusterName", ""),
         )
+        if asked.designate:
+            log.warning("%s:%d designates broker %d of %r", *connection.remote, asked.broker_id, asked.name)
         stored = await self._sets.stored(asked.name)
         if stored is not None and stored.member(asked.broker_id) is not None and not asked.designate:
             # Apache's broker sends its first heartbeat beside this, and asks again only after 5 seconds.
@@ -246,7 +248,7 @@ class Requests:
         body = dumps_object_keys({"replicasInfoTable": table}) if names else b""
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=body)
 
-    async def clean_broker_data(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    async def clean_broker_data(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """1011"""
         ext = request.ext
         cleaned = CleanBrokerData(
@@ -255,6 +257,8 @@ class Requests:
             optional_bool(ext, "isCleanLivingBroker"),
             ext.get("clusterName", ""),
         )
+        what = cleaned.broker_ids or "the whole set"
+        log.warning("%s:%d wants %r of %r forgotten", *connection.remote, what, cleaned.name)
         return _answered(request, await self._sets.carry_out(cleaned), {})
 
     # ---- settings

@@ -364,7 +364,7 @@ REFUSED: Mapping[str, Refusal] = {
     "clusterTest": Refusal(("false",), "routes of another environment would be missing"),
     "supportActingMaster": Refusal(("false",), "no slave would act for its master"),
     "notifyMinBrokerIdChanged": Refusal(("false",), "no slave would act for its master"),
-    "enableControllerInNamesrv": Refusal(("false",), "there is no controller"),
+    "enableControllerInNamesrv": Refusal(("false",), "the controller is a server of its own: run `neve controller`"),
     "enableTopicList": Refusal(("true",), "lists of topics would be answered; enableAllTopicList is honoured"),
 }
 

@@ -47,6 +47,7 @@ class Broker:
         self.end = 0
         self.answers_as: dict[str, str] | None = None  # another process than the one that registered
         self.connection: Connection | None = None
+        self.is_frozen = False
         self._port = RemotingServer(self._serve, host="127.0.0.1")
 
     @property
@@ -66,6 +67,10 @@ class Broker:
         await self._port.shutdown(0)
         self.hang_up()
 
+    async def close_port(self) -> None:
+        """It is heard, and can't be asked."""
+        await self._port.shutdown(0)
+
     def hang_up(self) -> None:
         if self.connection is not None:
             self.connection.close()
@@ -75,6 +80,8 @@ class Broker:
             self.told.append(request)
             return None
         assert request.code == RequestCode.GET_BROKER_EPOCH_CACHE
+        if self.is_frozen:
+            return None
         body = {"clusterName": "c", "brokerName": self.name, "epochList": self.epochs, "maxOffset": self.end}
         born = self.born if self.answers_as is None else self.answers_as
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=born, body=json.dumps(body).encode())

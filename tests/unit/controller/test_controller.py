@@ -208,6 +208,26 @@ def test_a_candidate_whose_process_is_not_the_one_that_registered_is_passed_over
     run(tmp_path, work)
 
 
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_candidate_that_does_not_answer_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    monkeypatch.setattr("controller.calls.ASK_S", 0.2)
+
+    async def work(server: ControllerManager) -> None:
+        a, b, c = Broker(server), Broker(server), Broker(server)
+        await in_sync(a, b, c)
+        b.end, c.end = 1000, 10
+        if refuses:
+            await b.close_port()
+        b.is_frozen = True
+        a.hang_up()
+        await master_is(c, c)
+        await closed(a, b, c)
+
+    run(tmp_path, work)
+
+
 def test_who_asks_beside_its_first_heartbeat_is_answered_when_that_has_come(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a = await Broker(server).open()
