@@ -399,8 +399,9 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
     now = stored
     if start is _Start.OTHER:
         now = _out_of_sync(now, member.id)
-    elif start is _Start.NEXT and now.master == member.id:
-        # Its log may have been cut back to what it can read: what it writes from here on needs an epoch of its own.
+    elif now.master == member.id and (start is _Start.NEXT or member.is_stock):
+        # Its log may have been cut back to what it can read: what it writes from here on needs an epoch of its own. An
+        # Apache broker registers when it starts; under its old epoch it would say that this one begins at its end now.
         now = _without_master(now)
     registered = replace(
         member,

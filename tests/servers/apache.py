@@ -118,7 +118,7 @@ class ApacheMember(Processes):
     ) -> None:
         super().__init__(directory)
         port, ha_port = free_ports(2)
-        self.broker = f"127.0.0.1:{port}"
+        self.broker, self.ha = f"127.0.0.1:{port}", f"127.0.0.1:{ha_port}"
         broker = {
             "brokerClusterName": "DefaultCluster",
             "brokerName": name,

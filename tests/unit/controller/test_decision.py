@@ -264,6 +264,16 @@ def test_an_apache_broker_registers_without_an_incarnation_and_stays() -> None:
     assert world.value == before
 
 
+def test_an_apache_master_that_started_again_needs_an_epoch_of_its_own() -> None:
+    """Under the old one it would write down that this epoch begins where its log ends now, and nobody could follow."""
+    world = in_sync(A, stock=True)
+    world.start(A)
+    assert (world.value.master, world.value.sync_state_set) == (None, (A,))
+    epoch = world.value.master_epoch
+    answer = world.elect(A)
+    assert (answer.master, world.value.master_epoch) == (A, epoch + 1)
+
+
 # ---- all of them unclean
 
 
