@@ -180,6 +180,18 @@ class CommitLog:
         before = self._record_before(file, index)
         return position == (0 if before is None else before[1])
 
+    def record_start(self, physical_offset: int) -> int:
+        """The highest place at or below an offset of the log where a record begins, or might."""
+        file = self.at(physical_offset)
+        if file is None:  # between files, or at the end of one
+            return max((below.end for below in self.files if below.end <= physical_offset), default=physical_offset)
+        position = physical_offset - file.base
+        before = self._record_before(file, self.find_crc_position(file, position))
+        if before is None:
+            return file.base
+        begin, end = before
+        return file.base + (end if position >= end else begin)
+
     def _record_before(self, file: LogFile, crc_position: int) -> tuple[int, int] | None:
         """The place of the record whose CRC entry lies before this position: its begin and end in the file."""
         if not crc_position:

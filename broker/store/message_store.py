@@ -206,6 +206,10 @@ class MessageStore:
         """The master's next file begins here, behind a hole; this log ends with a file. Raises as `append_replica`."""
         self._replica.go_on_at(physical_offset)
 
+    def record_start(self, physical_offset: int) -> int:
+        """The highest place at or below an offset of the log to which it could be cut."""
+        return self._log.record_start(physical_offset)
+
     def truncate(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Path | None:
         """Cut a slave's log down to the begin of a record, and keep what is cut in the file that is returned.
 

@@ -42,6 +42,21 @@ def same(one: MessageStore, other: MessageStore) -> None:
         assert mine[what] == its[what], what
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_of_any_offset_the_place_below_it_to_which_the_log_could_be_cut_is_known(seed: int) -> None:
+    master = Master(seed)
+    master.run(150)
+    store = slave_of(master, SimDisk(seed=seed))
+    log, low = store._log, store.min_physical_offset
+    known = low
+    for offset in range(low, store.max_physical_offset + 1):
+        if log.is_record_start(offset):
+            known = offset
+        found = store.record_start(offset)
+        assert found == known or (log.at(offset) is None and log.ending_at(found) is not None)
+        assert log.is_record_start(found)
+
+
 @pytest.mark.parametrize("checkpointed", ["below", "above", "between"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slave_that_cut_its_log_follows_the_next_master(seed: int, checkpointed: str) -> None:

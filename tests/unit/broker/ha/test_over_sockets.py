@@ -19,7 +19,7 @@ from broker.ha.frames import Hello, SlaveHandshake, encode_ack, encode_hello, en
 from broker.ha.ha_client import CutRefused, HaClient, Target
 from broker.ha.ha_service import HaService, Leadership
 from broker.ha.master_session import StreamRules
-from broker.store.errors import StoreFull
+from broker.store.errors import StoreFull, TruncationRefused
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock, SystemClock
 from neve.entropy import system_entropy
@@ -157,7 +157,16 @@ class Member:
             assert task.cancelled(), task.exception()
 
     async def cut(self, to: int) -> None:
-        raise CutRefused(f"nothing is cut here: {to}")
+        store, epoch = self.store, self.epochs.last_epoch
+        try:
+            store.truncate(store.record_start(to), epoch=epoch, floor=store.record_start(self.confirmed_to))
+        except TruncationRefused as error:
+            raise CutRefused(str(error)) from error
+
+    def diverged(self) -> dict[str, bytes]:
+        directory = Path("/store/diverged")
+        names = self.disk.list_dir(directory) if self.disk.exists(directory) else []
+        return {name: self.disk.read(directory / name) for name in names}
 
     async def following(self, master_epoch: int) -> None:
         self.followed = master_epoch
@@ -414,9 +423,16 @@ def test_the_bytes_of_a_new_master_bear_its_epoch_and_a_slave_keeps_that() -> No
         await second.lead(2)
         second.put(20)
         third = Member(C)
+        append, known = third.store.append_replica, list[tuple[tuple[int, int], ...]]()
+
+        def append_and_look(data: bytes | memoryview, at: int) -> None:
+            known.append(third.epoch_file.load().entries())
+            append(data, at)
+
+        third.store.append_replica = append_and_look  # type: ignore[method-assign]
         async with third.follows(second, 2, third.client(hello(C, master_epoch=2))):
             await until(lambda: third.has_all_of(second))
-        assert third.epoch_file.load().entries() == ((1, 0), (2, begin))
+        assert (known[0], known[-1]) == (((1, 0),), ((1, 0), (2, begin))), "on the disk before the first byte"
         assert third.followed == 2
         assert_same(third.store, second.store)
         await second.stop()
@@ -424,26 +440,58 @@ def test_the_bytes_of_a_new_master_bear_its_epoch_and_a_slave_keeps_that() -> No
     run(main())
 
 
-def test_a_slave_whose_bytes_part_from_its_masters_cuts_nothing_without_leave() -> None:
-    """It was a master, and has bytes of its own that nobody has confirmed; here nobody allows the cut."""
+async def parted(first: Member, second: Member, *, also: bool) -> int:
+    """`first` was master and has bytes of its own at its end, `second` is the master of epoch 2. Where they part."""
+    await first.lead(1, *([B] if also else []))
+    first.put(20)
+    async with second.follows(first, 1):
+        await until(lambda: second.has_all_of(first))
+        await until(lambda: first.confirmed_to == first.store.max_physical_offset)
+    point = first.store.max_physical_offset
+    await until(lambda: B not in first.ha.slaves)
+    first.put(20)
+    await first.stop()
+    await second.lead(2)
+    second.put(50)
+    first.store.follow()
+    return point
+
+
+def test_a_former_master_cuts_its_own_bytes_keeps_them_and_follows_the_new_epoch() -> None:
+    async def main() -> None:
+        first, second = Member(A), Member(B)
+        point = await parted(first, second, also=True)
+        own = b"".join(bytes(data)[max(point - at, 0) :] for at, data in log_of(first.store) if at + len(data) > point)
+        end = first.store.max_physical_offset
+        async with first.follows(second, 2, first.client(hello(A, master_epoch=2))) as client:
+            await until(lambda: first.has_all_of(second))
+            second.put(20)
+            await until(lambda: first.has_all_of(second))
+            assert client.connections == 1
+        assert_same(first.store, second.store)
+        assert first.diverged() == {f"1-{point}-{end}.log": own}
+        assert first.epoch_file.load().entries() == ((1, 0), (2, point))
+        again = first.restarted()
+        assert_same(again.store, second.store)
+        await second.stop()
+
+    run(main())
+
+
+def test_nothing_that_is_confirmed_is_cut_without_an_operator() -> None:
+    """It acknowledged on its own what the new master never had: an unclean election, say."""
 
     async def main() -> None:
         first, second = Member(A), Member(B)
-        await first.lead(1)
-        first.put(20)
-        async with second.follows(first, 1):
-            await until(lambda: second.has_all_of(first))
-        first.put(20)
-        await first.stop()
-        await second.lead(2)
-        second.put(5)
-        first.store.follow()
+        await parted(first, second, also=False)
         end = first.store.max_physical_offset
-        async with first.follows(second, 2) as client:
+        assert first.confirmed_to == end
+        async with first.follows(second, 2, first.client(hello(A, master_epoch=2))) as client:
             await until(lambda: client.trouble is not None)
             assert client.trouble is not None
             assert client.trouble.reason == "cut-needs-an-operator"
-        assert first.store.max_physical_offset == end
+        assert (first.store.max_physical_offset, first.diverged()) == (end, {})
+        assert first.epochs.entries() == ((1, 0),)
         await second.stop()
 
     run(main())
