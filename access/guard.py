@@ -14,7 +14,7 @@ from access.config import SecurityConfig
 from access.model import ENABLED, MAX_NAME, SUPER, Decision, User, check_name, check_user
 from access.permissions import NEEDS, RETRY_TOPIC, Need, NeedOfAll, RetryOwners, of_owners, topic_need
 from access.signed_sends import SignedSends
-from access.store import AuthStore, Tables
+from access.store import NO_CHANGE_LOG, AuthStore, ChangeLog, Tables
 from infra.disk import Disk
 from infra.remoting_server import Answer, Connection
 from infra.request_router import RequestRouter
@@ -248,7 +248,7 @@ def _told(name: str, need: Need) -> str:
     return f"User:{name} has no permission to access {need.kind}:{need.name} ({actions})"
 
 
-def open_store(config: SecurityConfig, path: Path, disk: Disk) -> AuthStore | None:
+def open_store(config: SecurityConfig, path: Path, disk: Disk, changes: ChangeLog = NO_CHANGE_LOG) -> AuthStore | None:
     """The users and policies of a server, or None when it asks for no signatures.
 
     Raises StartupError for what would leave a server open, or closed to everybody.
@@ -257,7 +257,7 @@ def open_store(config: SecurityConfig, path: Path, disk: Disk) -> AuthStore | No
         raise StartupError("authorizationEnabled needs authenticationEnabled: names would be believed unproven")
     if not config.authentication_enabled:
         return None
-    store = AuthStore(Path(config.auth_config_path).expanduser() if config.auth_config_path else path, disk)
+    store = AuthStore(Path(config.auth_config_path).expanduser() if config.auth_config_path else path, disk, changes)
     store.open()
 
     def add_configured(tables: Tables) -> None:

@@ -8,15 +8,22 @@ from access.admin import AuthAdmin
 from access.config import SecurityConfig
 from access.guard import Guard, GuardedHandler, SignatureGuard, Unguarded, open_store
 from access.permissions import RetryOwners
+from access.store import NO_CHANGE_LOG, ChangeLog
 from infra.disk import Disk
 from infra.request_router import RequestRouter
 
 
 def make_guard(
-    config: SecurityConfig, path: Path, disk: Disk, *, cluster: str, retry_owners: RetryOwners = lambda _: ()
+    config: SecurityConfig,
+    path: Path,
+    disk: Disk,
+    *,
+    cluster: str,
+    retry_owners: RetryOwners = lambda _: (),
+    changes: ChangeLog = NO_CHANGE_LOG,
 ) -> SignatureGuard | Unguarded:
     """Of users and policies in the file at `path`; of none when authentication is off. Raises StartupError."""
-    store = open_store(config, path, disk)
+    store = open_store(config, path, disk, changes)
     if store is None:
         return Unguarded()
     return SignatureGuard(store, authorize=config.authorization_enabled, cluster=cluster, retry_owners=retry_owners)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from access.guard import SignatureGuard
 from access.wiring import guarded, make_guard
 from broker.archiving.archive import AnyArchive, open_archive
 from broker.archiving.deletion import GroupDeletion, TopicDeletion
@@ -37,6 +38,9 @@ from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.machine import Machine
+from broker.metadata.metadata_journal import MetadataJournal
+from broker.metadata.metadata_log import MetadataLog
+from broker.metadata.user_changes import FollowedUsers, UserJournal
 from broker.pop.assignment import RequestModes
 from broker.pop.pop_book import PopBook, revive_log
 from broker.pop.pop_consumer_service import PopConsumerService
@@ -213,6 +217,7 @@ class BrokerController:
             self._threads.lock,
         )
         self.writer = LogWriter(self.store)
+        self.journal = MetadataJournal(self.store, self.writer, self.clock)
         self.flusher = Flusher(
             self.store,
             self.clock,
@@ -225,7 +230,7 @@ class BrokerController:
     def _make_tables(self, directory: Path) -> None:
         config, clock, disk, threads = self.config, self.clock, self._disk, self._threads
         self.topics = TopicConfigManager(
-            disk, directory / "topics.json", clock, lambda: config.max_topics, threads=threads
+            disk, directory / "topics.json", clock, lambda: config.max_topics, threads=threads, journal=self.journal
         )
         self.groups = SubscriptionGroupManager(
             disk,
@@ -234,10 +239,11 @@ class BrokerController:
             lambda: config.max_groups,
             auto_create=lambda: config.auto_create_subscription_group,
             threads=threads,
+            journal=self.journal,
         )
         sync_log = self.flusher.flush_now
-        self.offsets = ConsumerOffsetManager(disk, directory / "consumerOffset.json", sync_log, threads)
-        self.modes = RequestModes(disk, directory / "messageRequestMode.json", threads)
+        self.offsets = ConsumerOffsetManager(disk, directory / "consumerOffset.json", sync_log, threads, self.journal)
+        self.modes = RequestModes(disk, directory / "messageRequestMode.json", threads, self.journal)
         self.retry_names = RetryNames(
             self.topics.topics, self.groups.groups, self.offsets.stands, lambda: config.enable_retry_topic_v2
         )
@@ -245,7 +251,12 @@ class BrokerController:
     def _make_clients(self, users: Path) -> None:
         config, clock = self.config, self.clock
         self.guard = make_guard(
-            config, users, self._disk, cluster=config.broker_cluster_name, retry_owners=self.retry_names.owners
+            config,
+            users,
+            self._disk,
+            cluster=config.broker_cluster_name,
+            retry_owners=self.retry_names.owners,
+            changes=UserJournal(self.journal, lambda: self.store.log_uuid, lambda: self.intake.settled()),  # noqa: PLW0108
         )
         self.name_servers = BrokerOuterApi(config, self.address)
         self.registration = Registration(self.name_servers, self.topics)
@@ -274,6 +285,7 @@ class BrokerController:
             self.flusher.flush_now,
             self.faults,
             threads,
+            self.journal,
         )
         self.timers = TimerMessages(
             self.store, self.writer, clock, config, lambda topic: self.topics.select(topic) is not None, self.faults
@@ -290,6 +302,19 @@ class BrokerController:
             revives,
             sync_log,
             threads,
+        )
+        self.metadata = MetadataLog(
+            self.journal,
+            self.store,
+            disk,
+            directory / "metadataImage.json",
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            modes=self.modes,
+            users=self._followed_users(),
+            delays=self.schedule,
+            pops=self.pops,
         )
         self.pop_service = PopConsumerService(
             clock,
@@ -330,8 +355,21 @@ class BrokerController:
         )
         self.offsets.on_set = SetElsewhere(self.pops, self.polling).set
         self.persistence = Persistence(
-            (self.topics.file, self.groups.file, self.schedule.file, self.offsets.file, self.pops)
+            (
+                self.topics.file,
+                self.groups.file,
+                self.schedule.file,
+                self.offsets.file,
+                self.modes.file,
+                self.pops,
+            )
         )
+
+    def _followed_users(self) -> FollowedUsers | None:
+        guard = self.guard
+        if not isinstance(guard, SignatureGuard):
+            return None
+        return FollowedUsers(guard.store, self.journal, lambda: self.store.log_uuid)
 
     def _make_intake(self) -> None:
         config, clock = self.config, self.clock
@@ -361,13 +399,14 @@ class BrokerController:
             self.store,
             self.flusher,
             Tables(self.topics, self.groups, self.offsets),
-            pins or WaitingMessages(self.schedule, self.timers, self.transactions, self.pops),
+            pins or WaitingMessages(self.schedule, self.timers, self.transactions, self.pops, self.metadata),
             clock,
             self._disk,
             self._machine.outside,
         )
         self.topic_deletion = TopicDeletion(
             store=self.store,
+            journal=self.journal,
             sync_log=self.flusher.flush_now,
             tombstones=lambda: self.archive.tombstones,
             topics=self.topics,
@@ -497,6 +536,7 @@ class BrokerController:
                 groups=self.groups,
                 clients=self.clients,
                 name_servers=self.name_servers,
+                settled=self.intake.settled,
             ),
             query=QueryMessageProcessor(clock, self.tiered, self.store),
             transactions=EndTransactionProcessor(
@@ -510,12 +550,15 @@ class BrokerController:
             ),
             recall=RecallMessageProcessor(self.intake, config, clock, topics=self.topics),
             replies=ReplyMessageProcessor(self.intake, self.clients, config, clock, address=self.address),
-            topics=AdminTopicsProcessor(config, self.topics, self.topic_deletion, self.registration),
+            topics=AdminTopicsProcessor(
+                config, self.topics, self.topic_deletion, self.registration, self.intake.settled
+            ),
             groups=AdminGroupsProcessor(
                 config,
                 self.groups,
                 self.topics,
-                GroupDeletion(groups=self.groups, offsets=self.offsets, pops=self.pops),
+                GroupDeletion(journal=self.journal, groups=self.groups, offsets=self.offsets, pops=self.pops),
+                self.intake.settled,
             ),
             config=AdminConfigProcessor(config, self.topics),
             stats=AdminStatsProcessor(
@@ -538,6 +581,7 @@ class BrokerController:
                 clients=self.clients,
                 tiered=self.tiered,
                 schedule=self.schedule,
+                settled=self.intake.settled,
             ),
             reset=ResetOffsetProcessor(
                 config.broker_name,
@@ -547,6 +591,7 @@ class BrokerController:
                 tiered=self.tiered,
                 pops=self.pops,
                 arriving=self.arriving,
+                settled=self.intake.settled,
             ),
             relay=AdminRelayProcessor(
                 config.broker_name, self.clients, self.tiered, topics=self.topics, groups=self.groups
@@ -563,7 +608,7 @@ class BrokerController:
         return (
             Step("free ports", self._check_ports),
             Step("directory", self._check_directory),
-            Step("log", lambda: run(recover_log, self.config, self.store), lambda: run(self.store.shutdown)),
+            Step("log", lambda: run(self._recover_log), lambda: run(self.store.shutdown)),
             Step("tables", lambda: run(self._load_tables)),
             Step("archive", self._open_archive, lambda: self.archive.shutdown()),  # noqa: PLW0108 - made by the step
             Step("positions", self._settle_positions),
@@ -596,8 +641,14 @@ class BrokerController:
             refuse_unfinished(self.config, self._disk)
         await self._threads.run(check_directory, self.config, self._disk)
 
+    def _recover_log(self) -> None:
+        recover_log(self.config, self.store)
+        if isinstance(self.guard, SignatureGuard):  # changes of users go through it
+            self._disk.make_private(self.config.root / "commitlog")
+
     def _load_tables(self) -> None:
-        load_all((self.topics, self.groups, self.offsets, self.schedule, self.modes, self.timers, self.transactions))
+        tables = (self.topics, self.groups, self.offsets, self.schedule, self.modes)
+        load_all((*tables, self.metadata, self.timers, self.transactions))
         add_system_tables(self.config, self.topics, self.groups)
 
     async def _open_archive(self) -> None:
@@ -611,6 +662,7 @@ class BrokerController:
         for line in self.offsets.clip(self.store.max_offset):
             log.warning("group offset above the end of its queue: %s", line)
         load_all((self.pops,))
+        self.metadata.settle()
 
     async def _listen(self) -> None:
         try:

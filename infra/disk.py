@@ -120,6 +120,9 @@ class Disk(Protocol):
 
     def make_dirs(self, path: Path) -> None: ...
 
+    def make_private(self, path: Path) -> None:
+        """Only the owner may enter the directory."""
+
     def room(self, path: Path) -> Room: ...
 
     def lock(self, path: Path) -> Callable[[], None]:
@@ -281,6 +284,9 @@ class RealDisk:
 
     def make_dirs(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
+
+    def make_private(self, path: Path) -> None:
+        path.chmod(0o700)
 
     def room(self, path: Path) -> Room:
         status = os.statvfs(path)

@@ -10,6 +10,7 @@ from broker.long_polling.message_arriving import MessageArriving
 from broker.pop.pop_book import PopBook
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.journal import Journal
 from broker.tables.retry_names import RetryNames
 from broker.tables.state_file import SyncLog
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -26,6 +27,7 @@ class TopicDeletion:
         self,
         *,
         store: MessageStore,
+        journal: Journal,
         sync_log: SyncLog,
         tombstones: Callable[[], Tombstones],
         topics: TopicConfigManager,
@@ -37,7 +39,7 @@ class TopicDeletion:
         registration: Registration,
     ) -> None:
         """`tombstones`: the archive's; it is settled after this is made."""
-        self._store, self._sync_log, self._tombstones = store, sync_log, tombstones
+        self._store, self._journal, self._sync_log, self._tombstones = store, journal, sync_log, tombstones
         self._topics, self._groups, self._offsets, self._retry_names = topics, groups, offsets, retry_names
         self._pops, self._arriving, self._registration = pops, arriving, registration
 
@@ -56,10 +58,7 @@ class TopicDeletion:
             await self._record(topic, told)
         # no await from begin_again to here: no message may come in between
         ends = self._store.following_of(topic)
-        self._store.delete_topic(topic, begin_again=begins_again)
-        self._topics.delete(topic)
-        self._pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
-        self._offsets.delete_topic(topic)
+        self._delete_now(topic, ends, begins_again=begins_again)
         await self._topics.file.save()
         await self._offsets.file.save()
         self._arriving.release_topic(topic)
@@ -69,6 +68,18 @@ class TopicDeletion:
         # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
         if not begins_again and ends != told:  # sent while the archive wrote; a round may have taken it
             await tombstones.record(topic, ends)
+
+    def _delete_now(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> None:
+        """Decided by its record in the metadata log: whatever fails behind that, the next start goes on with."""
+        self._store.save_queue_state()  # a disk that refuses the deletion refuses this, and the topic is as it was
+        change = self._topics.deletion(topic, ends, begins_again=begins_again)
+        self._journal.record(change)
+        try:
+            self._store.delete_topic(topic, begin_again=begins_again)
+        finally:
+            self._topics.apply(change)
+            self._pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
+            self._offsets.apply(change)
 
     async def _record(self, topic: str, ends: Mapping[int, int]) -> None:
         """Whether the tombstone stands may never be known, and the topic goes on then: were these offsets not on the
@@ -81,14 +92,23 @@ class TopicDeletion:
 class GroupDeletion:
     """Its settings and what it has popped; where it stands stays, unless that is to go, too."""
 
-    def __init__(self, *, groups: SubscriptionGroupManager, offsets: ConsumerOffsetManager, pops: PopBook) -> None:
-        self._groups, self._offsets, self._pops = groups, offsets, pops
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        pops: PopBook,
+    ) -> None:
+        self._journal, self._groups, self._offsets, self._pops = journal, groups, offsets, pops
 
     async def delete(self, group: str, *, with_offsets: bool) -> None:
         """Returns when it is gone on disk."""
-        self._groups.delete(group)
-        self._pops.drop(group=group)
+        change = self._groups.deletion(group, with_offsets=with_offsets)
+        self._journal.record(change)
+        self._groups.apply(change)
+        self._pops.drop(group=group)  # before the offsets: at a start the book tells the table
+        self._offsets.apply(change)
         await self._groups.file.save()
         if with_offsets:
-            self._offsets.delete_group(group)
             await self._offsets.file.save()

@@ -118,6 +118,7 @@ class LoopHotStore:
         return self._call(self._pins.lowest)
 
     def reappend_waiting(self, below: int) -> None:
+        self._ask.wait(self._pins.save())
         if self._call(lambda: self._store.is_following):
             return  # its master carries it, and the copies come with the log
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from broker.metadata.metadata_log import MetadataLog
 from broker.pop.pop_book import PopBook
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
@@ -21,18 +22,28 @@ class Pins(Protocol):
         """Append again some of what waits below a position; True: there is more."""
         ...
 
+    async def save(self) -> None:
+        """Bring to disk what pins the log until it is there."""
+        ...
+
     def counts(self) -> dict[str, int]:
         """How many wait, by kind."""
         ...
 
 
 class WaitingMessages:
-    """Delayed messages, timers, half messages, and what is popped and not acknowledged."""
+    """Delayed messages, timers, half messages, what is popped, and changes that no table's file has."""
 
     def __init__(
-        self, schedule: ScheduleMessage, timers: TimerMessages, transactions: HalfMessages, pops: PopBook
+        self,
+        schedule: ScheduleMessage,
+        timers: TimerMessages,
+        transactions: HalfMessages,
+        pops: PopBook,
+        metadata: MetadataLog,
     ) -> None:
         self._schedule, self._timers, self._transactions, self._pops = schedule, timers, transactions, pops
+        self._metadata = metadata
 
     def lowest(self) -> int | None:
         parts = (
@@ -40,6 +51,7 @@ class WaitingMessages:
             self._timers.pinned_from(),
             self._transactions.pinned_from(),
             self._pops.oldest_needed_physical(),
+            self._metadata.oldest_needed_physical(),
         )
         return min((position for position in parts if position is not None), default=None)
 
@@ -49,6 +61,9 @@ class WaitingMessages:
             or self._timers.reappend(below)
             or self._transactions.reappend(below)
         )
+
+    async def save(self) -> None:
+        await self._metadata.save()
 
     def counts(self) -> dict[str, int]:
         return {

@@ -24,7 +24,7 @@ class ConfiguredPolicy:
         archiving = bool(config.store_url)
         crowded = config.disk_max_used_space_ratio / 100
         forced = config.disk_space_clean_forcibly_ratio / 100 if config.clean_file_forcibly_enable else math.inf
-        internal = {*names.PINNED_TOPICS, revive_log(config.broker_cluster_name)}
+        internal = {*names.PINNED_TOPICS, names.METADATA_LOG, revive_log(config.broker_cluster_name)}
         return Policy(
             archive_min_bytes=config.archive_min_bytes,
             archive_max_age_ms=config.archive_max_age,

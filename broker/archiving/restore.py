@@ -129,9 +129,9 @@ class Restore:
             store.restore_queues(plan.queues, plan.ended)
             failpoint.hit("restore.after_queues")
             for topic in plan.topics:
-                tables.topics.update(msgspec.convert(topic, TopicConfig))
+                tables.topics.put_back(msgspec.convert(topic, TopicConfig))
             for group in plan.groups:
-                tables.groups.update(msgspec.convert(group, SubscriptionGroupConfig))
+                tables.groups.put_back(msgspec.convert(group, SubscriptionGroupConfig))
             tables.groups.forbid(plan.forbidden)
             tables.offsets.restore(plan.offsets)
             for file in (tables.topics.file, tables.groups.file, tables.offsets.file):

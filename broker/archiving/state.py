@@ -22,6 +22,7 @@ from broker.tables.subscription_group_manager import (
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra import collector
 from neve.archive.state import BrokerState
+from neve.remoting.names import METADATA_LOG
 
 # Topics, or a group's positions in a topic, that are taken before others get their turn: less than a millisecond.
 _SLICE = 200
@@ -70,7 +71,8 @@ class StateCapture:
         following = store.following_topics()
         yield
         for number, topic in enumerate(following):
-            queues[topic] = store.following_of(topic)
+            if topic != METADATA_LOG:  # a new log begins with the tables as they are put back
+                queues[topic] = store.following_of(topic)
             if number % _SLICE == _SLICE - 1:
                 yield
         topics = []

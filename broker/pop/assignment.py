@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from broker.tables.changes import Change, ModePut
+from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import StateFile
 from infra.disk import Disk
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.remoting.body import MessageQueue
 
 PULL, POP = "PULL", "POP"
+_SHAPE = dict[str, dict[str, dict[str, Any]]]
 AVERAGE, BY_CIRCLE = "AVG", "AVG_BY_CIRCLE"
 
 
@@ -46,19 +49,41 @@ def share_for_pop(
 class RequestModes:
     """Pull or pop, for each topic and group; groups that were never set pull."""
 
-    def __init__(self, disk: Disk, path: Path, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(
+        self, disk: Disk, path: Path, threads: Threads = SYSTEM_THREADS, journal: Journal = NO_JOURNAL
+    ) -> None:
         self._modes: dict[str, dict[str, dict[str, Any]]] = {}
-        self.file = StateFile(disk, path, lambda: {"messageRequestModeMap": dict(self._modes)}, threads=threads)
+        self._journal = journal
+        self.file = StateFile(
+            disk, path, lambda: {"messageRequestModeMap": dict(self._modes)}, threads=threads, journal=journal
+        )
 
     def load(self) -> None:
-        shape = dict[str, dict[str, dict[str, Any]]]
-        self._modes |= self.file.load(messageRequestModeMap=shape).get("messageRequestModeMap", {})
+        self._modes |= self.file.load(messageRequestModeMap=_SHAPE).get("messageRequestModeMap", {})
 
     def set(self, topic: str, group: str, mode: str, neighbours: int) -> None:
-        self._modes.setdefault(topic, {})[group] = {
-            "topic": topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": neighbours,
-        }  # fmt: skip
-        self.file.touch()
+        """Raises BrokerError where the log takes nothing now, and nothing has changed then."""
+        change = ModePut(topic=topic, group=group, mode=mode, neighbours=neighbours)
+        self._journal.record(change)
+        self.apply(change)
+
+    def apply(self, change: Change) -> None:
+        """What a change that is in the log makes of the table."""
+        if isinstance(change, ModePut):
+            self._modes.setdefault(change.topic, {})[change.group] = {
+                "topic": change.topic, "consumerGroup": change.group, "mode": change.mode,
+                "popShareQueueNum": change.neighbours,
+            }  # fmt: skip
+            self.file.touch_logged()
+
+    def image(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """The whole table, as `install` takes it."""
+        return {topic: dict(groups) for topic, groups in self._modes.items()}
+
+    def install(self, image: dict[str, dict[str, dict[str, Any]]]) -> None:
+        """Take another's table in place of this one."""
+        self._modes = {topic: dict(groups) for topic, groups in image.items()}
+        self.file.touch_logged()
 
     def find(self, topic: str, group: str) -> tuple[str, int]:
         value = self._modes.get(topic, {}).get(group)

@@ -181,8 +181,23 @@ class PopBook:
         return True
 
     def drop(self, *, topic: str | None = None, group: str | None = None) -> None:
-        for key in [key for key in self.queues if topic in (None, key[1]) and group in (None, key[0])]:
+        for key in self._keys(topic, group):
             self._reset(Reset(*key, GONE))
+
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> bool:
+        """As `drop`, where the log says elsewhere that the topic or the group is gone. False: it had nothing of it."""
+        keys = self._keys(topic, group)
+        for key in keys:
+            self._apply(Reset(*key, GONE))
+        return bool(keys)
+
+    def _keys(self, topic: str | None, group: str | None) -> list[Key]:
+        return [key for key in self.queues if topic in (None, key[1]) and group in (None, key[0])]
+
+    def tell_offsets(self) -> None:
+        """The table of offsets says of popped queues what the book says."""
+        for queue in self.queues.values():
+            self._commit(queue)
 
     def _reset(self, event: Reset) -> None:
         """A log that takes nothing now is no reason to refuse: the next image says it."""

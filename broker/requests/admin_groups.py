@@ -2,7 +2,7 @@
 
 from broker.archiving.deletion import GroupDeletion
 from broker.config import BrokerConfig
-from broker.requests.admin_values import in_range, list_of
+from broker.requests.admin_values import Settled, in_range, list_of
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.remoting_server import Connection
@@ -26,8 +26,10 @@ class AdminGroupsProcessor:
         groups: SubscriptionGroupManager,
         topics: TopicConfigManager,
         deletion: GroupDeletion,
+        settled: Settled,
     ) -> None:
         self._config, self._groups, self._topics, self._deletion = config, groups, topics, deletion
+        self._settled = settled
 
     async def update_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         config = convert(lenient_loads(request.body), SubscriptionGroupConfig)
@@ -55,10 +57,12 @@ class AdminGroupsProcessor:
         for config in configs:
             groups.update(config)
         await groups.file.save()
+        await self._settled()
 
     async def delete_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group = require_str(request.ext, "groupName")
         await self._deletion.delete(group, with_offsets=optional_bool(request.ext, "cleanOffset"))
+        await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def all_groups(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -77,5 +81,6 @@ class AdminGroupsProcessor:
             self._groups.require(group)
             groups.set_forbidden(group, topic, forbidden=not optional_bool(ext, "readable"))
             await groups.file.save()
+            await self._settled()
         body = {"group": group, "readable": not groups.is_forbidden(group, topic), "topic": topic}
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))

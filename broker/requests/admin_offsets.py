@@ -4,6 +4,7 @@ from typing import Any
 
 from broker.clients.client_manager import ClientManager
 from broker.reading.tiered_store import TieredStore
+from broker.requests.admin_values import Settled
 from broker.requests.wide_answer import WideMap, in_slices, wide_answer
 from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManager
 from broker.tables.topic_config_manager import TopicConfigManager
@@ -31,10 +32,11 @@ class AdminOffsetsProcessor:
         clients: ClientManager,
         tiered: TieredStore,
         schedule: ScheduleMessage,
+        settled: Settled,
     ) -> None:
         self._broker_name, self._clock = broker_name, clock
         self._topics, self._offsets, self._clients = topics, offsets, clients
-        self._tiered, self._schedule = tiered, schedule
+        self._tiered, self._schedule, self._settled = tiered, schedule, settled
 
     async def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """43: what every group has consumed, as a slave would copy it."""
@@ -63,6 +65,7 @@ class AdminOffsetsProcessor:
             if optional_bool(ext, "offline") or all(topic in info.subscriptions for info in online):
                 self._offsets.clone(source, target, topic)
         await self._offsets.file.save()
+        await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     async def correction_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -5,7 +5,7 @@ import asyncio
 from broker.archiving.deletion import TopicDeletion
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
-from broker.requests.admin_values import in_range, list_of
+from broker.requests.admin_values import Settled, in_range, list_of
 from broker.tables.state_file import encode_table
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.remoting_server import Connection
@@ -21,9 +21,15 @@ class AdminTopicsProcessor:
     """Makes, changes, deletes and lists topics (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
-        self, config: BrokerConfig, topics: TopicConfigManager, deletion: TopicDeletion, registration: Registration
+        self,
+        config: BrokerConfig,
+        topics: TopicConfigManager,
+        deletion: TopicDeletion,
+        registration: Registration,
+        settled: Settled,
     ) -> None:
         self._config, self._topics, self._deletion, self._registration = config, topics, deletion, registration
+        self._settled = settled
 
     async def update_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """17. Answered when the change is on disk and the name servers were told."""
@@ -78,6 +84,7 @@ class AdminTopicsProcessor:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"there are maxTopics={self._config.max_topics} topics")
         changed = [topics.update(config) for config in configs]
         await topics.file.save()
+        await self._settled()
         if any(changed):
             await self._registration.now()
 
@@ -93,6 +100,7 @@ class AdminTopicsProcessor:
         if not topic.strip() or self._topics.is_system(topic):
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] can't be deleted.")
         await self._deletion.delete(topic)
+        await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     async def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

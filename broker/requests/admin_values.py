@@ -1,11 +1,15 @@
 """What administrators' requests have in common: lists of settings in the body, numbers within bounds."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from neve.errors import BrokerError
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+
+#: Returns when what was put into the log is as safe as what is answered.
+Settled = Callable[[], Awaitable[None]]
 
 
 def list_of(request: RemotingCommand, name: str) -> list[Any]:

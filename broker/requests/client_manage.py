@@ -1,6 +1,7 @@
 """Heartbeats, farewells and the check of a subscription: 34, 35, 46."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import require_str
 from neve.remoting.names import RETRY_PREFIX, group_fault
 from neve.remoting.signature import ACCESS_KEY
+
+log = logging.getLogger(__name__)
 
 _UNIT_SUBSCRIPTION = 2
 _MAX_PRODUCER_GROUP = 255
@@ -168,8 +171,12 @@ class ClientManageProcessor:
         if self._topics.select(retry) is None:
             flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
             queue_nums = min(config.retry_queue_nums, self._config.max_queues_per_topic)
-            self._topics.create_plain(retry, queue_nums, flag)
-            self._registration.soon()
+            try:
+                self._topics.create_plain(retry, queue_nums, flag)
+            except BrokerError as error:  # it comes with a later heartbeat: reading goes on while the log takes nothing
+                log.debug("%s is not made yet: %s", retry, error.remark)
+            else:
+                self._registration.soon()
         kinds = (consumer.consume_type, consumer.message_model, consumer.consume_from_where)
         return self._clients.register_consumer(group, channel, kinds, changes)
 

@@ -6,6 +6,7 @@ from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import BROADCASTING, ClientManager
 from broker.pop import assignment
 from broker.pop.assignment import RequestModes
+from broker.requests.admin_values import Settled
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.remoting_server import Connection
@@ -30,9 +31,10 @@ class QueryAssignmentProcessor:
         groups: SubscriptionGroupManager,
         clients: ClientManager,
         name_servers: BrokerOuterApi,
+        settled: Settled,
     ) -> None:
         self._broker_name, self._modes, self._topics, self._groups = broker_name, modes, topics, groups
-        self._clients, self._name_servers = clients, name_servers
+        self._clients, self._name_servers, self._settled = clients, name_servers, settled
 
     async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Without a field: the client keeps what it has; with an empty one it would drop all."""
@@ -80,6 +82,7 @@ class QueryAssignmentProcessor:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum has more than 32 bits")
         self._modes.set(topic, group, mode, neighbours)
         await self._modes.file.save()
+        await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def all_modes(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -5,6 +5,7 @@ from typing import Any
 from broker.long_polling.message_arriving import MessageArriving
 from broker.pop.pop_book import PopBook
 from broker.reading.tiered_store import TieredStore
+from broker.requests.admin_values import Settled
 from broker.requests.wide_answer import in_slices, wide_answer
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -30,10 +31,11 @@ class ResetOffsetProcessor:
         tiered: TieredStore,
         pops: PopBook,
         arriving: MessageArriving,
+        settled: Settled,
     ) -> None:
         self._broker_name, self._tiered = broker_name, tiered
         self._topics, self._groups, self._offsets = topics, groups, offsets
-        self._pops, self._arriving = pops, arriving
+        self._pops, self._arriving, self._settled = pops, arriving, settled
 
     async def reset_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """222. Kept here until each queue's next pull or pop, so consumers need not be running."""
@@ -52,10 +54,10 @@ class ResetOffsetProcessor:
             queues = [queue] if queue >= 0 else range(config.read_queue_nums)
             targets = {number: await self._by_time(topic, number, time) async for number in in_slices(queues)}
         self._topics.require(topic)  # the queues were looked at one after the other
-        for number, target in targets.items():
-            self._offsets.reset(group, topic, number, target)
+        self._offsets.reset_all(group, topic, targets)
         await self._pops.settle()
         await self._offsets.file.save()
+        await self._settled()
         self._arriving.release_group(group, topic)
         name = self._broker_name
         if request.language == "CPP":

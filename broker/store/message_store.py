@@ -513,6 +513,11 @@ class MessageStore:
                     self._queues.begin_at(topic, queue_id, end)
         self.checkpoint()
 
+    def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
+        """Where queues of deleted topics go on, should these come again, as their master knows it."""
+        self._queues.remember_ended(ended)
+        self._queues.save()
+
     def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
         """Remove a topic's queues. Its records stay in the log until their files go, but no longer belong to it.
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from broker.tables.changes import Change, GroupGone, OffsetsCopied, OffsetsReset, TopicGone
+from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import Rows, StateFile, SyncLog
 from infra.disk import Disk
 from infra.in_steps import Steps
@@ -21,7 +23,15 @@ class ConsumerOffsetManager:
     the book first (`on_set`), or the book would put the old position back.
     """
 
-    def __init__(self, disk: Disk, path: Path, sync_log: SyncLog, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: Path,
+        sync_log: SyncLog,
+        threads: Threads = SYSTEM_THREADS,
+        journal: Journal = NO_JOURNAL,
+    ) -> None:
+        self._journal = journal
         self._offsets: dict[str, dict[int, int]] = {}
         # The names in `_offsets` from either side: who asks for one group or topic doesn't look at all of them.
         self._topics: dict[str, dict[str, None]] = {}
@@ -31,7 +41,7 @@ class ConsumerOffsetManager:
         # Where an administrator sent a group; until its next pull hears it, the group's own commits are stale.
         self._resets: dict[str, dict[int, int]] = {}
         self.on_set: Callable[[str, str, int, int], object] = _nobody_pops
-        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads)
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
         self._take(self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {}))
@@ -56,6 +66,18 @@ class ConsumerOffsetManager:
         """Take a whole table, as `table` gave it."""
         self._take(table)
         self.file.touch()
+
+    def install(self, table: Mapping[str, Mapping[int, int]], resets: Mapping[str, Mapping[int, int]]) -> None:
+        """Take another's table in place of this one, and what running consumers are still to be told."""
+        for part in (self._offsets, self._topics, self._groups, self._resets):
+            part.clear()
+        self._take(table)
+        self._resets.update({name: dict(queues) for name, queues in resets.items()})
+        self.file.touch()
+
+    def resets(self) -> dict[str, dict[int, int]]:
+        """topic@group → queue → where running consumers are still to be sent."""
+        return {name: dict(queues) for name, queues in self._resets.items()}
 
     def _take(self, table: Mapping[str, Mapping[int, int]]) -> None:
         for name, queues in table.items():
@@ -88,13 +110,20 @@ class ConsumerOffsetManager:
         self.file.touch()
 
     def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Set a group to an offset, and its running consumers with their next pull or pop.
+        """As `reset_all`, of one queue."""
+        self.reset_all(group, topic, {queue: offset})
 
-        Also to where it stands: what it was given above that comes again.
+    def reset_all(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set a group to offsets, and its running consumers with their next pull or pop.
+
+        Also to where it stands: what it was given above that comes again. Raises BrokerError where the log takes
+        nothing now, and nothing has changed then.
         """
-        self.on_set(group, topic, queue, offset)
-        self.follow(group, topic, queue, offset)
-        self._resets.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+        change = OffsetsReset(group=group, topic=topic, offsets=dict(offsets))
+        self._journal.record(change)
+        for queue, offset in offsets.items():
+            self.on_set(group, topic, queue, offset)
+        self.apply(change)
 
     def take_reset(self, group: str, topic: str, queue: int) -> int | None:
         """Where this pull is to go on instead, told once; a pop goes on there by itself."""
@@ -108,15 +137,32 @@ class ConsumerOffsetManager:
         return target
 
     def clone(self, source: str, target: str, topic: str) -> None:
-        """The target group stands in the topic where the source stands."""
+        """The target group stands in the topic where the source stands. Raises as `reset_all`."""
         queues = self._offsets.get(topic + SEPARATOR + source)
         if queues is not None:
+            change = OffsetsCopied(group=target, topic=topic, offsets=dict(queues))
+            self._journal.record(change)
             for queue, offset in queues.items():
                 self.on_set(target, topic, queue, offset)
-            standing = self._queues(target, topic)
-            standing.clear()
-            standing.update(queues)
-            self.file.touch()
+            self.apply(change)
+
+    def apply(self, change: Change) -> None:
+        """What a change that is in the log makes of the table; what is popped is the book's to know."""
+        match change:
+            case OffsetsReset():
+                self._queues(change.group, change.topic).update(change.offsets)
+                self._resets.setdefault(change.topic + SEPARATOR + change.group, {}).update(change.offsets)
+            case OffsetsCopied():
+                standing = self._queues(change.group, change.topic)
+                standing.clear()
+                standing.update(change.offsets)
+            case TopicGone():
+                self.delete_topic(change.topic)
+            case GroupGone(with_offsets=True):
+                self.delete_group(change.group)
+            case _:
+                return
+        self.file.touch_logged()
 
     def queues_of(self, group: str, topic: str) -> dict[int, int]:
         return dict(self._offsets.get(topic + SEPARATOR + group, {}))

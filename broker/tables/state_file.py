@@ -2,6 +2,7 @@
 
 {
  "neveFormat":1,
+ "logOffset":n,       changes below this offset of the metadata log are in it; without it: all that the log has
  part:{
   key:row,            the rows of a table, one a line
  ...
@@ -22,12 +23,16 @@ from typing import Any
 import msgspec
 
 from broker import rocketmqs_store
+from broker.tables.journal import NO_JOURNAL, Journal
 from infra import collector
 from infra.disk import Disk
 from infra.in_steps import Steps, at_once, in_turns
 from infra.threads import SYSTEM_THREADS, Threads
 
 FORMAT = 1
+_LOG_OFFSET = "logOffset"
+# A file that is so many changes behind is written again, though none is its own: a start reads no more than that.
+_BEHIND = 1024
 
 #: Returns when all that the log had at its call is on the disk; raises when no sync succeeds any more.
 SyncLog = Callable[[], Awaitable[None]]
@@ -49,22 +54,47 @@ class StateFile:
         *,
         sync_log: SyncLog | None = None,
         threads: Threads = SYSTEM_THREADS,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
-        """`sync_log` is what a table of positions needs; one that says nothing of the log has none.
+        """`journal`: where the table's changes are before they are in it.
+
+        `sync_log` is what a table of positions needs; one that says nothing of the log has none.
 
         `snapshot` gives dictionaries that nobody changes any more; a row may be written as it is a moment later. It may
         take steps: each row is then captured in one of them, and all of them before the log is synced.
         """
         self._disk, self._path, self._snapshot, self._sync_log = disk, path, snapshot, sync_log
-        self._threads = threads
+        self._threads, self._journal = threads, journal
         self._lock = asyncio.Lock()
         self._writing = threads.lock()
         self._changes = 0
         self._saved = 0
+        # Of the metadata log: what the file says that it holds, None: nothing; this table's own changes behind that, if
+        # there are any: the first, and behind the last.
+        self._log_offset: int | None = 0
+        self._own_first = self._own_end = 0
 
     @property
     def dirty(self) -> bool:
-        return self._changes != self._saved
+        return self._changes != self._saved or self._is_behind
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._journal.position - (self._log_offset or 0) >= _BEHIND
+
+    @property
+    def log_offset(self) -> int | None:
+        """The file holds the changes below this offset of the metadata log; None: it does not say, so all there were.
+
+        A file that is missing holds none.
+        """
+        return self._log_offset
+
+    @property
+    def needs_log_from(self) -> int | None:
+        """The first change that a start may need; None: none."""
+        saved = self._log_offset or 0
+        return max(saved, self._own_first) if self._own_end > saved else None
 
     @property
     def changes(self) -> int:
@@ -76,6 +106,13 @@ class StateFile:
 
     def touch(self) -> None:
         self._changes += 1
+
+    def touch_logged(self) -> None:
+        """By a change that was in the log first."""
+        self._changes += 1
+        if self._own_end <= (self._log_offset or 0):
+            self._own_first = self._journal.position - 1
+        self._own_end = self._journal.position
 
     def load(self, **shapes: Any) -> dict[str, Any]:
         """The table; what `shapes` names has that type. ValueError with the file's name for anything else."""
@@ -91,6 +128,10 @@ class StateFile:
             raise ValueError(f"{self._path}: damaged: {error}") from error
         if not isinstance(value, dict) or value.get("neveFormat", FORMAT) != FORMAT:
             raise ValueError(f"{self._path}: written by a newer neve (this one reads format {FORMAT})")
+        position = value.get(_LOG_OFFSET)
+        if position is not None and not (type(position) is int and position >= 0):
+            raise ValueError(f"{self._path}: damaged: {_LOG_OFFSET} {position!r}")
+        self._log_offset = position
         try:
             shaped = {
                 name: msgspec.convert(value[name], shape, strict=False, str_keys=True)
@@ -105,37 +146,38 @@ class StateFile:
         """Capture, sync, save: what changes while the log is synced is for the next call."""
         wanted = self._changes
         async with self._lock:
-            if self._saved >= wanted:
+            if self._saved >= wanted and not self._is_behind:
                 return
-            captured, parts = self._changes, self._snapshot()
+            captured, position, parts = self._changes, self._journal.position, self._snapshot()
             if isinstance(parts, Generator):
                 parts = await in_turns(parts)
             collector.leave_alone()
-            data = await self._threads.run(self._encode, parts)
+            data = await self._threads.run(self._encode, parts, position)
             if self._sync_log is not None:
                 await self._sync_log()
-            await self._threads.run(self._write, captured, data)
+            await self._threads.run(self._write, captured, position, data)
 
     def save_now(self) -> None:
         """Before an answer that rests on the table, where nothing may come between; waits for a write under way.
 
         Of positions only at the start, when all of the log is on the disk.
         """
-        self._write(self._changes, self._encode(self._snapshot_now()))
+        position = self._journal.position
+        self._write(self._changes, position, self._encode(self._snapshot_now(), position))
 
     def _snapshot_now(self) -> Mapping[str, Any]:
         parts = self._snapshot()
         return at_once(parts) if isinstance(parts, Generator) else parts
 
-    @staticmethod
-    def _encode(parts: Mapping[str, Any]) -> bytes:
-        return encode_table({"neveFormat": FORMAT, **parts})
+    def _encode(self, parts: Mapping[str, Any], position: int) -> bytes:
+        stands = {} if self._journal is NO_JOURNAL else {_LOG_OFFSET: position}
+        return encode_table({"neveFormat": FORMAT, **stands, **parts})
 
-    def _write(self, changes: int, data: bytes) -> None:
+    def _write(self, changes: int, position: int, data: bytes) -> None:
         with self._writing:
             if changes >= self._saved:  # an older image never replaces a newer one
                 self._disk.write_atomic(self._path, data)
-                self._saved = changes
+                self._saved, self._log_offset = changes, position
 
 
 def encode_table(parts: Mapping[str, Any]) -> bytes:
@@ -158,8 +200,9 @@ class DataVersion:
     def __init__(self, now_ms: int) -> None:
         self.timestamp, self.counter, self.state_version = now_ms, 0, 0
 
-    def advance(self, now_ms: int) -> None:
-        self.timestamp, self.counter = now_ms, self.counter + 1
+    def after(self, now_ms: int) -> dict[str, int]:
+        """What it becomes with a change now, as `read` takes it."""
+        return {"counter": self.counter + 1, "stateVersion": self.state_version, "timestamp": now_ms}
 
     def read(self, value: Mapping[str, Any]) -> None:
         self.timestamp = int(value.get("timestamp", self.timestamp))

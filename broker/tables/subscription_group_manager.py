@@ -1,5 +1,6 @@
 """Consumer groups' settings: the table, its file, automatic creation."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from broker.tables.changes import Change, GroupForbidden, GroupGone, GroupPut, row_of
+from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import DataVersion, StateFile
 from infra.clock import Clock
 from infra.disk import Disk
@@ -15,6 +18,8 @@ from neve.errors import BrokerError
 from neve.remoting import names
 from neve.remoting.codes import ResponseCode
 from neve.remoting.headers import Int32, Int64
+
+log = logging.getLogger(__name__)
 
 SYSTEM_GROUPS = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI_OWNER",
@@ -51,10 +56,19 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
         return {name: item for name, item in value.items() if item is not None}
 
 
+class GroupsImage(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole table; `forbidden`: group → topics that it may not read."""
+
+    groups: dict[str, SubscriptionGroupConfig]
+    forbidden: dict[str, list[str]]
+    version: dict[str, int]
+
+
 class SubscriptionGroupManager:
     """The table of consumer groups and its file (RocketMQ's SubscriptionGroupManager).
 
-    A change holds at once and is saved by the next persist. Raises BrokerError for a group that is not there.
+    A change is in the metadata log before it is here, holds at once and is saved by the next persist. BrokerError for a
+    group that is not there, and where the log takes nothing now: nothing has changed then.
     """
 
     def __init__(
@@ -66,14 +80,15 @@ class SubscriptionGroupManager:
         *,
         auto_create: Callable[[], bool] = lambda: True,
         threads: Threads = SYSTEM_THREADS,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         """`auto_create`: whether a group that a client names is made with the defaults."""
-        self._clock, self._limit, self._auto_create = clock, limit, auto_create
+        self._clock, self._limit, self._auto_create, self._journal = clock, limit, auto_create, journal
         self.groups: dict[str, SubscriptionGroupConfig] = {}
         # group → topics it may not read (request 353).
         self._forbidden: dict[str, set[str]] = {}
         self.data_version = DataVersion(clock.now_ms())
-        self.file = StateFile(disk, path, self._snapshot, threads=threads)
+        self.file = StateFile(disk, path, self._snapshot, threads=threads, journal=journal)
 
     def load(self) -> None:
         value = self.file.load(
@@ -102,11 +117,17 @@ class SubscriptionGroupManager:
         return self._limit() - len(self.groups)
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's settings; made with the defaults where the broker creates groups by itself."""
+        """The group's settings; made with the defaults where the broker creates groups by itself.
+
+        While the log takes nothing a new group has them, too, and is not kept: a full disk, or a slave, may be read.
+        """
         found = self.groups.get(group)
         if found is None and self._auto_create() and self.room > 0 and names.group_fault(group) is None:
             found = SubscriptionGroupConfig(group_name=group)
-            self.update(found)
+            try:
+                self.update(found)
+            except BrokerError as error:
+                log.debug("the group %s is not kept: %s", group, error.remark)
         return found
 
     def require(self, group: str) -> SubscriptionGroupConfig:
@@ -117,20 +138,57 @@ class SubscriptionGroupManager:
         return config
 
     def update(self, config: SubscriptionGroupConfig) -> None:
-        self.groups[config.group_name] = config
-        self._changed()
+        self._record(GroupPut(config=config.to_wire(), version=self._next_version()))
 
-    def delete(self, group: str) -> bool:
-        if self.groups.pop(group, None) is None:
-            return False
-        self._forbidden.pop(group, None)
-        self._changed()
-        return True
+    def deletion(self, group: str, *, with_offsets: bool) -> GroupGone:
+        """The change that deletes it, for who deletes what goes with it; `apply` does it here."""
+        return GroupGone(group=group, with_offsets=with_offsets, version=self._next_version())
+
+    def put_back(self, config: SubscriptionGroupConfig) -> None:
+        """As it is without a change: out of a bucket."""
+        self.groups[config.group_name] = config
+        self._put_back()
+
+    def _next_version(self) -> dict[str, int]:
+        return self.data_version.after(self._clock.now_ms())
+
+    def _record(self, change: Change) -> None:
+        self._journal.record(change)
+        self.apply(change)
+
+    def apply(self, change: Change) -> None:
+        """What a change that is in the log makes of the table. Raises UnreadableChange."""
+        match change:
+            case GroupPut():
+                config = row_of(change.config, SubscriptionGroupConfig)
+                self.groups[config.group_name] = config
+            case GroupGone():
+                self.groups.pop(change.group, None)
+                self._forbidden.pop(change.group, None)
+            case GroupForbidden():
+                self._forbid(change.group, change.topic, forbidden=change.forbidden)
+            case _:
+                return
+        self._changed(change.version)
+
+    def image(self) -> GroupsImage:
+        """The whole table, as `install` takes it."""
+        return GroupsImage(groups=dict(self.groups), forbidden=self.forbidden(), version=self.data_version.to_wire())
+
+    def install(self, image: GroupsImage) -> None:
+        """Take another's table in place of this one."""
+        self.groups.clear()  # others hold the table itself
+        self.groups.update(image.groups)
+        self._forbidden = {group: set(topics) for group, topics in image.forbidden.items()}
+        self._changed(image.version)
 
     def is_forbidden(self, group: str, topic: str) -> bool:
         return bool(self._forbidden) and topic in self._forbidden.get(group, ())
 
     def set_forbidden(self, group: str, topic: str, *, forbidden: bool) -> None:
+        self._record(GroupForbidden(group=group, topic=topic, forbidden=forbidden, version=self._next_version()))
+
+    def _forbid(self, group: str, topic: str, *, forbidden: bool) -> None:
         topics = self._forbidden.setdefault(group, set())
         if forbidden:
             topics.add(topic)
@@ -138,16 +196,15 @@ class SubscriptionGroupManager:
             topics.discard(topic)
         if not topics:
             del self._forbidden[group]
-        self._changed()
 
     def forbidden(self) -> dict[str, list[str]]:
         """Group → topics that it may not read."""
         return {group: sorted(topics) for group, topics in sorted(self._forbidden.items())}
 
     def forbid(self, table: Mapping[str, Iterable[str]]) -> None:
-        """Take a whole table, as `forbidden` gave it."""
+        """Take a whole table, as `forbidden` gave it; without a change."""
         self._forbidden.update({group: set(topics) for group, topics in table.items()})
-        self._changed()
+        self._put_back()
 
     def _forbidden_table(self) -> dict[str, dict[str, int]]:
         return {
@@ -161,6 +218,10 @@ class SubscriptionGroupManager:
             "subscriptionGroupTable": {name: config.to_wire() for name, config in self.groups.items()},
         }
 
-    def _changed(self) -> None:
-        self.data_version.advance(self._clock.now_ms())
+    def _changed(self, version: Mapping[str, int]) -> None:
+        self.data_version.read(version)
+        self.file.touch_logged()
+
+    def _put_back(self) -> None:
+        self.data_version.read(self._next_version())
         self.file.touch()

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from broker.tables.changes import Change, TopicGone, TopicPut, row_of
+from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import DataVersion, StateFile
 from infra.clock import Clock
 from infra.disk import Disk
@@ -30,10 +32,18 @@ class TopicConfig(body.TopicConfig, rename="camel", kw_only=True):
         return value
 
 
+class TopicsImage(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole table."""
+
+    topics: dict[str, TopicConfig]
+    version: dict[str, int]
+
+
 class TopicConfigManager:
     """Reads are plain dictionary look-ups; each change advances the version and marks the file for writing.
 
-    A topic that is new is on disk before anything that rests on it is acknowledged: `is_saved`, `save`.
+    A topic that is new is on disk before anything that rests on it is acknowledged: `is_saved`, `save`. A change is in
+    the metadata log before it is here; BrokerError where the log takes nothing now, and nothing has changed then.
     """
 
     def __init__(
@@ -44,16 +54,16 @@ class TopicConfigManager:
         limit: Callable[[], int] = lambda: sys.maxsize,
         *,
         threads: Threads = SYSTEM_THREADS,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         """`limit` is for what clients name; what the broker itself needs, and a restore, is always taken."""
-        self._clock, self._limit = clock, limit
+        self._clock, self._limit, self._journal = clock, limit, journal
         self.topics: dict[str, TopicConfig] = {}
         self.data_version = DataVersion(clock.now_ms())
         self.system: set[str] = set()
         # New since the file was written, as far as somebody asked: topic → its change.
         self.unsaved: dict[str, int] = {}
-        self.file = StateFile(disk, path, self._snapshot, threads=threads)
-        self.on_change: Callable[[str], None] = lambda topic: None
+        self.file = StateFile(disk, path, self._snapshot, threads=threads, journal=journal)
 
     def load(self) -> None:
         value = self.file.load(topicConfigTable=dict[str, TopicConfig], dataVersion=dict[str, int])
@@ -90,33 +100,62 @@ class TopicConfigManager:
         return config
 
     def ensure_system(self, configs: Iterable[TopicConfig]) -> None:
-        """What a stock broker has at start; a user's own change of one stays."""
+        """What a stock broker has at start; a user's own change of one stays. Each member of a set makes its own."""
         for config in configs:
             self.system.add(config.topic_name)
             if config.topic_name not in self.topics:
-                self.topics[config.topic_name] = config
-                self._changed(config.topic_name)
+                self.put_back(config)
 
     def is_system(self, topic: str) -> bool:
         return topic in self.system or names.is_system_topic(topic)
 
     def update(self, config: TopicConfig) -> bool:
         """True if anything changed."""
-        known = self.topics.get(config.topic_name)
-        if known == config:
+        if self.topics.get(config.topic_name) == config:
             return False
-        self.topics[config.topic_name] = config
-        self._changed(config.topic_name)
-        if known is None:
-            self.unsaved[config.topic_name] = self.file.changes
+        change = TopicPut(config=config.to_wire(), version=self.data_version.after(self._clock.now_ms()))
+        self._journal.record(change)
+        self._put(config, change.version)
         return True
 
-    def delete(self, topic: str) -> bool:
-        if self.topics.pop(topic, None) is None:
-            return False
-        self.unsaved.pop(topic, None)
-        self._changed(topic)
-        return True
+    def put_back(self, config: TopicConfig) -> None:
+        """As it is without a change: at a start, or out of a bucket."""
+        self.topics[config.topic_name] = config
+        self.data_version.read(self.data_version.after(self._clock.now_ms()))
+        self.file.touch()
+
+    def deletion(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> TopicGone:
+        """The change that deletes it, for who deletes what goes with it; `apply` does it here."""
+        version = self.data_version.after(self._clock.now_ms())
+        return TopicGone(topic=topic, ends=dict(ends), begins_again=begins_again, version=version)
+
+    def apply(self, change: Change) -> None:
+        """What a change that is in the log makes of the table. Raises UnreadableChange."""
+        if isinstance(change, TopicPut):
+            self._put(row_of(change.config, TopicConfig), change.version)
+        elif isinstance(change, TopicGone):
+            self.topics.pop(change.topic, None)
+            self.unsaved.pop(change.topic, None)
+            self._changed(change.version)
+
+    def _put(self, config: TopicConfig, version: Mapping[str, int]) -> None:
+        is_new = config.topic_name not in self.topics
+        self.topics[config.topic_name] = config
+        self._changed(version)
+        if is_new:
+            self.unsaved[config.topic_name] = self.file.changes
+
+    def image(self) -> TopicsImage:
+        """The whole table, as `install` takes it."""
+        return TopicsImage(topics=dict(self.topics), version=self.data_version.to_wire())
+
+    def install(self, image: TopicsImage) -> None:
+        """Take another's table in place of this one."""
+        self.topics.clear()  # others hold the table itself
+        self.topics.update(image.topics)
+        self.unsaved.clear()
+        self._changed(image.version)
+        self.unsaved.update(dict.fromkeys(self.topics, self.file.changes))
 
     def create_in_send(self, topic: str, default_topic: str, queue_nums: int, *, enabled: bool) -> TopicConfig | None:
         """Automatic creation: the new topic inherits from the default one, if that may be inherited from."""
@@ -170,10 +209,9 @@ class TopicConfigManager:
             "topicQueueMappingInfoMap": {},
         }
 
-    def _changed(self, topic: str) -> None:
-        self.data_version.advance(self._clock.now_ms())
-        self.file.touch()
-        self.on_change(topic)
+    def _changed(self, version: Mapping[str, int]) -> None:
+        self.data_version.read(version)
+        self.file.touch_logged()
 
 
 def system_topics(broker: str, cluster: str, *, auto_create: bool, queues: int, trace: bool) -> list[TopicConfig]:

@@ -1,8 +1,10 @@
 """Delay levels: a message waits in SCHEDULE_TOPIC_XXXX, one queue for each level, and is appended again when due.
 
 A level's queue is in order of delivery, so only its head is looked at. A position is on the disk only after the copies
-that it passed: a crash delivers a message twice rather than not at all. What waits for long in a log file that is to go
-becomes a timer for the same time (`reappend`).
+that it passed: a crash delivers a message twice rather than not at all. After each round of deliveries a record of the
+metadata log says all positions, so that a start, or a slave, finds them behind those copies.
+
+What waits for long in a log file that is to go becomes a timer for the same time (`reappend`).
 """
 
 import logging
@@ -18,6 +20,8 @@ from broker.intake.message import NewMessage
 from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
+from broker.tables.changes import DELAYS, DelayPositions, decode_change
+from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import StateFile, SyncLog
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import Clock
@@ -25,9 +29,10 @@ from infra.config import ConfigError
 from infra.disk import Disk
 from infra.supervisor import Faults
 from infra.threads import SYSTEM_THREADS, Threads
+from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records
 from neve.record.properties import PROPERTY_DELAY, PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
-from neve.remoting.names import SCHEDULE_TOPIC
+from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +75,12 @@ class ScheduleMessage:
         sync_log: SyncLog,
         faults: Faults,
         threads: Threads = SYSTEM_THREADS,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
-        self._store, self._writer, self._clock = store, writer, clock
+        self._store, self._writer, self._clock, self._journal = store, writer, clock, journal
         self._levels, self._faults = levels, faults
+        # Positions that the log does not say yet.
+        self._unsaid = False
         self._offsets: dict[int, int] = {}
         self._log_takes_nothing = False
         # level -> messages below this queue offset that seem to be from the future go by this monotonic time
@@ -81,12 +89,54 @@ class ScheduleMessage:
         self.on_delivered: Callable[[], None] = lambda: None
 
     def load(self) -> None:
-        for level, offset in self.file.load(offsetTable=dict[int, int]).get("offsetTable", {}).items():
+        value = self.file.load(offsetTable=dict[int, int], saidBelow=int)
+        self._take(value.get("offsetTable", {}))
+        said_below, end = value.get("saidBelow", 0), self._store.max_offset(METADATA_LOG, DELAYS)
+        if said_below != end:  # the log says more than the file; or was cut, and what the file says was cut with it
+            self.follow()
+
+    def follow(self) -> None:
+        """Deliveries were where the log says last: at a start, and of a slave, whose master made them.
+
+        Raises UnreadableChange.
+        """
+        last = self._store.max_offset(METADATA_LOG, DELAYS) - 1
+        if last < self._store.min_offset(METADATA_LOG, DELAYS):
+            return
+        got = self._store.get(METADATA_LOG, DELAYS, last, 1, _BATCH_BYTES)
+        for record in (record for buffer in got.buffers for record in iter_records(buffer)):
+            said = decode_change(record.body)
+            if isinstance(said, DelayPositions):
+                self.install(said.offsets)
+
+    def positions(self) -> dict[int, int]:
+        """Level → the queue offset of its next message to deliver."""
+        return dict(self._offsets)
+
+    def install(self, positions: Mapping[int, int]) -> None:
+        """Take a master's positions in place of these."""
+        self._offsets.clear()
+        self._take(positions)
+        self.file.touch()
+
+    def _take(self, positions: Mapping[int, int]) -> None:
+        for level, offset in positions.items():
             # After a power cut the log may end before a position that was written.
             self._offsets[level] = min(offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
 
+    def _say(self) -> None:
+        """Behind what was delivered: a log that takes nothing now is told with the next round."""
+        try:
+            self._journal.record(DelayPositions(offsets=dict(self._offsets)))
+        except BrokerError as error:
+            log.debug("delay positions are not in the log yet: %s", error.remark)
+            self._unsaid = True
+        else:
+            self._unsaid = False
+
     def _snapshot(self) -> Mapping[str, Any]:
-        return {"offsetTable": {str(level): offset for level, offset in self._offsets.items()}}
+        said_below = self._store.next_offset(METADATA_LOG, DELAYS)
+        return {"saidBelow": said_below, "offsetTable": {str(level): offset for level, offset in self._offsets.items()}}
 
     @property
     def max_level(self) -> int:
@@ -134,6 +184,8 @@ class ScheduleMessage:
         else:
             self._log_takes_nothing = False
         delivered = sum(self._offsets.values()) - before
+        if delivered or self._unsaid:
+            self._say()
         if delivered:
             self.file.touch()
             self.on_delivered()
@@ -204,6 +256,7 @@ class ScheduleMessage:
                     reappended += 1
         finally:
             if reappended:
+                self._say()
                 self.file.touch()
         return reappended > 0
 

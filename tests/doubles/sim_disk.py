@@ -233,6 +233,9 @@ class SimDisk:
     def make_dirs(self, path: Path) -> None:
         self._directories.update((path, *path.parents))
 
+    def make_private(self, path: Path) -> None:
+        """There is one owner only."""
+
     def room(self, path: Path) -> Room:
         used = sum(file.size() for file in self._names.values())
         return Room(used, self.capacity - used)

@@ -22,6 +22,7 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.locks import Event, Lock
 from infra.threads import Thread
+from neve.remoting.names import METADATA_LOG
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.workers import AnyWorker
@@ -172,6 +173,9 @@ class _Pins:
     def reappend(self, below: int) -> bool:
         return False
 
+    async def save(self) -> None:
+        """What pins is on the disk."""
+
     def counts(self) -> dict[str, int]:
         return {"timers": 0, "delayed": 0, "half_messages": 0}
 
@@ -181,4 +185,5 @@ def _is_free(*_: object) -> None:
 
 
 def queues_of(store: MessageStore) -> Sequence[tuple[str, int]]:
-    return [(topic, queue) for topic, queues in store.queues().items() for queue in queues]
+    """Those that clients know of."""
+    return [(topic, queue) for topic, queues in store.queues().items() for queue in queues if topic != METADATA_LOG]

@@ -148,6 +148,9 @@ class FaultyDisk:
     def make_dirs(self, path: Path) -> None:
         self.platter.make_dirs(path)
 
+    def make_private(self, path: Path) -> None:
+        self.platter.make_private(path)
+
     def room(self, path: Path) -> Room:
         return self.platter.room(path)
 

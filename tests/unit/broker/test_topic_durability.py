@@ -169,9 +169,10 @@ def test_a_dead_letter_is_not_acknowledged_before_its_topic_is_saved(tmp_path: P
             await until(lambda: broker.topics.is_saved("%RETRY%g"))
             await broker.topics.file.save()
             disk.go.clear()
-            back = asyncio.create_task(
-                ask(connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=0, delayLevel=-1, originTopic="T")
-            )
+            entry = broker.store.entry("T", 0, 0)
+            assert entry is not None
+            ext = {"group": "g", "offset": entry[0], "delayLevel": -1, "originTopic": "T"}
+            back = asyncio.create_task(ask(connection, Code.CONSUMER_SEND_MSG_BACK, **ext))
             await until(lambda: disk.waiting == 1)
             assert not back.done()
             assert broker.store.max_offset("%DLQ%g", 0) == 0

@@ -14,6 +14,7 @@ from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.names import METADATA_LOG
 from neve.remoting.signature import signed
 from tests.broker_in_process import ask, running, send
 from tests.popping import Member
@@ -40,6 +41,7 @@ def timer(**properties: object) -> str:
     [
         "rmq_sys_REVIVE_LOG_DefaultCluster",
         "rmq_sys_REVIVE_LOG_other",
+        "rmq_sys_METADATA_LOG",
         "rmq_sys_wheel_timer",
         "rmq_sys_SYNC_BROKER_MEMBER_broker-a",
         "SCHEDULE_TOPIC_XXXX",
@@ -154,3 +156,34 @@ def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> No
         assert asked == {"alice": [b"top secret"] * 2, "mallory": []}
 
     with_broker(tmp_path, work, *settings)
+
+
+def test_nobody_reads_what_the_broker_writes_down_of_topics_and_users(tmp_path: Path) -> None:
+    """Neither by the topic's name nor by the place in the log; users' secrets lie there."""
+
+    async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
+        await send(connection, "T", b"m")
+        entry = broker.store.entry(METADATA_LOG, 0, 0)
+        assert entry is not None and broker.store.record_at(entry[0]) is not None
+        place = {"offset": entry[0], "topic": METADATA_LOG}
+        back = {"group": "g", "offset": entry[0], "delayLevel": 1, "originTopic": "T"}
+        pull = {
+            "consumerGroup": "g", "topic": METADATA_LOG, "queueId": 0, "queueOffset": 0, "maxMsgNums": 1, "sysFlag": 4,
+            "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
+        }  # fmt: skip
+        created = {"defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "order": "false"}
+        for code, ext in (
+            (Code.VIEW_MESSAGE_BY_ID, place),
+            (Code.CONSUMER_SEND_MSG_BACK, back),
+            (Code.PULL_MESSAGE, pull),
+            (Code.LITE_PULL_MESSAGE, pull),
+            (Code.UPDATE_AND_CREATE_TOPIC, {"topic": METADATA_LOG, "topicFilterType": "SINGLE_TAG", **created}),
+            (Code.DELETE_TOPIC_IN_BROKER, {"topic": METADATA_LOG}),
+            (Code.GET_TOPIC_CONFIG, {"topic": METADATA_LOG}),
+        ):
+            answer = await ask(connection, code, **ext)
+            assert answer.code != 0 and not answer.body, code
+        listed = await ask(connection, Code.GET_ALL_TOPIC_CONFIG)
+        assert METADATA_LOG.encode() not in listed.body and b'"T"' in listed.body
+
+    with_broker(tmp_path, work)

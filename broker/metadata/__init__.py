@@ -1,0 +1,4 @@
+"""What changes in tables goes through the log: written by a master, followed by a start and by slaves.
+
+Read metadata_journal, metadata_log, user_changes, images. The records' format is `broker.tables.changes`.
+"""

@@ -1,0 +1,55 @@
+"""The only writer of the metadata log: a change is appended here, then its table applies it.
+
+Every broker writes these records, with and without slaves: a start heals by them what a crash left between the append
+and the save of a table, so that one path is walked every day. They cost a record of some hundred bytes where something
+is created, altered or deleted, and no sync: who is answered by the flush rule waits for one anyway.
+"""
+
+from __future__ import annotations
+
+from broker.intake.intake import refusal
+from broker.intake.log_writer import LogWriter
+from broker.intake.message import NewMessage
+from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.message_store import MessageStore
+from broker.tables.changes import CHANGES, DELAYS, Change, DelayPositions, encode_change
+from infra.clock import Clock
+from neve.remoting.names import METADATA_LOG
+
+
+class MetadataJournal:
+    """A table's `Journal`.
+
+    Invariant: what the log holds below `position` is in the tables, and what is above it is in none.
+    """
+
+    def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
+        self._store, self._writer, self._clock = store, writer, clock
+        self._position = 0
+
+    @property
+    def position(self) -> int:
+        """The tables hold all changes below this offset of the log."""
+        return self._position
+
+    def reached(self, position: int) -> None:
+        """The tables have followed the log so far."""
+        self._position = position
+
+    def record(self, change: Change) -> None:
+        """Its next record. Raises BrokerError where the log takes nothing now: then nothing may change."""
+        is_delay = isinstance(change, DelayPositions)
+        message = NewMessage(
+            topic=METADATA_LOG,
+            queue_id=DELAYS if is_delay else CHANGES,
+            body=encode_change(change),
+            born_timestamp=self._clock.now_ms(),
+            born_host=self._store.config.store_host,
+        )
+        try:
+            stored = self._writer.put(message)
+        except (StoreFull, StoreNotWritable, MessageIllegal) as error:
+            raise refusal(error) from error
+        if not is_delay:
+            assert stored.queue_offset == self._position, "a table changed before its log was followed to the end"
+            self._position = stored.queue_offset + 1

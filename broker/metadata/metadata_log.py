@@ -1,0 +1,322 @@
+"""The metadata log as it is followed: by a start, behind what each table's file holds, and by a slave, as far as its
+log is confirmed. Both go the same way, `catch_up`; a record is applied once, in the order of the log.
+
+    config/metadataImage.json   an image that is being installed; the next start does it again, whole
+
+A table's file says which changes it holds (`broker.tables.state_file`), so what a crash left in the log alone is
+applied at the start, and what is in a file already is not applied to that table again. A deletion removes a topic's
+queues below its record, and nothing that a later life of the topic has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from broker.metadata.images import MetadataImage, ModesImage, OffsetsImage, UsersImage, decode_image
+from broker.metadata.metadata_journal import MetadataJournal
+from broker.store.message_store import MessageStore
+from broker.tables.changes import (
+    CHANGES,
+    Change,
+    GroupGone,
+    TopicGone,
+    UnreadableChange,
+    UserChange,
+    decode_change,
+)
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.state_file import StateFile
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.disk import Disk
+from neve.record.codec import iter_records
+from neve.remoting.names import METADATA_LOG
+
+log = logging.getLogger(__name__)
+
+_COUNT, _BYTES = 512, 4 << 20
+
+
+class ImageNeeded(Exception):
+    """Changes that this broker's tables lack are not in its log any more: only an image of its master's helps."""
+
+
+class Followed(NamedTuple):
+    """A change in its place."""
+
+    offset: int  # in the queue of changes
+    record_end: int  # in the log
+    change: Change
+
+
+class Table(Protocol):
+    """What changes are applied to."""
+
+    def apply(self, change: Change) -> None:
+        """What the change makes of it; of most, nothing."""
+
+
+class Modes(Table, Protocol):
+    """Which groups pop."""
+
+    file: StateFile
+
+    def image(self) -> ModesImage:
+        """All of them, as `install` takes them."""
+
+    def install(self, image: ModesImage) -> None:
+        """Take another's in place of these."""
+
+
+class Users(Protocol):
+    """Users and policies."""
+
+    def stands_at(self, end: int) -> int:
+        """The file holds the changes below this offset of the log, which ends there."""
+
+    def apply(self, change: UserChange) -> None:
+        """What the change makes of them, on disk when it returns."""
+
+    def image(self) -> UsersImage:
+        """All of them, as `install` takes them."""
+
+    def install(self, image: UsersImage) -> None:
+        """Take another's in place of these."""
+
+
+class Delays(Protocol):
+    """How far delayed messages are delivered."""
+
+    def positions(self) -> dict[int, int]:
+        """Level → the next one, as `install` takes them."""
+
+    def install(self, positions: Mapping[int, int]) -> None:
+        """Take another's in place of these."""
+
+    def follow(self) -> None:
+        """They are where the log says last."""
+
+
+class Pops(Protocol):
+    """What is popped."""
+
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> bool:
+        """Of a topic or a group that is gone; whether there was anything."""
+
+    def tell_offsets(self) -> None:
+        """Where groups that pop stand, the book knows best."""
+
+
+class MetadataLog:
+    """See the module. On the loop, and at a start before there is one."""
+
+    def __init__(
+        self,
+        journal: MetadataJournal,
+        store: MessageStore,
+        disk: Disk,
+        image_path: Path,
+        *,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        modes: Modes,
+        users: Users | None,
+        delays: Delays,
+        pops: Pops,
+    ) -> None:
+        """`users`: None where this broker asks nobody who he is; what changes of them then goes by it."""
+        self._journal, self._store, self._disk, self._image_path = journal, store, disk, image_path
+        self._topics, self._groups, self._offsets, self._modes = topics, groups, offsets, modes
+        self._users, self._delays, self._pops = users, delays, pops
+        # Deleted behind what the files held at the start, before the book of pops was read.
+        self._gone: list[TopicGone | GroupGone] = []
+
+    # ---- a start
+
+    def load(self) -> None:
+        """Behind the tables' own `load`: what the log has and they have not. Raises UnreadableChange."""
+        if self._disk.exists(self._image_path):
+            self._install(decode_image(self._disk.read(self._image_path)))
+        end = self._store.max_offset(METADATA_LOG, CHANGES)
+        stands = [_stands_at(file, end) for file in self._files]
+        users_stand = end if self._users is None else self._users.stands_at(end)
+        first = max(min(*stands, users_stand), self._store.min_offset(METADATA_LOG, CHANGES))
+        for followed in self._read(first, end):
+            behind = [stands_at <= followed.offset for stands_at in stands]
+            self._apply(followed, behind, users=users_stand <= followed.offset)
+        self._journal.reached(end)
+        for file in self._files:
+            if file.log_offset is None or file.log_offset > end:
+                # it speaks of changes that a power cut took: what comes in their places is not in it
+                file.save_now()
+
+    def settle(self) -> None:
+        """Once the book of pops is read, too: what is gone is gone there, and where the book has put it back."""
+        for change in self._gone:
+            if isinstance(change, TopicGone):
+                is_gone = self._topics.select(change.topic) is None and self._pops.forget(topic=change.topic)
+            else:
+                is_gone = change.group not in self._groups.groups and self._pops.forget(group=change.group)
+            if is_gone:
+                self._offsets.apply(change)
+        self._gone.clear()
+
+    @property
+    def _files(self) -> Sequence[StateFile]:
+        return (self._topics.file, self._groups.file, self._offsets.file, self._modes.file)
+
+    # ---- a slave
+
+    def catch_up(self) -> int:
+        """Apply what the log shows by now; how many changes that were.
+
+        Raises UnreadableChange, and ImageNeeded: nothing from there on was applied, and the slave must not go on.
+        """
+        start, end = self._journal.position, self._store.max_offset(METADATA_LOG, CHANGES)
+        lowest = self._store.min_offset(METADATA_LOG, CHANGES)
+        if start < min(lowest, end):
+            raise ImageNeeded(f"the changes from {start} to {lowest} are not in this log")
+        for followed in self._read(start, end):
+            self._apply(followed, [True] * len(self._files), users=True)
+        self._delays.follow()
+        return self._journal.position - start
+
+    def lead(self) -> list[str]:
+        """All of the log is this broker's own from now on: follow it to its end, and let nobody stand above a queue's.
+
+        Returns what stood above. Where groups pop, the book that followed the log beats what was polled.
+        """
+        self.catch_up()
+        clipped = self._offsets.clip(self._store.max_offset)
+        self._pops.tell_offsets()
+        return clipped
+
+    # ---- the log
+
+    def _read(self, first: int, end: int) -> Iterator[Followed]:
+        offset = first
+        while offset < end:
+            got = self._store.get(METADATA_LOG, CHANGES, offset, _COUNT, _BYTES)
+            for buffer in got.buffers:
+                for record in iter_records(buffer):
+                    try:
+                        change = decode_change(record.body)
+                    except UnreadableChange as error:
+                        raise UnreadableChange(f"{METADATA_LOG} at {record.queue_offset}: {error}") from error
+                    yield Followed(record.queue_offset, record.physical_offset + record.size, change)
+            if got.next_offset <= offset:
+                raise UnreadableChange(f"{METADATA_LOG} can't be read at {offset}, below its end at {end}")
+            offset = got.next_offset
+
+    def _apply(self, followed: Followed, behind: Sequence[bool], *, users: bool) -> None:
+        """The tables stand behind it then; where it can't be applied, they stand at it."""
+        self._journal.reached(followed.offset + 1)
+        try:
+            self._apply_change(followed, behind, users=users)
+        except BaseException:
+            self._journal.reached(followed.offset)
+            raise
+
+    def _apply_change(self, followed: Followed, behind: Sequence[bool], *, users: bool) -> None:
+        change = followed.change
+        if isinstance(change, UserChange):
+            if users and self._users is not None:
+                self._users.apply(change)
+            return
+        tables: Sequence[Table] = (self._topics, self._groups, self._offsets, self._modes)
+        for table, takes in zip(tables, behind, strict=True):
+            if takes:
+                table.apply(change)
+        if isinstance(change, TopicGone):
+            self._forget_queues(change, followed.record_end)
+            self._pops.forget(topic=change.topic)
+            self._gone.append(change)
+        elif isinstance(change, GroupGone):
+            self._pops.forget(group=change.group)
+            self._gone.append(change)
+
+    def _forget_queues(self, change: TopicGone, below: int) -> None:
+        store, topic = self._store, change.topic
+        if store.gone_below(topic) < below and store.queues_of(topic):
+            store.delete_topic(topic, begin_again=change.begins_again, below=below)
+
+    def oldest_needed_physical(self) -> int | None:
+        """The first log position that a start reads: its segment must not be evicted."""
+        needed = [file.needs_log_from for file in self._files]
+        first = min((offset for offset in needed if offset is not None), default=None)
+        if first is None:
+            return None
+        entry = self._store.entry(METADATA_LOG, CHANGES, first)
+        return None if entry is None else entry[0]
+
+    async def save(self) -> None:
+        """Then a start needs none of what the log has said by now."""
+        for file in self._files:
+            if file.needs_log_from is not None:
+                await file.save()
+
+    # ---- images
+
+    def image(self) -> MetadataImage:
+        """All tables but the positions, for a member that begins, or comes again; on the loop, at once."""
+        return MetadataImage(
+            log_end=self._store.max_physical_offset,
+            position=self._journal.position,
+            topics=self._topics.image(),
+            groups=self._groups.image(),
+            modes=self._modes.image(),
+            users=None if self._users is None else self._users.image(),
+            delays=self._delays.positions(),
+            ended=self._store.deleted_below(),
+        )
+
+    def install(self, image: MetadataImage) -> None:
+        """Take a master's tables in place of these, all or none, also through a crash; then follow the log from there.
+
+        For a slave whose log is confirmed as far as the image's. Raises as `catch_up`.
+        """
+        self._disk.write_atomic(self._image_path, msgspec.json.encode(image))
+        self._install(image)
+        self.catch_up()
+
+    def _install(self, image: MetadataImage) -> None:
+        self._journal.reached(image.position)
+        self._topics.install(image.topics)
+        self._groups.install(image.groups)
+        self._modes.install(image.modes)
+        self._delays.install(image.delays)
+        if self._users is not None and image.users is not None:
+            self._users.install(image.users)
+        self._store.remember_ended(image.ended)
+        for file in self._files:
+            file.save_now()
+        self._disk.remove(self._image_path)
+        self._disk.fsync_dir(self._image_path.parent)
+
+    def offsets_image(self) -> OffsetsImage:
+        """Where groups stand, with the end of the log that this belongs to."""
+        return OffsetsImage(
+            log_end=self._store.max_physical_offset,
+            position=self._journal.position,
+            offsets=self._offsets.table(),
+            resets=self._offsets.resets(),
+        )
+
+    def install_offsets(self, image: OffsetsImage) -> None:
+        """Take what a master said of groups in place of what is here; what the log has said since holds on top of it.
+
+        Never merged: a group that was set back would not go back.
+        """
+        self._offsets.install(image.offsets, image.resets)
+        for followed in self._read(image.position, self._journal.position):
+            self._offsets.apply(followed.change)
+
+
+def _stands_at(file: StateFile, end: int) -> int:
+    return end if file.log_offset is None else min(file.log_offset, end)

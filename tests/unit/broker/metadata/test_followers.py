@@ -1,0 +1,247 @@
+"""Tables that follow the log end as their master's, whatever changed and whatever broke on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from access.model import Entry, Policy, User
+from access.store import Tables
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig
+from broker.tables.topic_config_manager import TopicConfig
+from infra.clock import ManualClock
+from neve.record.codec import MessageRecord
+from tests.unit.broker.metadata.members import DELAY_MS, Member
+
+TOPICS, GROUPS, USERS = ("orders", "payments", "käse"), ("g", "h"), ("u", "w")
+
+
+class Story:
+    """Random changes on the member that is master, by one die."""
+
+    def __init__(self, seed: int, clock: ManualClock) -> None:
+        self.dice, self.clock = random.Random(seed), clock
+
+    def step(self, master: Member) -> None:
+        self.clock.advance(self.dice.randrange(400))
+        self.dice.choice(self._steps)(self, master)
+
+    @property
+    def topic(self) -> str:
+        return self.dice.choice(TOPICS)
+
+    @property
+    def group(self) -> str:
+        return self.dice.choice(GROUPS)
+
+    def put_topic(self, master: Member) -> None:
+        queues = self.dice.randrange(1, 4)
+        master.topics.update(TopicConfig(topic_name=self.topic, read_queue_nums=queues, write_queue_nums=queues))
+
+    def send(self, master: Member) -> None:
+        topic = self.topic
+        master.topics.create_plain(topic, 2)
+        for _ in range(self.dice.randrange(1, 30)):
+            master.put(topic, bytes(self.dice.randrange(600)), self.dice.randrange(2))
+
+    def send_delayed(self, master: Member) -> None:
+        topic = self.topic
+        master.topics.create_plain(topic, 2)
+        master.put_delayed(topic)
+
+    def deliver(self, master: Member) -> None:
+        self.clock.advance(DELAY_MS)
+        master.schedule.deliver_due()
+
+    def delete_topic(self, master: Member) -> None:
+        master.delete_topic(self.topic)
+
+    def put_group(self, master: Member) -> None:
+        tries = self.dice.randrange(20)
+        master.groups.update(SubscriptionGroupConfig(group_name=self.group, retry_max_times=tries))
+
+    def find_group(self, master: Member) -> None:
+        master.groups.find(self.group)
+
+    def delete_group(self, master: Member) -> None:
+        master.delete_group(self.group, with_offsets=self.dice.random() < 0.5)
+
+    def forbid(self, master: Member) -> None:
+        master.groups.set_forbidden(self.group, self.topic, forbidden=self.dice.random() < 0.6)
+
+    def set_mode(self, master: Member) -> None:
+        master.modes.set(self.topic, self.group, "POP", self.dice.randrange(4))
+
+    def reset(self, master: Member) -> None:
+        master.offsets.reset_all(self.group, self.topic, {0: self.dice.randrange(9), 1: self.dice.randrange(9)})
+
+    def copy(self, master: Member) -> None:
+        master.offsets.clone(self.group, self.group, self.topic)
+
+    def change_users(self, master: Member) -> None:
+        name, secret = self.dice.choice(USERS), str(self.dice.randrange(3))
+        keep, rule = self.dice.random() < 0.7, self.dice.random() < 0.5
+        policy = Policy("Custom", (Entry(f"Topic:{self.topic}", ("Pub",)),))
+
+        def edit(tables: Tables) -> None:
+            if keep:
+                tables.users[name] = User(secret)
+            else:
+                tables.users.pop(name, None)
+            if keep and rule:
+                tables.policies[f"User:{name}"] = [policy]
+            else:
+                tables.policies.pop(f"User:{name}", None)
+
+        master.change_users(edit)
+
+    def save(self, master: Member) -> None:
+        master.save()
+
+    def kill(self, master: Member) -> None:
+        told = master.offsets.resets()  # what consumers were not told yet a start may tell them again, or not
+        master.kill()
+        assert master.offsets.resets().keys() <= told.keys()
+        master.offsets.install(master.offsets.table(), told)
+
+    _steps: tuple[Callable[[Story, Member], None], ...] = (
+        put_topic, send, send, send, send_delayed, deliver, delete_topic, put_group, find_group, delete_group, forbid,
+        set_mode, reset, copy, change_users, save, kill,
+    )  # fmt: skip
+
+
+class Slave:
+    """A member, and how far it was sent the log; what it has not on its disk after a crash it is sent again."""
+
+    def __init__(self, member: Member, dice: random.Random) -> None:
+        self.member, self.dice = member, dice
+
+    def hear(self, log: list[MessageRecord], most: int = 1 << 30) -> None:
+        have = len(self.member.records())
+        for record in log[have : have + most]:
+            self.member.hear(record)
+
+    def step(self, log: list[MessageRecord]) -> None:
+        """It hears something, and follows it, or saves it, or dies."""
+        member, chance = self.member, self.dice.random()
+        if chance < 0.6:
+            self.hear(log, self.dice.randrange(60))
+        elif chance < 0.75:
+            member.metadata.catch_up()
+        elif chance < 0.85:
+            member.save()
+        elif chance < 0.9:
+            member.sync()
+        else:
+            resets = member.offsets.resets()
+            member.kill() if chance < 0.95 else member.power_cut()
+            if member.journal.position:
+                member.offsets.install(member.offsets.table(), resets)
+
+
+def alike(member: Member) -> dict[str, object]:
+    """Without what consumers are still to be told: a crash forgets it, on a master as well."""
+    return {name: part for name, part in member.tables().items() if name != "resets"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_slave_that_hears_the_log_ends_as_its_master_whatever_happens_to_it(seed: int, tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    story = Story(seed, clock)
+    master = Member(tmp_path / "a", clock, seed)
+    slave = Slave(Member(tmp_path / "b", clock, seed), random.Random(seed))
+    for _ in range(150):
+        story.step(master)
+        slave.step(master.records())
+    slave.hear(master.records())
+    slave.member.metadata.catch_up()
+    assert alike(slave.member) == alike(master)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_member_that_begins_with_an_image_ends_as_one_that_heard_everything(seed: int, tmp_path: Path) -> None:
+    """Its log begins with the record behind the image."""
+    clock = ManualClock(1_700_000_000_000)
+    story = Story(seed, clock)
+    master, slave = Member(tmp_path / "a", clock, seed), Member(tmp_path / "b", clock, seed)
+    for _ in range(60):
+        story.step(master)
+    image, offsets, log = master.metadata.image(), master.metadata.offsets_image(), master.records()
+    for record in log:
+        slave.hear(record)
+    slave.metadata.install(image)
+    slave.metadata.install_offsets(offsets)
+    assert alike(slave) == alike(master)
+    for _ in range(60):
+        story.step(master)
+    for record in master.records()[len(log) :]:
+        slave.hear(record)
+    slave.metadata.catch_up()
+    assert alike(slave) == alike(master)
+
+
+def test_a_hundred_changes_of_the_master_leave_the_tables_equal(tmp_path: Path) -> None:
+    clock, dice = ManualClock(1_700_000_000_000), random.Random(7)
+    story = Story(7, clock)
+    members = [Member(tmp_path / name, clock, number) for number, name in enumerate("abc")]
+    master = members[0]
+    for turn in range(100):
+        for _ in range(dice.randrange(6)):
+            story.step(master)
+        log = master.records()
+        for member in members:
+            if member is not master:
+                Slave(member, dice).hear(log)
+                if dice.random() < 0.2:
+                    member.save()
+                    member.kill()
+        master = members[(turn + dice.choice((1, 2))) % 3]
+        assert master.metadata.lead() == []
+        for member in members:
+            member.metadata.catch_up()
+            assert alike(member) == alike(master), f"after change {turn}"
+    assert master.topics.topics and master.journal.position > 100
+
+
+def test_where_groups_stand_is_polled_whole_and_what_the_log_said_since_holds(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    master, slave = Member(tmp_path / "a", clock), Member(tmp_path / "b", clock)
+    master.topics.create_plain("t", 2)
+    for _ in range(9):
+        master.put("t")
+    for group in ("stays", "reset later", "goes back", "gone"):
+        master.groups.find(group)
+        master.offsets.commit(group, "t", 0, 9)
+    for record in master.records():
+        slave.hear(record)
+    slave.metadata.catch_up()
+    slave.offsets.commit("left over", "t", 0, 3)
+    slave.metadata.install_offsets(master.metadata.offsets_image())
+    master.offsets.commit("goes back", "t", 0, 2)
+    image, sent = master.metadata.offsets_image(), len(slave.records())
+    master.offsets.reset("reset later", "t", 0, 1)
+    master.delete_group("gone", with_offsets=True)
+    for record in master.records()[sent:]:
+        slave.hear(record)
+    slave.metadata.catch_up()
+    slave.metadata.install_offsets(image)
+    expected = {"t@stays": {0: 9}, "t@reset later": {0: 1}, "t@goes back": {0: 2}}
+    assert slave.offsets.table() == master.offsets.table() == expected
+    assert slave.offsets.take_reset("reset later", "t", 0) == 1, "who is not told yet is told by the next master"
+
+
+def test_a_new_master_lets_no_group_stand_above_what_it_has(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    master, slave = Member(tmp_path / "a", clock), Member(tmp_path / "b", clock)
+    master.topics.create_plain("t", 1)
+    for _ in range(5):
+        master.put("t")
+    master.offsets.commit("g", "t", 0, 5)
+    for record in master.records()[:-2]:
+        slave.hear(record)
+    slave.metadata.install_offsets(master.metadata.offsets_image())
+    assert slave.metadata.lead() == ["t@g queue 0: 5 → 3"]
+    assert slave.offsets.query("g", "t", 0) == 3

@@ -1,0 +1,333 @@
+"""A change is in the log before it holds: a crash loses none, applies none twice, and what is deleted stays so."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from access.model import User
+from access.store import Tables
+from broker.intake.message import NewMessage
+from broker.metadata.metadata_log import ImageNeeded
+from broker.pop.pop_log import PopCheckPoint
+from broker.store.message_store import MessageStore
+from broker.tables.changes import CHANGES, UnreadableChange
+from broker.tables.state_file import _BEHIND
+from broker.tables.subscription_group_manager import SYSTEM_GROUPS, SubscriptionGroupConfig
+from broker.tables.topic_config_manager import TopicConfig
+from infra.clock import ManualClock
+from infra.disk import DiskFull
+from neve.errors import BrokerError
+from neve.record.codec import iter_records
+from neve.remoting.codes import ResponseCode
+from neve.remoting.names import METADATA_LOG
+from tests.simulation.process import Killed, drive
+from tests.unit.broker.metadata.members import CONFIG, DELAY_MS, Member
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Member:
+    """With a topic, a group that stands in it, and a user, all of it saved."""
+    made = Member(tmp_path / "users", ManualClock(1_700_000_000_000))
+    made.topics.create_plain("t", 2)
+    made.groups.find("g")
+    for _ in range(5):
+        made.put("t", b"old")
+    made.offsets.commit("g", "t", 0, 4)
+    made.change_users(lambda tables: tables.users.update(u=User("secret")))
+    made.save()
+    return made
+
+
+def bodies(member: Member, topic: str) -> list[bytes]:
+    got = member.store.get(topic, 0, member.store.min_offset(topic, 0), 100, 1 << 20)
+    return [record.body for buffer in got.buffers for record in iter_records(buffer)]
+
+
+def deliver_a_delayed_message(member: Member) -> None:
+    member.put_delayed("t")
+    member.clock.advance(DELAY_MS)
+    assert member.schedule.deliver_due() == 1
+
+
+CHANGES_OF_ALL_KINDS: dict[str, Callable[[Member], object]] = {
+    "a topic is made": lambda member: member.topics.create_plain("new", 3),
+    "a topic is altered": lambda member: member.topics.update(TopicConfig(topic_name="t", perm=4)),
+    "a group is made": lambda member: member.groups.find("new"),
+    "a group is altered": lambda member: member.groups.update(
+        SubscriptionGroupConfig(group_name="g", consume_enable=False)
+    ),
+    "a group may not read": lambda member: member.groups.set_forbidden("g", "t", forbidden=True),
+    "a group pops": lambda member: member.modes.set("t", "g", "POP", 2),
+    "a group is set back": lambda member: member.offsets.reset("g", "t", 0, 1),
+    "a group's positions are copied": lambda member: member.offsets.clone("g", "copy", "t"),
+    "delayed messages are delivered": deliver_a_delayed_message,
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES_OF_ALL_KINDS)
+def test_what_was_in_the_log_and_not_in_its_tables_file_is_there_after_a_crash(member: Member, kind: str) -> None:
+    before = member.tables()
+    CHANGES_OF_ALL_KINDS[kind](member)
+    changed = member.tables()
+    assert changed != before
+    for _ in range(2):
+        member.kill()
+        assert member.tables() == changed
+
+
+@pytest.mark.parametrize("kind", CHANGES_OF_ALL_KINDS)
+def test_what_the_log_takes_not_is_refused_and_nothing_has_changed(member: Member, kind: str) -> None:
+    if kind == "delayed messages are delivered":
+        member.put_delayed("t")
+    before = member.tables()
+    member.store.follow()  # a slave's, and so a full disk's
+    if kind == "delayed messages are delivered":
+        assert member.schedule.deliver_due() == 0
+    elif kind == "a group is made":
+        found = member.groups.find("new")
+        assert found == SubscriptionGroupConfig(group_name="new"), "who reads is served"
+    else:
+        with pytest.raises(BrokerError) as refusal:
+            CHANGES_OF_ALL_KINDS[kind](member)
+        assert refusal.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert member.tables() == before
+
+
+def test_a_deletion_that_the_disk_refuses_leaves_everything_as_it_was(member: Member) -> None:
+    before, room = member.tables(), member.disk.capacity
+    member.disk.capacity = 0
+    with pytest.raises(DiskFull):
+        member.delete_topic("t")
+    member.disk.capacity = room
+    assert member.tables() == before
+    assert bodies(member, "t") == [b"old"] * 5
+    member.kill()
+    assert member.tables() == before
+
+
+def test_a_deletion_that_the_log_refuses_leaves_everything_as_it_was(member: Member) -> None:
+    before = member.tables()
+    member.store.follow()
+    for delete in (member.delete_topic, functools.partial(member.delete_group, with_offsets=True)):
+        with pytest.raises(BrokerError):
+            delete("t" if delete == member.delete_topic else "g")
+    assert member.tables() == before
+    assert bodies(member, "t") == [b"old"] * 5
+
+
+def test_a_user_whose_file_a_crash_kept_from_the_disk_is_there_after_it(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(tables: Tables) -> None:
+        del tables.users["u"]
+        tables.users["w"] = User("other")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(member.users), "_write", lambda self, tables: _die())
+        with pytest.raises(Killed):
+            member.change_users(edit)
+    assert member.users.tables.users == {"u": User("secret")}
+    member.kill()
+    assert member.users.tables.users == {"w": User("other")}
+
+
+def _die() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("dies_in", ["delete_topic", "remember", "nowhere"])
+def test_a_deletion_that_a_crash_cut_short_is_done_by_the_next_start(
+    member: Member, monkeypatch: pytest.MonkeyPatch, dies_in: str
+) -> None:
+    member.pops.open("g", "t", 0, 0)
+    member.pops.record(PopCheckPoint("g", "t", 0, 5, 1, 60_000, False, [3, 4]))
+    with monkeypatch.context() as patch:
+        if dies_in == "delete_topic":
+            patch.setattr(MessageStore, "delete_topic", lambda self, topic, begin_again: _die())
+        elif dies_in == "remember":
+            patch.setattr(type(member.topics.file), "save", lambda self: _die())
+        if dies_in == "nowhere":
+            member.delete_topic("t")
+        else:
+            with pytest.raises(Killed):
+                member.delete_topic("t")
+    member.kill()
+    assert member.topics.select("t") is None
+    assert member.store.queues_of("t") == []
+    assert member.offsets.groups_of("t") == []
+    assert member.pops.find("g", "t", 0) is None
+    member.topics.create_plain("t", 1)
+    assert member.put("t", b"new") == 0, "it was never archived"
+    assert bodies(member, "t") == [b"new"]
+
+
+def test_a_topic_that_came_again_keeps_its_messages_when_its_deletion_is_read_once_more(member: Member) -> None:
+    """All files are older than both; and a topic that had no message is not known to the store as deleted."""
+    member.topics.create_plain("empty", 1)
+    saved = {path.name: member.disk.read(path) for path in map(CONFIG.joinpath, member.disk.list_dir(CONFIG))}
+    for topic in ("t", "empty"):
+        member.delete_topic(topic)
+        member.topics.create_plain(topic, 1)
+        member.put(topic, b"new")
+    for name, data in saved.items():
+        member.disk.write_atomic(CONFIG / name, data)
+    member.kill()
+    assert {topic: bodies(member, topic) for topic in ("t", "empty")} == {"t": [b"new"], "empty": [b"new"]}
+    assert member.topics.require("t").write_queue_nums == 1
+
+
+def test_changes_that_a_power_cut_took_do_not_hide_those_that_come_in_their_places(member: Member) -> None:
+    """The file of topics is on the disk, and what it speaks of in the log is not."""
+    member.sync()
+    member.topics.create_plain("lost in the log", 1)
+    member.topics.file.save_now()
+    member.power_cut()
+    assert member.journal.position == 3, "the story needs a log that lost its last change"
+    assert member.topics.select("lost in the log") is not None
+    member.topics.create_plain("new", 1)
+    member.kill()
+    assert member.topics.select("new") is not None
+    assert member.topics.select("lost in the log") is not None
+
+
+def test_a_file_of_an_older_version_counts_as_it_stands(member: Member) -> None:
+    """What it dropped meanwhile without a record does not come again."""
+    path = CONFIG / "topics.json"
+    table = json.loads(member.disk.read(path))
+    assert table.pop("logOffset") == member.journal.position
+    del table["topicConfigTable"]["t"]
+    member.disk.write_atomic(path, json.dumps(table).encode())
+    member.kill()
+    assert member.topics.select("t") is None
+    member.topics.create_plain("new", 1)
+    member.kill()
+    assert [member.topics.select(name) is not None for name in ("t", "new")] == [False, True]
+
+
+@pytest.mark.parametrize("position", ["-1", "1.5", "true", '"3"'])
+def test_a_position_that_is_none_is_damage(member: Member, position: str) -> None:
+    path = CONFIG / "topics.json"
+    member.disk.write_atomic(
+        path, member.disk.read(path).replace(b'"logOffset":3', b'"logOffset":' + position.encode())
+    )
+    with pytest.raises(ValueError, match="damaged: logOffset"):
+        member.kill()
+
+
+def test_what_a_newer_neve_wrote_stops_a_start_and_a_slave_in_front_of_it(member: Member) -> None:
+    member.topics.create_plain("before", 1)
+    kind = b'{"v":1,"kind":"moon","phase":3}'
+    member.writer.put(NewMessage(topic=METADATA_LOG, queue_id=CHANGES, body=kind, born_timestamp=0))
+    behind = b'{"v":1,"kind":"user gone","name":"u"}'
+    member.writer.put(NewMessage(topic=METADATA_LOG, queue_id=CHANGES, body=behind, born_timestamp=0))
+    at = member.journal.position
+    for _ in range(2):
+        with pytest.raises(UnreadableChange, match=r"kind 'moon'.*newer neve"):
+            member.metadata.catch_up()
+        assert member.journal.position == at
+    assert "u" in member.users.tables.users
+    with pytest.raises(UnreadableChange, match=r"kind 'moon'.*newer neve"):
+        member.kill()
+
+
+def test_a_change_that_cannot_be_applied_is_not_passed(member: Member) -> None:
+    body = b'{"v":1,"kind":"topic","config":{"perm":"x"},"version":{}}'
+    member.writer.put(NewMessage(topic=METADATA_LOG, queue_id=CHANGES, body=body, born_timestamp=0))
+    at = member.journal.position
+    with pytest.raises(UnreadableChange, match="damaged"):
+        member.metadata.catch_up()
+    assert member.journal.position == at
+
+
+def test_a_log_that_begins_above_what_the_tables_hold_asks_for_an_image(member: Member, tmp_path: Path) -> None:
+    young = Member(tmp_path / "young", ManualClock(1_700_000_000_000))
+    young.store.create_queue_at(METADATA_LOG, CHANGES, 3)
+    member.topics.create_plain("new", 1)
+    for record in member.records():
+        if record.topic == METADATA_LOG and record.queue_offset >= 3:
+            young.hear(record)
+    with pytest.raises(ImageNeeded, match="from 0 to 3"):
+        young.metadata.catch_up()
+    assert young.topics.topics == {}
+    young.metadata.install(member.metadata.image())
+    young.metadata.install_offsets(member.metadata.offsets_image())
+    hers, ours = young.tables(), member.tables()
+    assert {name: part for name, part in hers.items() if name != "queues"} == {
+        name: part for name, part in ours.items() if name != "queues"
+    }
+
+
+@pytest.mark.parametrize("writes", range(7))
+def test_an_image_is_installed_whole_through_a_crash_after_any_write(
+    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    other = Member(tmp_path / "other", ManualClock(1_700_000_000_000))
+    other.topics.create_plain("earlier", 1)
+    other.groups.find("earlier")
+    other.save()
+    for record in member.records():
+        if record.topic != METADATA_LOG:
+            other.hear(record)
+    old = ({"earlier"}, {"earlier"})
+    image, left = member.metadata.image(), [writes]
+
+    def write(path: Path, data: bytes) -> None:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        type(other.disk).write_atomic(other.disk, path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(other.disk, "write_atomic", write)
+        try:
+            other.metadata.install(image)
+        except Killed:
+            assert writes < 6
+    other.kill()
+    names = (set(other.topics.topics), other.groups.groups.keys() - set(SYSTEM_GROUPS))
+    assert names == (old if writes == 0 else ({"t"}, {"g"}))
+    assert not other.disk.exists(CONFIG / "metadataImage.json")
+
+
+def test_what_no_file_holds_yet_keeps_its_segment_and_nothing_else_does(member: Member) -> None:
+    assert member.metadata.oldest_needed_physical() is None
+    place = member.store.max_physical_offset
+    member.modes.set("t", "g", "POP", 1)
+    member.topics.create_plain("new", 1)
+    assert member.metadata.oldest_needed_physical() == place
+    drive(member.metadata.save())
+    assert member.metadata.oldest_needed_physical() is None
+    for _ in range(20):
+        member.offsets.commit("g", "t", 0, 3)
+    assert member.metadata.oldest_needed_physical() is None, "positions that clients commit are in no log"
+
+
+def test_a_start_reads_no_more_changes_than_a_file_may_be_behind(member: Member) -> None:
+    for number in range(_BEHIND + 10):
+        member.groups.set_forbidden("g", str(number % 2), forbidden=number % 3 == 0)
+    assert member.topics.file.dirty, "its file is too far behind, though none of the changes is its own"
+    member.save()
+    offsets = [file.log_offset for file in (member.topics.file, member.groups.file, member.modes.file)]
+    assert offsets == [member.journal.position] * 3
+
+
+def test_delay_positions_that_the_log_says_beat_a_file_that_speaks_of_more_than_the_log_has(member: Member) -> None:
+    """As after a cut of what no other member has: the copies are gone, so the positions that passed them are, too."""
+    deliver_a_delayed_message(member)
+    member.sync()
+    said = member.schedule.positions()
+    path = CONFIG / "delays.json"
+    member.save()
+    ahead = json.loads(member.disk.read(path))
+    ahead |= {"saidBelow": 9, "offsetTable": {"1": 7}}
+    member.put_delayed("t")
+    member.disk.write_atomic(path, json.dumps(ahead).encode())
+    member.kill()
+    assert member.schedule.positions() == said
+    member.clock.advance(DELAY_MS)
+    assert member.schedule.deliver_due() == 1

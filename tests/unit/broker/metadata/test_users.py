@@ -1,0 +1,150 @@
+"""Users and policies by a broker's own wire: a change is in its log before its file; the log is its owner's alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from access.model import User
+from access.store import AuthStore, Tables
+from broker.broker_controller import BrokerController
+from infra.disk import RealDisk
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
+from tests.broker_in_process import running
+
+ROOT = '{"username":"root","password":"root-secret"}'
+SETTINGS = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}")
+Work = Callable[[BrokerController, Connection], Awaitable[None]]
+
+
+def with_broker(root: Path, work: Work) -> None:
+    async def main() -> None:
+        async with running(root, *SETTINGS) as (broker, connection):
+            await work(broker, connection)
+
+    asyncio.run(main())
+
+
+async def as_root(connection: Connection, code: int, body: object = None, **ext: str) -> RemotingCommand:
+    data = b"" if body is None else json.dumps(body).encode()
+    fields = signed("root", "root-secret", ext, data)
+    return await connection.invoke(RemotingCommand(code, ext=fields, body=data), 30)
+
+
+async def users(connection: Connection) -> list[str]:
+    answer = await as_root(connection, Code.AUTH_LIST_USER, filter="")
+    return [user["username"] for user in json.loads(answer.body)]
+
+
+def test_users_whose_file_is_older_than_the_log_are_there_after_the_next_start(tmp_path: Path) -> None:
+    file, before = tmp_path / "config" / "auth" / "auth.json", bytearray()
+    grant = {
+        "policies": [
+            {"policyType": "Custom", "entries": [{"resource": "Topic:t", "actions": ["Pub"], "decision": "Allow"}]}
+        ]
+    }
+
+    async def change(broker: BrokerController, connection: Connection) -> None:
+        assert (await as_root(connection, Code.AUTH_CREATE_USER, {"password": "s"}, username="gone")).code == 0
+        before.extend(file.read_bytes())
+        for code, body, ext in (
+            (Code.AUTH_CREATE_USER, {"password": "s"}, {"username": "w"}),
+            (Code.AUTH_CREATE_ACL, grant, {"subject": "User:w"}),
+            (Code.AUTH_DELETE_USER, None, {"username": "gone"}),
+        ):
+            assert (await as_root(connection, code, body, **ext)).code == 0
+
+    async def look(broker: BrokerController, connection: Connection) -> None:
+        assert await users(connection) == ["root", "w"]
+        found = await as_root(connection, Code.AUTH_GET_ACL, subject="User:w")
+        assert json.loads(found.body)["policies"][0]["entries"][0]["resource"] == "Topic:t"
+
+    with_broker(tmp_path, change)
+    file.write_bytes(before)
+    with_broker(tmp_path, look)
+    assert stat.S_IMODE((tmp_path / "commitlog").stat().st_mode) == 0o700, "their secrets lie there, too"
+
+
+def test_a_change_of_users_that_the_log_refuses_is_refused_and_nothing_has_changed(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        broker.store.follow()
+        answer = await as_root(connection, Code.AUTH_CREATE_USER, {"password": "s"}, username="w")
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert await users(connection) == ["root"]
+
+    with_broker(tmp_path, work)
+
+
+def test_a_file_that_another_server_shares_counts_as_it_stands(tmp_path: Path) -> None:
+    """Another's log has other positions: what this one's log says below them is not applied to it."""
+    file = tmp_path / "config" / "auth" / "auth.json"
+
+    async def change(broker: BrokerController, connection: Connection) -> None:
+        assert (await as_root(connection, Code.AUTH_CREATE_USER, {"password": "s"}, username="w")).code == 0
+
+    async def look(broker: BrokerController, connection: Connection) -> None:
+        assert await users(connection) == ["root"]
+
+    with_broker(tmp_path, change)
+    table = json.loads(file.read_bytes())
+    assert table["log"]["offset"] == 1
+    del table["users"]["w"]
+    file.write_text(json.dumps({**table, "log": {"uuid": "another's", "offset": 0}}))
+    with_broker(tmp_path, look)
+
+
+class _Refusing:
+    """A log that takes nothing now."""
+
+    def record(self, before: Tables, after: Tables) -> None:
+        raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
+
+    async def settled(self) -> None:
+        raise AssertionError("nothing was changed")
+
+
+def test_what_is_followed_while_a_change_is_written_is_not_lost_behind_it(tmp_path: Path) -> None:
+    """The thread that writes the one must not put its older tables over the other."""
+
+    async def main() -> None:
+        store = AuthStore(tmp_path / "auth.json", RealDisk())
+        store.open()
+        write, inside = store._write, asyncio.Event()
+        loop = asyncio.get_running_loop()
+        go = asyncio.Event()
+
+        def slowly(tables: Tables) -> None:
+            loop.call_soon_threadsafe(inside.set)
+            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(30)
+            write(tables)
+
+        store._write = slowly  # type: ignore[method-assign]
+        changing = asyncio.create_task(store.change(lambda tables: tables.users.update(a=User("1"))))
+        await inside.wait()
+        store._write = write  # type: ignore[method-assign]
+        store.change_now(lambda tables: tables.users.update(b=User("2")))
+        go.set()
+        await changing
+        assert store.tables.users == {"a": User("1"), "b": User("2")}
+        await store.change(lambda tables: tables.users.update(c=User("3")))
+        assert sorted(store.tables.users) == ["a", "b", "c"]
+
+    asyncio.run(main())
+
+
+def test_a_store_whose_log_refuses_keeps_what_it_has(tmp_path: Path) -> None:
+    store = AuthStore(tmp_path / "auth.json", RealDisk(), _Refusing())
+    store.open()
+    with pytest.raises(BrokerError, match="the disk is full"):
+        asyncio.run(store.change(lambda tables: tables.users.update(a=User("1"))))
+    assert store.tables.users == {} and not (tmp_path / "auth.json").exists()
