@@ -457,10 +457,10 @@ def _elect(request: ElectMaster, case: _Case) -> Decision | Ask:
     nobody = Code.CONTROLLER_MASTER_NOT_AVAILABLE if by_controller else Code.CONTROLLER_ELECT_MASTER_FAILED
     if stored is None or (request.cluster and request.cluster != stored.cluster):
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "Broker hasn't been registered")
-    if not by_controller and stored.member(asker) is None:
+    designated = request.designate and not by_controller
+    if not (by_controller or designated) and stored.member(asker) is None:
         remark = f"BrokerId: {asker} hasn't been registered in broker-set: {stored.name}"
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
-    designated = request.designate and not by_controller
     if designated and asker not in case.living(stored):
         return _refuse(nobody, f"broker {asker} is designated, but it is not alive")
     if frozen := case.frozen():

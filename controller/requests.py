@@ -218,7 +218,7 @@ class Requests:
             _mark(request, "requestId"),
         )
         answer = await self._sets.carry_out(altered)
-        ext = {"newSyncStateSetEpoch": answer.sync_state_set_epoch}
+        ext = {"newSyncStateSetEpoch": answer.sync_state_set_epoch or 0}
         return _answered(request, answer, ext, _sync_state_set(answer))
 
     async def replica_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -231,6 +231,8 @@ class Requests:
     async def sync_state_data(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """1006: names that are unknown are left out."""
         names = loads_as(request.body, list[str]) if request.body else []
+        if not names:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, "not set any response code")
         if len(names) > MAX_NAMES:
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, f"{len(names)} names, {MAX_NAMES} at most")
         table: dict[str, Any] = {}
@@ -245,7 +247,7 @@ class Requests:
                     "notInSyncReplicas": _replicas(name, answer.not_in_sync),
                     "syncStateSetEpoch": answer.sync_state_set_epoch,
                 }
-        body = dumps_object_keys({"replicasInfoTable": table}) if names else b""
+        body = dumps_object_keys({"replicasInfoTable": table})
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=body)
 
     async def clean_broker_data(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -15,7 +15,7 @@ import pytest
 
 from bench import jvm
 from bench.wire import Client, Refused
-from tests.servers.apache import ApacheMember
+from tests.servers.apache import ApacheController, ApacheMember
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
@@ -23,7 +23,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.servers
 
 SOURCES = Path(__file__).parent / "java_admin"
-HEARTBEAT, ELECT, ALTER, REGISTER, SYNC_STATE_DATA, APPLY = 904, 1002, 1001, 1003, 1006, 1013
+HEARTBEAT, ALTER, ELECT, REGISTER, REPLICA_INFO, METADATA, SYNC_STATE_DATA = 904, 1001, 1002, 1003, 1004, 1005, 1006
+UPDATE_CONFIG, CLEAN, NEXT_ID, APPLY = 1009, 1011, 1012, 1013
 TOPIC = "orders"
 _CHANGE_S = 60.0  # a role takes a second or two; the machine is shared
 
@@ -194,3 +195,79 @@ def test_mqadmins_verbs_for_controllers_work(tmp_path: Path) -> None:
         assert "CODE: 16" in refused
         assert re.search(r"enableElectUncleanMaster +=  true", settings)
         assert "Traceback" not in server.log()
+
+
+class Interview:
+    """The same questions to any controller, by two brokers that do as Apache's do."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.answers: list[tuple[str, int, dict[str, str], bytes]] = []
+
+    def ask(self, client: Client, code: int, body: bytes = b"", **ext: object) -> None:
+        answer = client.invoke(code, ext, body)
+        question = f"{code} {json.dumps(ext)} {body.decode()}"
+        ext_told = {name: value.replace(self._address, "here") for name, value in answer.extFields.items()}
+        self.answers.append((question, answer.code, ext_told, answer.body))
+
+    def alter(self, client: Client, ids: list[int], based_on: int, master: int = 1, epoch: int = 1) -> None:
+        body = json.dumps({"syncStateSet": ids, "syncStateSetEpoch": based_on}).encode()
+        self.ask(client, ALTER, body, brokerName="b", masterBrokerId=master, masterEpoch=epoch)
+
+    def hold(self) -> None:
+        with Client(self._address) as a:
+            with Client(self._address) as b:
+                self._both(a, b)
+            wait_until(lambda: b'"alive":false' in a.invoke(SYNC_STATE_DATA, {}, b'["b"]').body, "b is dead", _CHANGE_S)
+            self.ask(a, ELECT, clusterName="c", brokerName="b", brokerId=1, designateElect="false")
+
+    def _both(self, a: Client, b: Client) -> None:
+        own: dict[str, Any] = {"clusterName": "c", "brokerName": "b"}
+        self.ask(a, METADATA)
+        self.ask(a, REPLICA_INFO, brokerName="b")
+        self.ask(a, REGISTER, **own, brokerId=1, brokerAddress="h1:1")
+        self.ask(a, ELECT, **own, brokerId=1, designateElect="false")
+        self.ask(a, APPLY, **own, appliedBrokerId=2, registerCheckCode="h1:1;1")
+        for broker_id, client in ((1, a), (2, b)):
+            address = f"h{broker_id}:1"
+            self.ask(client, NEXT_ID, **own)
+            self.ask(client, APPLY, **own, appliedBrokerId=broker_id, registerCheckCode=f"{address};1")
+            self.ask(client, REGISTER, **own, brokerId=broker_id, brokerAddress=address)
+            beat: dict[str, Any] = {"epoch": 0, "maxOffset": 0, "confirmOffset": 0, "heartbeatTimeoutMills": 600_000}
+            self.ask(client, HEARTBEAT, **own, **beat, brokerId=broker_id, brokerAddr=address)
+        self.ask(a, APPLY, **own, appliedBrokerId=2, registerCheckCode="h9:1;1")
+        self.ask(a, APPLY, **own, appliedBrokerId=2, registerCheckCode="h2:1;1")
+        self.ask(a, HEARTBEAT, **own)
+        self.ask(a, REPLICA_INFO, brokerName="b")
+        self.ask(a, SYNC_STATE_DATA, b'["b"]')
+        self.ask(a, ELECT, **own, brokerId=1, designateElect="false")
+        self.ask(b, ELECT, **own, brokerId=2, designateElect="false")
+        self.ask(a, REGISTER, **own, brokerId=2, brokerAddress="h2:1")
+        self.ask(a, REPLICA_INFO, brokerName="b")
+        self.alter(a, [1], 1)
+        self.alter(a, [1, 2], 1, master=2)
+        self.alter(a, [1, 2], 1, epoch=2)
+        self.alter(a, [1, 2], 7)
+        self.alter(a, [1, 7], 1)
+        self.alter(a, [2], 1)
+        self.alter(a, [1, 2], 1)
+        for names in (b'["b","unknown"]', b"[]", b""):
+            self.ask(a, SYNC_STATE_DATA, names)
+        for broker_id in (2, 9, 1):
+            self.ask(a, ELECT, **own, brokerId=broker_id, designateElect="true")
+        self.ask(a, CLEAN, **own)
+        self.ask(a, CLEAN, **own, brokerControllerIdsToClean="x")
+        self.ask(a, CLEAN, **own, brokerControllerIdsToClean="1")
+        self.ask(a, CLEAN, clusterName="c", brokerName="unknown", isCleanLivingBroker="true")
+        self.ask(a, UPDATE_CONFIG, b"notifyBrokerRoleChanged=false\n")
+        self.ask(a, UPDATE_CONFIG, b"configStorePath=/\n")
+
+
+def test_the_same_questions_get_the_answers_of_apaches_controller(tmp_path: Path) -> None:
+    with ApacheController(tmp_path / "apache") as apache, controller(tmp_path / "neve") as neve:
+        theirs, ours = Interview(apache.address), Interview(neve.ready["controller"])
+        theirs.hold()
+        ours.hold()
+    assert len(theirs.answers) > 40
+    for stock, own in zip(theirs.answers, ours.answers, strict=True):
+        assert own == stock

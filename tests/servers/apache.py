@@ -17,6 +17,8 @@ from tests.waiting import wait_until
 
 #: GET_BROKER_CLUSTER_INFO
 _CLUSTERS = 106
+#: CONTROLLER_GET_NEXT_BROKER_ID
+_NEXT_BROKER_ID = 1012
 _READY_S = 180.0  # on a busy machine
 _ADMIN_S = 120.0
 _MODULE_FLAGS = [
@@ -104,6 +106,40 @@ def mqadmin(namesrv: str, *args: str, home: Path, version: str = jvm.SERVER) -> 
     )
     # The 5.3 client prints how its logging was configured, a line for each step.
     return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if " |-" not in line)
+
+
+class ApacheController(Processes):
+    """Apache RocketMQ's own controller 5.3.3, alone in its DLedger group."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        settings = {
+            "controllerDLegerGroup": "neve",
+            "controllerDLegerPeers": f"n0-{self.address}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": directory / "store",
+            "bindAddress": "127.0.0.1",
+        }
+        self._conf = directory / "controller.conf"
+        self._conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+
+    @override
+    def start(self) -> Self:
+        flags = ["-Xms128m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        main = "org.apache.rocketmq.controller.ControllerStartup"
+        command = jvm.java(f"{jvm.jars()}/*", main, "-c", str(self._conf), home=self.directory, flags=flags)
+        self.spawn(command, "controller.out", {"ROCKETMQ_HOME": str(self.directory)})
+        wait_until(self._leads, "Apache's controller", _READY_S)
+        return self
+
+    def _leads(self) -> bool:
+        """The port is open before it has elected itself, and what it decides needs a moment more."""
+        if not accepts(self.address):
+            return False
+        with Client(self.address) as client:
+            return client.invoke(_NEXT_BROKER_ID, {"clusterName": "c", "brokerName": "b"}).code == 0
 
 
 class ApacheMember(Processes):
