@@ -35,6 +35,7 @@ from neve.remoting.codes import ResponseCode
 Code = ResponseCode
 BY_CONTROLLER = -1  # the id in an ElectMaster that no member asked for
 DEFAULT_TIMEOUT_MS = 10_000
+HIGHEST_BROKER_ID = 2**63 - 2
 LOWEST_PRIORITY = 2**31 - 1
 UNKNOWN = -1
 
@@ -355,7 +356,7 @@ def _(request: ApplyBrokerId, case: _Case) -> Decision:
             f"but broker try to apply brokerId: {broker_id}"
         )
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
-    if not FIRST_BROKER_ID <= broker_id < 2**63 - 1:
+    if not FIRST_BROKER_ID <= broker_id <= HIGHEST_BROKER_ID:
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, f"brokerId: {broker_id} is no id of a broker")
     joined = stored or BrokerSet(cluster=request.cluster, name=request.name)
     if len(joined.members) >= case.rules.max_members:
@@ -384,11 +385,11 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
         remark = f"Broker-set: {request.name} hasn't been registered in controller"
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
     member = stored.member(request.broker_id)
+    if frozen := case.frozen():
+        return _register_frozen(stored, request, frozen)
     if member is None:
         remark = f"BrokerId: {request.broker_id} hasn't been registered in broker-set: {request.name}"
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
-    if frozen := case.frozen():
-        return case.refuse_frozen(Code.CONTROLLER_INVALID_REQUEST, frozen)
     start = _start_of(member, request, alive=case.is_alive(member))
     if start is _Start.SECOND:
         remark = (
@@ -403,7 +404,32 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
         # Its log may have been cut back to what it can read: what it writes from here on needs an epoch of its own. An
         # Apache broker registers when it starts; under its old epoch it would say that this one begins at its end now.
         now = _without_master(now)
-    registered = replace(
+    now = _settled(_with_member(now, _registered(member, request)))
+    answer = Answer(sync_state_set=now.sync_state_set, sync_state_set_epoch=now.sync_state_set_epoch)
+    if now.master is not None and case.is_alive(now.member(now.master)):
+        answer = _roles(now)
+    told = () if now.epochs == stored.epochs or now.master is None else (now.master,)
+    return Decision(answer, _if_changed(stored, now), notify=told)
+
+
+def _register_frozen(stored: BrokerSet, request: RegisterBroker, frozen: Frozen) -> Decision:
+    """Only who it is: who has started since has to be alive for an operator to designate it. No role is told.
+
+    Who is unknown joined after the backup was made, if it knows an id and has an incarnation.
+    """
+    member = stored.member(request.broker_id)
+    if member is None and (not request.incarnation or not FIRST_BROKER_ID <= request.broker_id <= HIGHEST_BROKER_ID):
+        remark = f"BrokerId: {request.broker_id} hasn't been registered in broker-set: {request.name}"
+        return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
+    known = _registered(member or Member(id=request.broker_id, address=request.address), request)
+    now = replace(stored, next_broker_id=max(stored.next_broker_id, known.id + 1), frozen=frozen)
+    return Decision(
+        Answer(remark=f"the broker set is frozen: {frozen.why}"), _if_changed(stored, _with_member(now, known))
+    )
+
+
+def _registered(member: Member, request: RegisterBroker) -> Member:
+    return replace(
         member,
         address=request.address,
         incarnation=request.incarnation,
@@ -411,12 +437,11 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
         process=request.process,
         min_in_sync_replicas=request.min_in_sync_replicas if request.incarnation else 1,
     )
-    now = _settled(replace(now, members=tuple(registered if m.id == member.id else m for m in now.members)))
-    answer = Answer(sync_state_set=now.sync_state_set, sync_state_set_epoch=now.sync_state_set_epoch)
-    if now.master is not None and case.is_alive(now.member(now.master)):
-        answer = _roles(now)
-    told = () if now.epochs == stored.epochs or now.master is None else (now.master,)
-    return Decision(answer, _if_changed(stored, now), notify=told)
+
+
+def _with_member(stored: BrokerSet, member: Member) -> BrokerSet:
+    others = (other for other in stored.members if other.id != member.id)
+    return replace(stored, members=tuple(sorted((*others, member), key=lambda one: one.id)))
 
 
 def _start_of(member: Member, request: RegisterBroker, *, alive: bool) -> _Start:

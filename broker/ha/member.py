@@ -17,6 +17,7 @@ Rules, each of which guards an interleaving:
 - A role is taken of a pair (masterEpoch, syncStateSetEpoch) that is not below any known before, in former lives too:
   the pair is on the disk before the first step. No epoch is taken up twice, nor by a later life: its last bytes may be
   lost here and be with others, and two different logs would bear one name.
+- A role is this member's if id and address are: a copy of its directory has the same id.
 - A master that is told of another epoch answers nobody from that instant on, before anything else is done. A slave that
   becomes master closes its connection to the former one first: what that one acknowledges needs it.
 - What is heard while a change of role is under way waits for its end; of several the newest counts.
@@ -116,9 +117,12 @@ class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
 def begin_life(saved: Saved, new_incarnation: str, rules: MemberRules, *, is_copy: bool = False) -> Saved:
     """What a start writes down before it does anything else.
 
-    `is_copy`: the directory is not where it was, it is a backup or a copy of it: the other one may have gone on.
+    `is_copy`: the directory is not where it was, it is a backup or a copy of it. The other one may live, and may have
+    acknowledged more: this one is a new member, with what it has.
     """
-    may_lack = is_copy or (not saved.clean and rules.acknowledges_from_memory)
+    if is_copy:
+        saved = msgspec.structs.replace(saved, broker_id=0, incarnation="", starts=0)
+    may_lack = not saved.clean and rules.acknowledges_from_memory
     incarnation = new_incarnation if may_lack or not saved.incarnation else saved.incarnation
     return msgspec.structs.replace(saved, incarnation=incarnation, starts=saved.starts + 1, clean=False)
 
@@ -146,14 +150,16 @@ class Member:
         rules: MemberRules,
         *,
         process: str,
+        address: str,
         check_code: str,
         is_unclean: bool,
         confirm_of: ConfirmOf = Confirm,
     ) -> None:
         """`saved` is what `begin_life` made and is on the disk; `is_unclean`: the life before did not end by a stop."""
         self.rules, self.saved = rules, saved
-        self.process, self.check_code = process, check_code
-        self.view = View(saved.master_epoch, saved.sync_state_set_epoch, frozenset())  # the newest that is known
+        self.process, self.address, self.check_code = process, address, check_code
+        known = frozenset(saved.sync_state_set)
+        self.view = View(saved.master_epoch, saved.sync_state_set_epoch, known)  # the newest
         self.role = self.view  # the one under which it acts
         self.confirming: Confirm | None = None  # while it is master: who has what
         self._used_epoch = saved.master_epoch  # by former lives, or as master in this one
@@ -252,8 +258,11 @@ class Member:
         seen = self._seen(Seen(event.view), now) if event.view is not None else []
         return [self._heartbeat(), *seen]
 
-    def _register_again(self, event: NotRegistered, now: float) -> list[Action]:
-        return [Register(self.life)] if self._is_due(NotRegistered, now, self.rules.ask_again_after) else []
+    def _apply_again(self, event: NotRegistered, now: float) -> list[Action]:
+        """The register was set back to before it joined: its id is its own as long as nobody else has it."""
+        if not self._is_due(NotRegistered, now, self.rules.ask_again_after):
+            return []
+        return [ApplyBrokerId(self.broker_id, self.check_code), Register(self.life)]
 
     def _refuse(self, event: Disowned, now: float) -> list[Action]:
         return self._refused(event.reason)
@@ -289,7 +298,8 @@ class Member:
         view, confirming = event.view, self.confirming
         assert confirming is not None
         members = SyncStateSet(view.sync_state_set_epoch, view.sync_state_set)
-        if confirming.read(view.master_epoch, members, now):
+        is_displaced = view.master == self.broker_id and view.master_address != self.address
+        if not is_displaced and confirming.read(view.master_epoch, members, now):
             confirming.controller_heard(now)
             self.role = view
             if self._altering is not None and not confirming.is_altering:
@@ -314,15 +324,22 @@ class Member:
         return [Save(self.saved)]
 
     def _saved_now(self) -> Saved:
-        epoch, set_epoch = self.view.pair
+        view = self.view
         return msgspec.structs.replace(
-            self.saved, master_epoch=epoch, sync_state_set_epoch=set_epoch, confirm=self.confirm
+            self.saved,
+            master_epoch=view.master_epoch,
+            sync_state_set_epoch=view.sync_state_set_epoch,
+            sync_state_set=tuple(sorted(view.sync_state_set)),
+            confirm=self.confirm,
         )
 
     def _take_role(self, now: float) -> list[Action]:
         """By the newest view, in a state that waits for one or in which another master is followed."""
         view = self.view
-        if view.master is None or (view.master == self.broker_id and view.master_epoch <= self._used_epoch):
+        is_own = view.master == self.broker_id
+        if is_own and view.master_address != self.address:
+            return []  # another process has this id: a copy of the directory, or what it was copied from
+        if view.master is None or (is_own and view.master_epoch <= self._used_epoch):
             return [Elect()] if self._is_due(Elect, now, self.rules.ask_again_after) else []
         is_news = self.state is State.WAITING or (view.master, view.master_epoch) != (
             self.role.master,
@@ -331,7 +348,7 @@ class Member:
         self.role = view
         if not is_news:
             return []
-        if view.master == self.broker_id:
+        if is_own:
             self.state = State.TURNING_MASTER
             self._used_epoch = epoch = view.master_epoch
             return [StopFollowing(), DropSlaves(), CutTornTail(), BeginEpoch(epoch), ClipGroups(), EndTurn(epoch)]
@@ -535,7 +552,7 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     NextBrokerId: {State.NAMELESS: Member._apply},
     BrokerIdTaken: {},  # the next tick asks for another one
     BrokerIdApplied: {State.NAMELESS: Member._named},
-    NotRegistered: _cells(_KNOWN, Member._register_again),
+    NotRegistered: _cells((State.UNREGISTERED, *_KNOWN), Member._apply_again),
     Disowned: _cells((State.UNREGISTERED, *_KNOWN), Member._refuse),
     Registered: {State.UNREGISTERED: Member._registered, **_cells(_KNOWN, Member._registered_again)},
     Seen: {

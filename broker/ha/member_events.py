@@ -39,6 +39,7 @@ class Saved(msgspec.Struct, frozen=True):
     starts: int = 0
     master_epoch: int = 0
     sync_state_set_epoch: int = 0
+    sync_state_set: tuple[int, ...] = ()  # of that epoch: where the register is lost, an operator asks who was in sync
     confirm: int = 0
     clean: bool = True  # the last life ended with everything on the disk
 

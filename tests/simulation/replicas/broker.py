@@ -97,7 +97,8 @@ class Broker(Process):
             disk.saved,
             world.member_rules,
             process=self.process,
-            check_code=f"{host};{self.process}",
+            address=host,
+            check_code=f"{host};1",
             is_unclean=not was_clean,
         )
         self._actions: deque[Action] = deque()
@@ -317,7 +318,9 @@ class Broker(Process):
             case Register(life):
 
                 def registered(answer: decision.Answer) -> None:
-                    if answer.code == success:
+                    if answer.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED:
+                        self.happens(NotRegistered())
+                    elif answer.code == success:
                         self.happens(Registered(None if answer.master_epoch is None else _view(answer)))
 
                 return self.world.registration(life, self.host), registered

@@ -52,7 +52,7 @@ class Producer(Process):
 
     def _turn_from(self, target: str) -> None:
         if self._target == target:
-            hosts = self.world.hosts
+            hosts = list(self.world.machines)
             self._target = hosts[(hosts.index(target) + 1) % len(hosts)]
 
 
@@ -68,7 +68,7 @@ class Reader(Process):
     def _read(self) -> None:
         world, dice = self.world, self.world.dice
         self.after(dice.uniform(0.5, 1.5) * world.read_every, self._read)
-        queue, target = dice.randrange(QUEUES), dice.choice(world.hosts)
+        queue, target = dice.randrange(QUEUES), dice.choice(list(world.machines))
         offset = self._next[queue] if dice.random() < 0.6 else dice.randint(0, self._next[queue])
 
         def heard(found: list[Record] | None) -> None:

@@ -19,7 +19,8 @@ from broker.ha.epochs import EpochCache
 from broker.ha.member import Member, MemberRules
 from broker.ha.member_events import Action, HandOver, Register, Saved, StopFollowing
 from controller.broker_set import BrokerSet
-from controller.decision import AlterSyncStateSet, Ask, Asked, Decision, RegisterBroker
+from controller.decision import AlterSyncStateSet, Answer, Ask, Asked, Decision, RegisterBroker
+from neve.remoting.codes import ResponseCode
 from tests.simulation.replicas.broker import Broker
 from tests.simulation.replicas.log import Disk
 from tests.simulation.replicas.world import World
@@ -166,8 +167,25 @@ class _SecondOfThree(Confirm):
         if not self.is_fenced and len(ends) > 1:
             self._confirm = max(self._confirm, ends[1])
 
+    def _is_overdue(self, member: int, now: float) -> bool:
+        return now - self._lacks_since(member, now) > self.rules.shrink_after
 
-class SecondOfThree(Sync):
+
+class LastsWithOne(Repeats):
+    """A slave gets nothing more, the other one dies, then the master."""
+
+    def befalls(self, master: Broker, slave: Broker) -> None:
+        self.network.cut.add((master.host, slave.host))
+        self.goes_on(0.5, 2.0)
+        for other in self._up():
+            if other is not master and other is not slave:
+                self._die(other, power=False)
+        self.goes_on(0.0, 1.0)
+        self._die(master, power=False)
+        self.goes_on(5.0, 6.0)
+
+
+class SecondOfThree(LastsWithOne):
     confirm_of = _SecondOfThree
 
 
@@ -240,7 +258,7 @@ class ShowsAll(Sync):
 # ---- what a life is
 
 
-class KeepsItsIncarnation(Sync):
+class KeepsItsIncarnation(LosesItsTail):
     """Who lost what it acknowledged from memory comes back as who it was."""
 
     def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
@@ -395,21 +413,6 @@ class EligibleForEver(Available):
         return _with(decided, eligible=tuple(sorted(once)))
 
 
-class AltersWhateverIsThere(LosesAnswers):
-    """A change of the set is made whatever it is based on."""
-
-    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
-        if isinstance(request, AlterSyncStateSet) and value is not None and value.master is not None:
-            request = dataclasses.replace(
-                request,
-                sync_state_set_epoch=value.sync_state_set_epoch,
-                master_epoch=value.master_epoch,
-                master=value.master,
-                sync_state_set=tuple({*request.sync_state_set, value.master}),
-            )
-        return super().decide(value, reports, request, now_ms, rules)
-
-
 class GoesAsItJoins(Repeats):
     """A slave is back, the answer that takes it into the set is lost, and it goes for good: the other two go on."""
 
@@ -446,11 +449,81 @@ class ElectsByHeartbeats(LosesPower):
         return super().decide(value, told, request, now_ms, rules)
 
 
+class ForgetsTheRegister(Sync):
+    """The register is set back again and again; members die."""
+
+    def faults(self) -> dict[Callable[[], None], int]:
+        return {
+            self._set_register_back: 6,
+            self._kill: 5,
+            self._power_cut: 2,
+            self._start_one: 8,
+            self._cut_off: 3,
+            self._heal_links: 4,
+            self._lose_disk: 2,
+        }
+
+
+class TrustsARestoredRegister(ForgetsTheRegister):
+    """Nobody looks at the epochs that members know."""
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        blind = {
+            broker_id: dataclasses.replace(report, master_epoch=-1, sync_state_set_epoch=-1, epoch=-1)
+            for broker_id, report in reports.items()
+        }
+        return super().decide(value, blind, request, now_ms, rules)
+
+
+class RegistersNobodyWhileFrozen(ForgetsTheRegister):
+    """Who starts while the set is frozen is not known, so that an operator can't designate it."""
+
+    def decide(self, value: BrokerSet | None, reports: Any, request: Any, now_ms: int, rules: Any) -> Any:
+        if isinstance(request, RegisterBroker) and value is not None and value.frozen is not None:
+            return Decision(Answer(ResponseCode.CONTROLLER_INVALID_REQUEST))
+        return super().decide(value, reports, request, now_ms, rules)
+
+
+class RestoresDirectories(Available):
+    """Directories are restored from copies that were made while they were in use, what is acknowledged is on disks."""
+
+    from_memory = False
+
+    def faults(self) -> dict[Callable[[], None], int]:
+        return {
+            self._copy_directory: 5,
+            self._kill: 6,
+            self._restore_directory: 6,
+            self._start_one: 6,
+        }
+
+    def _is_spare(self, host: str) -> bool:
+        return any(machine.host != host for machine in self.trusted())
+
+
+class TakesACopyForTheOriginal(RestoresDirectories):
+    """A directory that was restored from a copy is who it was."""
+
+    def begin_life(self, saved: Saved, new_incarnation: str, rules: MemberRules, is_copy: bool) -> Saved:
+        return super().begin_life(saved, new_incarnation, rules, False)
+
+
 # ---- found
 
 
 ANY = "kept|once|order|one|rest|groups"
-RIGHT = (JoinsUnheard, LosesItsTail, GoesAsItJoins, ReconnectsSlowly, ElectsInSilence, LosesAnswers, LosesPower)
+RIGHT = (
+    LastsWithOne,
+    JoinsUnheard,
+    LosesItsTail,
+    GoesAsItJoins,
+    ReconnectsSlowly,
+    ElectsInSilence,
+    LosesAnswers,
+    LosesPower,
+    ForgetsTheRegister,
+    RestoresDirectories,
+)
 
 
 @pytest.mark.parametrize("world", RIGHT)
@@ -478,9 +551,11 @@ def test_with_the_right_rules_the_same_stories_break_no_promise(world: type[Worl
         (NobodyIsUnclean, ANY),
         (ElectsTheFirstThatIsBack, ANY),
         (EligibleForEver, ANY),
-        (AltersWhateverIsThere, ANY),
         (NeverSettles, "rest"),
         (ElectsByHeartbeats, ANY),
+        (TrustsARestoredRegister, ANY),
+        (RegistersNobodyWhileFrozen, "rest"),
+        (TakesACopyForTheOriginal, ANY),
     ],
 )
 def test_a_broken_rule_is_found(world: type[World], promise: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tests.simulation.replicas.register import Register
 from tests.simulation.world import Violation
 
 CONTROLLER_TIMEOUT_MS = 4000
+COPY = "x1"
 REST = 30.0
 TOLD_STEPS = 70
 
@@ -56,6 +58,7 @@ class World:
         self.network = Network(self.turns, self.dice)
         self._number = 0
         self._slow: dict[str, float] = {}
+        self._copies: list[tuple[str, Disk]] = []  # of data directories, and where they are from
         self.pace = self.dice.choice((0.0, 0.0, 0.0, 0.1, 0.4))  # seconds between two frames to a slave
         self.choose()
         self.promises = Promises(self)
@@ -212,6 +215,11 @@ class World:
             self._reset_connections: 3,
             self._hand_over: 3,
             self._quiet: 3,
+            self._copy_directory: 2,
+            self._restore_directory: 1,
+            self._run_copy: 1,
+            self._lose_disk: 1,
+            self._set_register_back: 1,
         }
 
     # -- machines
@@ -297,6 +305,57 @@ class World:
         self._slow[host] = seconds
         self.turns.after(self.dice.uniform(1, 8), lambda: self._slow.update({host: 0.0}))
 
+    # -- directories
+
+    def _copy_directory(self) -> None:
+        host = self.dice.choice(self.hosts)
+        self.note(f"the directory of {host} is copied")
+        self._copies = [*self._copies[-3:], (host, self.machines[host].disk.copied())]
+
+    def _restore_directory(self) -> None:
+        """A copy takes the place of what is there."""
+        if not self._register_is_true():
+            return
+        host, disk = self.dice.choice(self._copies or [("", Disk())])
+        if host and not self.machines[host].is_up and self._is_spare(host):
+            self._new_disk_in(host, disk.copied())
+            self.note(f"{host} is restored from a copy: ends at {disk.log.end}")
+            self._start(host, is_copy=True)
+
+    def _run_copy(self) -> None:
+        """On another machine, while the one it is from runs, or not: one member more."""
+        host, disk = self.dice.choice(self._copies or [("", Disk())])
+        if not host or COPY in self.machines or not disk.saved.broker_id:
+            return
+        self.note(f"a copy of {host} runs as {COPY}")
+        self.machines[COPY] = Machine(COPY, disk.copied())
+        self._start(COPY, is_copy=True)
+
+    def _lose_disk(self) -> None:
+        """A machine that is down comes back with an empty one, and a new id. Others have to have what it had."""
+        down = [host for host in self.hosts if not self.machines[host].is_up]
+        host = self.dice.choice(down or [""])
+        if host and self._is_spare(host) and self._register_is_true():
+            self.note(f"{host} has a new disk")
+            self._new_disk_in(host, self.new_disk())
+
+    def _is_spare(self, host: str) -> bool:
+        """Others have all that was acknowledged, enough of them to go on."""
+        others = [machine for machine in self.trusted() if machine.host != host and machine.is_up]
+        return len(others) >= self.confirm_rules.min_in_sync
+
+    def _register_is_true(self) -> bool:
+        """It is not set back: then the one that knows better may be the only one."""
+        value = self.register.value
+        return value is not None and value.frozen is None
+
+    def _new_disk_in(self, host: str, disk: Disk) -> None:
+        machine = self.machines[host]
+        there = {*disk.log.records, *disk.diverged}
+        before = [*machine.disk.log.records, *machine.disk.diverged]
+        machine.disk = disk
+        self.promises.lost(host, [record for record in before if record not in there])
+
     # -- links
 
     def _cut_for_a_while(self, links: set[tuple[str, str]]) -> None:
@@ -373,6 +432,24 @@ class World:
         self.controllers[host].die(tells=True)
         self._start_controller(host)
 
+    def _set_register_back(self) -> None:
+        """To a backup, or to nothing, while there is somebody who knows more and is heard."""
+        value = self.register.value
+        known = max((broker.member.view.pair for broker in self._up() if not broker.is_frozen), default=(0, 0))
+        if value is None or value.frozen is not None or known < value.epochs:
+            return
+        self.network.heal()
+        self.turns.run(2.5)
+        value = self.register.value
+        older = [one for one in self.register.history[-8:] if value is not None and one.epochs < value.epochs]
+        known = max((broker.member.view.pair for broker in self._up() if not broker.is_frozen), default=(0, 0))
+        if value is None or not older or known < value.epochs:
+            return
+        backup = None if self.dice.random() < 0.2 else self.dice.choice(older)
+        self.note("the register is " + ("wiped" if backup is None else f"set back to {backup.epochs}"))
+        self.register.set_back(backup)
+        self.turns.run(2.0)
+
     # -- people
 
     def _hand_over(self) -> None:
@@ -433,20 +510,55 @@ class World:
             producer.is_quiet = True
         self.turns.run(3.0)
         master = next(broker for broker in self._up() if broker.member.state is State.MASTER)
-        for broker in self._up():
-            if broker.log.records != master.log.records:
-                self.promises.fail(f"rest: the logs of {broker.host} and {master.host} differ")
+        while any(broker.log.records != master.log.records for broker in self._up()):
+            if self.turns.now > since + 2 * REST:
+                self.promises.fail(f"rest: the logs of {[broker.host for broker in self._up()]} differ")
+            self.turns.run(1.0)
         self.promises.at_rest(master)
         for producer in self.producers:
             producer.is_quiet = False
 
     def _operator(self) -> None:
-        """Looks at a member that would have to cut what was confirmed: it may if power cuts took it from all others."""
+        """Looks after a register that was set back; and at a member that would have to cut what was confirmed.
+
+        That one may if power cuts took it from all others.
+        """
+        self._repair_register()
         for broker in self._up():
             if broker.member.state is State.REFUSED and broker.told and self.promises.excused:
                 self.note(f"an operator lets {broker.host} cut")
                 broker.told = ""
                 broker.happens(CutAllowed())
+
+    def _repair_register(self) -> None:
+        """The newest backup; then who has the longest log, by its last epoch and its end, is designated."""
+        value = self.register.value
+        if value is None and self.register.history:
+            self.note("an operator restores the newest backup")
+            self.register.set_back(self.register.history[-1])
+            return
+        if value is None:
+            return
+        ids = {machine.disk.saved.broker_id for machine in self.machines.values()}
+        gone = [broker_id for broker_id in value.ids if broker_id not in ids]
+        if gone:  # their disks are: nobody has to wait for them
+            clean = decision.CleanBrokerData(NAME, ";".join(str(broker_id) for broker_id in gone))
+            self.dice.choice(list(self.controllers.values())).handle(clean, lambda answer: None)
+        trusted = {*value.sync_state_set, *value.eligible} or set(value.unclean)
+        if value.frozen is None and not (trusted and trusted <= set(gone)):
+            return
+        up = [broker for broker in self._up() if broker.member.broker_id]
+        if not all(broker.member.is_readable for broker in up):
+            return  # it waits for all of them
+        best = max(up, key=lambda one: one.epoch_cache()[1:])
+        self.note(f"an operator designates {best.host}")
+        request = decision.ElectMaster(NAME, best.member.broker_id, designate=True)
+        controller = self.dice.choice(list(self.controllers.values()))
+        # It may not know the highest epochs itself, and who does may be gone.
+        controller.rules = dataclasses.replace(controller.rules, enable_elect_unclean_master=True)
+        controller.handle(request, lambda answer: None)
+        self.turns.run(0.5)
+        controller.rules = dataclasses.replace(controller.rules, enable_elect_unclean_master=False)
 
     def _unrest(self, since: float, hosts: list[str]) -> str:
         brokers = [broker for host in hosts if (broker := self.machines[host].broker) is not None]

@@ -623,10 +623,28 @@ def test_a_register_that_was_restored_freezes_and_elects_nobody() -> None:
     world.die(A)
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     assert world.alter(A).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
-    assert world.start(B, incarnation="fresh").code == Code.CONTROLLER_INVALID_REQUEST
+    before = world.value
+    answer = world.start(B, incarnation="fresh")  # it is known, so that an operator may designate it, and told no role
+    assert (answer.code, answer.master, answer.sync_state_set) == (Code.SUCCESS, None, None)
+    assert replace(world.value, members=before.members) == before
+    frozen = world.value
     assert world(ApplyBrokerId("c", "b", C, "h3:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert world.value == frozen
     assert world(GetReplicaInfo("b")).master == A
+
+
+def test_a_member_of_which_a_restored_register_knows_nothing_is_known_again_and_can_be_designated() -> None:
+    world = lost(in_sync(A, B))
+    world.die(A, B)
+    world.reports[C] = Report(world.now_ms, max_offset=9, epoch=3, master_epoch=9, sync_state_set_epoch=9)
+    assert (
+        world(RegisterBroker("c", "b", C, "h3:10911", "", 0, "p")).code == Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+    )
+    assert world.start(C).code == Code.SUCCESS
+    assert (world.value.ids, world.value.next_broker_id) == ((A, B, C), C + 1)
+    assert world.elect(C).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.elect(C, designate=True).master == C
+    assert world.value.frozen is None
 
 
 @pytest.mark.parametrize("heard", [{"epoch": 2}, {"asked": Asked(True, 2, 5)}, {"master_epoch": 1}])

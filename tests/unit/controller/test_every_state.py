@@ -188,7 +188,10 @@ def holds(state: State, request: Request) -> None:
 
     by_operator = isinstance(request, ElectMaster) and request.designate
     if state.is_outdated and not by_operator and not isinstance(request, CleanBrokerData):
-        assert replace(new, frozen=None) == replace(old, frozen=None)
+        # Who has started since is known, for an operator to designate it.
+        starts = isinstance(request, RegisterBroker)
+        who = {"members": new.members, "next_broker_id": new.next_broker_id} if starts else {}
+        assert replace(new, frozen=None) == replace(old, frozen=None, **who)
 
     elected = new.master is not None and new.master_epoch > old.master_epoch
     if elected:
@@ -224,7 +227,7 @@ def holds(state: State, request: Request) -> None:
         assert len(new.sync_state_set) >= min(len(old.sync_state_set), keeper.min_in_sync_replicas)
 
     # Who may have lost what it acknowledged is out, and is remembered.
-    if isinstance(request, RegisterBroker) and request.incarnation == "fresh" and not refused:
+    if isinstance(request, RegisterBroker) and request.incarnation == "fresh" and not refused and not state.is_outdated:
         assert request.broker_id not in (*new.sync_state_set, *new.eligible)
         assert state.in_sync - {*new.sync_state_set, *new.eligible} <= set(new.unclean)
 

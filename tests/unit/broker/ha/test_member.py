@@ -60,7 +60,7 @@ def _view(master: int | None, epoch: int, set_epoch: int, *members: int) -> View
 
 def _member(rules: MemberRules = SYNC, saved: Saved | None = None, *, is_unclean: bool = False) -> Member:
     known = saved if saved is not None else Saved(broker_id=1, incarnation="i1", starts=3)
-    return Member(known, rules, process="p1", check_code="h1;1", is_unclean=is_unclean)
+    return Member(known, rules, process="p1", address="h1:10911", check_code="h1;1", is_unclean=is_unclean)
 
 
 def _slave(rules: MemberRules = SYNC, epoch: int = 1, confirm: int = 0) -> Member:
@@ -102,10 +102,12 @@ def test_a_start_after_a_crash_is_another_incarnation_where_memory_was_acknowled
     assert begin_life(crashed, "new", from_disk).incarnation == "old"
 
 
-def test_a_copied_directory_is_another_incarnation() -> None:
+def test_a_copied_directory_is_another_member_with_what_it_has() -> None:
     from_disk = msgspec.structs.replace(SYNC, acknowledges_from_memory=False)
-    saved = Saved(broker_id=1, incarnation="old", starts=3)
-    assert begin_life(saved, "new", from_disk, is_copy=True).incarnation == "new"
+    saved = Saved(broker_id=1, incarnation="old", starts=3, master_epoch=4, confirm=900)
+    copied = begin_life(saved, "new", from_disk, is_copy=True)
+    assert (copied.broker_id, copied.incarnation, copied.starts) == (0, "new", 1)
+    assert (copied.master_epoch, copied.confirm) == (4, 900)
 
 
 def test_every_start_counts_and_is_unclean_until_it_stops() -> None:
@@ -146,10 +148,14 @@ def test_a_late_registration_of_a_former_life_is_overtaken_by_another_one_of_thi
     assert Follow(3, "h3:10911", 2) in member.happens(Registered(_view(3, 2, 2, 3)), 5.6)
 
 
-def test_who_is_not_known_any_more_registers_again_and_goes_on() -> None:
-    member, _ = _master()
-    assert _kinds(member.happens(NotRegistered(), 1.0)) == [Register]
-    assert member.state is State.MASTER
+@pytest.mark.parametrize("state", [State.UNREGISTERED, State.MASTER])
+def test_who_is_not_known_applies_for_the_id_that_it_has_and_goes_on(state: State) -> None:
+    member = _member() if state is State.UNREGISTERED else _master()[0]
+    again = [ApplyBrokerId(1, "h1;1"), Register(member.life)]
+    assert member.happens(NotRegistered(), 1.0) == again
+    assert member.happens(NotRegistered(), 1.5) == []
+    assert member.happens(NotRegistered(), 2.0) == again
+    assert member.state is state
 
 
 def test_a_life_that_the_controller_disowns_does_nothing_more() -> None:
@@ -191,6 +197,16 @@ def test_a_master_that_meets_another_set_under_the_same_epoch_leads_in_it_no_mor
     member.happens(Seen(_view(1, 1, 1, 1, 3)), 1.0)
     assert member.state is State.WAITING and member.acknowledged(1.0) == -1
     assert BeginEpoch not in _kinds(member.happens(Tick(END), 3.0))
+
+
+def test_the_role_of_another_process_with_the_same_id_is_not_taken() -> None:
+    elsewhere = msgspec.structs.replace(_view(1, 2, 3, 1, 2), master_address="h9:10911")
+    member = _slave()
+    assert BeginEpoch not in _kinds(member.happens(Seen(elsewhere), 1.0))
+    assert member.acknowledged(1.0) == -1
+    leading, _ = _master()
+    assert Answer() in leading.happens(Seen(msgspec.structs.replace(elsewhere, master_epoch=1)), 1.0)
+    assert leading.acknowledged(1.0) == -1
 
 
 def test_a_deposed_master_answers_nobody_from_that_instant_on() -> None:
