@@ -175,10 +175,7 @@ class CommitLog:
         file = self.at(physical_offset)
         if file is None:
             return self.ending_at(physical_offset) is not None
-        position = physical_offset - file.base
-        index = self.find_crc_position(file, position)
-        before = self._record_before(file, index)
-        return position == (0 if before is None else before[1])
+        return self.record_start(physical_offset) == physical_offset
 
     def record_start(self, physical_offset: int) -> int:
         """The highest place at or below an offset of the log where a record begins, or might."""

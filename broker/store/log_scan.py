@@ -23,9 +23,22 @@ from broker.store.layout import (
     record_crc,
 )
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
-from neve.record.layout import HEADS, MAGIC_BLANK, SIZE_AND_MAGIC, host_sizes
+from neve.record.layout import (
+    FIELDS,
+    HEADS,
+    I32,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    SIZE_AND_MAGIC,
+    SYS_FLAG_AT,
+    host_sizes,
+    struct_without,
+)
 
 _CHUNK = 1 << 20
+# Store time and length of the body: what a walk over believed records looks at.
+_UNSEEN = [name for name, _ in FIELDS if name not in {"store_timestamp", "body_length"}]
+_WALKED = {(born, store): struct_without(*_UNSEEN, born=born, store=store) for born, store in HEADS}
 
 
 @dataclass(slots=True)
@@ -196,18 +209,21 @@ def _holds_data(file: LogFile) -> bool:
 
 def walk_topics(file: LogFile, end: int = 1 << 62) -> tuple[dict[str, tuple[int, int]], int]:
     """The topic table of a file below the checkpoint, read again from its records; of those below a place in it."""
-    topics: dict[str, tuple[int, int]] = {}
-    newest, position = 0, 0
-    view = memoryview(file.map)
+    found: dict[bytes, tuple[int, int]] = {}
+    position, view = 0, memoryview(file.map)
     while position < end and file.size - position >= END_SIZE:
         size, magic = SIZE_AND_MAGIC.unpack_from(view, position)
         if size <= 0 or magic == MAGIC_BLANK:
             break
-        record = decode_record(view[position : position + size])
-        newest = max(newest, record.store_timestamp)
-        topics[record.topic] = (
-            record.physical_offset,
-            max(topics.get(record.topic, (0, 0))[1], record.store_timestamp),
-        )
+        (sys_flag,) = I32.unpack_from(view, position + SYS_FLAG_AT)
+        walked = _WALKED[host_sizes(sys_flag)]
+        store_time, body_length = walked.unpack_from(view, position)
+        topic_at = position + walked.size + body_length
+        width = 1 if magic == MAGIC_V1 else 2
+        name_at = topic_at + width
+        name = bytes(view[name_at : name_at + int.from_bytes(view[topic_at:name_at], "big")])
+        _, newest = found.get(name, (0, 0))
+        found[name] = (file.base + position, max(newest, store_time))
         position += size
-    return topics, newest
+    topics = {name.decode("utf-8", "surrogateescape"): place for name, place in found.items()}
+    return topics, max((newest for _, newest in found.values()), default=0)

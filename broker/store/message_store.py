@@ -208,7 +208,7 @@ class MessageStore:
 
     def record_start(self, physical_offset: int) -> int:
         """The highest place at or below an offset of the log to which it could be cut."""
-        return self._log.record_start(physical_offset)
+        return min(self._log.record_start(physical_offset), self._end.appended)
 
     def truncate(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Path | None:
         """Cut a slave's log down to the begin of a record, and keep what is cut in the file that is returned.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.store.errors import LogMismatch, StoreError, StoreFull, StoreNotWritable, TruncationRefused
+from broker.store.layout import end_record
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.codec import decode_record, encode_record
@@ -238,6 +239,25 @@ def test_a_place_where_no_record_begins_is_refused(disk: SimDisk, to: int) -> No
     with pytest.raises((LogMismatch, TruncationRefused)):
         store.truncate(to, epoch=1, floor=0)
     assert (store.max_offset("t", 0), store.is_following) == (5, True)
+
+
+def test_the_next_lower_place_to_cut_at_is_known(disk: SimDisk) -> None:
+    store = short(disk, 5)
+    last = 5 * SIZE
+    assert [store.record_start(at) for at in (0, 1, SIZE - 1, SIZE, SIZE + 1)] == [0, 0, 0, SIZE, SIZE]
+    assert [store.record_start(at) for at in (last - 1, last, last + 1, 1 << 40)] == [last - SIZE, last, last, last]
+    store.append_replica(end_record(16_384 - last), last)
+    assert [store.record_start(at) for at in (last, last + 7, 16_383)] == [last] * 3
+    assert [store.record_start(at) for at in (16_384, 20_000)] == [16_384] * 2
+    store.go_on_with_master_at(30_000)
+    assert [store.record_start(at) for at in (16_383, 16_384, 29_999)] == [last, 16_384, 16_384]
+    assert [store.record_start(at) for at in (30_000, 30_001)] == [30_000] * 2
+    store.truncate(16_384, epoch=1, floor=0)
+    assert (store.max_physical_offset, store.max_offset("t", 0)) == (16_384, 5)
+    store.append_replica(record(16_384, 5), 16_384)
+    store.truncate(last, epoch=1, floor=0)
+    store.append_replica(record(last, 5), last)
+    assert (store.max_physical_offset, store.max_offset("t", 0)) == (6 * SIZE, 6)
 
 
 def test_a_master_cuts_nothing(open_store: Callable[..., MessageStore], put: Callable[..., Any]) -> None:
