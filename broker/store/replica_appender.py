@@ -234,11 +234,9 @@ class ReplicaAppender:
                 queue.position, queue.end = queue.position - QUEUE_ENTRY_SIZE, offset
             raise
         end.last_time, end.high_time = run.last_time, run.high_time
-        for topic, physical, store_time in run.gone:
+        for topic, (physical, store_time) in run.newest.items():
             self._tails.touch(topic, physical, store_time)
-        for (queue, _, _), (physical, store_time) in zip(run.shown, run.places, strict=True):
-            newest = queue.topic_tail
-            newest.physical_offset, newest.store_time = physical, store_time
+        for queue, _, _ in run.shown:
             queue.used = True
             if not queue.dirty:
                 self._queues.mark_dirty(queue)
@@ -266,11 +264,9 @@ class ReplicaAppender:
             if topic in coded:
                 code = self._code_of(decode_record(view[at:following]))
             else:
-                tags = last_value(properties, _TAGS)
+                tags = last_value(properties, _TAGS) if _TAGS in properties else ""
                 code = _code_of_tags(tags) if tags else 0
-            if gone and physical < gone.get(topic, 0):
-                run.gone.append((topic, physical, store_time))
-            else:
+            if not gone or physical >= gone.get(topic, 0):
                 queue = by_name.get((topic, queue_id))
                 if queue is None or queue.end != offset:
                     break
@@ -282,12 +278,14 @@ class ReplicaAppender:
                 queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, offset + 1
                 run.shown.append((queue, offset, code))
                 run.ends.append(shift + following)
-                run.places.append((physical, store_time))
-                keys = f"{last_value(properties, _UNIQUE)} {last_value(properties, _KEYS)}"
-                if keys != " ":
+                keys = last_value(properties, _UNIQUE) if _UNIQUE in properties else ""
+                if _KEYS in properties:
+                    keys = f"{keys} {last_value(properties, _KEYS)}"
+                if keys and not keys.isspace():
                     run.keyed.append((topic, keys, physical, store_time))
-            head_crc = crc32(view[at:body_at], (code ^ code >> 32) & 0xFFFFFFFF)
-            marks += (at + begin + 1, crc32(view[topic_at:following], head_crc), code)
+            run.newest[topic] = physical, store_time
+            head_crc = crc32(data[at:body_at], (code ^ code >> 32) & 0xFFFFFFFF)
+            marks += (at + begin + 1, crc32(data[topic_at:following], head_crc), code)
             if store_time < last_time and at + begin:
                 run.high_time = max(run.high_time, last_time)
             last_time = store_time
@@ -299,15 +297,14 @@ class ReplicaAppender:
 class _Run:
     """What one write stores, and what is to be done then."""
 
-    __slots__ = ("ends", "gone", "high_time", "keyed", "last_time", "marks", "places", "shown")
+    __slots__ = ("ends", "high_time", "keyed", "last_time", "marks", "newest", "shown")
 
     def __init__(self, last_time: int, high_time: int) -> None:
         self.last_time, self.high_time = last_time, high_time
         self.marks: list[int] = []
         self.shown: list[VisibleEntry] = []
         self.ends: list[int] = []
-        self.places: list[tuple[int, int]] = []
-        self.gone: list[tuple[str, int, int]] = []  # of topics that ended behind it
+        self.newest: dict[str, tuple[int, int]] = {}  # of each topic; also of one that ended behind it
         self.keyed: list[IndexItem] = []
 
 

@@ -49,18 +49,16 @@ def text_to_properties(text: str) -> dict[str, str]:
 
 def last_value(raw: bytes, name: bytes) -> str:
     """What `bytes_to_properties` has for a name, given with its separator; "" for none. Makes no table of all."""
-    end = len(raw)
-    while True:
-        at = raw.rfind(name, 0, end)
-        if at < 0:
-            return ""
+    at = raw.rfind(name)
+    while at >= 0:
         if not at or raw[at - 1] == _PAIR_END:
             value_at = at + len(name)
-            value_end = raw.find(b"\x02", value_at)
-            value = raw[value_at : value_end if value_end >= 0 else None]
+            value_end = raw.find(_PAIR_END, value_at)
+            value = raw[value_at:] if value_end < 0 else raw[value_at:value_end]
             if value:
                 return value.decode("utf-8", "replace")
-        end = at + len(name) - 1
+        at = raw.rfind(name, 0, at + len(name) - 1)
+    return ""
 
 
 def exact_pairs(raw: bytes) -> tuple[list[tuple[str, str]], bool]:
