@@ -231,7 +231,8 @@ class MessageStore:
         log.warning("the log is cut from %d to %d: %s keeps what lay above", end, to, kept)
         self._end.close()
         try:
-            with self._visibility.standing_still(), self._checkpointer.standing_still(), self._log.unchanged():
+            # in the order in which a checkpoint takes them: it may sync the log on its way
+            with self._checkpointer.standing_still(), self._visibility.standing_still(), self._log.unchanged():
                 for part in (self._checkpointer, self._index, self._queues, self._tails, self._log):
                     part.forget()
                 self._recover()

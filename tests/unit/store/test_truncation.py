@@ -16,6 +16,7 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.codec import decode_record, encode_record
 from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.conftest import small_config
 from tests.unit.store.replicas import Link, Master, log_of, open_store, told
 
 DIVERGED = Path("/store/diverged")
@@ -365,3 +366,43 @@ def test_after_a_cut_and_after_a_start_readers_see_what_is_confirmed(disk: SimDi
     store.confirm(4 * SIZE)
     assert heard == list(range(confirmed // SIZE, 4))
     assert store.max_offset("t", 0) == 4
+
+
+class OrderedLocks:
+    """Which lock was held while another was taken."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.held: list[int] = []
+        self.pairs: set[tuple[int, int]] = set()
+
+    def new(self) -> Any:
+        self.made += 1
+        return _OrderedLock(self, self.made)
+
+
+class _OrderedLock:
+    def __init__(self, locks: OrderedLocks, number: int) -> None:
+        self._locks, self._number = locks, number
+
+    def __enter__(self) -> bool:
+        assert self._number not in self._locks.held, "it would wait for itself"
+        self._locks.pairs.update((held, self._number) for held in self._locks.held)
+        self._locks.held.append(self._number)
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._locks.held.remove(self._number)
+
+
+def test_a_cut_and_the_threads_of_the_store_never_wait_for_each_other(disk: SimDisk) -> None:
+    """Whoever holds one lock takes no other that its holder might take the first one under."""
+    locks = OrderedLocks()
+    store = MessageStore(small_config(), disk, ManualClock(), locks.new)
+    store.load(following=True)
+    store.append_replica(b"".join(record(SIZE * number, number) for number in range(5)), 0)
+    assert store.want_checkpoint(5 * SIZE)
+    store.upkeep()  # it has to sync the log first
+    store.prepare_next()
+    store.truncate(SIZE, epoch=1, floor=0)
+    assert locks.pairs and not {(second, first) for first, second in locks.pairs} & locks.pairs
