@@ -363,6 +363,80 @@ def test_what_does_not_fit_is_refused_and_the_connection_lives(
     run(tmp_path, work)
 
 
+HOSTILE = [
+    "",
+    "-1",
+    "0",
+    "2",
+    "9" * 25,
+    str(2**63 - 1),
+    str(-(2**63)),
+    "1;2;1",
+    "a;b",
+    "é\n\x00",
+    "x" * 300,
+    "true",
+    "{}",
+]
+FIELDS = {
+    "clusterName": "c",
+    "brokerName": "b",
+    "brokerId": "1",
+    "brokerAddr": "h:1",
+    "brokerAddress": "h:1",
+    "appliedBrokerId": "3",
+    "registerCheckCode": "h:1;1",
+    "masterBrokerId": "1",
+    "masterEpoch": "1",
+    "syncStateSetEpoch": "1",
+    "designateElect": "true",
+    "brokerControllerIdsToClean": "7",
+    "heartbeatTimeoutMills": "1000",
+    "epoch": "0",
+    "maxOffset": "0",
+    "electionPriority": "1",
+    "incarnation": "i",
+    "starts": "1",
+    "process": "p",
+    "minInSyncReplicas": "1",
+    "requestId": "r",
+}
+BODIES = [
+    b"",
+    b"[]",
+    b"{}",
+    b"null",
+    b'{"syncStateSet":[9223372036854775807],"syncStateSetEpoch":1}',
+    b"\xff",
+    b"[" * 9999,
+]
+
+
+def test_whatever_a_stranger_says_is_answered_and_the_register_stays_readable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        asking = sorted(server.codes)
+        for name, value in [(name, value) for name in FIELDS for value in HOSTILE]:
+            for code in asking:
+                answer = await a.ask(code, {**FIELDS, name: value}, BODIES[len(name + value) % len(BODIES)])
+                assert not (answer.remark or "").startswith(("AssertionError", "KeyError", "ValueError", "TypeError"))
+        for body in BODIES:
+            for code in asking:
+                await a.ask(code, FIELDS, body)
+        await closed(a, b)
+
+    run(tmp_path, work, enable_elect_unclean_master=True)
+    assert [record for record in caplog.records if "from its handler" in record.message] == []
+    run(tmp_path, nothing)
+
+
+async def nothing(server: ControllerManager) -> None:
+    """It starts: its register can be read."""
+
+
 class FullDisk(RealDisk):
     """No register is written while it is full."""
 
