@@ -197,8 +197,8 @@ class HaClient:
                 await driver.do(session.tick(clock.monotonic()))
                 await writer.drain()
                 await asyncio.sleep(0)  # a read that has bytes at hand gives nobody else the loop
-        except OSError as error:
-            log.info("the connection to the master broke: %s", error)
+        except OSError as error:  # or the disk could not take what has to be on it first
+            log.warning("the connection to the master ends: %s", error)
         return driver.fault, driver.was_attached
 
     def store(self, append: slave_session.Append) -> None:
@@ -218,13 +218,17 @@ class HaClient:
 
     async def take_epochs(self, entries: tuple[tuple[int, int], ...]) -> None:
         """Written down before their first byte."""
+        wanted = EpochCache((*self._epochs.entries(), *entries))
+        await self._save_epochs(wanted)
         for epoch, start in entries:
             self._epochs.assign(epoch, start)
-        await self._save_epochs()
 
-    async def _save_epochs(self) -> None:
-        """To its end, whoever cancels: the next role saves epochs as well, and these must not come after its."""
-        saving = asyncio.ensure_future(self._threads.run(self._epoch_file.save, self._epochs.entries()))
+    async def _save_epochs(self, wanted: EpochCache) -> None:
+        """Before anything here goes by them: what could not be saved is saved by the next connection.
+
+        To its end, whoever cancels: the next role saves epochs as well, and these must not come after its.
+        """
+        saving = asyncio.ensure_future(self._threads.run(self._epoch_file.save, wanted.entries()))
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
@@ -237,8 +241,10 @@ class HaClient:
             await self._events.cut(to)
         end = self._log.max_physical_offset
         assert end <= to
-        if self._epochs.truncate(end):
-            await self._save_epochs()
+        wanted = EpochCache(self._epochs.entries())
+        if wanted.truncate(end):
+            await self._save_epochs(wanted)
+            self._epochs.truncate(end)
         return session.parted(end, self._epochs.entries())
 
     async def attached(self, session: SlaveSession, master_epoch: int) -> list[slave_session.Action]:

@@ -87,7 +87,7 @@ class HaService:
         self.source, self.clock, self.entropy, self.threads = source, clock, entropy, threads
         self._host, self._port, self._tls = host, port, tls
         self._servers: list[asyncio.Server | SniffingServer] = []
-        self._links: set[_Link] = set()
+        self._links: dict[_Link, None] = {}  # the oldest first
         self._by_member: dict[int, _Link] = {}
         self._sending = False
         self.leadership: Leadership | None = None
@@ -179,10 +179,19 @@ class HaService:
         if self.leadership is None:
             self.refused[Reason.NOT_MASTER.value] += 1
             return False
-        if len(self._links) >= MAX_CONNECTIONS:
-            self.refused["too-many"] += 1
+        if len(self._links) >= MAX_CONNECTIONS and not self._make_room():
             return False
-        self._links.add(link)
+        self._links[link] = None
+        return True
+
+    def _make_room(self) -> bool:
+        """Strangers who say nothing must not keep members out: the oldest that does not follow yet goes."""
+        self.refused["too-many"] += 1
+        idle = next((link for link in self._links if link.session is not None and not link.session.is_streaming), None)
+        if idle is None:
+            return False
+        idle.abort()
+        self._links.pop(idle)
         return True
 
     def came(self, link: _Link, leadership: Leadership, came: master_session.Came) -> None:
@@ -200,6 +209,7 @@ class HaService:
         """What a member has. Whether that can be."""
         confirm, now = leadership.confirm, self.clock.monotonic()
         before = confirm.value
+        confirm.appended(self.source.max_physical_offset)  # a slave may be sooner than who tells of the append
         if not confirm.reported(member, link, reported.end, now, synced=reported.synced):
             return False
         self._tell(leadership, before)
@@ -209,7 +219,7 @@ class HaService:
 
     def closed(self, link: _Link, leadership: Leadership | None, member: int) -> None:
         """A connection ended."""
-        self._links.discard(link)
+        self._links.pop(link, None)
         if self._by_member.get(member) is link:
             del self._by_member[member]
         if leadership is not None and member:

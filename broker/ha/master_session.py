@@ -164,6 +164,11 @@ class MasterSession:
         return self.state is MasterState.ENDED
 
     @property
+    def is_streaming(self) -> bool:
+        """It has asked for the log."""
+        return self.state is MasterState.STREAMING
+
+    @property
     def wake_at(self) -> float:
         """When `tick` has something to do."""
         if self.state is not MasterState.STREAMING:

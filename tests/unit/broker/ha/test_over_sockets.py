@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -497,6 +497,75 @@ def test_nothing_that_is_confirmed_is_cut_without_an_operator() -> None:
     run(main())
 
 
+def test_an_epoch_that_could_not_be_written_down_is_before_its_first_byte_is_stored() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        await master.lead(1, B)
+        master.put(20)
+        save, failures = slave.epoch_file.save, 2
+
+        def fail_at_first(entries: Iterable[tuple[int, int]]) -> None:
+            nonlocal failures
+            assert slave.store.max_physical_offset == 0
+            if failures:
+                failures -= 1
+                raise OSError("no room")
+            save(entries)
+
+        slave.epoch_file.save = fail_at_first  # type: ignore[method-assign]
+        async with slave.follows(master, 1) as client:
+            await until(lambda: slave.has_all_of(master))
+            assert client.connections == 3
+        assert slave.epoch_file.load().entries() == slave.epochs.entries() == ((1, 0),)
+        await master.stop()
+
+    run(main())
+
+
+def test_a_forgotten_epoch_is_forgotten_on_the_disk_before_its_place_is_written_to() -> None:
+    """Else a start finds the bytes under the name of a master that never wrote them."""
+
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        await master.lead(1, B)
+        master.put(20)
+        async with slave.follows(master, 1):
+            await until(lambda: slave.has_all_of(master))
+        end = slave.store.max_physical_offset
+        slave.epochs.assign(2, end)  # by a heartbeat of a master that wrote nothing
+        slave.epoch_file.save(slave.epochs.entries())
+        master.put(20)
+        await master.stop()
+        later = master.store.max_physical_offset
+        await master.lead(3, B)
+        save, failures = slave.epoch_file.save, 1
+
+        def fail_at_first(entries: Iterable[tuple[int, int]]) -> None:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise OSError("no room")
+            save(entries)
+
+        append = slave.store.append_replica
+
+        def append_and_look(data: bytes | memoryview, at: int) -> None:
+            assert (2, end) not in slave.epoch_file.load().entries()
+            append(data, at)
+
+        slave.epoch_file.save = fail_at_first  # type: ignore[method-assign]
+        slave.store.append_replica = append_and_look  # type: ignore[method-assign]
+        async with slave.follows(master, 3, slave.client(hello(B, master_epoch=3))):
+            await until(lambda: slave.has_all_of(master))
+            master.put(1)
+            await until(lambda: slave.has_all_of(master))
+        assert slave.epoch_file.load().entries() == ((1, 0), (3, later))
+        assert_same(slave.store, master.store)
+        await master.stop()
+
+    run(main())
+
+
 # -- who is not let in
 
 
@@ -577,19 +646,27 @@ def test_who_connects_to_a_slave_is_closed() -> None:
     run(main())
 
 
-def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_bounded_and_silent_strangers_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ha_service, "MAX_CONNECTIONS", 3)
 
     async def main() -> None:
-        master = Member(A)
-        service = await master.lead(1)
-        writers = []
-        for _ in range(5):
-            _, writer = await asyncio.open_connection("127.0.0.1", service.port)
-            writers.append(writer)
-        await until(lambda: service.refused["too-many"] == 2)
-        for writer in writers:
-            writer.close()
+        master, slave = Member(A), Member(B)
+        service = await master.lead(1, B)
+        async with slave.follows(master, 1):
+            await until(lambda: B in service.slaves)
+            writers = []
+            for _ in range(7):
+                _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+                writers.append(writer)
+            await until(lambda: service.refused["too-many"] == 5)
+            assert len(service._links) == 3
+            master.put(3)
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            third = Member(C)
+            async with third.follows(master, 1):
+                await until(lambda: third.has_all_of(master))
+            for writer in writers:
+                writer.close()
         await master.stop()
 
     run(main())
