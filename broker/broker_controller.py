@@ -336,7 +336,14 @@ class BrokerController:
             polling=self.polling,
             topics=self.topics,
             groups=self.groups,
-            retries=PopRetryTopics(self.writer, self.retry_names, self.topics, self.registration.soon, self.address),
+            retries=PopRetryTopics(
+                self.writer,
+                self.retry_names,
+                self.topics,
+                register_soon=self.registration.soon,
+                sync_soon=self.flusher.sync_soon,
+                store_host=self.address,
+            ),
         )
         self.check_back = CheckBack(
             self.config,
@@ -738,12 +745,12 @@ class BrokerController:
         self.archive.start_jobs()
 
     def _deliver_delayed(self) -> None:
-        if self.life.accepting:
-            self.schedule.deliver_due()
+        if self.life.accepting and self.schedule.deliver_due():
+            self.flusher.sync_soon()
 
     def _deliver_timers(self) -> None:
-        if self.life.accepting:
-            self.timers.deliver_due()
+        if self.life.accepting and self.timers.deliver_due():
+            self.flusher.sync_soon()
 
     def _prepare_log(self) -> None:
         try:

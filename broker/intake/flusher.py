@@ -77,6 +77,11 @@ class Flusher:
         self._waiting.append(send)
         self._work.set()
 
+    def sync_soon(self) -> None:
+        """What the broker itself brings to its readers is seen when a sync covers it, and no sender asks for one."""
+        if self._store.shows_after_sync:
+            self._work.set()
+
     async def flush_now(self) -> None:
         """Returns when everything appended so far is on disk.
 

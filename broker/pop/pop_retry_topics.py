@@ -18,11 +18,13 @@ class PopRetryTopics:
         writer: LogWriter,
         names: RetryNames,
         topics: TopicConfigManager,
+        *,
         register_soon: Callable[[], None],
+        sync_soon: Callable[[], None],
         store_host: tuple[str, int],
     ) -> None:
         self._writer, self._names, self._topics = writer, names, topics
-        self._register_soon, self._store_host = register_soon, store_host
+        self._register_soon, self._sync_soon, self._store_host = register_soon, sync_soon, store_host
 
     def of_pair(self, group: str, topic: str) -> str:
         return self._names.of_pair(group, topic)
@@ -53,3 +55,4 @@ class PopRetryTopics:
             keys=found_by(properties),
         )
         self._writer.put(again)
+        self._sync_soon()  # whoever pops waits for it

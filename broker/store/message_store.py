@@ -348,6 +348,11 @@ class MessageStore:
         return self._visibility.confirmed
 
     @property
+    def shows_after_sync(self) -> bool:
+        """Whether readers see only what is on the disk."""
+        return self._visibility.waits_for_sync
+
+    @property
     def flushed_offset(self) -> int:
         """What lies below is on the disk."""
         return self._visibility.flushed

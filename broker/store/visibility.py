@@ -48,9 +48,9 @@ class Visibility:
 
     def __init__(self, config: StoreConfig, log: CommitLog, end: LogEnd, new_lock: NewLock = new_lock) -> None:
         self._log, self._end = log, end
-        self._waits_for_sync = config.flush_disk_type == SYNC_FLUSH
+        self.waits_for_sync = config.flush_disk_type == SYNC_FLUSH
         self._set_has = _ALONE
-        self._waits = self._waits_for_sync
+        self._waits = self.waits_for_sync
         self._callbacks: list[AppendCallback] = []
         self._hidden: deque[Run] = deque()
         self._flushing = new_lock()
@@ -123,7 +123,7 @@ class Visibility:
         """From now on readers see what this broker alone would show."""
         self._set_has = _ALONE
         self._show_more()
-        self._waits = self._waits_for_sync
+        self._waits = self.waits_for_sync
 
     # -- messages
 
@@ -133,11 +133,11 @@ class Visibility:
             self._show(messages)
             return
         self._hidden.append((self._end.appended, messages, ends))
-        if self._set_has >= self._end.appended and not self._waits_for_sync:
+        if self._set_has >= self._end.appended and not self.waits_for_sync:
             self._show_more()  # a slave that is behind: all that comes is confirmed long since
 
     def _show_more(self) -> None:
-        reached = min(self.flushed if self._waits_for_sync else self._end.appended, self._set_has)
+        reached = min(self.flushed if self.waits_for_sync else self._end.appended, self._set_has)
         self._shown, hidden = max(self._shown, reached), self._hidden
         while hidden and hidden[0][0] <= reached:
             self._show(hidden.popleft()[1])

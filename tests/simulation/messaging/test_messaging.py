@@ -156,14 +156,13 @@ def test_a_message_that_was_sent_back_and_forgotten_is_found(
 
 def test_what_came_back_and_no_sync_has_shown_yet_is_waited_for() -> None:
     """At the end of a history: a pop that gets nothing meanwhile is not the last one."""
-    world = World(1)
-    world.config = dataclasses.replace(world.config, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=500)
-    world._start()
+    world = _under_sync_flush()
     while not any(sent.topic == POPPED for sent in world.model.of(PLAIN)):
         clients.send_plain(world)
     world._rest(0.1)
     clients.pop(world, invisible=500)
     world._rest(0.1)
+    world.slow_syncs = True
     out = len(world.model.popped)
     assert out and {place[0] for place in world.model.popped} == {POPPED}
     pops, store = world.server.controller.pops, world.server.controller.store
@@ -175,6 +174,39 @@ def test_what_came_back_and_no_sync_has_shown_yet_is_waited_for() -> None:
     promises.check(world, at_rest=True)
     world.server.die()
     world.platter.kill()
+
+
+@pytest.mark.parametrize("what", ["delayed", "timer", "popped"])
+def test_under_sync_flush_what_comes_due_is_seen_before_the_next_interval(what: str) -> None:
+    """A minute in which nobody sends: each of these has a sync of its own."""
+    world = _under_sync_flush(interval_ms=60_000)
+    store, seen = world.server.controller.store, list[str]()
+    store.tell(lambda shown: seen.extend(queue.topic for queue, _, _ in shown))
+    send = {"delayed": clients.send_delayed, "timer": clients.send_timer, "popped": clients.send_plain}[what]
+    while not any(sent.topic == POPPED for sent in world.model.sent.values()):
+        send(world)
+    world._rest(0.1)
+    if what == "popped":
+        clients.pop(world, invisible=500)
+    before = seen.count(POPPED)
+    world._rest(max(*clients.LEVELS, clients.LONGEST_TIMER_MS) / 1000 + 1)
+    assert (seen.count(RETRY) if what == "popped" else seen.count(POPPED) - before) >= 1
+    world.server.die()
+    world.platter.kill()
+
+
+def _under_sync_flush(interval_ms: int = 500) -> World:
+    """Started. Tables are saved each minute: that syncs the log, too."""
+    world = World(1)
+    world.config = dataclasses.replace(
+        world.config,
+        flush_disk_type="SYNC_FLUSH",
+        flush_interval_commit_log=interval_ms,
+        flush_consumer_offset_interval=60_000,
+    )
+    world._start()
+    world._rest(1.0)
+    return world
 
 
 # ---- the loop, its threads and its disk
