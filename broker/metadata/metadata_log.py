@@ -150,6 +150,8 @@ class MetadataLog:
         for followed in self._read(first, end):
             behind = [stands_at <= followed.offset for stands_at in stands]
             self._apply(followed, behind, users=users_stand <= followed.offset)
+            if isinstance(followed.change, TopicGone | GroupGone):
+                self._gone.append(followed.change)
         self._journal.reached(end)
         for file in self._files:
             if file.log_offset is None or file.log_offset > end:
@@ -193,6 +195,8 @@ class MetadataLog:
         Returns what stood above. Where groups pop, the book that followed the log beats what was polled.
         """
         self.catch_up()
+        end = self._store.next_offset(METADATA_LOG, CHANGES)
+        assert self._journal.position == end, "a master's log is confirmed to its end before it takes anything"
         clipped = self._offsets.clip(self._store.max_offset)
         self._pops.tell_offsets()
         return clipped
@@ -236,10 +240,8 @@ class MetadataLog:
         if isinstance(change, TopicGone):
             self._forget_queues(change, followed.record_end)
             self._pops.forget(topic=change.topic)
-            self._gone.append(change)
         elif isinstance(change, GroupGone):
             self._pops.forget(group=change.group)
-            self._gone.append(change)
 
     def _forget_queues(self, change: TopicGone, below: int) -> None:
         store, topic = self._store, change.topic
