@@ -242,7 +242,8 @@ class ReplicaAppender:
                 self._queues.mark_dirty(queue)
         if run.keyed:
             self._index.want(run.keyed)
-        self._visibility.appended(run.shown, run.ends)
+        if run.shown:
+            self._visibility.appended(run.shown, run.ends)
         return at
 
     def _collect(self, run: _Run, data: bytes, start: int, file: LogFile) -> int:

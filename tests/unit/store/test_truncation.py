@@ -14,6 +14,7 @@ from broker.store.errors import LogMismatch, StoreError, StoreFull, StoreNotWrit
 from broker.store.layout import end_record
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
+from infra.disk import RealDisk
 from neve.record.codec import decode_record, encode_record
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config
@@ -267,6 +268,21 @@ def test_a_master_cuts_nothing(open_store: Callable[..., MessageStore], put: Cal
     with pytest.raises(StoreNotWritable, match="is a master"):
         store.truncate(0, epoch=1, floor=0)
     assert store.max_offset("t", 0) == 1
+
+
+def test_a_real_disk_is_cut_as_well(tmp_path: Path) -> None:
+    store = MessageStore(small_config(root=tmp_path), RealDisk(), ManualClock())
+    store.load(following=True)
+    data = b"".join(record(SIZE * number, number) for number in range(5))
+    store.append_replica(data, 0)
+    kept = store.truncate(2 * SIZE, epoch=1, floor=0)
+    assert kept is not None and kept.read_bytes() == data[2 * SIZE :]
+    store.append_replica(record(2 * SIZE, 2, body=b"BODY"), 2 * SIZE)
+    store.shutdown()
+    again = MessageStore(small_config(root=tmp_path), RealDisk(), ManualClock())
+    assert again.load(following=True).clean
+    assert (again.max_offset("t", 0), again.max_physical_offset) == (3, 3 * SIZE)
+    again.shutdown()
 
 
 def test_what_was_cut_twice_at_one_place_is_kept_twice(disk: SimDisk) -> None:
