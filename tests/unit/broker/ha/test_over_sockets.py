@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ from broker.ha.master_session import StreamRules
 from broker.store.errors import StoreFull, TruncationRefused
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock, SystemClock
+from infra.tls import ServerTls, client_context, server_tls
 from neve.entropy import system_entropy
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.broker.ha.test_slave_session import hello
@@ -61,7 +64,7 @@ class Member:
     # -- as master
 
     async def lead(
-        self, epoch: int, *members: int, rules: StreamRules | None = None, own: Hello | None = None, port: int = 0
+        self, epoch: int, *members: int, rules: StreamRules | None = None, tls: ServerTls | None = None
     ) -> HaService:
         """In `sync-available`, with these beside it in the SyncStateSet."""
         if self.store.is_following:
@@ -79,10 +82,10 @@ class Member:
             confirm=min(self.confirmed_to, end),
             now=SystemClock().monotonic(),
         )
-        service = self.service = HaService(self.store, SystemClock(), system_entropy, host="127.0.0.1", port=port)
+        service = self.service = HaService(self.store, SystemClock(), system_entropy, host="127.0.0.1", tls=tls)
         service.lead(
             Leadership(
-                own or hello(self.id, master_epoch=epoch),
+                hello(self.id, master_epoch=epoch),
                 self.epochs,
                 self.confirm,
                 self,
@@ -130,7 +133,12 @@ class Member:
 
     # -- as slave
 
-    def client(self, own: Hello | None = None, sync: Callable[[], Awaitable[None]] | None = None) -> HaClient:
+    def client(
+        self,
+        own: Hello | None = None,
+        sync: Callable[[], Awaitable[None]] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> HaClient:
         return HaClient(
             self.store,
             self.epochs,
@@ -142,6 +150,7 @@ class Member:
             confirm=lambda: self.confirmed_to,
             followed_epoch=lambda: self.followed,
             sync=sync,
+            tls=tls,
         )
 
     @asynccontextmanager
@@ -607,6 +616,31 @@ def test_what_nobody_sends_ends_its_connection_and_no_other() -> None:
                 writer.close()
             master.put(3)
             await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+        await master.stop()
+
+    run(main())
+
+
+def test_with_tls_enforced_a_member_follows_and_plain_text_is_not_let_in(tmp_path: Path) -> None:
+    pem, key = tmp_path / "ha.pem", tmp_path / "ha.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=neve", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(pem)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+    async def main() -> None:
+        master, slave, plain = Member(A), Member(B), Member(C)
+        await master.lead(1, B, tls=server_tls("enforcing", str(pem), str(key)))
+        master.put(400)
+        async with slave.follows(master, 1, slave.client(tls=client_context(str(pem)))):
+            await until(lambda: slave.has_all_of(master))
+            async with plain.follows(master, 1) as client:
+                await until(lambda: client.ended["lost"] > 0)
+            master.put(20)
+            await until(lambda: slave.confirmed_to == master.store.max_physical_offset)
+        assert_same(slave.store, master.store)
+        assert (plain.store.max_physical_offset, plain.followed) == (0, 0)
         await master.stop()
 
     run(main())
