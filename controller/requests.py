@@ -48,6 +48,7 @@ FIRST_HEARTBEAT_S = 1.0
 MAX_NAMES = 1_000  # that one GET_SYNC_STATE_DATA may ask for
 _TIMEOUTS_MS = range(100, 600_001)
 _INT32 = range(2**31)
+_NOBODY = b'{"syncStateSet":[],"syncStateSetEpoch":0}'
 
 
 class _SyncStateSet(msgspec.Struct, rename="camel"):
@@ -138,7 +139,12 @@ class Requests:
         )
         answer = await self._sets.carry_out(registered)
         roles = _roles(answer) if answer.master is not None else {}
-        return _answered(request, answer, {**_wire(identity), **roles}, _sync_state_set(answer))
+        body = _sync_state_set(answer)
+        if answer.code == ResponseCode.SUCCESS and answer.sync_state_set is None:
+            body = (
+                _NOBODY  # the set is frozen: no role is told, but Apache's broker wants to read one before it goes on
+            )
+        return _answered(request, answer, {**_wire(identity), **roles}, body)
 
     async def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """904"""

@@ -54,7 +54,15 @@ def master_of(server: Serving) -> str:
 
 
 def in_sync(server: Serving) -> set[str]:
+    """Who is, and lives."""
     return {one["brokerAddress"] for one in broker_set(server).get("inSyncReplicas", ()) if one["alive"]}
+
+
+def alive(server: Serving) -> set[str]:
+    """Who lives."""
+    found = broker_set(server)
+    everybody = [*found.get("inSyncReplicas", ()), *found.get("notInSyncReplicas", ())]
+    return {one["brokerAddress"] for one in everybody if one["alive"]}
 
 
 def may_send(member: ApacheMember) -> bool:
@@ -114,6 +122,9 @@ def test_a_register_that_was_lost_elects_nobody_over_a_log_until_an_operator_des
             wait_until(lambda: "has to designate" in refusal(server), "the controller refuses by itself", _CHANGE_S)
             assert broker_set(server).get("masterBrokerId") is None
             assert not may_send(broker)
+            broker.kill()  # a set that is frozen has room for who starts: only the living can be designated
+            broker.start()
+            wait_until(lambda: alive(server) == {broker.broker}, "it is heard again", _CHANGE_S)
             with Client(server.ready["controller"]) as client:
                 own = {"clusterName": "DefaultCluster", "brokerName": "stock", "brokerId": 1}
                 client.ask(ELECT, {**own, "designateElect": "true"})

@@ -304,6 +304,25 @@ def test_who_does_not_sign_changes_nothing_where_users_have_to(tmp_path: Path) -
     run(tmp_path, work, authentication_enabled=True, authorization_enabled=True, init_authentication_user=root)
 
 
+def test_who_starts_while_its_set_is_frozen_registers_and_may_be_designated(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        await b.beat(epoch=9)
+        await server.scan()
+        b.hang_up()
+        await b.connect()
+        answer = await b.register()
+        assert (answer.code, answer.body) == (Code.SUCCESS, b'{"syncStateSet":[],"syncStateSetEpoch":0}')
+        assert "masterBrokerId" not in answer.ext
+        await b.beat(epoch=9)
+        answer = await a.elect(brokerId=2, designateElect="true")
+        assert (answer.code, answer.ext["masterEpoch"]) == (Code.SUCCESS, "10")
+        await closed(a, b)
+
+    run(tmp_path, work)
+
+
 def test_a_repeated_alteration_is_known_by_its_id(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
