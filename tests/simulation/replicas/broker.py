@@ -55,6 +55,8 @@ from broker.ha.member_events import (
 from controller import decision
 from controller.decision import Report
 from neve.remoting.codes import ResponseCode
+from tests.simulation.replicas.bucket import HOST as BUCKET
+from tests.simulation.replicas.bucket import Commit, Entry, Epoch, archived_end, highest_epoch
 from tests.simulation.replicas.controllers import CLUSTER, NAME, Controller
 from tests.simulation.replicas.log import QUEUES, Disk, Piece, Record
 from tests.simulation.replicas.machines import Connection, Process
@@ -69,6 +71,7 @@ TELL_EVERY = 0.5  # T1 and T2 without news
 FLUSH_EVERY = 0.5
 POLL_GROUPS = 1.5
 SLAVE_TIMEOUT = 3.0
+ARCHIVE_EVERY = 1.0
 
 Reply = Callable[[str], None]
 
@@ -120,6 +123,7 @@ class Broker(Process):
         self.after(FLUSH_EVERY, self._flush_sometimes)
         self.after(TELL_EVERY, self._tell)
         self.after(POLL_GROUPS, self._poll_groups)
+        self.after(ARCHIVE_EVERY, self._archive)
 
     @property
     def is_attached(self) -> bool:
@@ -592,6 +596,30 @@ class Broker(Process):
                 self._report()
             else:
                 self.flush()
+
+    # ---- the archive
+
+    def _archive(self) -> None:
+        """A round of a master, once all that it had at its promotion is confirmed."""
+        self.after(ARCHIVE_EVERY, self._archive)
+        confirming, epoch = self.member.confirming, self.member.role.master_epoch
+        if confirming is None or self.member.confirm < confirming.epoch_start:
+            return
+
+        def heard(entries: tuple[Entry, ...]) -> None:
+            if self.member.confirming is not confirming or highest_epoch(entries) > epoch:
+                return
+            entry: Entry = Epoch(epoch)
+            if highest_epoch(entries) == epoch:
+                start, end = archived_end(entries), self.log.record_start(self.world.archivable(self))
+                if end <= start:
+                    return
+                entry = Commit(start, end, self.log.between(start, end))
+            self.world.network.ask(
+                self, BUCKET, lambda bucket, reply: reply(bucket.append(len(entries), entry)), lambda done: None
+            )
+
+        self.world.network.ask(self, BUCKET, lambda bucket, reply: reply(tuple(bucket.entries)), heard)
 
     # ---- readers and groups
 

@@ -110,6 +110,10 @@ class Log:
         self.partial = None
         self.synced = min(self.synced, self.end)
 
+    def between(self, start: int, end: int) -> tuple[Record, ...]:
+        """The whole records of a range that begins and ends where records do."""
+        return tuple(self.records[bisect_left(self._ends, start + 1) : bisect_right(self._ends, end)])
+
     def record_start(self, position: int) -> int:
         """Of the record that holds it, or the position where one ends."""
         index = bisect_right(self._ends, position)

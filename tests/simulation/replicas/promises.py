@@ -9,6 +9,8 @@ copies      `sync`: an acknowledged message is with as many members as minInSync
             SYNC_FLUSH
 one         at most one member acknowledges in an epoch
 order       a queue's offsets ascend, without a gap, in each log
+archive     holds the log's records, each offset of a queue once and none left out; whoever is elected has them all, for
+            they were synced by each member that could be. Excused: disks that died
 groups      a group is never beyond its queue's end, and has an offset that somebody committed
 """
 
@@ -31,6 +33,7 @@ class Promises:
         self.acked: set[Record] = set()
         self.seen: set[Record] = set()
         self.excused: set[Record] = set()
+        self._gone: set[Record] = set()  # with a disk
         self._at: dict[tuple[int, int], Record] = {}
         self._who: dict[int, int] = {}  # epoch -> who acknowledged in it
         self._committed: set[tuple[int, int]] = set()
@@ -96,7 +99,7 @@ class Promises:
     def cut(self, broker: Broker, gone: list[Record]) -> None:
         """By the protocol: kept in `diverged/`, so in `async` it is not lost. Else it must be with a master."""
 
-    def lost(self, host: str, gone: list[Record]) -> None:
+    def lost(self, host: str, gone: list[Record], *, with_disk: bool = False) -> None:
         """A power cut, or a disk that died."""
         for record in gone:
             self._went.setdefault(record, set()).add(host)
@@ -106,6 +109,8 @@ class Promises:
             diverged = not self.world.waits and any(record in machine.disk.diverged for machine in others)
             if not diverged and not any(machine.disk.log.has(record) for machine in others):
                 self.excused.add(record)
+                if with_disk:
+                    self._gone.add(record)
 
     # ---- whether it is so
 
@@ -121,6 +126,10 @@ class Promises:
             missing = [record for record in self.must_keep if not broker.log.has(record)]
             if missing:
                 self.fail(f"kept: {broker.host} is master {role.pair} without {_told(missing)}")
+        archived = self.world.bucket.archived
+        lacking = [record for record in archived if record not in self._gone and not broker.log.has(record)]
+        if lacking:
+            self.fail(f"archive: {broker.host} is master {role.pair} without {_told(lacking)}, which are archived")
         for queue, offset in broker.disk.groups.items():
             if offset > len(broker.log.queues[queue]):
                 end = len(broker.log.queues[queue])
@@ -135,6 +144,16 @@ class Promises:
         if missing:
             self.fail(f"kept: the master {master.host} lacks {_told(missing)}")
         self._order(master)
+        self.archive()
+        self.world.counts["archived"] += len(self.world.bucket.archived)
+
+    def archive(self) -> None:
+        """Its own order."""
+        following = [0] * QUEUES
+        for record in self.world.bucket.archived:
+            if record.queue_offset != following[record.queue] and not self._gone:
+                self.fail(f"archive: {record} is archived, and {following[record.queue]} were to come")
+            following[record.queue] = record.queue_offset + 1
 
     def _order(self, broker: Broker) -> None:
         following = [0] * QUEUES

@@ -22,6 +22,7 @@ from controller.broker_set import BrokerSet
 from controller.decision import AlterSyncStateSet, Answer, Ask, Asked, Decision, RegisterBroker
 from neve.remoting.codes import ResponseCode
 from tests.simulation.replicas.broker import Broker
+from tests.simulation.replicas.bucket import Bucket, Entry
 from tests.simulation.replicas.log import Disk
 from tests.simulation.replicas.world import World
 from tests.simulation.world import Violation
@@ -414,14 +415,18 @@ class EligibleForEver(Available):
 
 
 class GoesAsItJoins(Repeats):
-    """A slave is back, the answer that takes it into the set is lost, and it goes for good: the other two go on."""
+    """A slave is back, the request that takes it into the set is lost, and it goes for good: the others go on."""
 
     def befalls(self, master: Broker, slave: Broker) -> None:
         self._die(slave, power=False)
         self.turns.run(5.0)
         self._start(slave.host)
-        self.goes_on(0.0, 0.4)
-        self.network.cut |= {(host, master.host) for host in self.controllers}
+        self.network.cut |= {(master.host, host) for host in self.controllers}
+        confirming = master.member.confirming
+        for _ in range(2000):
+            if confirming is None or confirming.is_altering:
+                break
+            self.turns.run(0.002)
         self.goes_on(0.1, 1.0)
         self._die(self.present(slave), power=False)
         self.turns.run(1.0)
@@ -508,6 +513,42 @@ class TakesACopyForTheOriginal(RestoresDirectories):
         return super().begin_life(saved, new_incarnation, rules, False)
 
 
+# ---- the archive
+
+
+class SyncsSlowly(LosesPower):
+    """What is acknowledged from memory is synced seconds later."""
+
+    def flush_time(self, host: str) -> float:
+        return super().flush_time(host) + 3.0
+
+
+class ArchivesWhatIsConfirmed(SyncsSlowly):
+    """A round reaches what is acknowledged, from memory; then all lose their power."""
+
+    def archivable(self, broker: Broker) -> int:
+        return broker.member.confirm
+
+
+class _Careless(Bucket):
+    """Who appends does not compare."""
+
+    def append(self, index: int, entry: Entry) -> bool:
+        return super().append(len(self.entries), entry)
+
+
+class ArchivesWithoutCompare(World):
+    """Answers of the bucket are late: two masters, or two rounds of one, append."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.bucket = _Careless(self.turns)
+        self.network.hosts[self.bucket.host] = self.bucket
+
+    def faults(self) -> dict[Callable[[], None], int]:
+        return {self._unruly: 6, self._freeze: 3, self._hand_over: 3, self._cut_controllers: 2, self._heal_links: 1}
+
+
 # ---- found
 
 
@@ -523,6 +564,7 @@ RIGHT = (
     LosesPower,
     ForgetsTheRegister,
     RestoresDirectories,
+    SyncsSlowly,
 )
 
 
@@ -556,6 +598,8 @@ def test_with_the_right_rules_the_same_stories_break_no_promise(world: type[Worl
         (TrustsARestoredRegister, ANY),
         (RegistersNobodyWhileFrozen, "rest"),
         (TakesACopyForTheOriginal, ANY),
+        (ArchivesWhatIsConfirmed, "archive"),
+        (ArchivesWithoutCompare, "archive"),
     ],
 )
 def test_a_broken_rule_is_found(world: type[World], promise: str) -> None:

@@ -16,6 +16,8 @@ from broker.ha.member_events import Alter, CutAllowed, HandOver, Life, Saved
 from controller import decision
 from controller.broker_set import BrokerSet
 from tests.simulation.replicas.broker import Broker
+from tests.simulation.replicas.bucket import HOST as BUCKET
+from tests.simulation.replicas.bucket import Bucket
 from tests.simulation.replicas.clients import Producer, Reader
 from tests.simulation.replicas.controllers import NAME, Controller
 from tests.simulation.replicas.log import Disk
@@ -64,6 +66,8 @@ class World:
         self.promises = Promises(self)
         self.register = Register(self.turns)
         self.network.hosts[REGISTER] = self.register
+        self.bucket = Bucket(self.turns)
+        self.network.hosts[BUCKET] = self.bucket
         self.controllers: dict[str, Controller] = {}
         for number in range(1, self.dice.choice((1, 2, 3)) + 1):
             self._start_controller(f"c{number}")
@@ -112,6 +116,12 @@ class World:
     def drop_epochs(self, disk: Disk, point: int) -> None:
         """Where nothing is cut, too: an own epoch without a byte, of which the master knows nothing."""
         disk.epochs.truncate(point)
+
+    def archivable(self, broker: Broker) -> int:
+        """How far a round of this master reaches."""
+        confirming = broker.member.confirming
+        assert confirming is not None
+        return min(confirming.synced(broker.log.synced), confirming.value)
 
     def next_queue_offset(self, broker: Broker, queue: int) -> int:
         return len(broker.log.queues[queue])
@@ -208,6 +218,7 @@ class World:
             self._cut_controllers: 3,
             self._cut_answers: 3,
             self._cut_register: 2,
+            self._cut_bucket: 2,
             self._heal_links: 6,
             self._unruly: 2,
             self._restart_controller: 2,
@@ -354,7 +365,7 @@ class World:
         there = {*disk.log.records, *disk.diverged}
         before = [*machine.disk.log.records, *machine.disk.diverged]
         machine.disk = disk
-        self.promises.lost(host, [record for record in before if record not in there])
+        self.promises.lost(host, [record for record in before if record not in there], with_disk=True)
 
     # -- links
 
@@ -398,6 +409,11 @@ class World:
         """From a controller, both ways, or only its answers, after their effect."""
         one = self.dice.choice(list(self.controllers))
         self._cut_for_a_while({(REGISTER, one), *self.dice.choice(([], [(one, REGISTER)]))})
+
+    def _cut_bucket(self) -> None:
+        """From a member, both ways, or only its answers."""
+        host = self.dice.choice(list(self.machines))
+        self._cut_for_a_while({(BUCKET, host), *self.dice.choice(([], [(host, BUCKET)]))})
 
     def _heal_links(self) -> None:
         self.note("links heal")
