@@ -530,10 +530,12 @@ class MessageStore:
         On a slave what lies `below` the place in the log where its master did so; it may have come again since.
 
         Should the topic come again, its queues go on where they ended; with `begin_again` at 0, which only the caller
-        can allow: nothing outside this store may know the offsets that would be given a second time.
+        can allow: nothing outside this store may know the offsets that would be given a second time. The members of a
+        set know them, so there it never does.
         """
         if not self._queues.of_topic(topic):
             return
+        begin_again = begin_again and self._visibility.set_has is None
         if self._visibility.is_behind:
             self.after_flush(self.flush())
         below = self._end.appended if below is None else min(below, self._end.appended)

@@ -297,6 +297,24 @@ def test_a_deletion_that_a_slave_hears_of_late_leaves_what_came_after_it(disk: S
         slave = open_store(disk, clock, following=True)
 
 
+def test_in_a_set_no_offset_of_a_deleted_topic_is_given_again(disk: SimDisk, clock: ManualClock) -> None:
+    """A member that hears of the deletion after the next message would have two of one offset."""
+    master, slave = Master(0), open_store(disk, clock, following=True, confirmed=0)
+    master.store.join_set(0)
+    for _ in range(3):
+        master.put("orders", 0, 10)
+    deleted_at = master.store.max_physical_offset
+    master.store.confirm(deleted_at)
+    master.store.delete_topic("orders", begin_again=True)
+    master.put("orders", 0, 10)
+    Link(master, slave, 0).run()
+    slave.confirm(slave.max_physical_offset)
+    master.store.confirm(slave.max_physical_offset)
+    slave.delete_topic("orders", begin_again=True, below=deleted_at)
+    assert (slave.min_offset("orders", 0), slave.max_offset("orders", 0)) == (3, 4)
+    assert_same(slave, master.store)
+
+
 # -- what readers see
 
 
