@@ -92,6 +92,10 @@ class HotExpiry:
         """How many queues' minimums rose."""
         mark = self._record.mark()
         rising, before = self._rising(now_ms)
+        if rising:
+            # Whether the record stands may never be known. Were these offsets not on the disk, a start after a power
+            # cut would give them again, and the minimum hide what got them.
+            self._hot.flush()
         try:
             self._record.record(rising, mark)
         except StalePlan:

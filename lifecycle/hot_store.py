@@ -63,7 +63,7 @@ class HotStore(HotLog, Protocol):
     def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
         """Hide for good what lies below these offsets of topics' queues and was stored before the topic's time.
 
-        Both are looked at in one step. One write, however many the queues are.
+        Both are looked at in one step. One write, however many the queues are. All of it is on the disk (`flush`).
         """
         ...
 

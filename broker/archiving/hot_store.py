@@ -82,7 +82,6 @@ class LoopHotStore:
 
     def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
         store = self._store
-        self.flush()  # a minimum above what the disk has would hide, after a power cut, what comes next
         hidden = False
         for topic, offsets in rising.items():
             try:

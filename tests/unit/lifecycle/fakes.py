@@ -49,7 +49,7 @@ class FakeHot:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.records: list[tuple[int, str, int, int, int]] = []  # physical, topic, queue, offset, time
-        self.tail = 0
+        self.tail = self.synced = 0
         self.first_segment = 0
         self.rolled: dict[int, int] = {}
         self.minimums: dict[tuple[str, int], int] = {}
@@ -103,6 +103,7 @@ class FakeHot:
         return found
 
     def flush(self) -> int:
+        self.synced = self.tail
         return self.tail
 
     def roll(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import NotFound, StoreUnavailable
+from infra.object_store.protocol import NotFound, StoreUnavailable, UnknownOutcome
 from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy, upload_rate
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
@@ -437,6 +437,18 @@ def test_what_expired_before_its_round_does_not_come_back_with_it(rig: Rig) -> N
     rig.offload()
     assert rig.journal.catalog.min_offset("c", 0) == 2, "a queue's minimum never moves back"
     rig.check_tiles("c")
+
+
+def test_an_expiry_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent_after_them(rig: Rig) -> None:
+    rig.policy = Policy(ttl_hours=lambda topic: 1 if topic == "c" else None)
+    rig.hot.put("c", count=3)
+    rig.clock.advance(HOUR + 1)
+    rig.store.fail("put", UnknownOutcome("timeout"), after=True, match="journal")
+    rig.store.fail("get", StoreUnavailable("down"), match="journal", skip=1)  # the read-back
+    with pytest.raises(UnknownOutcome):
+        rig.lifecycle.expire.run()
+    rig.hot.lose_above(rig.hot.synced)
+    assert rig.hot.next["c", 0] == 3, "a start without the store gives no offset that the entry may hide"
 
 
 def test_while_the_clocks_disagree_nothing_is_evicted_for_having_expired(rig: Rig) -> None:
