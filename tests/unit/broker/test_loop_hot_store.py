@@ -47,6 +47,13 @@ class Synced:
         raise AssertionError("nobody asks")
 
 
+class SavedPins:
+    """Whose tables are written down; it has no `reappend`: nobody may ask for it."""
+
+    async def save(self) -> None:
+        await asyncio.sleep(0)
+
+
 def store_on(disk: SimDisk, clock: ManualClock) -> MessageStore:
     config = StoreConfig(Path("/store"), commit_log_file_size=1 << 20, index_slots=64, index_entries=100)
     store = MessageStore(config, disk, clock)
@@ -71,6 +78,7 @@ def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
         hot = LoopHotStore(store, nothing_waits, ask, flusher, lambda: 0.1)
         disk.written.clear()
         before = dict.fromkeys(("t", "gone"), clock.now_ms() + 1)
+        await asyncio.to_thread(hot.flush)
         await asyncio.to_thread(hot.expire_below, {"t": dict.fromkeys(range(QUEUES), 1), "gone": {0: 1}}, before)
         writers = [thread for name, thread in disk.written if name == "queue_state"]
         assert len(writers) == 1
@@ -145,8 +153,8 @@ def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs() -> No
         store.follow()
         flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
         ask = AskLoop(asyncio.get_running_loop())
-        carries_nothing: Any = None
-        hot = LoopHotStore(store, carries_nothing, ask, flusher, lambda: 0.1)
+        saved: Any = SavedPins()
+        hot = LoopHotStore(store, saved, ask, flusher, lambda: 0.1)
         assert not await asyncio.to_thread(hot.roll)
         await asyncio.to_thread(hot.reappend_waiting, store.max_physical_offset)
         assert [segment.sealed for segment in store.segments()] == [False]
