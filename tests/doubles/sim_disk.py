@@ -14,7 +14,7 @@ import errno
 import mmap
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from infra.disk import DescriptorWriter, DiskFull, DiskLocked, FileWriter, Room
@@ -58,6 +58,13 @@ class _File:
         survivor = _File(bytes(kept[:size]), size)
         survivor.sync()
         return survivor
+
+
+def _inside(directory: Path, paths: Iterable[Path]) -> list[Path]:
+    """Those of the paths that lie in it. As strings: a path keeps its own, and makes its parent anew each time."""
+    prefix = f"{str(directory).rstrip('/')}/"
+    length = len(prefix)
+    return [path for path in paths if (name := str(path)).startswith(prefix) and name.rfind("/") < length]
 
 
 class _SimWriter:
@@ -199,11 +206,9 @@ class SimDisk:
         file.sync()
 
     def fsync_dir(self, path: Path) -> None:
-        for name in [name for name in self._durable_names if name.parent == path and name not in self._names]:
+        for name in [name for name in _inside(path, self._durable_names) if name not in self._names]:
             del self._durable_names[name]
-        for name, file in self._names.items():
-            if name.parent == path:
-                self._durable_names[name] = file
+        self._durable_names.update({name: self._names[name] for name in _inside(path, self._names)})
 
     def rename(self, source: Path, target: Path) -> None:
         self._need_parent(target)
@@ -225,7 +230,7 @@ class SimDisk:
     def list_dir(self, path: Path) -> list[str]:
         if path not in self._directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return sorted(entry.name for entry in self._names.keys() | self._directories if entry.parent == path != entry)
+        return sorted(entry.name for entry in _inside(path, (*self._names, *self._directories)) if entry != path)
 
     def size(self, path: Path) -> int:
         return self._file(path).size()

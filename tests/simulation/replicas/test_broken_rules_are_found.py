@@ -118,9 +118,9 @@ class JoinsUnheard(Repeats):
         self.goes_on(3.0, 6.0)
 
 
-def _found(world: type[World], seeds: range = SEEDS) -> str:
-    """The first broken promise."""
-    for seed in seeds:
+def _found(world: type[World], known: int) -> str:
+    """The first broken promise: by the seed that is known to find it, or, where histories have changed, by any."""
+    for seed in (known, *SEEDS):
         try:
             world(seed).run()
         except Violation as violation:
@@ -575,32 +575,32 @@ def test_with_the_right_rules_the_same_stories_break_no_promise(world: type[Worl
 
 
 @pytest.mark.parametrize(
-    ("world", "promise"),
+    ("world", "promise", "known"),
     [
-        (CountsWhatIsInForce, ANY),
-        (Anticipates, ANY),
-        (SecondOfThree, ANY),
-        (Remembers, ANY),
-        (ShrinksBelow, "copies"),
-        (ShowsAll, ANY),
-        (KeepsItsIncarnation, ANY),
-        (NeverRegistersAgain, "rest"),
-        (KeepsFollowing, ANY),
-        (CountsQueuesByConfirm, ANY),
-        (KeepsTheFormerEpoch, ANY),
-        (KeepsEmptyEpochs, "rest"),
-        (CutsToItsConfirm, ANY),
-        (NobodyIsUnclean, ANY),
-        (ElectsTheFirstThatIsBack, ANY),
-        (EligibleForEver, ANY),
-        (NeverSettles, "rest"),
-        (ElectsByHeartbeats, ANY),
-        (TrustsARestoredRegister, ANY),
-        (RegistersNobodyWhileFrozen, "rest"),
-        (TakesACopyForTheOriginal, ANY),
-        (ArchivesWhatIsConfirmed, "archive"),
-        (ArchivesWithoutCompare, "archive"),
+        (CountsWhatIsInForce, ANY, 0),
+        (Anticipates, ANY, 0),
+        (SecondOfThree, ANY, 0),
+        (Remembers, ANY, 6),
+        (ShrinksBelow, "copies", 0),
+        (ShowsAll, ANY, 2),
+        (KeepsItsIncarnation, ANY, 0),
+        (NeverRegistersAgain, "rest", 1),
+        (KeepsFollowing, ANY, 52),
+        (CountsQueuesByConfirm, ANY, 1),
+        (KeepsTheFormerEpoch, ANY, 0),
+        (KeepsEmptyEpochs, "rest", 0),
+        (CutsToItsConfirm, ANY, 4),
+        (NobodyIsUnclean, ANY, 0),
+        (ElectsTheFirstThatIsBack, ANY, 15),
+        (EligibleForEver, ANY, 2),
+        (NeverSettles, "rest", 0),
+        (ElectsByHeartbeats, ANY, 0),
+        (TrustsARestoredRegister, ANY, 0),
+        (RegistersNobodyWhileFrozen, "rest", 1),
+        (TakesACopyForTheOriginal, ANY, 1),
+        (ArchivesWhatIsConfirmed, "archive", 0),
+        (ArchivesWithoutCompare, "archive", 0),
     ],
 )
-def test_a_broken_rule_is_found(world: type[World], promise: str) -> None:
-    assert re.search(rf"members\): ({promise}): ", _found(world))
+def test_a_broken_rule_is_found(world: type[World], promise: str, known: int) -> None:
+    assert re.search(rf"members\): ({promise}): ", _found(world, known))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from functools import cached_property
 from itertools import chain, combinations, product
 
 import pytest
@@ -44,15 +45,15 @@ class State:
     reports: Reports
     rules: Rules
 
-    @property
+    @cached_property
     def alive(self) -> frozenset[int]:
         return frozenset(broker_id for broker_id in self.value.ids if self.reports[broker_id].connected)
 
-    @property
+    @cached_property
     def in_sync(self) -> frozenset[int]:
         return frozenset((*self.value.sync_state_set, *self.value.eligible))
 
-    @property
+    @cached_property
     def is_outdated(self) -> bool:
         return bool(self.value.frozen) or any(report.epochs > self.value.epochs for report in self.reports.values())
 
