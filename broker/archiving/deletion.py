@@ -20,7 +20,8 @@ from broker.tables.topic_config_manager import TopicConfigManager
 class TopicDeletion:
     """Gone for clients at once; the archive expires its objects by their own rules.
 
-    A topic that was never archived begins at offset 0 again, as in RocketMQ; any other goes on above what it had.
+    A topic that was never archived begins at offset 0 again, as in RocketMQ; any other goes on above what it had,
+    and so does one whose deletion a start had to finish.
     """
 
     def __init__(
@@ -70,12 +71,18 @@ class TopicDeletion:
             await tombstones.record(topic, ends)
 
     def _delete_now(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> None:
-        """Decided by its record in the metadata log: whatever fails behind that, the next start goes on with."""
+        """Decided by its record in the metadata log: where what follows fails this broker ends, and the next start
+        goes on with it, before the archive looks at the queues again. Were the broker to live on, its tables would be
+        saved as if they had the record, the queues would stay, and the archive would name what is to begin again.
+        """
         self._store.save_queue_state()  # a disk that refuses the deletion refuses this, and the topic is as it was
         change = self._topics.deletion(topic, ends, begins_again=begins_again)
         self._journal.record(change)
         try:
             self._store.delete_topic(topic, begin_again=begins_again)
+        except OSError as error:
+            self._store.fail(error)
+            raise
         finally:
             self._topics.apply(change)
             self._pops.drop(topic=topic)  # before the offsets: at a start the book tells the table

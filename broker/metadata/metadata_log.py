@@ -5,7 +5,8 @@ log is confirmed. Both go the same way, `catch_up`; a record is applied once, in
 
 A table's file says which changes it holds (`broker.tables.state_file`), so what a crash left in the log alone is
 applied at the start, and what is in a file already is not applied to that table again. A deletion removes a topic's
-queues below its record, and nothing that a later life of the topic has.
+queues below its record, and nothing that a later life of the topic has. One that only a start could finish begins none
+of them at 0: what the archive has named since the record was written is not known there.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class MetadataLog:
         first = max(min(*stands, users_stand), self._store.min_offset(METADATA_LOG, CHANGES))
         for followed in self._read(first, end):
             behind = [stands_at <= followed.offset for stands_at in stands]
-            self._apply(followed, behind, users=users_stand <= followed.offset)
+            self._apply(followed, behind, users=users_stand <= followed.offset, at_start=True)
             if isinstance(followed.change, TopicGone | GroupGone):
                 self._gone.append(followed.change)
         self._journal.reached(end)
@@ -218,16 +219,16 @@ class MetadataLog:
                 raise UnreadableChange(f"{METADATA_LOG} can't be read at {offset}, below its end at {end}")
             offset = got.next_offset
 
-    def _apply(self, followed: Followed, behind: Sequence[bool], *, users: bool) -> None:
+    def _apply(self, followed: Followed, behind: Sequence[bool], *, users: bool, at_start: bool = False) -> None:
         """The tables stand behind it then; where it can't be applied, they stand at it."""
         self._journal.reached(followed.offset + 1)
         try:
-            self._apply_change(followed, behind, users=users)
+            self._apply_change(followed, behind, users=users, at_start=at_start)
         except BaseException:
             self._journal.reached(followed.offset)
             raise
 
-    def _apply_change(self, followed: Followed, behind: Sequence[bool], *, users: bool) -> None:
+    def _apply_change(self, followed: Followed, behind: Sequence[bool], *, users: bool, at_start: bool) -> None:
         change = followed.change
         if isinstance(change, UserChange):
             if users and self._users is not None:
@@ -238,15 +239,15 @@ class MetadataLog:
             if takes:
                 table.apply(change)
         if isinstance(change, TopicGone):
-            self._forget_queues(change, followed.record_end)
+            self._forget_queues(change, followed.record_end, begin_again=change.begins_again and not at_start)
             self._pops.forget(topic=change.topic)
         elif isinstance(change, GroupGone):
             self._pops.forget(group=change.group)
 
-    def _forget_queues(self, change: TopicGone, below: int) -> None:
+    def _forget_queues(self, change: TopicGone, below: int, *, begin_again: bool) -> None:
         store, topic = self._store, change.topic
         if store.gone_below(topic) < below and store.queues_of(topic):
-            store.delete_topic(topic, begin_again=change.begins_again, below=below)
+            store.delete_topic(topic, begin_again=begin_again, below=below)
 
     def oldest_needed_physical(self) -> int | None:
         """The first log position that a start reads: its segment must not be evicted."""

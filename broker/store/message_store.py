@@ -273,6 +273,10 @@ class MessageStore:
         """Why nothing is appended any more: a write or a sync failed."""
         return self._end.failure
 
+    def fail(self, error: OSError) -> None:
+        """What the log has already could not be done: nothing is appended or synced any more, and a start does it."""
+        self._end.fail(error)
+
     # -- append
 
     def queue_for(self, topic: str, queue_id: int) -> ConsumeQueue:

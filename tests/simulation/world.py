@@ -77,6 +77,7 @@ class World:
         self.backups: list[Backup] = []
         self.deletions = 0
         self.log_begin = 0
+        self.unended: dict[str, dict[int, int]] = {}  # topics whose deletion did not end, and what they would end at
         self.missing: set[str] = set()  # topics that an older copy did not have yet
         self.fork_in = -1  # requests until another process takes over, in the middle of a job
         self.alone = False  # the process that runs has no clients: it is superseded
@@ -250,12 +251,27 @@ class World:
             self.process.drop_topic(topic)
         except (BrokerError, StoreError, FailpointError) as error:
             self.tell(f"  refused: {error}")
-            self.model.unsure(topic, ends)
+            self._not_ended(topic, ends, named=named)
         except BaseException:
-            self.model.unsure(topic, ends)
+            self._not_ended(topic, ends, named=named)
             raise
         else:
             self.model.delete(topic, ends, again=not named)
+
+    def _not_ended(self, topic: str, ends: dict[int, int], *, named: bool) -> None:
+        """A tombstone may stand, whether or not the topic is gone; the rest is decided by the next start."""
+        if named:
+            self.model.unsure(topic, ends)
+        self.unended[topic] = ends
+
+    def _end_deletions(self) -> None:
+        """A deletion whose record reached the log is finished by a start, and any other has never been: not half."""
+        for topic, ends in self.unended.items():
+            if self.process.broker.topics.select(topic) is None:
+                self.tell(f"  {topic} is gone")
+                assert not self.process.store.queues_of(topic), f"topic {topic} is gone, its queues are not"
+                self.model.delete(topic, ends, again=False)
+        self.unended.clear()
 
     def _outage(self) -> None:
         self.bucket_store.down = not self.bucket_store.down
@@ -344,6 +360,7 @@ class World:
         self.model.promised_end = process.store.max_physical_offset
         state = "online" if process.journal.online else "offline"
         self.tell(f"started {state}, the log ends at {process.store.max_physical_offset}")
+        self._end_deletions()
 
     def _loaded(self, process: Process, kept: int, *, keep_names: bool) -> None:
         """The log is recovered, the archive not attached yet."""

@@ -14,6 +14,7 @@ from access.store import Tables
 from broker.intake.message import NewMessage
 from broker.metadata.metadata_log import ImageNeeded
 from broker.pop.pop_log import PopCheckPoint
+from broker.store.errors import StoreNotWritable
 from broker.store.message_store import MessageStore
 from broker.tables.changes import CHANGES, UnreadableChange
 from broker.tables.state_file import _BEHIND
@@ -162,8 +163,72 @@ def test_a_deletion_that_a_crash_cut_short_is_done_by_the_next_start(
     assert member.offsets.groups_of("t") == []
     assert member.pops.find("g", "t", 0) is None
     member.topics.create_plain("t", 1)
-    assert member.put("t", b"new") == 0, "it was never archived"
+    begins_at = 5 if dies_in == "delete_topic" else 0
+    assert member.put("t", b"new") == begins_at, "a start that finishes it can't know what was archived"
     assert bodies(member, "t") == [b"new"]
+
+
+def test_a_deletion_whose_queues_the_disk_keeps_ends_the_broker_and_the_next_start_finishes_it(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is saved before it has ended; none of the offsets is given again, for the archive may look meanwhile."""
+    write, writes = member.disk.write_atomic, list[Path]()
+
+    def refuse_the_second(path: Path, data: bytes) -> None:
+        writes.append(path)
+        if len(writes) == 2:
+            raise DiskFull(28, "no space left on device")
+        write(path, data)
+
+    member.sync()
+    with monkeypatch.context() as patch:
+        patch.setattr(member.disk, "write_atomic", refuse_the_second)
+        with pytest.raises(DiskFull):
+            member.delete_topic("t")
+    assert {path.name for path in writes} == {"queue_state"}
+    assert isinstance(member.store.failed, DiskFull)
+    with pytest.raises(StoreNotWritable):
+        member.put("t", b"on top of what is gone")
+    for part in (member.topics, member.groups, member.modes):
+        drive(part.file.save())
+    with pytest.raises(StoreNotWritable):
+        drive(member.offsets.file.save())
+    for _ in range(2):
+        member.kill()
+        assert (member.topics.select("t"), member.store.queues_of("t")) == (None, [])
+        assert member.store.deleted_below() == {"t": {0: 5}}, "where the archive hides it, should it have any of it"
+    member.topics.create_plain("t", 1)
+    assert member.put("t", b"new") == 5
+    member.kill()
+    assert bodies(member, "t") == [b"new"]
+
+
+def test_a_deletion_in_whose_record_the_power_failed_has_been_wholly_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = set()
+    for seed in range(20):
+        member = Member(tmp_path / str(seed), ManualClock(1_700_000_000_000), seed)
+        member.topics.create_plain("t", 1)
+        for _ in range(5):
+            member.put("t", b"old")
+        member.offsets.commit("g", "t", 0, 4)
+        member.save()
+        member.sync()
+        before = member.store.max_physical_offset
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageStore, "delete_topic", lambda self, topic, begin_again: _die())
+            with pytest.raises(Killed):
+                member.delete_topic("t")
+        member.power_cut()
+        is_gone = member.store.max_physical_offset > before
+        outcomes.add(is_gone)
+        assert bodies(member, "t") == ([] if is_gone else [b"old"] * 5)
+        assert (member.topics.select("t") is None) == is_gone
+        assert member.offsets.groups_of("t") == ([] if is_gone else ["g"])
+        member.topics.create_plain("t", 1)
+        assert member.put("t", b"new") == 5
+    assert outcomes == {True, False}
 
 
 def test_a_topic_that_came_again_keeps_its_messages_when_its_deletion_is_read_once_more(member: Member) -> None:
