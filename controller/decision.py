@@ -17,7 +17,8 @@ forced     an operator designates one that is alive, with enableElectUncleanMast
 
 A set is frozen when a member reports epochs above the stored ones: the register was restored from a backup or wiped,
 and what it says of who is in sync is not true any more. Nothing is elected or changed until an operator designates a
-member that knows the highest epochs.
+member that knows the highest epochs; only who is a member is still written down. Such a register may give an id again:
+the check code with which an id was taken tells whose it is, and the other one takes a new id.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class RegisterBroker:
     starts: int = 0
     process: str = ""
     min_in_sync_replicas: int = 1
+    check_code: str = ""  # with which the id was taken; an Apache broker does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +335,7 @@ def _refuse(code: int, remark: str) -> Decision:
 @_decide.register
 def _(request: GetNextBrokerId, case: _Case) -> Decision:
     stored = case.stored
-    return Decision(Answer(next_broker_id=stored.next_broker_id if stored is not None else FIRST_BROKER_ID))
+    return Decision(Answer(next_broker_id=_next_id(stored, case) if stored is not None else FIRST_BROKER_ID))
 
 
 @_decide.register
@@ -348,7 +350,8 @@ def _(request: ApplyBrokerId, case: _Case) -> Decision:
             return Decision(Answer())
         remark = f"Fail to apply brokerId: {broker_id} in broker-set: {request.name}"
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
-    if frozen := case.frozen():
+    frozen = case.frozen()
+    if frozen and stored is None:
         return case.refuse_frozen(Code.CONTROLLER_BROKER_ID_INVALID, frozen)
     if stored is None and broker_id != FIRST_BROKER_ID:
         remark = (
@@ -363,10 +366,15 @@ def _(request: ApplyBrokerId, case: _Case) -> Decision:
         remark = f"broker-set: {request.name} has {len(joined.members)} members, more are refused"
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
     newcomer = Member(id=broker_id, address=request.address, register_check_code=request.check_code)
-    members = tuple(sorted((*joined.members, newcomer), key=lambda member: member.id))
-    return Decision(
-        Answer(), replace(joined, members=members, next_broker_id=max(joined.next_broker_id, broker_id + 1))
-    )
+    # Also while the set is frozen: whose id was given to another one needs a new one to be designated under.
+    now = replace(_with_member(joined, newcomer, case), frozen=frozen)
+    return Decision(Answer(), now)
+
+
+def _next_id(stored: BrokerSet, case: _Case) -> int:
+    """Above every id that is heard of: a register that was set back does not know who has joined since."""
+    heard = (broker_id + 1 for broker_id in case.reports if broker_id <= HIGHEST_BROKER_ID)
+    return max(stored.next_broker_id, *heard) if case.reports else stored.next_broker_id
 
 
 class _Start(Enum):
@@ -385,8 +393,11 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
         remark = f"Broker-set: {request.name} hasn't been registered in controller"
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
     member = stored.member(request.broker_id)
+    if member is not None and _is_anothers(member, request):
+        remark = f"BrokerId: {member.id} in broker-set: {stored.name} was taken with another check code"
+        return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
     if frozen := case.frozen():
-        return _register_frozen(stored, request, frozen)
+        return _register_frozen(stored, request, case, frozen)
     if member is None:
         remark = f"BrokerId: {request.broker_id} hasn't been registered in broker-set: {request.name}"
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
@@ -404,7 +415,7 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
         # Its log may have been cut back to what it can read: what it writes from here on needs an epoch of its own. An
         # Apache broker registers when it starts; under its old epoch it would say that this one begins at its end now.
         now = _without_master(now)
-    now = _settled(_with_member(now, _registered(member, request)))
+    now = _settled(_with_member(now, _registered(member, request), case))
     answer = Answer(sync_state_set=now.sync_state_set, sync_state_set_epoch=now.sync_state_set_epoch)
     if now.master is not None and case.is_alive(now.member(now.master)):
         answer = _roles(now)
@@ -412,7 +423,12 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
     return Decision(answer, _if_changed(stored, now), notify=told)
 
 
-def _register_frozen(stored: BrokerSet, request: RegisterBroker, frozen: Frozen) -> Decision:
+def _is_anothers(member: Member, request: RegisterBroker) -> bool:
+    """A register that was set back gave the id again. Where one of the two is not told, nobody can tell."""
+    return bool(request.check_code and member.register_check_code) and request.check_code != member.register_check_code
+
+
+def _register_frozen(stored: BrokerSet, request: RegisterBroker, case: _Case, frozen: Frozen) -> Decision:
     """Only who it is: who has started since has to be alive for an operator to designate it. No role is told.
 
     Who is unknown joined after the backup was made, if it knows an id and has an incarnation.
@@ -422,10 +438,8 @@ def _register_frozen(stored: BrokerSet, request: RegisterBroker, frozen: Frozen)
         remark = f"BrokerId: {request.broker_id} hasn't been registered in broker-set: {request.name}"
         return _refuse(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
     known = _registered(member or Member(id=request.broker_id, address=request.address), request)
-    now = replace(stored, next_broker_id=max(stored.next_broker_id, known.id + 1), frozen=frozen)
-    return Decision(
-        Answer(remark=f"the broker set is frozen: {frozen.why}"), _if_changed(stored, _with_member(now, known))
-    )
+    now = replace(_with_member(stored, known, case), frozen=frozen)
+    return Decision(Answer(remark=f"the broker set is frozen: {frozen.why}"), _if_changed(stored, now))
 
 
 def _registered(member: Member, request: RegisterBroker) -> Member:
@@ -436,12 +450,16 @@ def _registered(member: Member, request: RegisterBroker) -> Member:
         starts=request.starts,
         process=request.process,
         min_in_sync_replicas=request.min_in_sync_replicas if request.incarnation else 1,
+        register_check_code=member.register_check_code or request.check_code,
     )
 
 
-def _with_member(stored: BrokerSet, member: Member) -> BrokerSet:
+def _with_member(stored: BrokerSet, member: Member, case: _Case) -> BrokerSet:
     others = (other for other in stored.members if other.id != member.id)
-    return replace(stored, members=tuple(sorted((*others, member), key=lambda one: one.id)))
+    members = tuple(sorted((*others, member), key=lambda one: one.id))
+    joins = len(members) > len(stored.members)
+    next_id = max(_next_id(stored, case), member.id + 1) if joins else stored.next_broker_id
+    return replace(stored, members=members, next_broker_id=next_id)
 
 
 def _start_of(member: Member, request: RegisterBroker, *, alive: bool) -> _Start:
@@ -539,6 +557,7 @@ def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> De
     above = replace(
         stored,
         frozen=None,
+        next_broker_id=_next_id(stored, case),
         master=None,
         master_epoch=max(stored.master_epoch, frozen.master_epoch),
         sync_state_set_epoch=max(stored.sync_state_set_epoch, frozen.sync_state_set_epoch),

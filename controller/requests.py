@@ -136,6 +136,7 @@ class Requests:
             starts=_bounded(request, "starts", 0) if incarnation else 0,
             process=_mark(request, "process") if incarnation else "",
             min_in_sync_replicas=least,
+            check_code=_name(request, "registerCheckCode") if ext.get("registerCheckCode") else "",
         )
         answer = await self._sets.carry_out(registered)
         roles = _roles(answer) if answer.master is not None else {}

@@ -17,6 +17,7 @@ Rules, each of which guards an interleaving:
 - A role is taken of a pair (masterEpoch, syncStateSetEpoch) that is not below any known before, in former lives too:
   the pair is on the disk before the first step. No epoch is taken up twice, nor by a later life: its last bytes may be
   lost here and be with others, and two different logs would bear one name.
+- Whose id a controller gave to another directory, as its register was set back, is nobody until it has a new one.
 - A role is this member's if id and address are: a copy of its directory has the same id.
 - A master that is told of another epoch answers nobody from that instant on, before anything else is done. A slave that
   becomes master closes its connection to the former one first: what that one acknowledges needs it.
@@ -50,6 +51,7 @@ from broker.ha.member_events import (
     AskSyncStateData,
     BeginEpoch,
     BrokerIdApplied,
+    BrokerIdLost,
     BrokerIdTaken,
     ClipGroups,
     ConfirmHeard,
@@ -121,7 +123,7 @@ def begin_life(saved: Saved, new_incarnation: str, rules: MemberRules, *, is_cop
     acknowledged more: this one is a new member, with what it has.
     """
     if is_copy:
-        saved = msgspec.structs.replace(saved, broker_id=0, incarnation="", starts=0)
+        saved = msgspec.structs.replace(saved, broker_id=0, check_code="", incarnation="", starts=0)
     may_lack = not saved.clean and rules.acknowledges_from_memory
     incarnation = new_incarnation if may_lack or not saved.incarnation else saved.incarnation
     return msgspec.structs.replace(saved, incarnation=incarnation, starts=saved.starts + 1, clean=False)
@@ -155,9 +157,13 @@ class Member:
         is_unclean: bool,
         confirm_of: ConfirmOf = Confirm,
     ) -> None:
-        """`saved` is what `begin_life` made and is on the disk; `is_unclean`: the life before did not end by a stop."""
-        self.rules, self.saved = rules, saved
-        self.process, self.address, self.check_code = process, address, check_code
+        """`saved` is what `begin_life` made and is on the disk; `is_unclean`: the life before did not end by a stop.
+
+        `check_code`: address;millis, of a directory that has none yet.
+        """
+        self.rules = rules
+        self.saved = saved if saved.check_code else msgspec.structs.replace(saved, check_code=check_code)
+        self.process, self.address = process, address
         known = frozenset(saved.sync_state_set)
         self.view = View(saved.master_epoch, saved.sync_state_set_epoch, known)  # the newest
         self.role = self.view  # the one under which it acts
@@ -183,6 +189,11 @@ class Member:
     def broker_id(self) -> int:
         """0: none yet."""
         return self.saved.broker_id
+
+    @property
+    def check_code(self) -> str:
+        """With which this directory takes ids."""
+        return self.saved.check_code
 
     @property
     def life(self) -> Life:
@@ -250,7 +261,7 @@ class Member:
 
     def _unregistered_tick(self, event: Tick, now: float) -> list[Action]:
         self._end = event.end
-        return [Register(self.life)] if self._is_due(Register, now, self.rules.ask_again_after) else []
+        return [Register(self.life, self.check_code)] if self._is_due(Register, now, self.rules.ask_again_after) else []
 
     def _registered(self, event: Registered, now: float) -> list[Action]:
         self.state = State.WAITING
@@ -262,7 +273,18 @@ class Member:
         """The register was set back to before it joined: its id is its own as long as nobody else has it."""
         if not self._is_due(NotRegistered, now, self.rules.ask_again_after):
             return []
-        return [ApplyBrokerId(self.broker_id, self.check_code), Register(self.life)]
+        return [ApplyBrokerId(self.broker_id, self.check_code), Register(self.life, self.check_code)]
+
+    def _lose_id(self, event: BrokerIdLost, now: float) -> list[Action]:
+        """What is here stays, and is a new member's: it counts as nobody that it was."""
+        if event.broker_id != self.broker_id:
+            return []  # what a slow answer says of a former id
+        self._step_down()
+        self.state = State.NAMELESS
+        if self.view.master == self.broker_id:  # it was itself, or is the other one, whose address is not told here
+            self.view = msgspec.structs.replace(self.view, master=None, master_address="")
+        self.saved = msgspec.structs.replace(self._saved_now(), broker_id=0)
+        return [Answer(), StopFollowing(), DropSlaves(), Save(self.saved), *self._nameless_tick(Tick(self._end), now)]
 
     def _refuse(self, event: Disowned, now: float) -> list[Action]:
         return self._refused(event.reason)
@@ -502,7 +524,7 @@ class Member:
         if self._is_due(AskReplicaInfo, now, self.rules.poll_every):
             actions.append(self._ask_replica_info(now))
         if self._is_due(Register, now, self.rules.register_every):
-            actions.append(Register(self.life))
+            actions.append(Register(self.life, self.check_code))
         return actions
 
     def _heartbeat(self) -> Heartbeat:
@@ -553,6 +575,7 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     BrokerIdTaken: {},  # the next tick asks for another one
     BrokerIdApplied: {State.NAMELESS: Member._named},
     NotRegistered: _cells((State.UNREGISTERED, *_KNOWN), Member._apply_again),
+    BrokerIdLost: _cells((State.UNREGISTERED, *_KNOWN), Member._lose_id),
     Disowned: _cells((State.UNREGISTERED, *_KNOWN), Member._refuse),
     Registered: {State.UNREGISTERED: Member._registered, **_cells(_KNOWN, Member._registered_again)},
     Seen: {

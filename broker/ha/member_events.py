@@ -35,6 +35,7 @@ class Saved(msgspec.Struct, frozen=True):
     """What a member keeps on its disk about itself, beside log and epochs."""
 
     broker_id: int = 0  # 0: none yet
+    check_code: str = ""  # with which ids are taken, the same in all lives: whose an id is is told by it
     incarnation: str = ""
     starts: int = 0
     master_epoch: int = 0
@@ -84,6 +85,12 @@ class Registered(msgspec.Struct, frozen=True):
 
 class NotRegistered(msgspec.Struct, frozen=True):
     """Answers 2008 and 2010: the controller knows no such set, or no such member."""
+
+
+class BrokerIdLost(msgspec.Struct, frozen=True):
+    """1003's answer 2014: a register that was set back gave this id to another directory."""
+
+    broker_id: int
 
 
 class Disowned(msgspec.Struct, frozen=True):
@@ -147,6 +154,7 @@ Event = (
     | Seen
     | Registered
     | NotRegistered
+    | BrokerIdLost
     | Disowned
     | SyncStateData
     | AlterRefused
@@ -176,6 +184,7 @@ class Register(msgspec.Struct, frozen=True):
     """1003: this life begins."""
 
     life: Life
+    check_code: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

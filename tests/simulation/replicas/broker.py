@@ -6,6 +6,7 @@ with pieces of records), appends what producers send, and answers readers. What 
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from broker.ha.member_events import (
     AskSyncStateData,
     BeginEpoch,
     BrokerIdApplied,
+    BrokerIdLost,
     BrokerIdTaken,
     ClipGroups,
     ConfirmHeard,
@@ -101,7 +103,7 @@ class Broker(Process):
             world.member_rules,
             process=self.process,
             address=host,
-            check_code=f"{host};1",
+            check_code=f"{host};{self.process}",
             is_unclean=not was_clean,
         )
         self._actions: deque[Action] = deque()
@@ -319,15 +321,18 @@ class Broker(Process):
                     self.happens(BrokerIdApplied(broker_id) if answer.code == success else BrokerIdTaken())
 
                 return decision.ApplyBrokerId(CLUSTER, NAME, broker_id, check_code), applied
-            case Register(life):
+            case Register(life, check_code):
 
                 def registered(answer: decision.Answer) -> None:
                     if answer.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED:
                         self.happens(NotRegistered())
+                    elif answer.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID:
+                        self.happens(BrokerIdLost(life.broker_id))
                     elif answer.code == success:
                         self.happens(Registered(None if answer.master_epoch is None else _view(answer)))
 
-                return self.world.registration(life, self.host), registered
+                registration = self.world.registration(life, self.host)
+                return dataclasses.replace(registration, check_code=check_code), registered
             case Elect(designate):
                 who = self.member.broker_id if designate is None else designate
                 return decision.ElectMaster(NAME, who, designate is not None), seen

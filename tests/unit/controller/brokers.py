@@ -102,9 +102,9 @@ class Broker:
         assert (await self.beat()).code == ResponseCode.SUCCESS
         return self
 
-    async def register(self) -> RemotingCommand:
+    async def register(self, **more: Any) -> RemotingCommand:
         own = {"clusterName": "c", "brokerName": self.name, "brokerId": self.id, "brokerAddress": self.address}
-        return await self.ask(RequestCode.CONTROLLER_REGISTER_BROKER, {**own, **self.born})
+        return await self.ask(RequestCode.CONTROLLER_REGISTER_BROKER, {**own, **self.born, **more})
 
     async def beat(self, **more: Any) -> RemotingCommand:
         own = {"clusterName": "c", "brokerName": self.name, "brokerId": self.id, "brokerAddr": self.address}

@@ -263,6 +263,18 @@ def test_an_incarnation_that_is_new_leaves_the_sync_state_set_on_the_wire_as_wel
     run(tmp_path, work)
 
 
+def test_a_registration_under_an_id_that_was_taken_with_another_check_code_is_refused(tmp_path: Path) -> None:
+    async def work(controller: ControllerManager) -> None:
+        a = await (await Broker(controller).open()).join()
+        assert (await a.register(registerCheckCode=f"{a.address};1")).code == Code.SUCCESS
+        assert (await a.register(registerCheckCode="another:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+        assert (await a.register()).code == Code.SUCCESS  # as an Apache broker does
+        assert (await a.register(registerCheckCode="x" * 256)).code == Code.CONTROLLER_INVALID_REQUEST
+        await closed(a)
+
+    run(tmp_path, work)
+
+
 def test_a_broker_of_another_cluster_is_not_heard_under_the_same_name(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)

@@ -628,9 +628,60 @@ def test_a_register_that_was_restored_freezes_and_elects_nobody() -> None:
     assert (answer.code, answer.master, answer.sync_state_set) == (Code.SUCCESS, None, None)
     assert replace(world.value, members=before.members) == before
     frozen = world.value
-    assert world(ApplyBrokerId("c", "b", C, "h3:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
-    assert world.value == frozen
+    assert world(ApplyBrokerId("c", "b", C, "h3:1;1")).code == Code.SUCCESS  # a name, and nothing that comes with one
+    assert replace(world.value, members=frozen.members, next_broker_id=C) == frozen
     assert world(GetReplicaInfo("b")).master == A
+
+
+def taken(broker_id: int, check_code: str) -> RegisterBroker:
+    return RegisterBroker("c", "b", broker_id, "h:1", f"i{check_code}", 1, "p", check_code=check_code)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_id_that_was_taken_with_another_check_code_is_refused_and_nothing_changes(frozen: bool) -> None:
+    world = lost(in_sync(A, B)) if frozen else in_sync(A, B)
+    world(Scan("b"))
+    before = world.value
+    assert world(taken(B, "another;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world.value == before
+    assert world(taken(B, "h2:10911;1")).code == Code.SUCCESS
+
+
+def test_an_apache_broker_that_tells_no_check_code_registers_under_its_id() -> None:
+    world = in_sync(A, B, stock=True)
+    assert world.start(B).code == Code.SUCCESS
+    assert world.value.member(B) == Member(id=B, address="h2:10911", register_check_code="h2:10911;1")
+
+
+def test_who_is_known_again_while_the_set_is_frozen_keeps_its_id_from_others() -> None:
+    world = lost(in_sync(A, B))
+    assert world(taken(C, "mine;1")).code == Code.SUCCESS
+    assert world(taken(C, "another;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world(ApplyBrokerId("c", "b", C, "mine;1")).code == Code.SUCCESS
+
+
+def test_whose_id_was_given_to_another_can_be_designated_under_a_new_one_while_the_set_is_frozen() -> None:
+    world = lost(in_sync(A, B))
+    world.hear(B, sync_state_set_epoch=9)
+    best = world.reports[B]
+    assert world(taken(B, "best;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world(ApplyBrokerId("c", "b", C, "best;1")).code == Code.SUCCESS
+    assert world(taken(C, "best;1")).code == Code.SUCCESS
+    world.reports[C] = changed(best, incarnation="ibest;1", starts=1, process="p")
+    assert world.elect(C, designate=True).master == C
+
+
+def test_no_id_is_given_under_which_somebody_is_heard() -> None:
+    world = lost(in_sync(A, B))
+    world.hear(5, master_epoch=9, sync_state_set_epoch=9)
+    assert world(GetNextBrokerId("c", "b")).next_broker_id == 6
+    assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    world.rules = changed(world.rules, enable_elect_unclean_master=True)
+    assert world.elect(A, designate=True).master == A
+    assert world.value.next_broker_id == 6
+    world.hear(7)
+    assert world(ApplyBrokerId("c", "b", 6, "new;1")).code == Code.SUCCESS
+    assert world.value.next_broker_id == 8
 
 
 def test_a_member_of_which_a_restored_register_knows_nothing_is_known_again_and_can_be_designated() -> None:

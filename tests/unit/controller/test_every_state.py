@@ -190,7 +190,7 @@ def holds(state: State, request: Request) -> None:
     by_operator = isinstance(request, ElectMaster) and request.designate
     if state.is_outdated and not by_operator and not isinstance(request, CleanBrokerData):
         # Who has started since is known, for an operator to designate it.
-        starts = isinstance(request, RegisterBroker)
+        starts = isinstance(request, RegisterBroker | ApplyBrokerId)
         who = {"members": new.members, "next_broker_id": new.next_broker_id} if starts else {}
         assert replace(new, frozen=None) == replace(old, frozen=None, **who)
 

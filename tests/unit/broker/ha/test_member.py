@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -18,6 +20,7 @@ from broker.ha.member_events import (
     AskSyncStateData,
     BeginEpoch,
     BrokerIdApplied,
+    BrokerIdLost,
     BrokerIdTaken,
     ConfirmHeard,
     Cut,
@@ -144,18 +147,60 @@ def test_under_a_controller_that_knows_no_incarnations_a_crashed_member_is_silen
 
 def test_a_late_registration_of_a_former_life_is_overtaken_by_another_one_of_this_life() -> None:
     member = _slave()
-    assert Register(member.life) in member.happens(Tick(END), 5.5)
+    assert Register(member.life, "h1;1") in member.happens(Tick(END), 5.5)
     assert Follow(3, "h3:10911", 2) in member.happens(Registered(_view(3, 2, 2, 3)), 5.6)
 
 
 @pytest.mark.parametrize("state", [State.UNREGISTERED, State.MASTER])
 def test_who_is_not_known_applies_for_the_id_that_it_has_and_goes_on(state: State) -> None:
     member = _member() if state is State.UNREGISTERED else _master()[0]
-    again = [ApplyBrokerId(1, "h1;1"), Register(member.life)]
+    again = [ApplyBrokerId(1, "h1;1"), Register(member.life, "h1;1")]
     assert member.happens(NotRegistered(), 1.0) == again
     assert member.happens(NotRegistered(), 1.5) == []
     assert member.happens(NotRegistered(), 2.0) == again
     assert member.state is state
+
+
+@pytest.mark.parametrize("state", [State.UNREGISTERED, State.SLAVE, State.MASTER])
+def test_whose_id_is_anothers_stops_acknowledging_takes_a_new_one_and_keeps_its_data(state: State) -> None:
+    member = _master()[0] if state is State.MASTER else _slave() if state is State.SLAVE else _member()
+    assert member.happens(BrokerIdLost(7), 1.0) == []  # a slow answer, of a former id
+    assert member.state is state
+    pair, confirm = member.view.pair, member.confirm
+    actions = member.happens(BrokerIdLost(1), 1.1)
+    assert _kinds(actions) == [Answer, StopFollowing, DropSlaves, Save, AskNextBrokerId]
+    assert member.acknowledged(1.1) == -1 and not member.may_append(1.1) and not member.is_readable
+    saved = member.saved
+    assert actions[3] == Save(saved)
+    assert (saved.broker_id, saved.check_code, saved.incarnation, saved.starts) == (0, "h1;1", "i1", 3)
+    assert ((saved.master_epoch, saved.sync_state_set_epoch), saved.confirm) == (pair, confirm)
+    assert member.happens(NextBrokerId(7), 1.2) == [ApplyBrokerId(7, "h1;1")]
+    assert Register(Life(7, "i1", 3, "p1"), "h1;1") in member.happens(BrokerIdApplied(7), 9.0)
+
+
+def test_who_was_master_under_an_id_that_is_anothers_does_not_follow_itself() -> None:
+    member, _ = _master()
+    member.happens(BrokerIdLost(1), 1.0)
+    member.happens(BrokerIdApplied(7), 2.0)
+    member.happens(Registered(None), 3.0)
+    assert _kinds(member.happens(Tick(END), 4.0)).count(Follow) == 0
+    assert member.state is State.WAITING
+    assert Follow(2, "h2:10911", 2) in member.happens(Seen(_view(2, 2, 2, 2)), 5.0)
+
+
+def test_a_refused_application_takes_no_id_from_who_has_one() -> None:
+    """Also for other reasons than that it is another's: a wiped register refuses all."""
+    member, _ = _master()
+    assert member.happens(BrokerIdTaken(), 1.0) == []
+    assert (member.state, member.broker_id) == (State.MASTER, 1)
+
+
+def test_a_directory_takes_ids_with_one_check_code_in_all_its_lives_and_a_copy_with_its_own() -> None:
+    born = _member(saved=Saved(incarnation="i", starts=1)).end_life()
+    again = begin_life(born, "new", SYNC)
+    rules: dict[str, Any] = {"process": "p2", "address": "h1:10911", "check_code": "h1;2", "is_unclean": False}
+    assert Member(again, SYNC, **rules).check_code == "h1;1"
+    assert Member(begin_life(born, "new", SYNC, is_copy=True), SYNC, **rules).check_code == "h1;2"
 
 
 def test_a_life_that_the_controller_disowns_does_nothing_more() -> None:
