@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from broker.store.errors import StoreError
 from broker.tables.topic_config_manager import TopicConfig
 from infra.failpoint import FailpointError
+from neve.errors import BrokerError
 from neve.record.codec import decode_record
 from tests.simulation.model import Message
 
@@ -18,7 +19,11 @@ def put(world: World, topic: str, queue: int) -> None:
     """A message of an odd shape or a plain one; the topic is made where it is not there."""
     process, model = world.process, world.model
     if process.broker.topics.select(topic) is None:
-        process.broker.topics.update(TopicConfig(topic_name=topic, read_queue_nums=3, write_queue_nums=3))
+        try:
+            process.broker.topics.update(TopicConfig(topic_name=topic, read_queue_nums=3, write_queue_nums=3))
+        except (BrokerError, StoreError, FailpointError) as error:
+            world.tell(f"  no topic {topic}: {error}")
+            return
         process.broker.topics.file.save_now()
     number = model.number = model.number + 1
     size = world.random.choice((0, 1, 10, 300, 1000, 5000))

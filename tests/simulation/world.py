@@ -77,7 +77,8 @@ class World:
         self.backups: list[Backup] = []
         self.deletions = 0
         self.log_begin = 0
-        self.unended: dict[str, dict[int, int]] = {}  # topics whose deletion did not end, and what they would end at
+        # Topics whose deletion did not end: what they would end at, and whether the archive had named any of it.
+        self.unended: dict[str, tuple[dict[int, int], bool]] = {}
         self.missing: set[str] = set()  # topics that an older copy did not have yet
         self.fork_in = -1  # requests until another process takes over, in the middle of a job
         self.alone = False  # the process that runs has no clients: it is superseded
@@ -230,7 +231,11 @@ class World:
         if config is not None:
             self.tell(f"ttl of {topic} is {hours} h")
             changed = msgspec.structs.replace(config, attributes={**config.attributes, "reserve.time": str(hours)})
-            self.process.broker.topics.update(changed)
+            try:
+                self.process.broker.topics.update(changed)
+            except (BrokerError, StoreError, FailpointError) as error:
+                self.tell(f"  refused: {error}")
+                return
             self.process.broker.topics.file.save_now()
 
     def _advance(self) -> None:
@@ -262,15 +267,23 @@ class World:
         """A tombstone may stand, whether or not the topic is gone; the rest is decided by the next start."""
         if named:
             self.model.unsure(topic, ends)
-        self.unended[topic] = ends
+        self.unended[topic] = ends, named
 
     def _end_deletions(self) -> None:
-        """A deletion whose record reached the log is finished by a start, and any other has never been: not half."""
-        for topic, ends in self.unended.items():
+        """A deletion whose record reached the log is finished by a start, and any other has never been: not half.
+
+        Where its queues went before that, and the archive had named nothing of them, they begin again, as the topic's
+        do whose deletion ended.
+        """
+        for topic, (ends, named) in self.unended.items():
             if self.process.broker.topics.select(topic) is None:
-                self.tell(f"  {topic} is gone")
-                assert not self.process.store.queues_of(topic), f"topic {topic} is gone, its queues are not"
-                self.model.delete(topic, ends, again=False)
+                store = self.process.store
+                assert not store.queues_of(topic), f"topic {topic} is gone, its queues are not"
+                again = not named and all(store.next_offset(topic, queue) < end for queue, end in ends.items() if end)
+                self.tell(f"  {topic} is gone{' and begins again' if again else ''}")
+                if again:
+                    assert not self.process.archive.tombstones.has_named(topic), f"{topic} begins again, it was named"
+                self.model.delete(topic, ends, again=again)
         self.unended.clear()
 
     def _outage(self) -> None:
