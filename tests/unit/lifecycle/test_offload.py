@@ -351,3 +351,27 @@ def test_a_round_planned_before_a_topic_began_again_names_none_of_its_old_offset
         rig.offload()
     rig.offload()
     assert (rig.check_tiles("a"), rig.check_tiles("b")) == (1, 2)
+
+
+def test_what_lies_behind_a_closed_and_a_published_name_of_one_segment_is_archived(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.hot.put("a", count=2)
+    rig.clock.advance(24 * HOUR)
+    rig.hot.put("a", count=2)
+    first, second = (time // (24 * HOUR) for time in (rig.hot.records[0][4], rig.hot.records[2][4]))
+    assert first < second, "a round of two names"
+    with monkeypatch.context() as active:
+        active.setattr(rig.hot, "roll", lambda: True)  # the segment goes on
+        rig.store.fail("put", AccessDenied("not this one"), match="topic=a", times=1)
+        rig.offload()
+    ((_, (name,)),) = rig.journal.catalog.open_intents().items()
+    assert name.queues == {0: (0, 1)}
+    del rig.hot.records[:2]  # its topic was deleted, and came again
+    rig.hot.put("a")
+    rig.hot.roll()
+    rig.hot.put("a")
+    rig.offload(evict=True)
+    assert [(gap.first, gap.last) for gap in rig.journal.catalog.gaps()] == [(0, 1)]
+    assert rig.check_tiles("a") == 6
+    assert rig.hot.records == []
