@@ -56,6 +56,7 @@ from broker.requests.admin_offsets import AdminOffsetsProcessor
 from broker.requests.admin_relay import AdminRelayProcessor
 from broker.requests.admin_stats import AdminStatsProcessor
 from broker.requests.admin_topics import AdminTopicsProcessor
+from broker.requests.by_role import RoleGate
 from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
 from broker.requests.end_transaction import EndTransactionProcessor
@@ -75,6 +76,7 @@ from broker.requests.runtime_info import RuntimeInfoProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
 from broker.requests.table import Processors
+from broker.role import BrokerRole
 from broker.stats import broker_metrics
 from broker.stats.admin_pages import AdminPages, register_pages
 from broker.stats.conditions import Conditions
@@ -180,6 +182,7 @@ class BrokerController:
         #: What did not end when the broker stopped; its threads would keep the process.
         self.left_behind: list[str] = []
         self.metrics, self.faults, self.life = Metrics(), Faults(), BrokerLife(self.clock)
+        self.role = BrokerRole()
         self._supervisor = Supervisor("broker")
         self._used_ratio = functools.partial(used_ratio, self._disk, config.root)
         self._make_log(store_config)
@@ -385,6 +388,7 @@ class BrokerController:
             config,
             clock,
             self.life,
+            self.role,
             writer=self.writer,
             flusher=self.flusher,
             topics=self.topics,
@@ -439,13 +443,15 @@ class BrokerController:
         self.health = Health(self.clock, self._supervisor, self.flusher)
         self.router = RequestRouter()
         self._make_processors().register_on(self.router)
+        handler = guarded(self.router, self.guard)
+        RoleGate(self.role, self.router)
         limits = RemotingLimits(
             max_connections=config.max_connections,
             max_unfinished=config.max_unfinished_bytes,
             backlog=self._descriptors.accepts,
         )
         self.server = RemotingServer(
-            guarded(self.router, self.guard),
+            handler,
             reads=self.router.reads,
             express=self.router.express,
             host=config.bind_address,

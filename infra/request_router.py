@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 from infra.remoting_answers import not_supported
 from infra.remoting_server import Answer, Connection, Express, Handler
@@ -13,7 +13,8 @@ class RequestRouter:
     """A handler out of handlers by request code; an unknown code is answered 3."""
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Handler] = {}
+        self._registered: dict[int, Handler] = {}
+        self._handlers = self._registered
         self.reads: frozenset[int] = frozenset()
         self.express: Express | None = None
 
@@ -22,13 +23,19 @@ class RequestRouter:
 
         `reads`: it changes nothing, and ends when its asker hangs up. Any other that has begun runs to its end.
         """
-        self._handlers[int(code)] = handler
+        assert self._handlers is self._registered, "handlers are registered before any is replaced"
+        self._registered[int(code)] = handler
         self.reads = self.reads | {int(code)} if reads else self.reads - {int(code)}
+
+    def replace(self, others: Mapping[int, Handler]) -> None:
+        """From now on `others` serve their codes, and no more those of the call before."""
+        assert others.keys() <= self._registered.keys()
+        self._handlers = {**self._registered, **others} if others else self._registered
 
     @property
     def codes(self) -> frozenset[int]:
         """The codes that have a handler."""
-        return frozenset(self._handlers)
+        return frozenset(self._registered)
 
     def __call__(self, connection: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
         handler = self._handlers.get(command.code)

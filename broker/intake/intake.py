@@ -28,6 +28,7 @@ from broker.intake.message import NewMessage, Stored
 from broker.intake.property_text import ended, join_properties
 from broker.intake.receipts import REGION, host_in_msg_id
 from broker.life import BrokerLife
+from broker.role import BrokerRole
 from broker.store.appender import AppendResult
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult
@@ -73,6 +74,7 @@ class Intake:
         config: BrokerConfig,
         clock: Clock,
         life: BrokerLife,
+        role: BrokerRole,
         *,
         writer: LogWriter,
         flusher: Flusher,
@@ -85,7 +87,7 @@ class Intake:
         address: tuple[str, int],
     ) -> None:
         """`waiting_rooms` are asked in this order."""
-        self._config, self._clock, self._life = config, clock, life
+        self._config, self._clock, self._life, self._role = config, clock, life, role
         self._writer, self._flusher, self._stats = writer, flusher, stats
         self._topics, self._registration = topics, registration
         self._half_messages, self._waiting_rooms = half_messages, waiting_rooms
@@ -105,7 +107,7 @@ class Intake:
     @property
     def is_open(self) -> bool:
         """Whether sends are taken at all."""
-        return self._life.takes_sends and self._config.broker_permission & PERM_WRITE != 0
+        return self._life.takes_sends and self._role.is_master and self._config.broker_permission & PERM_WRITE != 0
 
     def check_open(self) -> None:
         """Raises BrokerError."""

@@ -1,0 +1,206 @@
+"""Who answers which request, by the broker's role: one table, and what the others say instead.
+
+Where RocketMQ 5.3 lets a slave do a thing that its master would not hear of (locks of queues, commits of offsets), it
+is refused: two members that each give a promise break both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from broker.role import BrokerRole, Role
+from infra.remoting_server import Answer, Connection, Handler
+from infra.request_router import RequestRouter
+from neve.errors import BrokerError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+
+
+class Who(Enum):
+    """Who answers."""
+
+    MASTER = frozenset({Role.MASTER})
+    #: It tells where a queue or a group stands: who lacks what is confirmed moves a group by it.
+    IN_SYNC = frozenset({Role.MASTER, Role.SLAVE_IN_SYNC})
+    #: A slave, too: what it shows is confirmed, and will not vanish.
+    MEMBER = frozenset({Role.MASTER, Role.SLAVE_IN_SYNC, Role.SLAVE})
+    ANYBODY = frozenset(Role)
+
+
+class Refusal(NamedTuple):
+    """What is answered in place of an answer."""
+
+    code: ResponseCode
+    remark: str
+
+
+FENCED = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: this broker has no role in its set")
+# Producers and consumers try again with another broker, or with this one later.
+_BUSY = Refusal(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while: a slave")
+_NOT_IN_SYNC = Refusal(
+    ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while: a slave that is not in sync"
+)
+_NO_TRANSACTION = Refusal(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transaction")
+_NO_RECALL = Refusal(ResponseCode.SLAVE_NOT_AVAILABLE, "recall failed, broker service not available")
+_NO_RESET = Refusal(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
+_NO_CHANGE = Refusal(
+    ResponseCode.SYSTEM_ERROR,
+    "Can't modify topic or subscription group from slave broker, please execute it from master broker.",
+)
+
+
+def _all(codes: Iterable[Code], who: Who, refusal: Refusal = _BUSY) -> dict[int, tuple[Who, Refusal]]:
+    return {code.value: (who, refusal) for code in codes}
+
+
+#: For each code who answers, and what a slave that doesn't says.
+RULES: Mapping[int, tuple[Who, Refusal]] = {
+    # What appends, and what promises.
+    **_all(
+        (
+            Code.SEND_MESSAGE,
+            Code.SEND_MESSAGE_V2,
+            Code.SEND_BATCH_MESSAGE,
+            Code.CONSUMER_SEND_MSG_BACK,
+            Code.SEND_REPLY_MESSAGE,
+            Code.SEND_REPLY_MESSAGE_V2,
+            Code.POP_MESSAGE,
+            Code.PEEK_MESSAGE,
+            Code.NOTIFICATION,
+            Code.ACK_MESSAGE,
+            Code.BATCH_ACK_MESSAGE,
+            Code.CHANGE_MESSAGE_INVISIBLETIME,
+            Code.UPDATE_CONSUMER_OFFSET,
+            Code.LOCK_BATCH_MQ,
+            Code.UNLOCK_BATCH_MQ,
+        ),
+        Who.MASTER,
+    ),
+    **_all((Code.END_TRANSACTION, Code.RESUME_CHECK_HALF_MESSAGE), Who.MASTER, _NO_TRANSACTION),
+    **_all((Code.RECALL_MESSAGE,), Who.MASTER, _NO_RECALL),
+    **_all((Code.INVOKE_BROKER_TO_RESET_OFFSET,), Who.MASTER, _NO_RESET),
+    # What changes a table: it is a record of the log first.
+    **_all(
+        (
+            Code.UPDATE_AND_CREATE_TOPIC,
+            Code.UPDATE_AND_CREATE_TOPIC_LIST,
+            Code.DELETE_TOPIC_IN_BROKER,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            Code.DELETE_SUBSCRIPTIONGROUP,
+            Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
+            Code.SET_MESSAGE_REQUEST_MODE,
+            Code.CLONE_GROUP_OFFSET,
+            Code.AUTH_CREATE_USER,
+            Code.AUTH_UPDATE_USER,
+            Code.AUTH_DELETE_USER,
+            Code.AUTH_CREATE_ACL,
+            Code.AUTH_UPDATE_ACL,
+            Code.AUTH_DELETE_ACL,
+        ),
+        Who.MASTER,
+        _NO_CHANGE,
+    ),
+    # Where a queue begins and ends, where a group stands.
+    **_all(
+        (
+            Code.GET_MAX_OFFSET,
+            Code.GET_MIN_OFFSET,
+            Code.SEARCH_OFFSET_BY_TIMESTAMP,
+            Code.GET_EARLIEST_MSG_STORETIME,
+            Code.QUERY_CONSUMER_OFFSET,
+            Code.QUERY_CORRECTION_OFFSET,
+            Code.QUERY_CONSUME_TIME_SPAN,
+            Code.GET_TOPIC_STATS_INFO,
+            Code.GET_CONSUME_STATS,
+            Code.GET_BROKER_CONSUME_STATS,
+        ),
+        Who.IN_SYNC,
+        _NOT_IN_SYNC,
+    ),
+    # Messages, tables, and clients by their groups. Pulls of a slave: where `slaveReadEnable` is on.
+    **_all(
+        (
+            Code.PULL_MESSAGE,
+            Code.LITE_PULL_MESSAGE,
+            Code.QUERY_MESSAGE,
+            Code.VIEW_MESSAGE_BY_ID,
+            Code.QUERY_CONSUME_QUEUE,
+            Code.CONSUME_MESSAGE_DIRECTLY,
+            Code.GET_ALL_TOPIC_CONFIG,
+            Code.GET_TOPIC_CONFIG,
+            Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            Code.GET_SUBSCRIPTIONGROUP_CONFIG,
+            Code.GET_ALL_CONSUMER_OFFSET,
+            Code.GET_ALL_DELAY_OFFSET,
+            Code.GET_ALL_MESSAGE_REQUEST_MODE,
+            Code.QUERY_ASSIGNMENT,
+            Code.POLLING_INFO,
+            Code.GET_CONSUMER_LIST_BY_GROUP,
+            Code.QUERY_TOPIC_CONSUME_BY_WHO,
+            Code.QUERY_TOPICS_BY_CONSUMER,
+            Code.QUERY_SUBSCRIPTION_BY_CONSUMER,
+            Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+        ),
+        Who.MEMBER,
+    ),
+    # Of the broker itself, and of who is connected to it.
+    **_all(
+        (
+            Code.HEART_BEAT,
+            Code.UNREGISTER_CLIENT,
+            Code.CHECK_CLIENT_CONFIG,
+            Code.GET_CONSUMER_CONNECTION_LIST,
+            Code.GET_PRODUCER_CONNECTION_LIST,
+            Code.GET_ALL_PRODUCER_INFO,
+            Code.GET_CONSUMER_RUNNING_INFO,
+            Code.GET_BROKER_CONFIG,
+            Code.UPDATE_BROKER_CONFIG,
+            Code.GET_BROKER_RUNTIME_INFO,
+            Code.VIEW_BROKER_STATS_DATA,
+            Code.GET_BROKER_HA_STATUS,
+            Code.GET_BROKER_EPOCH_CACHE,
+            Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+            Code.CLEAN_UNUSED_TOPIC,
+            Code.DELETE_EXPIRED_COMMITLOG,
+            Code.POP_ROLLBACK,
+            Code.AUTH_GET_USER,
+            Code.AUTH_LIST_USER,
+            Code.AUTH_GET_ACL,
+            Code.AUTH_LIST_ACL,
+        ),
+        Who.ANYBODY,
+    ),
+}
+
+
+def refusal(code: int, role: Role) -> Refusal | None:
+    """None: it is served."""
+    who, of_a_slave = RULES[code]
+    if role in who.value:
+        return None
+    return FENCED if role is Role.FENCED else of_a_slave
+
+
+def _refusing(refused: Refusal) -> Handler:
+    def refuse(connection: Connection, request: RemotingCommand) -> Answer:
+        raise BrokerError(*refused)
+
+    return refuse
+
+
+class RoleGate:
+    """In front of the handlers, after who asks is known. A request of a served code costs what it did without it."""
+
+    def __init__(self, role: BrokerRole, router: RequestRouter) -> None:
+        self._role, self._router = role, router
+        role.tell(self._changed)
+        self._changed()
+
+    def _changed(self) -> None:
+        found = ((code, refusal(code, self._role.current)) for code in self._router.codes)
+        self._router.replace({code: _refusing(refused) for code, refused in found if refused is not None})

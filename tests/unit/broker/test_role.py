@@ -1,0 +1,182 @@
+"""Who serves what in each role: no request is undecided, and nothing that promises is served by two members."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from broker.requests.by_role import FENCED, RULES, RoleGate, Who, refusal
+from broker.role import FOLLOWING, BrokerRole, Role
+from infra.remoting_server import Connection
+from infra.request_router import RequestRouter
+from neve.errors import BrokerError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask, running, send
+
+_NOBODY = cast("Connection", None)
+SLAVES = (Role.SLAVE, Role.SLAVE_IN_SYNC)
+
+
+def _router() -> RequestRouter:
+    """Serves each code that has a rule with its own number."""
+    router = RequestRouter()
+    for code in RULES:
+        router.register(code, lambda _, request: RemotingCommand.response(request, request.code))
+    return router
+
+
+def _served(router: RequestRouter, code: int) -> int | tuple[ResponseCode, str]:
+    try:
+        answer = router(_NOBODY, RemotingCommand(code))
+    except BrokerError as error:
+        return ResponseCode(error.code), error.remark
+    assert isinstance(answer, RemotingCommand)
+    return answer.code
+
+
+@pytest.mark.parametrize(("role", "code"), list(itertools.product(Role, RULES)))
+def test_each_request_is_served_in_a_role_or_refused_by_the_table(role: Role, code: int) -> None:
+    owned = BrokerRole(Role.FENCED)
+    router = _router()
+    RoleGate(owned, router)
+    owned.become(role)
+    who, of_a_slave = RULES[code]
+    expected: int | tuple[ResponseCode, str] = code
+    if role not in who.value:
+        expected = tuple(FENCED if role is Role.FENCED else of_a_slave)  # type: ignore[assignment]
+    assert _served(router, code) == expected
+
+
+def test_a_master_refuses_nothing() -> None:
+    assert {refusal(code, Role.MASTER) for code in RULES} == {None}
+
+
+def test_who_serves_as_a_slave_that_is_not_in_sync_serves_in_sync() -> None:
+    for code in RULES:
+        if refusal(code, Role.SLAVE) is None:
+            assert refusal(code, Role.SLAVE_IN_SYNC) is None
+        if refusal(code, Role.FENCED) is None:
+            assert refusal(code, Role.SLAVE) is None
+
+
+def test_a_slave_says_what_rocketmqs_says() -> None:
+    for code in (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.CONSUMER_SEND_MSG_BACK):
+        refused = refusal(code, Role.SLAVE)
+        assert refused is not None
+        assert refused.code == ResponseCode.SYSTEM_BUSY  # in the list of what producers try again
+        assert refused.remark.startswith("[REJECTREQUEST]")
+    for code, expected in {
+        Code.END_TRANSACTION: ResponseCode.SLAVE_NOT_AVAILABLE,
+        Code.RECALL_MESSAGE: ResponseCode.SLAVE_NOT_AVAILABLE,
+        Code.INVOKE_BROKER_TO_RESET_OFFSET: ResponseCode.SYSTEM_ERROR,
+        Code.UPDATE_AND_CREATE_TOPIC: ResponseCode.SYSTEM_ERROR,
+    }.items():
+        refused = refusal(code, Role.SLAVE_IN_SYNC)
+        assert refused is not None
+        assert refused.code == expected
+
+
+def test_a_slave_that_lacks_what_is_confirmed_tells_no_end_and_no_position() -> None:
+    """By a lower one a group would be moved back."""
+    for code in (Code.GET_MAX_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.QUERY_CONSUMER_OFFSET):
+        assert refusal(code, Role.SLAVE) is not None
+        assert refusal(code, Role.SLAVE_IN_SYNC) is None
+
+
+def test_nobody_but_a_master_gives_a_lock_a_receipt_or_a_position() -> None:
+    promises = (Code.LOCK_BATCH_MQ, Code.POP_MESSAGE, Code.ACK_MESSAGE, Code.UPDATE_CONSUMER_OFFSET)
+    assert {RULES[code][0] for code in promises} == {Who.MASTER}
+
+
+def test_what_no_handler_knows_stays_unknown_in_each_role() -> None:
+    router, role = RequestRouter(), BrokerRole()
+    RoleGate(role, router)
+    role.become(Role.FENCED)
+    answer = router(_NOBODY, RemotingCommand(Code.SEND_MESSAGE))
+    assert isinstance(answer, RemotingCommand)
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(Role, Role)))
+def test_between_master_and_slave_nobody_is_served(before: Role, after: Role) -> None:
+    role = BrokerRole(before)
+    told: list[Role] = []
+    role.tell(lambda: told.append(role.current))
+    if after not in FOLLOWING[before]:
+        with pytest.raises(AssertionError, match="FENCED alone"):
+            role.become(after)
+        assert (role.current, told) == (before, [])
+        return
+    role.become(after)
+    assert role.current is after
+    assert role.is_master is (after is Role.MASTER)
+    assert told == ([] if before is after else [after])
+    assert not {before, after} & {Role.MASTER} or before is after or Role.FENCED in (before, after)
+
+
+def test_only_a_slave_has_a_master_and_who_waits_hears_of_it() -> None:
+    role = BrokerRole(Role.SLAVE)
+    told: list[bool] = []
+    role.tell(lambda: told.append(role.has_master))
+    role.become(Role.SLAVE, has_master=True)
+    role.become(Role.SLAVE, has_master=True)
+    role.become(Role.SLAVE)
+    assert told == [True, False]
+    with pytest.raises(AssertionError):
+        role.become(Role.FENCED, has_master=True)
+
+
+@pytest.mark.parametrize(
+    "settings", [(), ("authenticationEnabled=true", 'initAuthenticationUser={"username":"a","password":"b12345"}')]
+)
+def test_every_request_that_a_broker_serves_has_its_rule(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    async def main() -> None:
+        async with running(tmp_path, *settings) as (broker, _):
+            assert broker.router.codes <= RULES.keys()
+            assert broker.role.current is Role.MASTER  # who is in no set
+
+    asyncio.run(main())
+
+
+def test_a_broker_takes_sends_as_long_as_it_is_master(tmp_path: Path) -> None:
+    """On the express lane, too: what a slave appended would be its own."""
+
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            await send(connection, "t")
+            end = broker.store.max_physical_offset
+            for role, expected in (
+                (Role.FENCED, ResponseCode.SERVICE_NOT_AVAILABLE),
+                (Role.SLAVE, ResponseCode.SYSTEM_BUSY),
+            ):
+                broker.role.become(role)
+                answer = await ask(connection, Code.SEND_MESSAGE_V2, b"body", **PLAIN)
+                assert answer.code == expected
+                assert broker.store.max_physical_offset == end
+            broker.role.become(Role.FENCED)
+            broker.role.become(Role.MASTER)
+            assert (await ask(connection, Code.SEND_MESSAGE_V2, b"body", **PLAIN)).code == ResponseCode.SUCCESS
+
+    asyncio.run(main())
+
+
+PLAIN = {
+    "a": "p",
+    "b": "t",
+    "c": "TBW102",
+    "d": 1,
+    "e": 0,
+    "f": 0,
+    "g": 1,
+    "h": 0,
+    "i": "",
+    "j": 0,
+    "k": "false",
+    "m": "false",
+}
