@@ -195,7 +195,8 @@ class Connection:
     def send_raw(self, data: Buffer) -> None:
         """Queue bytes that are whole frames already."""
         self._out.append(data)
-        self._schedule_flush()
+        if not self._corked:
+            self._schedule_flush()
 
     def flush(self, *, at_once: bool = False) -> None:
         """Write what is queued now; what is very much, in pieces that leave one after the other, or `at_once`."""

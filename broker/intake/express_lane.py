@@ -111,30 +111,10 @@ class ExpressSend:
         """Take plain sends from `frames` until there is none, another frame comes first, or it is others' turn."""
         if not self._intake.is_open:
             return
-        buffer = frames.buffer
-        batch: _Batch | None = None
-        rules: SendRules | None = None
-        ahead: int = connection.state.get(_AHEAD, 1)
-        rooms = self._rooms
+        buffer, rooms = frames.buffer, self._rooms
         rooms.left = _ROOMS
         try:
-            while read := self._read_ahead(frames, ahead, rules):
-                if batch is None:
-                    batch = _Batch(self._clock.now_ms())
-                taken = 0
-                for start, rules, send, body in read[: self._count_signed(connection, read)]:
-                    if not self._take(batch, rules, send, body):
-                        break
-                    batch.starts.append(start)
-                    taken += 1
-                if taken < len(read):
-                    frames.put_back(buffer, read[taken][0], len(read) - taken)
-                    ahead = 1
-                    break
-                if taken < ahead:
-                    break
-                ahead = min(2 * ahead, _AHEAD_MAX)
-            connection.state[_AHEAD] = ahead
+            batch = self._collect(frames) if self._signed_sends is None else self._collect_signed(connection, frames)
             if batch is not None and batch.sends:
                 is_spent = rooms.left == 0
                 rooms.left = _ROOMS
@@ -146,30 +126,77 @@ class ExpressSend:
         finally:
             rooms.left = None
 
-    def _read_ahead(self, frames: FrameDecoder, most: int, rules: SendRules | None) -> list[_ReadSend]:
-        """The next sends, up to a frame that is none of the lane and is put back. `rules`: of the last one before."""
+    def _collect(self, frames: FrameDecoder) -> _Batch | None:
+        """The plain sends up to a frame that is none, which is put back."""
         buffer = frames.buffer
-        read: list[_ReadSend] = []
-        while len(read) < most and (bounds := frames.next_bounds()) is not None:
-            start, end = bounds
-            header_at = start + MARK_SIZE
-            body_at = header_at + _header_length(buffer, start)[0]
-            send = self._read(buffer, header_at, body_at) if body_at <= end else None
-            if send is not None and (rules is None or rules.topic != send.header.topic):
-                rules = self._rules(send.header.topic)
-            if send is None or rules is None:
+        batch: _Batch | None = None
+        rules: SendRules | None = None
+        while (read := self._next(frames, rules)) is not None:
+            start, rules, send, body = read
+            if batch is None:
+                batch = _Batch(self._clock.now_ms())
+            if not self._take(batch, rules, send, body):
                 frames.put_back(buffer, start)
                 break
-            read.append((start, rules, send, buffer[body_at:end]))
+            batch.starts.append(start)
+        return batch
+
+    def _collect_signed(self, connection: Connection, frames: FrameDecoder) -> _Batch | None:
+        """The same, of those that a user has signed who may send there: some are read, then all of them are checked."""
+        buffer = frames.buffer
+        batch: _Batch | None = None
+        rules: SendRules | None = None
+        ahead: int = connection.state.get(_AHEAD, 1)
+        while read := self._read_ahead(frames, ahead, rules):
+            if batch is None:
+                batch = _Batch(self._clock.now_ms())
+            taken = 0
+            for start, rules, send, body in read[: self._count_signed(connection, read)]:
+                if not self._take(batch, rules, send, body):
+                    break
+                batch.starts.append(start)
+                taken += 1
+            if taken < len(read):
+                frames.put_back(buffer, read[taken][0], len(read) - taken)
+                ahead = 1
+                break
+            if taken < ahead:
+                break
+            ahead = min(2 * ahead, _AHEAD_MAX)
+        connection.state[_AHEAD] = ahead
+        return batch
+
+    def _read_ahead(self, frames: FrameDecoder, most: int, rules: SendRules | None) -> list[_ReadSend]:
+        """The next sends. `rules`: of the last one before."""
+        read: list[_ReadSend] = []
+        while len(read) < most and (one := self._next(frames, rules)) is not None:
+            rules = one[1]
+            read.append(one)
         return read
 
-    def _read(self, buffer: bytes, header_at: int, body_at: int) -> SendV2Frame | SignedSendV2Frame | None:
-        if not buffer.startswith(_START, header_at) or body_at - header_at > _HEADER_MAX:
+    def _next(self, frames: FrameDecoder, rules: SendRules | None) -> _ReadSend | None:
+        """The next send; None where no whole frame is there, or one that is none of the lane and is put back.
+
+        `rules`: of the last one before.
+        """
+        bounds = frames.next_bounds()
+        if bounds is None:
             return None
-        try:
-            return self._decode(buffer[header_at:body_at])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None
+        buffer, (start, end) = frames.buffer, bounds
+        header_at = start + MARK_SIZE
+        body_at = header_at + _header_length(buffer, start)[0]
+        if body_at <= end and body_at - header_at <= _HEADER_MAX and buffer.startswith(_START, header_at):
+            try:
+                send = self._decode(buffer[header_at:body_at])
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                frames.put_back(buffer, start)
+                return None
+            if rules is None or rules.topic != send.header.topic:
+                rules = self._rules(send.header.topic)
+            if rules is not None:
+                return start, rules, send, buffer[body_at:end]
+        frames.put_back(buffer, start)
+        return None
 
     def _count_signed(self, connection: Connection, read: list[_ReadSend]) -> int:
         """How many come before the first that is not signed by a user who may send there.
@@ -177,8 +204,7 @@ class ExpressSend:
         Within one read users and policies stay as they are. Signatures are checked one right after the other, with
         nothing done between them: the processor finds the code of the hash where it left it.
         """
-        if self._signed_sends is None:
-            return len(read)
+        assert self._signed_sends is not None
         headers = cast("list[SignedSendHeaderV2]", [send.header for _, _, send, _ in read])
         claims = []
         for (_, rules, _, body), header, text in zip(read, headers, covered(headers), strict=True):

@@ -229,7 +229,9 @@ class Intake:
 
     def stamped(self, text: str) -> bytes:
         """The properties as they go into the record: the client's, then the broker's own."""
-        return (ended(text) + self._suffix).encode("utf-8", "surrogatepass")
+        if text and text[-1] != "\x02":  # `ended`, without the call: each plain send comes by here
+            text += "\x02"
+        return (text + self._suffix).encode("utf-8", "surrogatepass")
 
     @property
     def stamp(self) -> str:
