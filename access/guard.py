@@ -71,6 +71,9 @@ class Guard(Protocol):
     def require(self, connection: Connection, command: RemotingCommand) -> None:
         """For a handler that held a request back: may its signer still do that? Raises BrokerError."""
 
+    def require_super(self, connection: Connection, command: RemotingCommand) -> None:
+        """For a handler that is about to tell everything, secrets included. Raises BrokerError."""
+
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
         """For a handler that learns only from a record whose topic the request touches. Raises BrokerError."""
 
@@ -88,6 +91,9 @@ class Unguarded:
 
     def require(self, connection: Connection, command: RemotingCommand) -> None:
         """Nothing is asked."""
+
+    def require_super(self, connection: Connection, command: RemotingCommand) -> None:
+        """There are no secrets."""
 
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
         """Nothing is asked."""
@@ -188,6 +194,14 @@ class SignatureGuard:
         refusal = self.refusal(connection, command)
         if refusal is not None:
             raise BrokerError(ResponseCode.NO_PERMISSION, refusal)
+
+    def require_super(self, connection: Connection, command: RemotingCommand) -> None:
+        self.require(connection, command)
+        name = command.ext[ACCESS_KEY]
+        if self.store.tables.users[name].user_type != SUPER:
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"user {name!r} is not a super user")
+        if not connection.is_encrypted:
+            raise BrokerError(ResponseCode.NO_PERMISSION, "secrets are told over TLS alone")
 
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
         refusal = self._topic_refused(connection, command.ext.get(ACCESS_KEY, ""), topic, action)

@@ -75,6 +75,7 @@ from broker.requests.reset_offset import ResetOffsetProcessor
 from broker.requests.runtime_info import RuntimeInfoProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
+from broker.requests.slave_polls import SlavePollsProcessor
 from broker.requests.table import Processors
 from broker.role import BrokerRole
 from broker.stats import broker_metrics
@@ -474,6 +475,17 @@ class BrokerController:
             retry_names=self.retry_names,
             service=self.pop_service,
         )
+        topics = AdminTopicsProcessor(config, self.topics, self.topic_deletion, self.registration, self.intake.settled)
+        offsets = AdminOffsetsProcessor(
+            config.broker_name,
+            clock,
+            topics=self.topics,
+            offsets=self.offsets,
+            clients=self.clients,
+            tiered=self.tiered,
+            schedule=self.schedule,
+            settled=self.intake.settled,
+        )
         return Processors(
             sender=SendMessageProcessor(
                 self.intake,
@@ -563,9 +575,7 @@ class BrokerController:
             ),
             recall=RecallMessageProcessor(self.intake, config, clock, topics=self.topics),
             replies=ReplyMessageProcessor(self.intake, self.clients, config, clock, address=self.address),
-            topics=AdminTopicsProcessor(
-                config, self.topics, self.topic_deletion, self.registration, self.intake.settled
-            ),
+            topics=topics,
             groups=AdminGroupsProcessor(
                 config,
                 self.groups,
@@ -586,16 +596,7 @@ class BrokerController:
             ),
             connections=AdminConnectionsProcessor(self.clients, self.offsets, self.address),
             runtime=RuntimeInfoProcessor(clock, self.store, self.schedule, self.totals, self._used_ratio),
-            offsets=AdminOffsetsProcessor(
-                config.broker_name,
-                clock,
-                topics=self.topics,
-                offsets=self.offsets,
-                clients=self.clients,
-                tiered=self.tiered,
-                schedule=self.schedule,
-                settled=self.intake.settled,
-            ),
+            offsets=offsets,
             reset=ResetOffsetProcessor(
                 config.broker_name,
                 topics=self.topics,
@@ -610,6 +611,7 @@ class BrokerController:
                 config.broker_name, self.clients, self.tiered, topics=self.topics, groups=self.groups
             ),
             inspect=AdminInspectProcessor(self.store, self.topics, self.clients, self.stats),
+            polls=SlavePollsProcessor(self.metadata, topics, offsets, self.guard, lambda: None),
         )
 
     # ---- start

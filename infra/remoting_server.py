@@ -290,6 +290,11 @@ class Connection:
             self._transport.close()
 
     @property
+    def is_encrypted(self) -> bool:
+        """Whether what is written here only the peer can read."""
+        return self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
+
+    @property
     def in_flight(self) -> frozenset[asyncio.Task[None]]:
         """Answers that are still being computed."""
         return frozenset(self._tasks)

@@ -1,4 +1,5 @@
-"""Tables as a master says them to its slaves, each with the place in the log that it belongs to.
+"""Tables as a master says them to its slaves, each with the place in the log that it belongs to. JSON, on the wire
+deflated: names of topics and groups are much alike.
 
 MetadataImage    {"v", "logEnd", "position", "topics", "groups", "modes", "users", "delays", "ended"}
 OffsetsImage     {"v", "logEnd", "position", "offsets", "resets"}
@@ -12,6 +13,7 @@ offsets    topic@group → queue → next offset; resets: the same, of what runn
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -22,6 +24,8 @@ from broker.tables.subscription_group_manager import GroupsImage
 from broker.tables.topic_config_manager import TopicsImage
 
 VERSION = 1
+# What one image may be when it is inflated: some millions of topics.
+MAX_IMAGE = 1 << 30
 Positions = dict[str, dict[int, int]]
 ModesImage = dict[str, dict[str, dict[str, Any]]]
 
@@ -73,6 +77,23 @@ def decode_image(data: bytes) -> MetadataImage:
 def decode_offsets_image(data: bytes) -> OffsetsImage:
     """Raises UnreadableChange."""
     return _decoded(data, OffsetsImage)
+
+
+def deflated(image: MetadataImage | OffsetsImage) -> bytes:
+    """As it goes over the wire; for a thread."""
+    return zlib.compress(msgspec.json.encode(image), 1)
+
+
+def inflated(data: bytes) -> bytes:
+    """What was deflated. Raises UnreadableChange."""
+    inflater = zlib.decompressobj()
+    try:
+        whole = inflater.decompress(data, MAX_IMAGE)
+    except zlib.error as error:
+        raise UnreadableChange(f"a damaged image of tables: {error}") from None
+    if not inflater.eof or inflater.unused_data:
+        raise UnreadableChange(f"a damaged image of tables: {len(data)} bytes that don't end as they should")
+    return whole
 
 
 class _Version(msgspec.Struct):

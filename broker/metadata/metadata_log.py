@@ -23,6 +23,7 @@ from broker.metadata.metadata_journal import MetadataJournal
 from broker.store.message_store import MessageStore
 from broker.tables.changes import (
     CHANGES,
+    DELAYS,
     Change,
     GroupGone,
     TopicGone,
@@ -35,6 +36,7 @@ from broker.tables.state_file import StateFile
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.disk import Disk
+from infra.in_steps import Steps
 from neve.record.codec import iter_records
 from neve.remoting.names import METADATA_LOG
 
@@ -137,6 +139,8 @@ class MetadataLog:
         self._users, self._delays, self._pops = users, delays, pops
         # Deleted behind what the files held at the start, before the book of pops was read.
         self._gone: list[TopicGone | GroupGone] = []
+        # The end of the queue of delay positions when they were read last.
+        self._delays_followed = -1
 
     # ---- a start
 
@@ -187,7 +191,10 @@ class MetadataLog:
             raise ImageNeeded(f"the changes from {start} to {lowest} are not in this log")
         for followed in self._read(start, end):
             self._apply(followed, [True] * len(self._files), users=True)
-        self._delays.follow()
+        said = self._store.max_offset(METADATA_LOG, DELAYS)
+        if said != self._delays_followed:
+            self._delays.follow()
+            self._delays_followed = said
         return self._journal.position - start
 
     def lead(self) -> list[str]:
@@ -294,6 +301,7 @@ class MetadataLog:
         self._groups.install(image.groups)
         self._modes.install(image.modes)
         self._delays.install(image.delays)
+        self._delays_followed = -1
         if self._users is not None and image.users is not None:
             self._users.install(image.users)
         self._store.remember_ended(image.ended)
@@ -302,20 +310,28 @@ class MetadataLog:
         self._disk.remove(self._image_path)
         self._disk.fsync_dir(self._image_path.parent)
 
-    def offsets_image(self) -> OffsetsImage:
-        """Where groups stand, with the end of the log that this belongs to."""
+    def offsets_image(self) -> Steps[OffsetsImage]:
+        """Where groups stand, with the end of the log that this belongs to.
+
+        The place in the log is that of the first step, so that no change made meanwhile is missed: one that is in it
+        already is applied again. The end is that of the last, so that no group stands above it.
+        """
+        position = self._journal.position
+        offsets = yield from self._offsets.copied()
         return OffsetsImage(
             log_end=self._store.max_physical_offset,
-            position=self._journal.position,
-            offsets=self._offsets.table(),
+            position=position,
+            offsets=offsets,
             resets=self._offsets.resets(),
         )
 
     def install_offsets(self, image: OffsetsImage) -> None:
         """Take what a master said of groups in place of what is here; what the log has said since holds on top of it.
 
-        Never merged: a group that was set back would not go back.
+        For a slave that has caught up with the log as far as the image's. Never merged: a group that was set back would
+        not go back.
         """
+        assert image.position <= self._journal.position, "older changes would be applied on top of newer offsets"
         self._offsets.install(image.offsets, image.resets)
         for followed in self._read(image.position, self._journal.position):
             self._offsets.apply(followed.change)

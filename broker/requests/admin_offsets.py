@@ -39,12 +39,13 @@ class AdminOffsetsProcessor:
         self._tiered, self._schedule, self._settled = tiered, schedule, settled
 
     async def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """43: what every group has consumed, as a slave would copy it."""
+        """43: what every group has consumed, as a stock slave copies it: it saves nothing without a version."""
         offsets = self._offsets
         table = WideMap()
         async for topic, group in in_slices(offsets.pairs()):
             table.add(f"{topic}{SEPARATOR}{group}", offsets.queues_of(group, topic))
-        return table.answer(request, {}, "offsetTable")
+        version = {"counter": offsets.file.changes, "stateVersion": 0, "timestamp": self._clock.now_ms()}
+        return table.answer(request, {"dataVersion": version}, "offsetTable")
 
     def delay_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """45: how far each delay level is delivered."""

@@ -28,6 +28,7 @@ from broker.requests.reset_offset import ResetOffsetProcessor
 from broker.requests.runtime_info import RuntimeInfoProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
+from broker.requests.slave_polls import SlavePollsProcessor
 from infra.remoting_server import Handler
 from infra.request_router import RequestRouter
 from neve.remoting.codes import RequestCode as Code
@@ -71,6 +72,7 @@ class Processors:
     reset: ResetOffsetProcessor
     relay: AdminRelayProcessor
     inspect: AdminInspectProcessor
+    polls: SlavePollsProcessor
 
     def register_on(self, router: RequestRouter) -> None:
         router.express = self.express.serve
@@ -131,7 +133,7 @@ class Processors:
             Code.UPDATE_AND_CREATE_TOPIC: topics.update_topic,
             Code.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_topic_list,
             Code.DELETE_TOPIC_IN_BROKER: topics.delete_topic,
-            Code.GET_ALL_TOPIC_CONFIG: topics.all_topics,
+            Code.GET_ALL_TOPIC_CONFIG: self.polls.all_topics,
             Code.GET_TOPIC_CONFIG: topics.topic_config,
             Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
             Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.update_group,
@@ -158,7 +160,7 @@ class Processors:
         offsets, relay, inspect = self.offsets, self.relay, self.inspect
         return {
             Code.INVOKE_BROKER_TO_RESET_OFFSET: self.reset.reset_offset,
-            Code.GET_ALL_CONSUMER_OFFSET: offsets.all_offsets,
+            Code.GET_ALL_CONSUMER_OFFSET: self.polls.all_offsets,
             Code.GET_ALL_DELAY_OFFSET: offsets.delay_offsets,
             Code.CLONE_GROUP_OFFSET: offsets.clone_offset,
             Code.QUERY_CORRECTION_OFFSET: offsets.correction_offset,

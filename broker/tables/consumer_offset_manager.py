@@ -62,6 +62,17 @@ class ConsumerOffsetManager:
         """topic@group → queue → next offset to consume."""
         return {name: dict(queues) for name, queues in self._offsets.items()}
 
+    def copied(self) -> Steps[dict[str, dict[int, int]]]:
+        """As `table`; what changes between two steps is in it or not, each row whole."""
+        table: dict[str, dict[int, int]] = {}
+        for topic, group in self.pairs():
+            name = topic + SEPARATOR + group
+            if (queues := self._offsets.get(name)) is not None:
+                table[name] = dict(queues)
+                if len(table) % _SLICE == 0:
+                    yield
+        return table
+
     def restore(self, table: Mapping[str, Mapping[int, int]]) -> None:
         """Take a whole table, as `table` gave it."""
         self._take(table)

@@ -24,6 +24,7 @@ STARTED = {
 OFFERED = {"neve.client.sync"}
 # What no server runs yet: the parts of a broker set, each whole, until the broker that is put together from them is.
 AHEAD = {
+    "broker.clients.master_api",
     "broker.ha.ha_client",
     "broker.ha.ha_service",
     "broker.ha.member",

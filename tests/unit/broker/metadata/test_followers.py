@@ -13,6 +13,7 @@ from access.store import Tables
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
+from infra.in_steps import at_once
 from neve.record.codec import MessageRecord
 from tests.unit.broker.metadata.members import DELAY_MS, Member
 
@@ -169,7 +170,7 @@ def test_a_member_that_begins_with_an_image_ends_as_one_that_heard_everything(se
     master, slave = Member(tmp_path / "a", clock, seed), Member(tmp_path / "b", clock, seed)
     for _ in range(60):
         story.step(master)
-    image, offsets, log = master.metadata.image(), master.metadata.offsets_image(), master.records()
+    image, offsets, log = master.metadata.image(), at_once(master.metadata.offsets_image()), master.records()
     for record in log:
         slave.hear(record)
     slave.metadata.install(image)
@@ -219,9 +220,9 @@ def test_where_groups_stand_is_polled_whole_and_what_the_log_said_since_holds(tm
         slave.hear(record)
     slave.metadata.catch_up()
     slave.offsets.commit("left over", "t", 0, 3)
-    slave.metadata.install_offsets(master.metadata.offsets_image())
+    slave.metadata.install_offsets(at_once(master.metadata.offsets_image()))
     master.offsets.commit("goes back", "t", 0, 2)
-    image, sent = master.metadata.offsets_image(), len(slave.records())
+    image, sent = at_once(master.metadata.offsets_image()), len(slave.records())
     master.offsets.reset("reset later", "t", 0, 1)
     master.delete_group("gone", with_offsets=True)
     for record in master.records()[sent:]:
@@ -242,6 +243,7 @@ def test_a_new_master_lets_no_group_stand_above_what_it_has(tmp_path: Path) -> N
     master.offsets.commit("g", "t", 0, 5)
     for record in master.records()[:-2]:
         slave.hear(record)
-    slave.metadata.install_offsets(master.metadata.offsets_image())
+    slave.metadata.catch_up()
+    slave.metadata.install_offsets(at_once(master.metadata.offsets_image()))
     assert slave.metadata.lead() == ["t@g queue 0: 5 → 3"]
     assert slave.offsets.query("g", "t", 0) == 3

@@ -22,6 +22,7 @@ from broker.tables.subscription_group_manager import SYSTEM_GROUPS, Subscription
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
 from infra.disk import DiskFull
+from infra.in_steps import at_once
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode
@@ -320,7 +321,7 @@ def test_a_log_that_begins_above_what_the_tables_hold_asks_for_an_image(member: 
         young.metadata.catch_up()
     assert young.topics.topics == {}
     young.metadata.install(member.metadata.image())
-    young.metadata.install_offsets(member.metadata.offsets_image())
+    young.metadata.install_offsets(at_once(member.metadata.offsets_image()))
     hers, ours = young.tables(), member.tables()
     assert {name: part for name, part in hers.items() if name != "queues"} == {
         name: part for name, part in ours.items() if name != "queues"

@@ -1,0 +1,144 @@
+"""A slave's questions to its master: one connection, made again where it has to be, and every failure is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.clients.master_api import MasterApi
+from broker.config import BrokerConfig
+from infra.config import load
+from infra.remoting_server import Connection, RemotingServer
+from neve.errors import BrokerError, NeveError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask, running, send
+
+CODE = Code.GET_ALL_CONSUMER_OFFSET
+
+
+def config(*settings: str) -> BrokerConfig:
+    return load(BrokerConfig, None, list(settings))
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def serving(code: int = 0) -> AsyncIterator[tuple[RemotingServer, str, list[Connection]]]:
+    asked: list[Connection] = []
+
+    def serve(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        asked.append(connection)
+        return RemotingCommand.response(request, code, "why", ext=request.ext)
+
+    server = RemotingServer(serve, host="127.0.0.1", port=0)
+    await server.start()
+    try:
+        yield server, f"127.0.0.1:{server.port}", asked
+    finally:
+        await server.shutdown()
+
+
+def test_one_connection_serves_until_another_master_is_asked_or_it_is_gone() -> None:
+    async def scenario() -> None:
+        api = MasterApi(config())
+        async with serving() as (_, first, asked), serving() as (_, second, others):
+            await api.ask(first, CODE, {})
+            await api.ask(first, CODE, {})
+            assert asked[0] is asked[1]
+            await api.ask(second, CODE, {})
+            assert len(others) == 1
+            while not asked[0].is_closed:
+                await asyncio.sleep(0)
+            await api.ask(first, CODE, {})
+            assert asked[2] is not asked[0]
+            asked[2].abort()
+            while len(asked) < 4:
+                try:
+                    await api.ask(first, CODE, {})
+                except (OSError, NeveError):
+                    await asyncio.sleep(0)
+            api.close()
+            while not asked[3].is_closed:
+                await asyncio.sleep(0)
+
+    run(scenario)
+
+
+def test_what_is_asked_is_signed_where_servers_sign() -> None:
+    async def scenario() -> None:
+        text = '{"accessKey":"inner","secretKey":"secret"}'
+        api = MasterApi(config(f"innerClientAuthenticationCredentials={text}"))
+        async with serving() as (_, address, _asked):
+            answer = await api.ask(address, CODE, {"masterEpoch": "1"})
+            assert (answer.ext["AccessKey"], answer.ext["masterEpoch"]) == ("inner", "1")
+            assert answer.ext["Signature"]
+
+    run(scenario)
+
+
+def test_whatever_goes_wrong_is_an_error_of_its_kind() -> None:
+    async def scenario() -> None:
+        api = MasterApi(config())
+        async with serving(code=16) as (_, address, _asked):
+            with pytest.raises(BrokerError, match="why"):
+                await api.ask(address, CODE, {})
+        with pytest.raises((OSError, NeveError)):
+            await api.ask(address, CODE, {})
+        for nowhere in ("", "host", "host:port"):
+            with pytest.raises(NeveError, match="not host:port"):
+                await api.ask(nowhere, CODE, {})
+
+    run(scenario)
+
+
+def test_who_closes_while_an_answer_is_awaited_leaves_nobody_waiting() -> None:
+    async def scenario() -> None:
+        came = asyncio.Event()
+
+        async def never(_: Connection, request: RemotingCommand) -> RemotingCommand:
+            came.set()
+            await asyncio.Event().wait()
+            raise AssertionError(request)
+
+        server = RemotingServer(never, host="127.0.0.1", port=0)
+        await server.start()
+        api = MasterApi(config())
+        asking = asyncio.create_task(api.ask(f"127.0.0.1:{server.port}", CODE, {}))
+        await came.wait()
+        api.close()
+        with pytest.raises((OSError, NeveError)):
+            await asking
+        await server.shutdown()
+
+    run(scenario)
+
+
+def test_a_broker_that_leads_no_set_tells_stock_slaves_alone(tmp_path: Path) -> None:
+    """A stock slave saves no offsets that come without a version."""
+
+    async def scenario() -> None:
+        async with running(tmp_path) as (_, connection):
+            await send(connection, "t")
+            answer = await ask(connection, Code.GET_ALL_CONSUMER_OFFSET)
+            assert b'"dataVersion":{"counter":' in b"".join(map(bytes, answer.parts or [answer.body]))
+            for code in (Code.GET_ALL_CONSUMER_OFFSET, Code.GET_ALL_TOPIC_CONFIG):
+                assert (await ask(connection, code)).code == 0
+                refused = await ask(connection, code, masterEpoch=0)
+                assert (refused.code, refused.remark) == (
+                    1,
+                    "this broker is no master: the tables of epoch 0 are another's",
+                )
+
+    run(scenario)
