@@ -445,7 +445,7 @@ class BrokerController:
         self.router = RequestRouter()
         self._make_processors().register_on(self.router)
         handler = guarded(self.router, self.guard)
-        RoleGate(self.role, self.router)
+        RoleGate(self.role, self.router, self.arriving)
         limits = RemotingLimits(
             max_connections=config.max_connections,
             max_unfinished=config.max_unfinished_bytes,
@@ -470,6 +470,7 @@ class BrokerController:
             config,
             clock,
             self.life,
+            self.role,
             topics=self.topics,
             groups=self.groups,
             retry_names=self.retry_names,
@@ -510,6 +511,7 @@ class BrokerController:
             puller=PullMessageProcessor(
                 config,
                 clock,
+                self.role,
                 tiered=self.tiered,
                 hold=self.hold,
                 topics=self.topics,
@@ -528,7 +530,12 @@ class BrokerController:
                 registration=self.registration,
             ),
             consumers=ConsumerManageProcessor(
-                topics=self.topics, groups=self.groups, offsets=self.offsets, clients=self.clients, tiered=self.tiered
+                self.role,
+                topics=self.topics,
+                groups=self.groups,
+                offsets=self.offsets,
+                clients=self.clients,
+                tiered=self.tiered,
             ),
             ranges=QueueRangeProcessor(self.tiered),
             locks=LockBatchProcessor(config.broker_name, self.locks, topics=self.topics, groups=self.groups),

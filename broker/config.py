@@ -33,6 +33,7 @@ class BrokerConfig(SecurityConfig):
     default_topic_queue_nums: int = key(8, low=1, high=1024)
     trace_topic_enable: bool = key(False)
     message_delay_level: str = key("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
+    slave_read_enable: bool = key(False, live=True)
     long_polling_enable: bool = key(True, live=True)
     register_name_server_period: int = key(30 * SECOND, low=10 * SECOND, high=60 * SECOND, unit="time")
     flush_consumer_offset_interval: int = key(5 * SECOND, low=100, high=10 * MINUTE, unit="time")

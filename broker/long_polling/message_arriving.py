@@ -45,6 +45,11 @@ class MessageArriving:
         self._hold.release_topic(topic)
         self._polling.wake_group(group, topic)
 
+    def look_again(self) -> None:
+        """What this broker says has changed: everyone asks again, and waits again where there is nothing."""
+        self._hold.look_again()
+        self._polling.release_all()
+
     def release_all(self) -> None:
         """The broker ends: nobody waits any more."""
         self._hold.release_all()

@@ -145,6 +145,12 @@ class PullRequestHold:
             self._make_ready(list(line.all), last=True)
         self._wake_once()
 
+    def look_again(self) -> None:
+        """Everybody, in slices; who finds nothing waits on."""
+        for pulls in tuple(self._due.values()):
+            self._make_ready(tuple(pulls), last=False)
+        self._wake_once()
+
     def release_all(self) -> None:
         """At the end: nobody waits for a slice."""
         for topic in tuple(self._lines):

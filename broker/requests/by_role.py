@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from broker.long_polling.message_arriving import MessageArriving
 from broker.role import BrokerRole, Role
 from infra.remoting_server import Answer, Connection, Handler
 from infra.request_router import RequestRouter
@@ -39,8 +40,8 @@ class Refusal(NamedTuple):
 
 FENCED = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: this broker has no role in its set")
 # Producers and consumers try again with another broker, or with this one later.
-_BUSY = Refusal(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while: a slave")
-_NOT_IN_SYNC = Refusal(
+SLAVE = Refusal(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while: a slave")
+NOT_IN_SYNC = Refusal(
     ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while: a slave that is not in sync"
 )
 _NO_TRANSACTION = Refusal(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transaction")
@@ -52,7 +53,7 @@ _NO_CHANGE = Refusal(
 )
 
 
-def _all(codes: Iterable[Code], who: Who, refusal: Refusal = _BUSY) -> dict[int, tuple[Who, Refusal]]:
+def _all(codes: Iterable[Code], who: Who, refusal: Refusal = SLAVE) -> dict[int, tuple[Who, Refusal]]:
     return {code.value: (who, refusal) for code in codes}
 
 
@@ -119,7 +120,7 @@ RULES: Mapping[int, tuple[Who, Refusal]] = {
             Code.GET_BROKER_CONSUME_STATS,
         ),
         Who.IN_SYNC,
-        _NOT_IN_SYNC,
+        NOT_IN_SYNC,
     ),
     # Messages, tables, and clients by their groups. Pulls of a slave: where `slaveReadEnable` is on.
     **_all(
@@ -194,13 +195,18 @@ def _refusing(refused: Refusal) -> Handler:
 
 
 class RoleGate:
-    """In front of the handlers, after who asks is known. A request of a served code costs what it did without it."""
+    """In front of the handlers, after who asks is known. A request of a served code costs what it did without it.
 
-    def __init__(self, role: BrokerRole, router: RequestRouter) -> None:
-        self._role, self._router = role, router
+    Who waits for messages while the role changes is asked again in the next one.
+    """
+
+    def __init__(self, role: BrokerRole, router: RequestRouter, arriving: MessageArriving) -> None:
+        self._role, self._router, self._arriving = role, router, arriving
         role.tell(self._changed)
         self._changed()
 
     def _changed(self) -> None:
         found = ((code, refusal(code, self._role.current)) for code in self._router.codes)
         self._router.replace({code: _refusing(refused) for code, refused in found if refused is not None})
+        if self._role.current is not Role.FENCED:
+            self._arriving.look_again()

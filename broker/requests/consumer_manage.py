@@ -2,6 +2,8 @@
 
 from broker.clients.client_manager import ClientManager
 from broker.reading.tiered_store import TieredStore
+from broker.requests.by_role import NOT_IN_SYNC
+from broker.role import BrokerRole
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
@@ -18,6 +20,7 @@ class ConsumerManageProcessor:
 
     def __init__(
         self,
+        role: BrokerRole,
         *,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
@@ -26,13 +29,17 @@ class ConsumerManageProcessor:
         tiered: TieredStore,
     ) -> None:
         self._topics, self._groups, self._offsets, self._clients = topics, groups, offsets, clients
-        self._tiered = tiered
+        self._role, self._tiered = role, tiered
 
     def query_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext
         group, topic = require_str(ext, "consumerGroup"), require_str(ext, "topic")
         queue = require_int(ext, "queueId")
         offset = self._offsets.query(group, topic, queue)
+        if (
+            offset < 0 and not self._role.is_master
+        ):  # a slave hears of positions late: its master knows that there is none
+            raise BrokerError(*NOT_IN_SYNC)
         if offset < 0 and optional_bool(ext, "setZeroIfNotFound", True) and self._tiered.is_young(topic, queue):
             offset = 0
         if offset < 0:

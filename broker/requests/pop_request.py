@@ -8,6 +8,8 @@ from broker.long_polling.pop_long_polling import ANY_QUEUE
 from broker.long_polling.pull_request_hold import MAX_HELD_SIZE
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest
 from broker.reading.message_filter import parse_expression
+from broker.requests.by_role import FENCED, SLAVE
+from broker.role import BrokerRole, Role
 from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
@@ -48,13 +50,14 @@ class PopChecks:
         config: BrokerConfig,
         clock: Clock,
         life: BrokerLife,
+        role: BrokerRole,
         *,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
         retry_names: RetryNames,
         service: PopConsumerService,
     ) -> None:
-        self._config, self._clock, self._life = config, clock, life
+        self._config, self._clock, self._life, self._role = config, clock, life, role
         self._topics, self._groups, self._retry_names = topics, groups, retry_names
         self._service = service
 
@@ -63,6 +66,8 @@ class PopChecks:
         config = self._config
         if not self._life.accepting:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "broker unable to service, until it has started")
+        if not self._role.is_master:
+            raise BrokerError(*(FENCED if self._role.current is Role.FENCED else SLAVE))
         if not config.broker_permission & PERM_READ:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{config.broker_name}] pop message is forbidden")
         if not 0 < count <= _MAX_COUNT:

@@ -15,9 +15,12 @@ from broker.config import BrokerConfig
 from broker.long_polling.pull_request_hold import MAX_HELD_SIZE, HeldPull, PullRequestHold
 from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter, parse_expression
 from broker.reading.tiered_store import Answer, PendingRead, TieredStore
+from broker.requests.by_role import FENCED, SLAVE
+from broker.requests.slave_pull import moves_on, slave_code
+from broker.role import BrokerRole, Role
 from broker.store.message_store import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
-from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
 from infra.remoting_server import Connection
@@ -28,6 +31,8 @@ from neve.remoting.headers import PullMessageHeader, parse_header
 from neve.remoting.names import PERM_READ
 
 log = logging.getLogger(__name__)
+
+Answered = RemotingCommand | None | Awaitable[RemotingCommand | None]
 
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION, CLASS_FILTER = 1, 2, 4, 8
 _MAX_COUNT = 1024
@@ -62,6 +67,7 @@ class Pull(msgspec.Struct):
     start: int
     # When its reading began, by the monotonic clock: waiting for messages is no latency.
     begun: float
+    is_slow: bool = False  # it had to be waited for: on the disk alone, or in the archive
 
 
 class PullMessageProcessor:
@@ -74,6 +80,7 @@ class PullMessageProcessor:
         self,
         config: BrokerConfig,
         clock: Clock,
+        role: BrokerRole,
         *,
         tiered: TieredStore,
         hold: PullRequestHold,
@@ -84,13 +91,11 @@ class PullMessageProcessor:
         stats: BrokerStats,
         guard: Guard,
     ) -> None:
-        self._config, self._clock, self._guard = config, clock, guard
+        self._config, self._clock, self._role, self._guard = config, clock, role, guard
         self._tiered, self._hold, self._stats = tiered, hold, stats
         self._topics, self._groups, self._clients, self._offsets = topics, groups, clients, offsets
 
-    def pull(
-        self, connection: Connection, request: RemotingCommand
-    ) -> RemotingCommand | Awaitable[RemotingCommand] | None:
+    def pull(self, connection: Connection, request: RemotingCommand) -> Answered:
         header = parse_header(request.ext, PullMessageHeader)
         message_filter = self._check(header)
         pull = Pull(
@@ -103,23 +108,31 @@ class PullMessageProcessor:
             header.queue_offset,
             self._clock.monotonic(),
         )
-        if header.sys_flag & COMMIT_OFFSET and header.commit_offset >= 0:
+        if header.sys_flag & COMMIT_OFFSET and header.commit_offset >= 0 and self._role.is_master:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
             return self._respond_later(pull, answer)
-        wants_to_wait = header.sys_flag & SUSPEND and self._config.long_polling_enable
-        if wants_to_wait and response_code(answer, pull.start) is _NOT_FOUND and request.size <= MAX_HELD_SIZE:
-            if self._hold.full:
-                raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")
-            seconds = min(header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
-            self._hold_on(pull, self._clock.monotonic() + seconds)
+        if self._may_wait(pull) and self._code(pull, answer) is _NOT_FOUND:
+            self._hold_anew(pull)
             return None
         return self._response(pull, answer)
+
+    def _may_wait(self, pull: Pull) -> bool:
+        wants = pull.header.sys_flag & SUSPEND and self._config.long_polling_enable
+        return bool(wants and pull.request.size <= MAX_HELD_SIZE)
+
+    def _hold_anew(self, pull: Pull) -> None:
+        if self._hold.full:
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")
+        seconds = min(pull.header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
+        self._hold_on(pull, self._clock.monotonic() + seconds)
 
     # ---- checks
 
     def _check(self, header: PullMessageHeader) -> MessageFilter:
+        if not self._role.is_master:
+            self._check_slave()
         if not self._config.broker_permission & PERM_READ:
             name = self._config.broker_name
             raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{name}] pulling message is forbidden")
@@ -142,6 +155,11 @@ class PullMessageProcessor:
                 header.subscription, header.expression_type, sql=self._config.enable_property_filter
             )
         return self._stored_subscription(header, broadcast=group.consume_broadcast_enable)
+
+    def _check_slave(self) -> None:
+        role = self._role.current
+        if role is Role.FENCED or not self._config.slave_read_enable:
+            raise BrokerError(*(FENCED if role is Role.FENCED else SLAVE))
 
     def _stored_subscription(self, header: PullMessageHeader, *, broadcast: bool) -> MessageFilter:
         """What the heartbeat said that this group wants of the topic."""
@@ -185,7 +203,8 @@ class PullMessageProcessor:
     def _read(self, pull: Pull) -> Answer:
         header = pull.header
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        target = self._offsets.take_reset(group, topic, queue_id)
+        # A slave keeps what is still to be told, for the day that it is master.
+        target = self._offsets.take_reset(group, topic, queue_id) if self._role.is_master else None
         if target is not None:  # an administrator set the group back or forward: the consumer goes on there
             low, high = self._tiered.min_offset(topic, queue_id), self._tiered.max_offset(topic, queue_id)
             return GetResult(GetMessageStatus.OFFSET_RESET, target, low, high)
@@ -194,8 +213,14 @@ class PullMessageProcessor:
             pull.connection.remote,
         )  # fmt: skip
 
-    async def _respond_later(self, pull: Pull, pending: PendingRead) -> RemotingCommand:
-        return self._response(pull, await pending)
+    async def _respond_later(self, pull: Pull, pending: PendingRead) -> RemotingCommand | None:
+        pull.is_slow = True
+        result = await pending
+        # A master tells where to go on; of a slave this pull would ask again at once, and find no more.
+        if not self._role.is_master and self._may_wait(pull) and self._code(pull, result) is _NOT_FOUND:
+            self._hold_anew(pull)
+            return None
+        return self._response(pull, result)
 
     def _hold_on(self, pull: Pull, deadline: float) -> None:
         def resume(last: bool) -> None:
@@ -206,17 +231,18 @@ class PullMessageProcessor:
         self._hold.watch(pull.connection)
         self._hold.hold(HeldPull(pull.connection, header.topic, header.queue_id, pull.start, deadline, codes, resume))
 
-    def _resume(
-        self, pull: Pull, deadline: float, *, last: bool
-    ) -> RemotingCommand | Awaitable[RemotingCommand] | None:
+    def _resume(self, pull: Pull, deadline: float, *, last: bool) -> Answered:
         """While it was held, what it waits for may have moved, and what it may do may have changed."""
-        pull.begun = self._clock.monotonic()
+        if self._role.current is Role.FENCED and not last:  # nobody is answered between two roles
+            self._hold_on(pull, deadline)
+            return None
+        pull.begun, pull.is_slow = self._clock.monotonic(), False
         self._guard.require(pull.connection, pull.request)
         self._check(pull.header)
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
             return self._respond_later(pull, answer)
-        waits = response_code(answer, pull.start) is _NOT_FOUND
+        waits = self._code(pull, answer) is _NOT_FOUND
         if pull.message_filter.predicate is not None and answer.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
             pull.start, waits = answer.next_offset, True
@@ -225,26 +251,41 @@ class PullMessageProcessor:
             return None
         return self._response(pull, answer)
 
+    def _code(self, pull: Pull, result: GetResult) -> ResponseCode:
+        if self._role.is_master:
+            return response_code(result, pull.start)
+        return slave_code(result.status, has_master=self._role.has_master)
+
     def _response(self, pull: Pull, result: GetResult) -> RemotingCommand:
-        header = pull.header
+        header, is_master = pull.header, self._role.is_master
         # A topic or group that was deleted meanwhile has no flags.
         topic, group = self._topics.topics.get(header.topic), self._groups.groups.get(header.consumer_group)
+        following = result.next_offset if is_master or moves_on(result.status) else pull.start
         ext = {
-            "suggestWhichBrokerId": "0",
-            "nextBeginOffset": str(result.next_offset),
+            "suggestWhichBrokerId": self._suggested(pull, result, group) if self._config.slave_read_enable else "0",
+            "nextBeginOffset": str(following),
             "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset),
             "topicSysFlag": str(topic.topic_sys_flag) if topic else "0",
             "groupSysFlag": str(group.group_sys_flag) if group else "0",
         }
-        code = response_code(result, pull.start)
+        code = self._code(pull, result)
         buffers = result.buffers if code is _SUCCESS else []
         if result.count:
             stats, took = self._stats, self._clock.monotonic() - pull.begun
             stats.got(header.topic, header.consumer_group, result.count, sum(map(len, buffers)))
             stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
-        self._offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_offset)
+        if is_master:
+            self._offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, following)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
+
+    def _suggested(self, pull: Pull, result: GetResult, group: SubscriptionGroupConfig | None) -> str:
+        """Who reads what is old leaves the master alone; who has caught up goes back to it."""
+        if group is None:
+            return "0"
+        if pull.is_slow and result.count:
+            return str(group.which_broker_when_consume_slowly)
+        return "0" if self._role.has_master else str(group.broker_id)
 
 
 def response_code(result: GetResult, asked: int) -> ResponseCode:

@@ -156,14 +156,17 @@ def _runs(entries: list[Entry]) -> list[tuple[int, int]]:
 
 
 def record_at(log: CommitLog, physical_offset: int, confirmed: int) -> bytes | None:
-    """The record that begins exactly at an offset; the offset may come from anyone."""
+    """The record that begins exactly at an offset; the offset may come from anyone.
+
+    What a set has confirmed may end within a record: that one is not confirmed.
+    """
     file = log.at(physical_offset)
-    if file is None or physical_offset + RECORD_SIZE_MIN > min(confirmed, file.end):
+    if file is None or physical_offset + RECORD_SIZE_MIN > (limit := min(confirmed, file.end)):
         return None
     position = physical_offset - file.base
     size, magic = SIZE_AND_MAGIC.unpack_from(file.map, position)
     (said,) = LONG.unpack_from(file.map, position + PHYSICAL_OFFSET_AT)
-    if magic not in {MAGIC_V1, MAGIC_V2} or said != physical_offset or position + size > file.size:
+    if magic not in {MAGIC_V1, MAGIC_V2} or said != physical_offset or physical_offset + size > limit:
         return None
     return file.map[position : position + size]
 

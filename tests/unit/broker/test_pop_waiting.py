@@ -11,6 +11,7 @@ import pytest
 from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import ANY_QUEUE, PopLongPolling, Waiter
 from broker.long_polling.pull_request_hold import HeldPull, PullRequestHold
+from broker.role import Role
 from infra.clock import ManualClock
 from infra.supervisor import Faults
 from neve.remoting.codes import RequestCode as Code
@@ -100,6 +101,20 @@ def test_what_was_forbidden_while_a_pull_was_held_is_forbidden_to_it(
             await ask(member.connection, Code.GET_BROKER_HA_STATUS)
         code = await change(member)
         assert (await held).code == code
+
+    with_member(tmp_path, work)
+
+
+def test_a_pop_that_waits_while_its_broker_becomes_a_slave_takes_nothing(tmp_path: Path) -> None:
+    """What it hands out is the master's to write down."""
+
+    async def work(member: Member) -> None:
+        waiting = asyncio.create_task(member.ask_pop(poll=50_000))
+        await member.until_in_line()
+        role = member.broker.role
+        role.become(Role.FENCED)
+        role.become(Role.SLAVE)
+        assert (await waiting).code == ResponseCode.SYSTEM_BUSY
 
     with_member(tmp_path, work)
 

@@ -9,10 +9,15 @@ from typing import cast
 
 import pytest
 
+from broker.long_polling.message_arriving import MessageArriving
+from broker.long_polling.pop_long_polling import PopLongPolling
+from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.requests.by_role import FENCED, RULES, RoleGate, Who, refusal
 from broker.role import FOLLOWING, BrokerRole, Role
+from infra.clock import ManualClock
 from infra.remoting_server import Connection
 from infra.request_router import RequestRouter
+from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
@@ -31,6 +36,11 @@ def _router() -> RequestRouter:
     return router
 
 
+def _nobody_waits() -> MessageArriving:
+    faults = Faults()
+    return MessageArriving(PullRequestHold(ManualClock(), 1, faults), PopLongPolling(), faults)
+
+
 def _served(router: RequestRouter, code: int) -> int | tuple[ResponseCode, str]:
     try:
         answer = router(_NOBODY, RemotingCommand(code))
@@ -44,7 +54,7 @@ def _served(router: RequestRouter, code: int) -> int | tuple[ResponseCode, str]:
 def test_each_request_is_served_in_a_role_or_refused_by_the_table(role: Role, code: int) -> None:
     owned = BrokerRole(Role.FENCED)
     router = _router()
-    RoleGate(owned, router)
+    RoleGate(owned, router, _nobody_waits())
     owned.become(role)
     who, of_a_slave = RULES[code]
     expected: int | tuple[ResponseCode, str] = code
@@ -96,7 +106,7 @@ def test_nobody_but_a_master_gives_a_lock_a_receipt_or_a_position() -> None:
 
 def test_what_no_handler_knows_stays_unknown_in_each_role() -> None:
     router, role = RequestRouter(), BrokerRole()
-    RoleGate(role, router)
+    RoleGate(role, router, _nobody_waits())
     role.become(Role.FENCED)
     answer = router(_NOBODY, RemotingCommand(Code.SEND_MESSAGE))
     assert isinstance(answer, RemotingCommand)
