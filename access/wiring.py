@@ -1,16 +1,33 @@
-"""How a controller guards its server: first the guard, which handlers ask too; then the handlers; then both."""
+"""How a controller makes its server: first the guard, which handlers ask too; then the handlers; then the port."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from access.admin import AuthAdmin
 from access.config import SecurityConfig
 from access.guard import Guard, GuardedHandler, SignatureGuard, Unguarded, open_store
 from access.permissions import RetryOwners
 from access.store import NO_CHANGE_LOG, ChangeLog
+from infra.descriptors import DescriptorBudget
 from infra.disk import Disk
+from infra.remoting_limits import RemotingLimits
+from infra.remoting_server import Connection, RemotingServer
 from infra.request_router import RequestRouter
+from infra.tls import server_tls
+
+
+class PortConfig(Protocol):
+    """Where a server listens, and what all its peers together may cost it."""
+
+    bind_address: str
+    max_connections: int
+    max_unfinished_bytes: int
+    tls_server_mode: str
+    tls_cert_path: str
+    tls_key_path: str
 
 
 def make_guard(
@@ -35,3 +52,31 @@ def guarded(router: RequestRouter, guard: Guard) -> RequestRouter | GuardedHandl
         return router
     AuthAdmin(guard.store).register_on(router)
     return GuardedHandler(guard, router)
+
+
+def make_server(
+    config: PortConfig,
+    router: RequestRouter,
+    guard: Guard,
+    descriptors: DescriptorBudget,
+    *,
+    port: int,
+    in_use: Callable[[], int] = lambda: 0,
+    closed: Callable[[Connection], None] | None = None,
+) -> RemotingServer:
+    """What `router` serves, behind the guard; `in_use` descriptors are not for connections. Raises StartupError."""
+    return RemotingServer(
+        guarded(router, guard),
+        reads=router.reads,
+        express=router.express,
+        host=config.bind_address,
+        port=port,
+        limits=RemotingLimits(
+            max_connections=config.max_connections,
+            max_unfinished=config.max_unfinished_bytes,
+            backlog=descriptors.accepts,
+        ),
+        room=lambda: descriptors.connections(in_use()),
+        closed=closed,
+        tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from access.guard import SignatureGuard
-from access.wiring import guarded, make_guard
+from access.wiring import make_guard, make_server
 from broker.archiving.archive import AnyArchive, open_archive
 from broker.archiving.deletion import GroupDeletion, TopicDeletion
 from broker.archiving.local_side import LocalSide
@@ -100,8 +100,6 @@ from broker.waiting.timer_message import CODED_TOPICS, TimerMessages, code_of_en
 from infra.admin_http import AdminHttp
 from infra.descriptors import budget, mappings_limit
 from infra.metrics import Metrics
-from infra.remoting_limits import RemotingLimits
-from infra.remoting_server import RemotingServer
 from infra.request_router import RequestRouter
 from infra.startup import (
     EXIT_FAILED,
@@ -112,7 +110,6 @@ from infra.startup import (
     open_files_limit,
 )
 from infra.supervisor import Faults, Stop, Supervisor
-from infra.tls import server_tls
 from lifecycle.scheduler import KNOWN_FAILURES
 from neve.entropy import salt, system_entropy
 from neve.record.ids import UniqueIdGenerator
@@ -444,23 +441,15 @@ class BrokerController:
         self.health = Health(self.clock, self._supervisor, self.flusher)
         self.router = RequestRouter()
         self._make_processors().register_on(self.router)
-        handler = guarded(self.router, self.guard)
-        RoleGate(self.role, self.router, self.arriving)
-        limits = RemotingLimits(
-            max_connections=config.max_connections,
-            max_unfinished=config.max_unfinished_bytes,
-            backlog=self._descriptors.accepts,
-        )
-        self.server = RemotingServer(
-            handler,
-            reads=self.router.reads,
-            express=self.router.express,
-            host=config.bind_address,
+        self.server = make_server(
+            config,
+            self.router,
+            self.guard,
+            self._descriptors,
             port=config.listen_port,
-            limits=limits,
-            room=self._connections_room,
-            tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
+            in_use=lambda: self.store.descriptors,
         )
+        RoleGate(self.role, self.router, self.arriving)
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
 
@@ -775,10 +764,6 @@ class BrokerController:
 
     def _flusher_ended(self, error: BaseException | None) -> None:
         self.flusher.fail(error or RuntimeError("the flusher ended"))
-
-    def _connections_room(self) -> int:
-        """How many connections the process has descriptors for, beside its log."""
-        return self._descriptors.connections(self.store.descriptors)
 
     # ---- stop
 

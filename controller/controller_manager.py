@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from access.wiring import guarded, make_guard
+from access.wiring import make_guard, make_server
 from controller.broker_sets import BrokerSets
 from controller.calls import BrokerCalls
 from controller.controller_config import ControllerConfig
@@ -16,13 +16,11 @@ from controller.requests import Requests
 from infra.clock import Clock
 from infra.descriptors import budget
 from infra.disk import Disk
-from infra.remoting_limits import RemotingLimits
-from infra.remoting_server import Connection, RemotingServer
+from infra.remoting_server import Connection
 from infra.request_router import RequestRouter
 from infra.startup import open_files_limit
 from infra.supervisor import Supervisor, Trouble
 from infra.threads import SYSTEM_THREADS
-from infra.tls import server_tls
 
 log = logging.getLogger(__name__)
 
@@ -48,23 +46,9 @@ class ControllerManager:
         )
         self._router = router = RequestRouter()
         Requests(config, self.sets, self._liveness).register_on(router)
-        descriptors = budget(open_files_limit(), 0)  # it maps nothing
-        limits = RemotingLimits(
-            max_connections=config.max_connections,
-            max_unfinished=config.max_unfinished_bytes,
-            backlog=descriptors.accepts,
-        )
         guard = make_guard(config, config.auth_path, disk, cluster=config.cluster_name)
-        self._server = RemotingServer(
-            guarded(router, guard),
-            reads=router.reads,
-            host=config.bind_address,
-            port=config.port,
-            limits=limits,
-            room=lambda: descriptors.connections(0),
-            closed=self._closed,
-            tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
-        )
+        descriptors = budget(open_files_limit(), 0)  # it maps nothing
+        self._server = make_server(config, router, guard, descriptors, port=config.port, closed=self._closed)
 
     @property
     def codes(self) -> frozenset[int]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from access.wiring import guarded, make_guard
+from access.wiring import make_guard, make_server
 from infra.clock import Clock
 from infra.descriptors import budget
 from infra.disk import Disk
-from infra.remoting_limits import RemotingLimits
-from infra.remoting_server import Connection, RemotingServer
+from infra.remoting_server import Connection
 from infra.request_router import RequestRouter
 from infra.startup import open_files_limit
 from infra.supervisor import Supervisor, Trouble
-from infra.tls import server_tls
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.request_processor import RequestProcessor
@@ -36,24 +34,10 @@ class NamesrvController:
         self._supervisor = Supervisor("namesrv")
         self._router = router = RequestRouter()
         RequestProcessor(config, self.routes, self.kv).register_on(router)
-        descriptors = budget(open_files_limit(), 0)  # it maps nothing
-        limits = RemotingLimits(
-            max_connections=config.max_connections,
-            max_unfinished=config.max_unfinished_bytes,
-            backlog=descriptors.accepts,
-        )
         auth = config.kv_path.parent / "auth" / "auth.json"
         guard = make_guard(config, auth, disk, cluster=config.cluster_name)
-        self._server = RemotingServer(
-            guarded(router, guard),
-            reads=router.reads,
-            host=config.bind_address,
-            port=config.listen_port,
-            limits=limits,
-            room=lambda: descriptors.connections(0),
-            closed=self._closed,
-            tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
-        )
+        descriptors = budget(open_files_limit(), 0)  # it maps nothing
+        self._server = make_server(config, router, guard, descriptors, port=config.listen_port, closed=self._closed)
 
     @property
     def codes(self) -> frozenset[int]:
