@@ -32,6 +32,7 @@ from broker.intake.express_lane import ExpressSend
 from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
 from broker.intake.log_writer import LogWriter
+from broker.intake.replication import STANDS_ALONE, BrokerSet, GroupTransfer, Replication
 from broker.life import BrokerLife
 from broker.loading import add_system_tables, check_directory, load_all, recover_log
 from broker.long_polling.message_arriving import MessageArriving
@@ -65,6 +66,7 @@ from broker.requests.peek_message import PeekMessageProcessor
 from broker.requests.pop_ack import PopAckProcessor
 from broker.requests.pop_message import PopMessageProcessor
 from broker.requests.pop_request import PopChecks
+from broker.requests.promises import keep_promises
 from broker.requests.pull_message import PullMessageProcessor
 from broker.requests.query_assignment import QueryAssignmentProcessor
 from broker.requests.query_message import QueryMessageProcessor
@@ -120,6 +122,8 @@ _TICK = 1.0
 _REVIVE_PERIOD = 0.5
 _SCHEDULE_PERIOD = 0.1
 _CLIENT_SCAN = 10.0
+_SLAVE_TIMEOUT = 3.0
+_SLAVE_DEADLINES = 0.25
 _VIP_OFFSET = 2
 
 
@@ -165,10 +169,12 @@ class BrokerController:
         *,
         store_config: Callable[..., StoreConfig] = StoreConfig,
         pins: Pins | None = None,
+        broker_set: BrokerSet | None = None,
     ) -> None:
         """`store_config` makes the store's settings out of what the configuration says of them.
 
-        `pins`: what keeps segments of the log in place of the messages in waiting.
+        `pins`: what keeps segments of the log in place of the messages in waiting. `broker_set`: what the set says that
+        this broker is a member of; None: it stands alone.
         """
         self.config, self.clock, self._disk, self._machine = config, machine.clock, machine.disk, machine
         self._threads, self._restore = machine.outside.threads, restore
@@ -183,6 +189,9 @@ class BrokerController:
         self.role = BrokerRole()
         self._supervisor = Supervisor("broker")
         self._used_ratio = functools.partial(used_ratio, self._disk, config.root)
+        #: Where answers wait for the set; None: it is in none.
+        self.group_transfer = self._group_transfer(broker_set)
+        self._replication: Replication = STANDS_ALONE if self.group_transfer is None else self.group_transfer
         self._make_log(store_config)
         self._make_tables(config.root / "config")
         self._make_clients(config.root / "config" / "auth" / "auth.json")
@@ -201,6 +210,11 @@ class BrokerController:
         peer = config.name_servers[0].rpartition(":")[0] if config.name_servers else None
         return config.broker_ip1 or local_address(peer)
 
+    def _group_transfer(self, broker_set: BrokerSet | None) -> GroupTransfer | None:
+        if broker_set is None:
+            return None
+        return GroupTransfer(broker_set, self.clock, self.faults, slave_timeout=_SLAVE_TIMEOUT)
+
     def _make_log(self, store_config: Callable[..., StoreConfig]) -> None:
         config = self.config
         self.store = MessageStore(
@@ -217,7 +231,7 @@ class BrokerController:
             self.clock,
             self._threads.lock,
         )
-        self.writer = LogWriter(self.store)
+        self.writer = LogWriter(self.store, self._replication)
         self.journal = MetadataJournal(self.store, self.writer, self.clock)
         self.flusher = Flusher(
             self.store,
@@ -226,6 +240,7 @@ class BrokerController:
             on_failure=self.life.sync_failed,
             faults=self.faults,
             threads=self._threads,
+            then=None if self.group_transfer is None else self.group_transfer.wait,
         )
 
     def _make_tables(self, directory: Path) -> None:
@@ -396,6 +411,7 @@ class BrokerController:
             waiting_rooms=(self.schedule, self.timers),
             unique_ids=unique_ids,
             address=self.address,
+            replication=self._replication,
         )
         self.totals = Totals(clock, self.intake, self.stats)
         self._disk_mark = DiskMark(config, self._used_ratio, self.life)
@@ -449,9 +465,14 @@ class BrokerController:
             port=config.listen_port,
             in_use=lambda: self.store.descriptors,
         )
+        if self._replication.waits:
+            keep_promises(self.router, self._replication, self._log_end)
         RoleGate(self.role, self.router, self.arriving)
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
+
+    def _log_end(self) -> int:
+        return self.store.max_physical_offset
 
     def _make_processors(self) -> Processors:
         config, clock = self.config, self.clock
@@ -536,6 +557,8 @@ class BrokerController:
                 service=self.pop_service,
                 polling=self.polling,
                 guard=self.guard,
+                replication=self._replication,
+                log_end=self._log_end,
             ),
             peeker=PeekMessageProcessor(
                 config,
@@ -733,6 +756,8 @@ class BrokerController:
         every("timers", _SCHEDULE_PERIOD, self._deliver_timers)
         every("held-pulls", _TICK, self.hold.check_deadlines)
         every("flush-deadlines", _TICK, self.flusher.check_deadlines)
+        if self.group_transfer is not None:
+            every("slave-deadlines", _SLAVE_DEADLINES, self.group_transfer.check_deadlines)
         every("disk-mark", _TICK, self._disk_mark.look)
         every("totals", _TICK, self.totals.sample)
         every("stats", _TICK, self.stats.sample)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from infra.remoting_answers import not_supported
 from infra.remoting_server import Answer, Connection, Express, Handler
@@ -31,6 +31,12 @@ class RequestRouter:
         """From now on `others` serve their codes, and no more those of the call before."""
         assert others.keys() <= self._registered.keys()
         self._handlers = {**self._registered, **others} if others else self._registered
+
+    def wrap(self, codes: Iterable[int], wrapper: Callable[[Handler], Handler]) -> None:
+        """Of `codes`, those that are served are served by `wrapper(handler)`."""
+        assert self._handlers is self._registered, "handlers are wrapped before any is replaced"
+        for code in self._registered.keys() & {int(code) for code in codes}:
+            self._registered[code] = wrapper(self._registered[code])
 
     @property
     def codes(self) -> frozenset[int]:

@@ -18,24 +18,32 @@ from infra.disk import Disk, RealDisk
 from infra.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
+from tests.doubles.fake_set import FakeSet
 
 DEADLINE_S = 60
 
 
 @asynccontextmanager
 async def running(
-    root: Path, *settings: str, clock: Clock | None = None, disk: Disk | None = None, restoring: bool = False
+    root: Path,
+    *settings: str,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    restoring: bool = False,
+    broker_set: FakeSet | None = None,
 ) -> AsyncIterator[tuple[BrokerController, Connection]]:
     """With small log files, on ports of the system's choice; the same directory again goes on with its data.
 
-    `restoring`: from the bucket, into an empty directory.
+    `restoring`: from the bucket, into an empty directory. `broker_set`: whose member it is, and whose master.
     """
     own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
     own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"]
     config, disk = load(BrokerConfig, None, [*own, *settings]), disk or RealDisk()
     machine = Machine(clock=clock or SystemClock(), disk=disk)
-    broker = BrokerController(config, machine, Restore(config, disk) if restoring else None)
+    broker = BrokerController(config, machine, Restore(config, disk) if restoring else None, broker_set=broker_set)
     await broker.start()
+    if broker_set is not None:
+        broker_set.join(broker)
     connection = await open_connection(*broker.address)
     try:
         async with asyncio.timeout(DEADLINE_S):

@@ -105,7 +105,7 @@ class ExpressSend:
         self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
         self._decode = _decode if signed_sends is None else _decode_signed
         self._template = ReceiptTemplate(address)
-        self._sync_flush = config.sync_flush
+        self._answers_later = intake.answers_later
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
         """Take plain sends from `frames` until there is none, another frame comes first, or it is others' turn."""
@@ -276,9 +276,9 @@ class ExpressSend:
         return len(places)
 
     def _answer(self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]]) -> None:
-        """In two answers where senders wait for the disk: theirs, and that of those who don't want to."""
+        """In two answers where senders wait for disk or slaves: theirs, and that of those who don't want to."""
         waiting = receipts
-        if self._sync_flush and any(not asked[4] for asked, _ in receipts):
+        if self._answers_later and any(not asked[4] for asked, _ in receipts):
             waiting = [receipt for receipt in receipts if receipt[0][4]]
             others = [receipt for receipt in receipts if not receipt[0][4]]
             self._acknowledge(connection, others, waits=False)

@@ -5,6 +5,8 @@ waits for it.
 
 A failed fdatasync is final: what it covered is never acknowledged and the broker stops. It stops whatever ends `run`:
 nothing may be acknowledged that nobody flushes any more.
+
+In a broker set a send that is on the disk goes on to wait there, for the set (`broker.intake.replication`).
 """
 
 import asyncio
@@ -55,7 +57,10 @@ class Flusher:
         on_failure: Callable[[BaseException], None],
         faults: Faults,
         threads: Threads = SYSTEM_THREADS,
+        then: Callable[[WaitingSend], None] | None = None,
     ) -> None:
+        """`then` takes a send whose bytes are on the disk; None: it is answered."""
+        self._synced = then or self._answer
         self._store, self._clock, self._faults, self._threads = store, clock, faults, threads
         self._begun = False  # until then who wants a sync makes it
         self._interval_ms, self._on_failure = interval_ms, on_failure
@@ -168,7 +173,7 @@ class Flusher:
             self._faults.add("what follows a flush", error, f"at {offset}")
         waiting = self._waiting
         while waiting and waiting[0].end_offset <= offset:
-            self._answer(waiting.popleft(), 0)
+            self._synced(waiting.popleft())
         rest = []
         for end, waiter in self._flush_waiters:
             if end <= offset:
@@ -189,7 +194,12 @@ class Flusher:
         while self._waiting and self._waiting[0].deadline <= now:
             self._answer(self._waiting.popleft(), 10)
 
-    def _answer(self, send: WaitingSend, code: int) -> None:
+    def answer_all(self, code: int) -> None:
+        """Who waits for a sync of the log waits no longer: this broker will not say that it is safe."""
+        while self._waiting:
+            self._answer(self._waiting.popleft(), code)
+
+    def _answer(self, send: WaitingSend, code: int = 0) -> None:
         try:
             send.connection.send_raw(send.render(code))
         except Exception as error:  # noqa: BLE001 - one answer that can't be made; the others are waited for

@@ -6,10 +6,10 @@
     where?                 send  a producer's: half messages and what asks to wait go to their waiting room
                            put   as send, but nothing begins a transaction: what another message became
                            put_now, put_batch   where they say, whatever their properties say
-    when is it answered?   acknowledge, settled: as soon as it is as safe as this broker promises
+    when is it answered?   acknowledge, settled: as soon as it is as safe as this broker promises. In a broker set
+                           that is not before the set has confirmed it (`broker.intake.replication`)
 
-The express lane does the same for sends that are a check and an append. Who waits for more than this broker's disk, a
-replica's answer say, waits in `acknowledge` and `settled`: nothing else tells a sender that its message is stored.
+The express lane does the same for sends that are a check and an append.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from broker.intake.log_writer import LogWriter, found_by
 from broker.intake.message import NewMessage, Stored
 from broker.intake.property_text import ended, join_properties
 from broker.intake.receipts import REGION, host_in_msg_id
+from broker.intake.replication import STANDS_ALONE, AppendRefused, Replication
 from broker.life import BrokerLife
 from broker.role import BrokerRole
 from broker.store.appender import AppendResult
@@ -85,6 +86,7 @@ class Intake:
         waiting_rooms: Sequence[WaitingRoom],
         unique_ids: UniqueIdGenerator,
         address: tuple[str, int],
+        replication: Replication = STANDS_ALONE,
     ) -> None:
         """`waiting_rooms` are asked in this order."""
         self._config, self._clock, self._life, self._role = config, clock, life, role
@@ -97,7 +99,10 @@ class Intake:
         self._suffix = f"MSG_REGION\x01{REGION}\x02TRACE_ON\x01true\x02CLUSTER\x01{cluster}\x02"
         #: Properties that make a send more than an append; one look tells that a message has none of them.
         self.special_properties = TELLS_ELSEWHERE.union(*(room.asked_by for room in (half_messages, *waiting_rooms)))
-        self._sync_flush = config.sync_flush
+        self._sync_flush, self._replication = config.sync_flush, replication
+        #: Whether a send is answered later than it is stored.
+        self.answers_later = config.sync_flush or replication.waits
+        self._wait = flusher.wait if config.sync_flush else replication.wait
         self._turn = itertools.count()
         self.messages = 0
         self.bytes = 0
@@ -333,16 +338,27 @@ class Intake:
         self, connection: Connection, end_offset: int, render: Callable[[int], bytes], *, waits: bool
     ) -> None:
         """Send `render(code)` once what lies below `end_offset` is safe; at once to a sender that doesn't wait."""
-        if waits and self._sync_flush:
+        if waits and self.answers_later:
             deadline = self._clock.monotonic() + self._config.sync_flush_timeout / 1000
-            self._flusher.wait(WaitingSend(end_offset, connection, deadline, render))
+            self._wait(WaitingSend(end_offset, connection, deadline, render))
         else:
             connection.send_raw(render(ResponseCode.SUCCESS))
 
     async def settled(self) -> None:
-        """Returns when everything put so far is as safe as what `acknowledge` answers."""
+        """Returns when everything put so far is as safe on this broker's disk as what `acknowledge` answers.
+
+        For the set an answer waits when it is made: see `broker.requests.promises`.
+        """
         if self._sync_flush:
             await self._flusher.flush_now()
+
+    def stop_acknowledging(self) -> None:
+        """This member is the master of its set no more: who waits is told that it is stored, and not that it is safe.
+
+        First of all that a change of role does: what is confirmed later says nothing of what was appended before.
+        """
+        self._flusher.answer_all(ResponseCode.FLUSH_SLAVE_TIMEOUT)
+        self._replication.answer_all()
 
 
 def with_unique_id(text: str, unique: str) -> str:
@@ -352,6 +368,8 @@ def with_unique_id(text: str, unique: str) -> str:
 
 def refusal(error: StoreError) -> BrokerError:
     """What a client is told of a store that takes nothing now."""
+    if isinstance(error, AppendRefused):
+        return BrokerError(error.code, str(error))
     if isinstance(error, MessageIllegal):
         return BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
     return BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")

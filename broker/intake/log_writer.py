@@ -3,15 +3,19 @@
 Doors: `append` what one client sent together and `Intake` has checked · `put` one record · `put_copy` a stored record
 once more, to where it was bound when its time has come, or to where it waits on. None of them asks whether a client
 may: who puts what the broker keeps for itself (delayed, for a moment, half, popped, dead) was asked when it came.
-All raise StoreError, and then nothing was stored.
+All raise StoreError, and then nothing was stored. In a broker set it is asked before each of them, and hears of it
+after: also of what this broker stores for itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from broker.intake.message import NewMessage
+from broker.intake.replication import STANDS_ALONE, Replication
 from broker.store.appender import AppendResult, Send
+from broker.store.consume_queue import ConsumeQueue
 from broker.store.message_store import MessageStore, PutResult
 from neve.record.codec import MessageRecord, parse_host
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
@@ -20,6 +24,8 @@ from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE
 # reappended stays at least that long: a crowded disk evicts every few seconds.
 REAPPEND_AGAIN_MS = 30 * 60_000
 _NONE: Mapping[str, str] = {}
+_QueueOf = Callable[[str, int], ConsumeQueue]
+_Append = Callable[[Sequence[Send], tuple[str, int], int], list[AppendResult]]
 
 
 def found_by(properties: Mapping[str, str]) -> str:
@@ -30,18 +36,21 @@ def found_by(properties: Mapping[str, str]) -> str:
 class LogWriter:
     """See the module."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
+    def __init__(self, store: MessageStore, replication: Replication = STANDS_ALONE) -> None:
+        self._store, self._replication = store, replication
         # The store's own, with no layer between: each batch of the express lane comes by here.
         self.rooms = store.rooms  # how many queues' files are made ready for them in one turn
-        self.queue_of = store.queue_for  # the queue of a put, made for its first; raises StoreError
+        self.queue_of: _QueueOf = store.queue_for  # the queue of a put, made for its first; raises StoreError
         #: Sends of one host, in their order; fewer places than sends: the next one can't be stored.
-        self.append: Callable[[Sequence[Send], tuple[str, int], int], list[AppendResult]] = store.append
+        self.append: _Append = store.append
+        self._put: Callable[..., PutResult] = store.put
+        if replication.waits:
+            self.queue_of, self.append, self._put = self._queue_of_set, self._append_in_set, self._put_in_set
 
     def put(self, message: NewMessage) -> PutResult:
         """One record, and what is to be stored beside it: both or neither."""
         beside = message.beside
-        return self._store.put(
+        return self._put(
             message.topic,
             message.queue_id,
             message.body,
@@ -100,3 +109,21 @@ class LogWriter:
             message.keys, message.flag, message.sys_flag, message.born_timestamp, message.reconsume_times,
             message.prepared_transaction_offset,
         )  # fmt: skip
+
+    # ---- in a broker set
+
+    def _queue_of_set(self, topic: str, queue_id: int) -> ConsumeQueue:
+        self._replication.check_append()
+        return self._store.queue_for(topic, queue_id)
+
+    def _append_in_set(self, sends: Sequence[Send], host: tuple[str, int], now: int) -> list[AppendResult]:
+        self._replication.check_append()
+        places = self._store.append(sends, host, now)
+        self._replication.appended()
+        return places
+
+    def _put_in_set(self, *place: Any, **rest: Any) -> PutResult:
+        self._replication.check_append()
+        stored = self._store.put(*place, **rest)
+        self._replication.appended()
+        return stored

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from broker.intake.intake import refusal
 from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
 from broker.pop.pop_log import Ack, ChangeInvisibleTime, Event, Freed, PopCheckPoint, Reset, decode_event, encode_event
@@ -231,7 +232,7 @@ class PopBook:
         try:
             self._writer.put(said)
         except (StoreFull, StoreNotWritable) as error:
-            raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}") from error
+            raise refusal(error) from error
         except StoreError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the pop's record can't be kept: {error}") from error
         queue = self._apply(event)

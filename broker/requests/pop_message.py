@@ -5,9 +5,11 @@ sleeps. Whoever makes something visible wakes one in line.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from access.guard import Guard
 from broker.config import BrokerConfig
+from broker.intake.replication import Replication
 from broker.life import BrokerLife
 from broker.long_polling.pop_long_polling import PopLongPolling, Waiter
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE
@@ -24,7 +26,8 @@ from neve.remoting.headers import parse_header
 class PopMessageProcessor:
     """Hands out messages that are then the client's for a time (RocketMQ's PopMessageProcessor and its kin).
 
-    What it hands out is in the book, and its event in the log, before it is answered.
+    What it hands out is in the book, and its event in the log, before it is answered; in a broker set also the set has
+    it by then, or a master that is elected meanwhile would hand it out as well.
     """
 
     def __init__(
@@ -37,7 +40,10 @@ class PopMessageProcessor:
         service: PopConsumerService,
         polling: PopLongPolling,
         guard: Guard,
+        replication: Replication,
+        log_end: Callable[[], int],
     ) -> None:
+        self._replication, self._log_end = replication, log_end
         self._config, self._clock, self._life = config, clock, life
         self._checks, self._service, self._polling, self._guard = checks, service, polling, guard
 
@@ -52,12 +58,15 @@ class PopMessageProcessor:
         self, connection: Connection, request: RemotingCommand, header: PopHeader, asked: PopRequest, deadline: float
     ) -> RemotingCommand | None:
         while True:
+            term = self._replication.term
             result, code = await self._service.pop(asked), None
             if not result.buffers:
                 result, code = await self._wait(asked, result, deadline)
             if connection.is_closed:
                 return None
             if result.buffers:
+                if self._replication.waits:
+                    await self._replicated(term)
                 return pop_response(request, asked, result, ResponseCode.SUCCESS)
             if code == ResponseCode.POLLING_TIMEOUT and result.failure is not None:
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, result.failure)
@@ -65,6 +74,13 @@ class PopMessageProcessor:
                 return pop_response(request, asked, result, code)
             self._guard.require(connection, request)  # what it may do may have changed while it waited
             asked = self._checks.checked(header, asked.max_count)
+
+    async def _replicated(self, term: int) -> None:
+        """What is not known to be out in the whole set is not given to anybody: it comes again when its time is up."""
+        try:
+            await self._replication.replicated(self._log_end(), term)
+        except BrokerError as error:
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, f"popped, and not handed out: {error.remark}") from error
 
     async def _wait(
         self, asked: PopRequest, result: PopResult, deadline: float

@@ -1,0 +1,498 @@
+"""In a broker set no answer promises what the set may yet lose: it waits for the slaves, or says: in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from broker.intake.replication import NOT_ENOUGH
+from broker.requests.promises import PROMISES
+from infra.clock import ManualClock
+from infra.remoting_server import Connection
+from neve.record.bodies import encode_batch
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
+from tests.broker_in_process import ask, running, send
+from tests.doubles.fake_set import FakeSet
+from tests.popping import Member, Taken
+
+ROOT = ("root", "root-secret")
+SETTINGS = (
+    "authenticationEnabled=true", "authorizationEnabled=true",
+    'initAuthenticationUser={"username":"root","password":"root-secret"}',
+)  # fmt: skip
+ACL = {
+    "policies": [
+        {"policyType": "Custom", "entries": [{"resource": "Topic:t", "actions": ["Pub"], "decision": "Allow"}]}
+    ]
+}
+
+
+class World:
+    """A master, its slaves, and a client."""
+
+    def __init__(self, broker: BrokerController, connection: Connection, slaves: FakeSet, clock: ManualClock) -> None:
+        self.broker, self.connection, self.slaves, self.clock = broker, connection, slaves, clock
+
+    async def until_it_waits(self, asked: asyncio.Task[RemotingCommand]) -> None:
+        """In the room where answers wait for the set; whoever is answered before has been promised too much."""
+        assert self.broker.group_transfer is not None
+        while not asked.done() and not self.broker.group_transfer.waiting:
+            await asyncio.sleep(0)
+        assert not asked.done(), asked.result()
+
+    async def a_round_trip(self) -> None:
+        """What was asked before has been served as far as it goes at once."""
+        await ask(self.connection, Code.GET_BROKER_HA_STATUS)
+
+
+Work = Callable[[World], Awaitable[None]]
+
+
+def in_a_set(tmp_path: Path, work: Work, *settings: str) -> None:
+    async def main() -> None:
+        slaves, clock = FakeSet(), ManualClock()
+        async with running(tmp_path, *settings, clock=clock, broker_set=slaves) as (broker, connection):
+            await work(World(broker, connection, slaves, clock))
+
+    asyncio.run(main())
+
+
+def asking(awaited: Awaitable[RemotingCommand]) -> asyncio.Task[RemotingCommand]:
+    return asyncio.ensure_future(awaited)
+
+
+# ---- each request that leaves something in the log, and what has to be there before
+
+
+async def _half(world: World) -> dict[str, object]:
+    answer = await send(world.connection, "t", b"half", "TRAN_MSG\x01true\x02PGROUP\x01p\x02")
+    where = {"tranStateTableOffset": answer.ext["queueOffset"], "commitLogOffset": int(answer.ext["msgId"][16:], 16)}
+    return {"producerGroup": "p", "topic": "t", "msgId": answer.ext["msgId"], **where}
+
+
+async def _popped(world: World) -> Taken:
+    for _ in range(2):
+        await send(world.connection, "t")
+    member = Member(world.broker, world.connection)
+    return (await member.pop(2))[0]
+
+
+def _place(taken: Taken) -> dict[str, object]:
+    return {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": taken.offset, "extraInfo": taken.receipt}
+
+
+Asking = Callable[[World], Awaitable[RemotingCommand]]
+Prepared = Callable[[World], Awaitable[Asking]]
+
+
+def plain(code: Code, body: Any = None, **ext: object) -> Prepared:
+    """With a topic `t` that has a message, and a group `g` that has consumed it."""
+
+    async def prepare(world: World) -> Asking:
+        await send(world.connection, "t")
+        await _group(world)
+        await ask(
+            world.connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="t", queueId=0, commitOffset=1
+        )
+        data = json.dumps(body).encode() if body is not None else b""
+        return lambda world: ask(world.connection, code, data, **ext)
+
+    return prepare
+
+
+def as_root(code: Code, body: Any = None, **ext: str) -> Prepared:
+    async def prepare(world: World) -> Asking:
+        data = json.dumps(body).encode() if body is not None else b""
+        for user in ("known", "gone"):
+            await _as_root(world, Code.AUTH_CREATE_USER, b'{"password":"s"}', username=user)
+        acl = json.dumps(ACL).encode()
+        await _as_root(world, Code.AUTH_CREATE_ACL, acl, subject="User:known")
+        return lambda world: _as_root(world, code, data, **ext)
+
+    return prepare
+
+
+async def _as_root(world: World, code: Code, body: bytes, **ext: str) -> RemotingCommand:
+    return await world.connection.invoke(RemotingCommand(code, ext=signed(*ROOT, ext, body), body=body), 30)
+
+
+async def _group(world: World) -> None:
+    body = json.dumps({"groupName": "g"}).encode()
+    assert (await ask(world.connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)).code == 0
+
+
+async def _sent_back(world: World) -> Asking:
+    sent = await send(world.connection, "t")
+    await _group(world)
+    where = {
+        "offset": int(sent.ext["msgId"][16:], 16),
+        "group": "g",
+        "delayLevel": 0,
+        "originMsgId": "",
+        "originTopic": "t",
+    }
+    await ask(world.connection, Code.CONSUMER_SEND_MSG_BACK, b"", **where)  # makes the retry topic
+    return lambda world: ask(world.connection, Code.CONSUMER_SEND_MSG_BACK, b"", **where)
+
+
+async def _ended(world: World) -> Asking:
+    transaction = await _half(world)
+    return lambda world: ask(world.connection, Code.END_TRANSACTION, commitOrRollback=8, **transaction)
+
+
+async def _checked_again(world: World) -> Asking:
+    transaction = await _half(world)
+    return lambda world: ask(world.connection, Code.RESUME_CHECK_HALF_MESSAGE, msgId=transaction["msgId"], topic="t")
+
+
+async def _recalled(world: World) -> Asking:
+    sent = await send(world.connection, "t", b"later", "TIMER_DELAY_SEC\x0110\x02UNIQ_KEY\x01A\x02")
+    handle = sent.ext["recallHandle"]
+    return lambda world: ask(world.connection, Code.RECALL_MESSAGE, topic="t", recallHandle=handle, producerGroup="p")
+
+
+async def _acked(world: World) -> Asking:
+    place = _place(await _popped(world))
+    return lambda world: ask(world.connection, Code.ACK_MESSAGE, **place)
+
+
+async def _acked_together(world: World) -> Asking:
+    taken = await _popped(world)
+    parts = taken.receipt.split(" ")
+    bits = base64.b64encode(b"\x03").decode()
+    item = {"c": "g", "t": "t", "r": "0", "so": 0, "q": 0, "rq": 0, "pt": int(parts[1]), "it": 60_000, "b": bits}
+    body = json.dumps({"brokerName": "broker-a", "acks": [item]}).encode()
+    return lambda world: ask(world.connection, Code.BATCH_ACK_MESSAGE, body)
+
+
+async def _hidden(world: World) -> Asking:
+    place = _place(await _popped(world))
+    return lambda world: ask(world.connection, Code.CHANGE_MESSAGE_INVISIBLETIME, **place, invisibleTime=500)
+
+
+def _replied(code: Code) -> Prepared:
+    async def prepare(world: World) -> Asking:
+        await send(world.connection, "t")
+        beat = {"clientID": "c", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": []}
+        assert (await ask(world.connection, Code.HEART_BEAT, json.dumps(beat).encode())).code == 0
+        names = {
+            "a": "p",
+            "b": "t",
+            "c": "TBW102",
+            "d": 1,
+            "e": 0,
+            "f": 0,
+            "g": 1,
+            "h": 0,
+            "j": 0,
+            "k": "false",
+            "m": "false",
+        }
+        if code == Code.SEND_REPLY_MESSAGE:
+            names = {
+                "producerGroup": "p", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": 1, "queueId": 0,
+                "sysFlag": 0, "bornTimestamp": 1, "flag": 0, "reconsumeTimes": 0, "unitMode": "false", "batch": "false",
+            }  # fmt: skip
+        properties = "i" if code == Code.SEND_REPLY_MESSAGE_V2 else "properties"
+        ext = {**names, properties: "REPLY_TO_CLIENT\x01c\x02"}
+        world.connection._handler = lambda _, request: RemotingCommand.response(request, ResponseCode.SUCCESS)
+        return lambda world: ask(world.connection, code, b"reply", **ext)
+
+    return prepare
+
+
+REQUESTS: dict[Code, Prepared] = {
+    Code.CONSUMER_SEND_MSG_BACK: _sent_back,
+    Code.END_TRANSACTION: _ended,
+    Code.RESUME_CHECK_HALF_MESSAGE: _checked_again,
+    Code.RECALL_MESSAGE: _recalled,
+    Code.SEND_REPLY_MESSAGE: _replied(Code.SEND_REPLY_MESSAGE),
+    Code.SEND_REPLY_MESSAGE_V2: _replied(Code.SEND_REPLY_MESSAGE_V2),
+    Code.ACK_MESSAGE: _acked,
+    Code.BATCH_ACK_MESSAGE: _acked_together,
+    Code.CHANGE_MESSAGE_INVISIBLETIME: _hidden,
+    Code.SET_MESSAGE_REQUEST_MODE: plain(
+        Code.SET_MESSAGE_REQUEST_MODE, {"topic": "t", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 1}
+    ),
+    Code.UPDATE_AND_CREATE_TOPIC: plain(
+        Code.UPDATE_AND_CREATE_TOPIC, topic="new", readQueueNums=1, writeQueueNums=1, perm=6, defaultTopic="TBW102"
+    ),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: plain(
+        Code.UPDATE_AND_CREATE_TOPIC_LIST,
+        {"topicConfigList": [{"topicName": "new", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}]},
+    ),
+    Code.DELETE_TOPIC_IN_BROKER: plain(Code.DELETE_TOPIC_IN_BROKER, topic="t"),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: plain(
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {"groupName": "new", "retryMaxTimes": 3}
+    ),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: plain(
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, {"groupConfigList": [{"groupName": "new", "retryMaxTimes": 3}]}
+    ),
+    Code.DELETE_SUBSCRIPTIONGROUP: plain(Code.DELETE_SUBSCRIPTIONGROUP, groupName="g", cleanOffset="true"),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: plain(
+        Code.UPDATE_AND_GET_GROUP_FORBIDDEN, group="g", topic="t", readable="false"
+    ),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: plain(
+        Code.INVOKE_BROKER_TO_RESET_OFFSET, topic="t", group="g", timestamp=-1, isForce="true", queueId=0, offset=0
+    ),
+    Code.CLONE_GROUP_OFFSET: plain(
+        Code.CLONE_GROUP_OFFSET, srcGroup="g", destGroup="h", topic="t", offline="true"
+    ),
+    Code.AUTH_CREATE_USER: as_root(Code.AUTH_CREATE_USER, {"password": "s"}, username="new"),
+    Code.AUTH_UPDATE_USER: as_root(Code.AUTH_UPDATE_USER, {"password": "another"}, username="known"),
+    Code.AUTH_DELETE_USER: as_root(Code.AUTH_DELETE_USER, username="gone"),
+    Code.AUTH_CREATE_ACL: as_root(Code.AUTH_CREATE_ACL, ACL, subject="User:gone"),
+    Code.AUTH_UPDATE_ACL: as_root(
+        Code.AUTH_UPDATE_ACL,
+        {"policies": [{"entries": [{"resource": "Topic:t", "actions": ["Sub"], "decision": "Allow"}]}]},
+        subject="User:known",
+    ),
+    Code.AUTH_DELETE_ACL: as_root(Code.AUTH_DELETE_ACL, subject="User:known"),
+}  # fmt: skip
+
+
+# The reply is handed over all the same; a copy of it is kept where that can be.
+KEEPS_A_COPY = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
+
+
+def test_every_request_that_promises_something_is_asked_below() -> None:
+    assert REQUESTS.keys() == PROMISES
+
+
+@pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
+def test_a_change_is_answered_when_the_set_has_it(tmp_path: Path, code: Code) -> None:
+    async def work(world: World) -> None:
+        asks = await REQUESTS[code](world)
+        world.slaves.hold()
+        before = world.broker.store.max_physical_offset
+        asked = asking(asks(world))
+        await world.until_it_waits(asked)
+        assert world.broker.store.max_physical_offset > before, "else it promises nothing"
+        world.slaves.confirm_to(world.broker.store.max_physical_offset - 1)
+        await asyncio.sleep(0)
+        assert world.broker.group_transfer is not None
+        assert world.broker.group_transfer.waiting == 1
+        world.slaves.let_go()
+        answer = await asked
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+    in_a_set(tmp_path, work, *(SETTINGS if code.name.startswith("AUTH_") else ()))
+
+
+@pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
+def test_a_change_that_the_set_does_not_confirm_in_time_is_stored_and_not_promised(tmp_path: Path, code: Code) -> None:
+    async def work(world: World) -> None:
+        asks = await REQUESTS[code](world)
+        world.slaves.hold()
+        asked = asking(asks(world))
+        await world.until_it_waits(asked)
+        assert world.broker.group_transfer is not None
+        world.clock.advance(2999)
+        world.broker.group_transfer.check_deadlines()
+        await asyncio.sleep(0)
+        assert not asked.done()
+        world.clock.advance(1)
+        world.broker.group_transfer.check_deadlines()
+        assert (await asked).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+
+    in_a_set(tmp_path, work, *(SETTINGS if code.name.startswith("AUTH_") else ()))
+
+
+# ---- sends, in all lanes
+
+
+def _send(
+    topic: str = "t", body: bytes = b"body", properties: str = "", batch: bool = False, code: int = 310
+) -> Asking:
+    ext = {"a": "p", "b": topic, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": properties, "j": 0}
+    return lambda world: ask(world.connection, code, body, **ext, k="false", m=str(batch).lower())
+
+
+SENDS: dict[str, Asking] = {
+    "by the express lane": _send(),
+    "by the general way": _send(properties='UNIQ_KEY\x01a"b\x02'),
+    "a batch": _send(body=encode_batch([(b"1", 0, b""), (b"2", 0, b"")]), batch=True, code=320),
+    "a batch that is none": _send(code=320),
+    "delayed": _send(properties="DELAY\x013\x02"),
+    "for a moment": _send(properties="TIMER_DELAY_SEC\x0110\x02"),
+    "half": _send(properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02"),
+    "to a topic that it makes": _send("made-by-a-send"),
+    "to a retry topic": _send("%RETRY%g"),
+}
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize("lane", SENDS)
+def test_a_send_is_acknowledged_when_the_set_has_it(tmp_path: Path, lane: str, flush: str) -> None:
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        await _group(world)
+        world.slaves.hold()
+        asked = asking(SENDS[lane](world))
+        await world.until_it_waits(asked)
+        world.slaves.confirm_to(world.broker.store.max_physical_offset - 1)
+        await world.a_round_trip()
+        assert not asked.done()
+        world.slaves.let_go()
+        answer = await asked
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+    in_a_set(tmp_path, work, f"flushDiskType={flush}")
+
+
+@pytest.mark.parametrize("lane", SENDS)
+def test_a_send_that_is_not_confirmed_in_time_is_told_so(tmp_path: Path, lane: str) -> None:
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        await _group(world)
+        world.slaves.hold()
+        asked = asking(SENDS[lane](world))
+        await world.until_it_waits(asked)
+        world.clock.advance(3000)
+        assert world.broker.group_transfer is not None
+        world.broker.group_transfer.check_deadlines()
+        answer = await asked
+        assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert answer.ext["queueOffset"], "it is stored, and its client is told where"
+
+    in_a_set(tmp_path, work)
+
+
+def test_who_does_not_want_to_wait_for_the_disk_does_not_wait_for_slaves(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        world.slaves.hold()
+        for properties in ("WAIT\x01false\x02", 'WAIT\x01false\x02UNIQ_KEY\x01a"b\x02'):
+            assert (await _send(properties=properties)(world)).code == ResponseCode.SUCCESS
+
+    in_a_set(tmp_path, work)
+
+
+REFUSALS = {
+    "too few in sync": (True, False, ResponseCode.SYSTEM_ERROR, NOT_ENOUGH),
+    "not the master": (False, True, ResponseCode.SYSTEM_BUSY, "this member of the broker set takes no messages now"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_send_that_the_set_does_not_take_is_refused_before_it_is_stored(tmp_path: Path, why: str) -> None:
+    leads, enough, code, remark = REFUSALS[why]
+
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        await _group(world)
+        world.slaves.leads, world.slaves.has_enough = leads, enough
+        end = world.broker.store.max_physical_offset
+        for lane, asks in SENDS.items():
+            answer = await asks(world)
+            assert (answer.code, answer.remark) == (code, remark), lane
+        assert world.broker.store.max_physical_offset == end
+        world.slaves.leads = world.slaves.has_enough = True
+        await send(world.connection, "t")
+
+    in_a_set(tmp_path, work)
+
+
+@pytest.mark.parametrize("code", sorted(PROMISES - KEEPS_A_COPY), ids=lambda code: code.name)
+def test_a_change_that_the_set_does_not_take_is_refused_before_it_is_stored(tmp_path: Path, code: Code) -> None:
+    async def work(world: World) -> None:
+        asks = await REQUESTS[code](world)
+        world.slaves.has_enough = False
+        end = world.broker.store.max_physical_offset
+        answer = await asks(world)
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, NOT_ENOUGH)
+        assert world.broker.store.max_physical_offset == end
+
+    in_a_set(tmp_path, work, *(SETTINGS if code.name.startswith("AUTH_") else ()))
+
+
+# ---- a master that is the master no more
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_whoever_waits_is_told_when_this_member_is_master_no_more(tmp_path: Path, flush: str) -> None:
+    """Among them who waits for the disk still: a later term could confirm other bytes at the same place."""
+
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        place = _place(await _popped(world))
+        world.slaves.hold()
+        asked = [asking(_send()(world)), asking(ask(world.connection, Code.ACK_MESSAGE, **place))]
+        await world.a_round_trip()
+        world.broker.intake.stop_acknowledging()
+        world.slaves.let_go()  # of the next term, over other bytes
+        assert {(await each).code for each in asked} == {ResponseCode.FLUSH_SLAVE_TIMEOUT}
+
+    in_a_set(tmp_path, work, f"flushDiskType={flush}")
+
+
+def test_what_was_put_in_another_term_is_not_promised_by_what_is_confirmed_in_this_one(tmp_path: Path) -> None:
+    """Between the record of a topic and its answer the table is saved: another master may have cut the record off."""
+
+    async def work(world: World) -> None:
+        asks = await REQUESTS[Code.UPDATE_AND_CREATE_TOPIC](world)
+        file, may_save = world.broker.topics.file, asyncio.Event()
+        saved = file.save
+
+        async def save() -> None:
+            await may_save.wait()
+            await saved()
+
+        file.save = save  # type: ignore[method-assign]
+        end = world.broker.store.max_physical_offset
+        asked = asking(asks(world))
+        while world.broker.store.max_physical_offset == end:
+            await asyncio.sleep(0)
+        world.broker.intake.stop_acknowledging()
+        may_save.set()
+        assert (await asked).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+
+    in_a_set(tmp_path, work)
+
+
+# ---- pops
+
+
+def test_what_a_pop_hands_out_is_out_in_the_whole_set(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        member = Member(world.broker, world.connection)
+        await send(world.connection, "t")
+        await _group(world)
+        world.slaves.hold()
+        popped = asking(member.ask_pop())
+        await world.until_it_waits(popped)
+        world.slaves.let_go()
+        assert len(member.taken(await popped)) == 1
+
+    in_a_set(tmp_path, work)
+
+
+@pytest.mark.parametrize("role", ["the slaves are silent", "it is the master no more"])
+def test_what_is_not_known_to_be_out_in_the_set_is_given_to_nobody(tmp_path: Path, role: str) -> None:
+    async def work(world: World) -> None:
+        member = Member(world.broker, world.connection)
+        await send(world.connection, "t")
+        await _group(world)
+        world.slaves.hold()
+        popped = asking(member.ask_pop(invisible=10_000))
+        await world.until_it_waits(popped)
+        if role == "it is the master no more":
+            world.broker.intake.stop_acknowledging()
+        else:
+            world.clock.advance(3000)
+            assert world.broker.group_transfer is not None
+            world.broker.group_transfer.check_deadlines()
+        answer = await popped
+        assert (answer.code, answer.body) == (ResponseCode.SYSTEM_BUSY, b"")
+
+    in_a_set(tmp_path, work)
