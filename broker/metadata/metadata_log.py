@@ -20,6 +20,7 @@ import msgspec
 
 from broker.metadata.images import MetadataImage, ModesImage, OffsetsImage, UsersImage, decode_image
 from broker.metadata.metadata_journal import MetadataJournal
+from broker.metadata.stock_tables import StockImage
 from broker.store.message_store import MessageStore
 from broker.tables.changes import (
     CHANGES,
@@ -33,7 +34,7 @@ from broker.tables.changes import (
 )
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile
-from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.subscription_group_manager import SYSTEM_GROUPS, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.disk import Disk
 from infra.in_steps import Steps
@@ -335,6 +336,27 @@ class MetadataLog:
         self._offsets.install(image.offsets, image.resets)
         for followed in self._read(image.position, self._journal.position):
             self._offsets.apply(followed.change)
+
+    def install_stock(self, image: StockImage) -> None:
+        """Take what an Apache master said in place of what is here; equal versions mean equal tables.
+
+        What every broker makes for itself stays. For a slave whose log is confirmed as far as the image's: changes that
+        the log has are of a time before that master's.
+        """
+        self._journal.reached(self._store.max_offset(METADATA_LOG, CHANGES))
+        topics, groups = self._topics, self._groups
+        if image.topics.version != topics.data_version.to_wire():
+            own = {name: topics.topics[name] for name in topics.system if name in topics.topics}
+            topics.install(msgspec.structs.replace(image.topics, topics=own | image.topics.topics))
+        if image.groups.version != groups.data_version.to_wire():
+            system = {name: groups.groups[name] for name in SYSTEM_GROUPS if name in groups.groups}
+            groups.install(msgspec.structs.replace(image.groups, groups=system | image.groups.groups))
+        if image.modes != self._modes.image():
+            self._modes.install(image.modes)
+        if image.delays != self._delays.positions():
+            self._delays.install(image.delays)
+        if image.offsets != self._offsets.table():
+            self._offsets.install(image.offsets, {})
 
 
 def _stands_at(file: StateFile, end: int) -> int:

@@ -3,6 +3,8 @@
     topics, groups, modes, users, delay positions    an image at each connect; from then on the log says what changes
     group offsets                                    polled, all of them, each answer with the end of the log it is of
 
+An Apache master keeps none of this in its log: of it everything is polled, as stock slaves do (`stock_tables`).
+
 An answer is of one master in one epoch, and what a former one said is nothing to the next: an answer that was asked for
 before the change is thrown away when it comes. It is installed once the own log is confirmed as far as the answer's,
 and whole: a position above the log's end would pass over messages, and a group that was set back would not go back.
@@ -29,6 +31,7 @@ from broker.metadata.images import (
     inflated,
 )
 from broker.metadata.metadata_log import ImageNeeded
+from broker.metadata.stock_tables import StockImage, ask_stock_master
 from broker.tables.changes import UnreadableChange
 from neve.errors import NeveError
 from neve.remoting.codes import RequestCode
@@ -37,6 +40,7 @@ from neve.remoting.command import RemotingCommand
 log = logging.getLogger(__name__)
 
 POLL_S = 3.0  # as RocketMQ's slaves wake; what is lost of a group's progress at a failover is no more than that
+STOCK_POLL_S = 9.0  # all tables each time: no more often than a stock slave asks, each 10 s
 #: Of the request: the epoch of the master who is to answer. Of its answer: it is an image.
 MASTER_EPOCH, IS_IMAGE = "masterEpoch", "image"
 
@@ -46,6 +50,7 @@ class Master(msgspec.Struct, frozen=True):
 
     address: str
     epoch: int
+    is_stock: bool = False  # Apache's
 
 
 class Api(Protocol):
@@ -70,6 +75,9 @@ class Followed(Protocol):
     def install_offsets(self, image: OffsetsImage) -> None:
         """Take where groups stand in place of what is here."""
 
+    def install_stock(self, image: StockImage) -> None:
+        """Take what an Apache master said in place of what is here."""
+
 
 class SlaveSynchronize:
     """See the module. On the loop; one task, `run`, asks."""
@@ -89,6 +97,7 @@ class SlaveSynchronize:
         self._tables, self._api, self._confirmed, self._on_unreadable = tables, master, confirmed, on_unreadable
         self._master: Master | None = None
         self._images, self._offsets = Polled[MetadataImage](), Polled[OffsetsImage]()
+        self._stock = Polled[StockImage]()
         # An image is to be asked for; one is to be installed before anything else may be.
         self._is_image_due = self._is_image_needed = False
         self._wake = asyncio.Event()
@@ -111,6 +120,7 @@ class SlaveSynchronize:
         self._master = None
         self._images.forget()
         self._offsets.forget()
+        self._stock.forget()
         self._is_image_due = False
         self._api.close()
 
@@ -119,8 +129,9 @@ class SlaveSynchronize:
     async def run(self) -> None:
         """Never ends: asks each `POLL_S`, and sooner where there is a new master."""
         while True:
+            master = self._master
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
+                async with asyncio.timeout(STOCK_POLL_S if master is not None and master.is_stock else POLL_S):
                     await self._wake.wait()
             self._wake.clear()
             await self.poll()
@@ -132,8 +143,8 @@ class SlaveSynchronize:
             return
         trouble = self.trouble
         self.trouble = None
-        await self._ask(master, self._ask_offsets, trouble)
-        if self._is_image_due and self._master is master:
+        await self._ask(master, self._ask_stock if master.is_stock else self._ask_offsets, trouble)
+        if not master.is_stock and self._is_image_due and self._master is master:
             self._is_image_due = False
             if not await self._ask(master, self._ask_image, trouble) and self._master is master:
                 self._is_image_due = True
@@ -157,6 +168,11 @@ class SlaveSynchronize:
         if self._master is master:
             self._images.offer(image)
 
+    async def _ask_stock(self, master: Master) -> None:
+        image = await ask_stock_master(self._api, master.address)
+        if self._master is master:
+            self._stock.offer(image)
+
     async def _image(self, master: Master, code: RequestCode) -> bytes:
         answer = await self._api.ask(master.address, code, {MASTER_EPOCH: str(master.epoch)})
         if answer.ext.get(IS_IMAGE) != "1":
@@ -178,7 +194,7 @@ class SlaveSynchronize:
         if master is None:
             return
         try:
-            self._follow_log()
+            self._follow_stock() if master.is_stock else self._follow_log()
         except UnreadableChange as error:
             log.error("the master's changes can't be followed: %s", error)
             self.forget()
@@ -206,4 +222,13 @@ class SlaveSynchronize:
         offsets = self._offsets.install_when(confirmed)
         if offsets is not None:
             self._tables.install_offsets(offsets)
+            self.installed += 1
+
+    def _follow_stock(self) -> None:
+        """Its log has changes only of a time when a neve broker was master: what it says of tables is newer."""
+        stock = self._stock.install_when(self._confirmed())
+        with contextlib.suppress(ImageNeeded):
+            self._tables.catch_up()
+        if stock is not None:
+            self._tables.install_stock(stock)
             self.installed += 1

@@ -1,0 +1,136 @@
+"""Tables as Apache RocketMQ's masters say them to their slaves: everything is polled, in RocketMQ's JSON.
+
+request  table           body                                                    version
+21       topics          {"topicConfigTable":{topic:row},"dataVersion":…}        its own
+201      groups          {"subscriptionGroupTable":{group:row},"forbiddenTable":{group:{topic:bits}},"dataVersion":…}
+402      request modes   {"messageRequestModeMap":{topic:{group:row}}}           none
+45       delay levels    {"offsetTable":{level:offset}}                          none
+43       group offsets   {"offsetTable":{topic@group:{queue:offset}}}            none
+907      end of the log  {"master":true,"masterCommitLogMaxOffset":offset}
+
+The end is asked for last: no position in the tables is above it. So an image of all of them waits for the own log as a
+neve master's does, and is installed at once; RocketMQ's own slave takes the tables apart entry by entry, and loses
+topics at a switch that comes between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+
+from broker.metadata.images import ModesImage, Positions
+from broker.tables.subscription_group_manager import GroupsImage, SubscriptionGroupConfig
+from broker.tables.topic_config_manager import TopicConfig, TopicsImage
+from neve.errors import NeveError
+from neve.remoting.body import ANSWER_NODES, DataVersion, NodeBudget, convert, loads_as
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import Int64
+
+
+class StockImage(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module."""
+
+    log_end: int
+    topics: TopicsImage
+    groups: GroupsImage
+    modes: ModesImage
+    delays: dict[int, int]
+    offsets: Positions
+
+
+class Asked(Protocol):
+    """How a master is asked."""
+
+    async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
+        """The answer, a success. Raises OSError, TimeoutError and NeveError."""
+
+
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _Topics(msgspec.Struct, rename="camel"):
+    topic_config_table: dict[str, TopicConfig]
+    data_version: DataVersion
+
+
+class _Groups(msgspec.Struct, rename="camel"):
+    subscription_group_table: dict[str, SubscriptionGroupConfig]
+    data_version: DataVersion
+    forbidden_table: dict[str, dict[str, Int64]] = {}
+
+
+class _Modes(msgspec.Struct, rename="camel"):
+    message_request_mode_map: dict[str, dict[str, dict[str, Any]]]
+
+
+class _Delays(msgspec.Struct, rename="camel"):
+    offset_table: dict[Int64, _Offset]
+
+
+class _Offsets(msgspec.Struct, rename="camel"):
+    offset_table: dict[str, dict[Int64, Int64]]
+
+
+class _HaStatus(msgspec.Struct, rename="camel"):
+    master: bool
+    master_commit_log_max_offset: _Offset
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+async def ask_stock_master(api: Asked, address: str) -> StockImage:
+    """All of its tables. Raises OSError, TimeoutError and NeveError: then nothing of what was heard counts."""
+
+    async def ask(code: RequestCode, kind: type[Body]) -> Body:
+        answer = await api.ask(address, code, {})
+        return await asyncio.to_thread(loads_as, bytes(answer.body), kind, NodeBudget(ANSWER_NODES))
+
+    topics = await ask(RequestCode.GET_ALL_TOPIC_CONFIG, _Topics)
+    groups = await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, _Groups)
+    modes = await ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, _Modes)
+    delays = await ask(RequestCode.GET_ALL_DELAY_OFFSET, _Delays)
+    offsets = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, _Offsets)
+    status = await ask(RequestCode.GET_BROKER_HA_STATUS, _HaStatus)
+    if not status.master:
+        raise NeveError(None, f"{address} is no master")
+    return StockImage(
+        log_end=status.master_commit_log_max_offset,
+        topics=TopicsImage(topics=topics.topic_config_table, version=_version(topics.data_version)),
+        groups=GroupsImage(
+            groups=groups.subscription_group_table,
+            forbidden={
+                group: sorted(topic for topic, bits in table.items() if bits)
+                for group, table in groups.forbidden_table.items()
+                if any(table.values())
+            },
+            version=_version(groups.data_version),
+        ),
+        modes=_known_modes(modes.message_request_mode_map),
+        delays=delays.offset_table,
+        offsets={name: dict(queues) for name, queues in offsets.offset_table.items()},
+    )
+
+
+def _version(version: DataVersion) -> dict[str, int]:
+    return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp}
+
+
+class _Mode(msgspec.Struct, rename="camel"):
+    mode: str
+    pop_share_queue_num: Int64 = 0
+
+
+def _known_modes(rows: ModesImage) -> ModesImage:
+    """As neve's own table has them."""
+    known: ModesImage = {}
+    for topic, groups in rows.items():
+        for group, row in groups.items():
+            mode = convert(row, _Mode)
+            known.setdefault(topic, {})[group] = {
+                "topic": topic, "consumerGroup": group, "mode": mode.mode, "popShareQueueNum": mode.pop_share_queue_num,
+            }  # fmt: skip
+    return known

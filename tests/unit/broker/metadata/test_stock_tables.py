@@ -1,0 +1,241 @@
+"""What an Apache master says of its tables is taken whole, and once the own log is confirmed so far."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.metadata.slave_synchronize import Master, SlaveSynchronize
+from broker.metadata.stock_tables import ask_stock_master
+from broker.tables.changes import CHANGES
+from broker.tables.topic_config_manager import system_topics
+from infra.clock import ManualClock
+from neve.errors import NeveError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
+from tests.unit.broker.metadata.members import Member
+
+APACHE = Master("apache:1", 0, is_stock=True)
+# As fastjson writes them: bare numbers for keys.
+TOPICS = (
+    '{"dataVersion":{"counter":%d,"stateVersion":0,"timestamp":1700000000000},"mappingDataVersion":{"counter":0},'
+    '"topicConfigTable":{"t":{"attributes":{},"order":false,"perm":6,"readQueueNums":4,"topicFilterType":"SINGLE_TAG",'
+    '"topicName":"t","topicSysFlag":0,"writeQueueNums":4}%s},"topicQueueMappingDetailMap":{}}'
+)
+GROUPS = (
+    '{"dataVersion":{"counter":7,"stateVersion":0,"timestamp":1700000000000},"forbiddenTable":{"g":{"t":4},"h":{"t":0}},'
+    '"subscriptionGroupTable":{"g":{"groupName":"g","retryMaxTimes":3,"consumeTimeoutMinute":15,"brokerId":0,'
+    '"groupRetryPolicy":{"type":"CUSTOMIZED"},"attributes":{}}}}'
+)
+MODES = (
+    '{"messageRequestModeMap":{"t":{"g":{"consumerGroup":"g","mode":"POP","popShareQueueNum":2,"topic":"t",'
+    '"version":"V5_3_3","suspend":false}}}}'
+)
+
+
+class Apache:
+    """A master's answers; what is asked, and in which order."""
+
+    def __init__(self) -> None:
+        self.answers = {
+            Code.GET_ALL_TOPIC_CONFIG: TOPICS % (7, ""),
+            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: GROUPS,
+            Code.GET_ALL_MESSAGE_REQUEST_MODE: MODES,
+            Code.GET_ALL_DELAY_OFFSET: '{"dataVersion":{"counter":1},"offsetTable":{1:2,3:1}}',
+            Code.GET_ALL_CONSUMER_OFFSET: '{"dataVersion":{"counter":2},"offsetTable":{"t@g":{0:5,1:7}}}',
+            Code.GET_BROKER_HA_STATUS: '{"inSyncSlaveNums":0,"master":true,"masterCommitLogMaxOffset":100}',
+        }
+        self.asked: list[Code] = []
+
+    async def ask(self, address: str, code: Code, ext: dict[str, str]) -> RemotingCommand:
+        assert (address, ext) == (APACHE.address, {})
+        self.asked.append(code)
+        return RemotingCommand(0, body=self.answers[code].encode())
+
+    def close(self) -> None:
+        """Nobody holds a connection."""
+
+
+class Slave:
+    """With as much of its log confirmed as a test says."""
+
+    def __init__(self, member: Member, api: Apache) -> None:
+        self.member, self.confirmed = member, 0
+        self.sync = SlaveSynchronize(member.metadata, api, confirmed=lambda: self.confirmed, on_unreadable=pytest.fail)
+
+
+@pytest.fixture
+def apache() -> Apache:
+    return Apache()
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Member:
+    member = Member(tmp_path, ManualClock(1_700_000_000_000))
+    for _ in range(3):
+        for level in (1, 3):
+            member.store.put(
+                SCHEDULE_TOPIC, level - 1, b"m", b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("127.0.0.1", 1)
+            )
+    return member
+
+
+@pytest.fixture
+def slave(member: Member, apache: Apache) -> Slave:
+    return Slave(member, apache)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def test_all_tables_come_together_once_the_own_log_is_confirmed_as_far_as_the_masters(
+    slave: Slave, apache: Apache
+) -> None:
+    async def scenario() -> None:
+        slave.sync.follow(APACHE)
+        slave.confirmed = 99
+        await slave.sync.poll()
+        assert apache.asked[-1] is Code.GET_BROKER_HA_STATUS, "no table may speak of more than it says"
+        assert (slave.member.topics.topics, slave.member.offsets.table()) == ({}, {})
+        slave.confirmed = 100
+        slave.sync.advance()
+        member = slave.member
+        assert member.topics.topics["t"].read_queue_nums == 4
+        assert member.groups.groups["g"].retry_max_times == 3
+        assert member.groups.forbidden() == {"g": ["t"]}
+        assert member.modes.find("t", "g") == ("POP", 2)
+        assert member.schedule.positions() == {1: 2, 3: 1}
+        assert member.offsets.table() == {"t@g": {0: 5, 1: 7}}
+        assert slave.sync.trouble is None
+
+    run(scenario)
+
+
+def test_what_is_deleted_or_set_back_there_is_here(slave: Slave, apache: Apache) -> None:
+    async def scenario() -> None:
+        slave.confirmed = 100
+        more = ',"gone":{"topicName":"gone"}'
+        apache.answers[Code.GET_ALL_TOPIC_CONFIG] = TOPICS % (7, more)
+        slave.sync.follow(APACHE)
+        await slave.sync.poll()
+        assert "gone" in slave.member.topics.topics
+        apache.answers[Code.GET_ALL_TOPIC_CONFIG] = TOPICS % (8, "")
+        apache.answers[Code.GET_ALL_CONSUMER_OFFSET] = '{"offsetTable":{"t@g":{0:1}}}'
+        apache.answers[Code.GET_ALL_MESSAGE_REQUEST_MODE] = '{"messageRequestModeMap":{}}'
+        await slave.sync.poll()
+        assert "gone" not in slave.member.topics.topics
+        assert slave.member.offsets.table() == {"t@g": {0: 1}}
+        assert slave.member.modes.find("t", "g") == ("PULL", -1)
+
+    run(scenario)
+
+
+def test_tables_of_the_version_that_is_here_are_not_replaced_nor_saved_again(slave: Slave, apache: Apache) -> None:
+    async def scenario() -> None:
+        slave.confirmed = 100
+        slave.sync.follow(APACHE)
+        await slave.sync.poll()
+        member = slave.member
+        member.save()
+        before = dict(member.topics.topics)
+        for _ in range(3):
+            await slave.sync.poll()
+        files = (member.topics.file, member.groups.file, member.modes.file, member.schedule.file, member.offsets.file)
+        assert [file.dirty for file in files] == [False] * 5
+        assert all(member.topics.topics[name] is row for name, row in before.items())
+        member.kill()
+        again = Slave(member, apache)
+        again.confirmed = 100
+        again.sync.follow(APACHE)
+        await again.sync.poll()
+        assert again.sync.installed == 1
+        assert not member.topics.file.dirty, "nor by the next life"
+
+    run(scenario)
+
+
+def test_what_each_broker_makes_for_itself_stays(slave: Slave, apache: Apache) -> None:
+    async def scenario() -> None:
+        own = system_topics("b", "c", auto_create=True, queues=8, trace=False)
+        slave.member.topics.ensure_system(own)
+        slave.confirmed = 100
+        slave.sync.follow(APACHE)
+        await slave.sync.poll()
+        assert slave.member.topics.topics.keys() == {"t", *(config.topic_name for config in own)}
+        assert "TOOLS_CONSUMER" in slave.member.groups.groups
+        assert slave.member.topics.data_version.counter == 7, "the master's: or each answer would be another"
+
+    run(scenario)
+
+
+def test_changes_of_a_time_before_that_master_do_not_come_back(slave: Slave, apache: Apache, tmp_path: Path) -> None:
+    """The log is of a set whose master was a neve broker; its first changes are evicted everywhere."""
+
+    async def scenario() -> None:
+        clock = ManualClock(1_700_000_000_000)
+        earlier = Member(tmp_path / "earlier", clock)
+        for name in ("t", "old"):
+            earlier.topics.create_plain(name, 1)
+        young = Slave(Member(tmp_path / "young", clock), apache)
+        young.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
+        for record in earlier.records():
+            if record.queue_offset >= 1:
+                young.member.hear(record)
+        young.confirmed = 1 << 20
+        young.sync.follow(APACHE)
+        await young.sync.poll()
+        young.sync.advance()
+        assert young.member.topics.topics.keys() == {"t"}
+        assert young.member.metadata.lead() == ["t@g queue 0: 5 → 0", "t@g queue 1: 7 → 0"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (Code.GET_ALL_TOPIC_CONFIG, "{}"),
+        (Code.GET_ALL_TOPIC_CONFIG, '{"topicConfigTable":{"t":{"topicName":"t","perm":"x"}},"dataVersion":{}}'),
+        (Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, '{"subscriptionGroupTable":{"g":7},"dataVersion":{}}'),
+        (Code.GET_ALL_MESSAGE_REQUEST_MODE, '{"messageRequestModeMap":{"t":{"g":{}}}}'),
+        (Code.GET_ALL_DELAY_OFFSET, '{"offsetTable":{1:-1}}'),
+        (Code.GET_ALL_CONSUMER_OFFSET, '{"offsetTable":{"t@g":{0:"x"}}}'),
+        (Code.GET_ALL_CONSUMER_OFFSET, "not JSON"),
+        (Code.GET_BROKER_HA_STATUS, '{"master":false,"masterCommitLogMaxOffset":5}'),
+        (Code.GET_BROKER_HA_STATUS, '{"master":true}'),
+    ],
+)
+def test_of_an_answer_that_is_not_whole_nothing_counts(slave: Slave, apache: Apache, code: Code, body: str) -> None:
+    async def scenario() -> None:
+        apache.answers[code] = body
+        with pytest.raises(NeveError):
+            await ask_stock_master(apache, APACHE.address)
+        slave.confirmed = 100
+        slave.sync.follow(APACHE)
+        await slave.sync.poll()
+        assert (slave.sync.failures, slave.member.topics.topics, slave.member.offsets.table()) == (1, {}, {})
+
+    run(scenario)
+
+
+def test_an_answer_of_a_former_master_is_thrown_away(slave: Slave, apache: Apache) -> None:
+    async def scenario() -> None:
+        slave.sync.follow(APACHE)
+        await slave.sync.poll()
+        slave.sync.forget()
+        slave.confirmed = 100
+        slave.sync.follow(Master("apache:1", 1, is_stock=True))
+        slave.sync.advance()
+        assert slave.member.topics.topics == {}
+
+    run(scenario)
