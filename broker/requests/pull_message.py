@@ -16,7 +16,7 @@ from broker.long_polling.pull_request_hold import MAX_HELD_SIZE, HeldPull, PullR
 from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter, parse_expression
 from broker.reading.tiered_store import Answer, PendingRead, TieredStore
 from broker.requests.by_role import FENCED, SLAVE
-from broker.requests.slave_pull import moves_on, slave_code
+from broker.requests.slave_pull import held_for, moves_on, slave_code
 from broker.role import BrokerRole, Role
 from broker.store.message_store import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
@@ -113,7 +113,7 @@ class PullMessageProcessor:
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
             return self._respond_later(pull, answer)
-        if self._may_wait(pull) and self._code(pull, answer) is _NOT_FOUND:
+        if self._may_wait(pull) and self._waits(pull, answer):
             self._hold_anew(pull)
             return None
         return self._response(pull, answer)
@@ -121,6 +121,11 @@ class PullMessageProcessor:
     def _may_wait(self, pull: Pull) -> bool:
         wants = pull.header.sys_flag & SUSPEND and self._config.long_polling_enable
         return bool(wants and pull.request.size <= MAX_HELD_SIZE)
+
+    def _waits(self, pull: Pull, result: GetResult) -> bool:
+        if self._role.is_master:
+            return response_code(result, pull.start) is _NOT_FOUND
+        return not moves_on(result.status)
 
     def _hold_anew(self, pull: Pull) -> None:
         if self._hold.full:
@@ -217,7 +222,7 @@ class PullMessageProcessor:
         pull.is_slow = True
         result = await pending
         # A master tells where to go on; of a slave this pull would ask again at once, and find no more.
-        if not self._role.is_master and self._may_wait(pull) and self._code(pull, result) is _NOT_FOUND:
+        if not self._role.is_master and self._may_wait(pull) and self._waits(pull, result):
             self._hold_anew(pull)
             return None
         return self._response(pull, result)
@@ -228,6 +233,9 @@ class PullMessageProcessor:
                 pull.connection.resume(pull.request, lambda: self._resume(pull, deadline, last=last))
 
         header, codes = pull.header, pull.message_filter.codes
+        if not self._role.is_master:
+            now = self._clock.monotonic()
+            deadline = now + held_for(deadline - now, has_master=self._role.has_master)
         self._hold.watch(pull.connection)
         self._hold.hold(HeldPull(pull.connection, header.topic, header.queue_id, pull.start, deadline, codes, resume))
 
@@ -242,7 +250,7 @@ class PullMessageProcessor:
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
             return self._respond_later(pull, answer)
-        waits = self._code(pull, answer) is _NOT_FOUND
+        waits = self._waits(pull, answer)
         if pull.message_filter.predicate is not None and answer.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
             pull.start, waits = answer.next_offset, True

@@ -13,6 +13,7 @@ from broker.broker_controller import BrokerController
 from broker.requests.pull_message import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND
 from broker.requests.slave_pull import moves_on, slave_code
 from broker.role import Role
+from infra.clock import Clock, ManualClock
 from infra.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import GetMessageStatus, ResponseCode
@@ -24,9 +25,11 @@ CONFIRMED, ALL = 3, 5
 
 
 @asynccontextmanager
-async def slave(root: Path, role: Role, *settings: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
+async def slave(
+    root: Path, role: Role, *, clock: Clock | None = None
+) -> AsyncIterator[tuple[BrokerController, Connection]]:
     """Of five messages its set has confirmed three."""
-    async with running(root, "slaveReadEnable=true", *settings) as (broker, connection):
+    async with running(root, "slaveReadEnable=true", clock=clock) as (broker, connection):
         for _ in range(CONFIRMED):
             await send(connection, "t")
         broker.store.join_set(broker.store.max_physical_offset)
@@ -86,14 +89,33 @@ def test_a_slave_shows_what_is_confirmed(tmp_path: Path, role: Role) -> None:
 @pytest.mark.parametrize("role", [Role.SLAVE, Role.SLAVE_IN_SYNC])
 @pytest.mark.parametrize("offset", [CONFIRMED, CONFIRMED + 1, 1000])
 def test_above_what_is_confirmed_a_reader_is_sent_to_the_master(tmp_path: Path, role: Role, offset: int) -> None:
-    """At once, and with the offset that it has: a stale slave moves no group back."""
+    """With the offset that it has: a stale slave moves no group back."""
 
     async def main() -> None:
         async with slave(tmp_path, role) as (broker, connection):
             turn(broker, role, has_master=True)
-            answer = await pull(connection, offset, SUBSCRIPTION | SUSPEND)
+            answer = await pull(connection, offset)
             assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
             assert (answer.ext["nextBeginOffset"], answer.ext["suggestWhichBrokerId"]) == (str(offset), "0")
+
+    asyncio.run(main())
+
+
+def test_who_may_wait_is_sent_to_the_master_after_a_second(tmp_path: Path) -> None:
+    """A client that does not know the master yet would be back at once, again and again."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        async with slave(tmp_path, Role.SLAVE, clock=clock) as (broker, connection):
+            turn(broker, Role.SLAVE, has_master=True)
+            waiting = await holds(broker, connection, 1000)
+            clock.advance(900)
+            broker.hold.check_deadlines()
+            assert broker.hold.count == 1
+            clock.advance(200)
+            broker.hold.check_deadlines()
+            answer = await waiting
+            assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "1000")
 
     asyncio.run(main())
 
@@ -125,12 +147,14 @@ def test_without_a_master_a_reader_waits_until_more_is_confirmed(tmp_path: Path)
 
 def test_who_waits_at_a_slave_hears_that_there_is_a_master(tmp_path: Path) -> None:
     async def main() -> None:
-        async with slave(tmp_path, Role.SLAVE) as (broker, connection):
+        clock = ManualClock()
+        async with slave(tmp_path, Role.SLAVE, clock=clock) as (broker, connection):
             waiting = await holds(broker, connection, CONFIRMED)
             broker.role.become(Role.SLAVE_IN_SYNC)
-            while not broker.hold.count:  # looked again, and waits on
-                await asyncio.sleep(0)
             broker.role.become(Role.SLAVE_IN_SYNC, has_master=True)
+            await asyncio.sleep(0)
+            clock.advance(1100)
+            broker.hold.check_deadlines()
             answer = await waiting
             assert (answer.code, answer.ext["suggestWhichBrokerId"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "0")
 
