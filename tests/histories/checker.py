@@ -1,0 +1,338 @@
+"""Whether a history keeps what a mode of replication promises: pure, from events to violations.
+
+  kind          the promise that is broken
+  lost          an acknowledged message is where it was said to be; a delayed or committed one is in its topic
+                (`async`: or it is in `diverged/`, in the archive, or in a GAP)
+  two at one    no offset was given to two messages
+  order         acknowledged messages of a sequential producer lie in their queue in the order in which they were sent,
+                and a group in order is given each queue's messages in their order
+  vanished      what anybody has seen is there still
+  doubled       what was sent once is there once
+  hole          the offsets of a queue follow one another, and a reader by offset misses none
+  early         a delayed message is neither stored nor given before its time
+  both ways     what was rolled back is never seen
+  topics        a topic that was made is there, one that was deleted is not
+  missed        a group was given all that is stored
+  restless      groups are at rest within `rest_within_ms` of the healing
+  logs          the members' logs are equal, byte by byte
+  blind         the history has what the checks need: without it nothing is proven
+
+In `async` acknowledged messages may go, and their offsets be given again: `vanished`, `two at one` and `missed` are no
+promises there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from tests.histories.history import (
+    Bounds,
+    Decision,
+    Event,
+    Gap,
+    Healed,
+    Kept,
+    LogPart,
+    Outcome,
+    Rested,
+    Seen,
+    Sent,
+    Stored,
+    TopicGone,
+    TopicMade,
+    Topics,
+)
+
+Place = tuple[str, int, int]  # topic, queue, offset
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a mode."""
+
+    keeps_acknowledged: bool  # whoever dies
+    rest_within_ms: int = 30_000
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """`kind` is one of the head of this file."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+class Report(msgspec.Struct):
+    """What was looked at, and what is broken."""
+
+    violations: list[Violation]
+    counts: Counter[str]
+
+
+def check(events: Iterable[Event], promise: Promise) -> Report:
+    """All violations, the first of each kind first."""
+    history = _History(events)
+    checks = [
+        _blind(history),
+        _lost(history, promise),
+        _order(history),
+        _doubled(history),
+        _holes(history),
+        _early(history),
+        _both_ways(history),
+        _topics(history),
+        _restless(history, promise),
+        _logs(history),
+    ]
+    if promise.keeps_acknowledged:
+        checks += [_two_at_one(history), _vanished(history), _missed(history)]
+    return Report([violation for found in checks for violation in found], history.counts())
+
+
+class _History:
+    """The same by kind of event."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        by_type: dict[type, list[Any]] = defaultdict(list)
+        for event in events:
+            by_type[type(event)].append(event)
+        self.sent: list[Sent] = by_type[Sent]
+        self.seen: list[Seen] = by_type[Seen]
+        self.stored: list[Stored] = by_type[Stored]
+        self.bounds: list[Bounds] = by_type[Bounds]
+        self.made: list[TopicMade] = by_type[TopicMade]
+        self.gone: list[TopicGone] = by_type[TopicGone]
+        self.topics: list[Topics] = by_type[Topics]
+        self.healed: list[Healed] = by_type[Healed]
+        self.rested: list[Rested] = by_type[Rested]
+        self.log: list[LogPart] = by_type[LogPart]
+        self.kept: list[Kept] = by_type[Kept]
+        self.gaps: list[Gap] = by_type[Gap]
+        self.at: dict[Place, str] = {(one.topic, one.queue, one.offset): one.key for one in self.stored}
+        self.copies: Counter[tuple[str, str]] = Counter((one.topic, one.key) for one in self.stored)
+        self.by_key: dict[str, Sent] = {one.key: one for one in self.sent}
+
+    @property
+    def acknowledged(self) -> Iterator[Sent]:
+        return (one for one in self.sent if one.outcome is Outcome.ACKNOWLEDGED)
+
+    def counts(self) -> Counter[str]:
+        counts = Counter(f"sent, {one.outcome}" for one in self.sent)
+        counts["seen"] = len(self.seen)
+        counts["stored"] = len(self.stored)
+        counts["stored more than once"] = sum(1 for count in self.copies.values() if count > 1)
+        counts["kept elsewhere"] = len({one.key for one in self.kept})
+        return counts
+
+
+def _is_plain(sent: Sent) -> bool:
+    """Its place in the answer is its place in its topic."""
+    return not sent.due and sent.decision is Decision.NONE
+
+
+def _blind(history: _History) -> Iterator[Violation]:
+    """A harness that loses its own records would find nothing."""
+    if not history.healed:
+        yield Violation("blind", "nobody says when the set was healed")
+    if not any(history.acknowledged):
+        yield Violation("blind", "nothing was acknowledged")
+    if len(history.by_key) != len(history.sent):
+        yield Violation("blind", "two sends have one key")
+    read = {(one.topic, one.queue) for one in history.bounds}
+    for topic, queue in sorted({(one.topic, one.queue) for one in history.acknowledged if _is_plain(one)} - read):
+        yield Violation("blind", f"{topic}/{queue} was written to, and nobody has read it")
+    gone = {one.topic for one in history.gone}
+    for topic in sorted({one.topic for one in history.acknowledged} - {topic for topic, _ in read} - gone):
+        yield Violation("blind", f"{topic} was written to, and nobody has read it")
+
+
+def _lost(history: _History, promise: Promise) -> Iterator[Violation]:
+    elsewhere = set() if promise.keeps_acknowledged else {one.key for one in history.kept}
+    gaps = [] if promise.keeps_acknowledged else history.gaps
+    for sent in history.acknowledged:
+        if sent.decision is Decision.ROLLBACK:
+            continue
+        if _is_plain(sent):
+            is_there = history.at.get((sent.topic, sent.queue, sent.offset)) == sent.key
+        else:
+            is_there = bool(history.copies[sent.topic, sent.key])
+        if is_there or sent.key in elsewhere or any(gap.start <= sent.physical < gap.end for gap in gaps):
+            continue
+        yield Violation("lost", f"{_told(sent)}; {_place_now(history, sent)}")
+
+
+def _told(sent: Sent) -> str:
+    place = f"{sent.topic}/{sent.queue} at {sent.offset}"
+    return f"{sent.producer}'s {sent.key}, acknowledged {sent.ended} as {place} (physical {sent.physical})"
+
+
+def _place_now(history: _History, sent: Sent) -> str:
+    there = history.at.get((sent.topic, sent.queue, sent.offset))
+    copies = [f"{one.queue} at {one.offset}" for one in history.stored if one.key == sent.key]
+    return f"its place has {there or 'nothing'}, the message is {'in ' + ', '.join(copies) if copies else 'nowhere'}"
+
+
+def _two_at_one(history: _History) -> Iterator[Violation]:
+    claims: dict[Place, dict[str, str]] = defaultdict(dict)
+    for sent in history.acknowledged:
+        if _is_plain(sent):
+            claims[sent.topic, sent.queue, sent.offset].setdefault(sent.key, f"acknowledged to {sent.producer}")
+    for seen in history.seen:
+        if not seen.again:
+            claims[seen.topic, seen.queue, seen.offset].setdefault(seen.key, f"seen by {seen.who} {seen.at}")
+    for stored in history.stored:
+        claims[stored.topic, stored.queue, stored.offset].setdefault(stored.key, "stored")
+    for (topic, queue, offset), keys in claims.items():
+        if len(keys) > 1:
+            told = ", ".join(f"{key} ({how})" for key, how in keys.items())
+            yield Violation("two at one", f"{topic}/{queue} at {offset}: {told}")
+
+
+def _order(history: _History) -> Iterator[Violation]:
+    sent_to: dict[tuple[str, str, int], list[Sent]] = defaultdict(list)
+    for sent in history.acknowledged:
+        if _is_plain(sent) and history.at.get((sent.topic, sent.queue, sent.offset)) == sent.key:
+            sent_to[sent.producer, sent.topic, sent.queue].append(sent)
+    for (producer, topic, queue), calls in sent_to.items():
+        calls.sort(key=lambda one: one.number)
+        for before, after in pairwise(calls):
+            if after.offset <= before.offset:
+                where = f"{producer} in {topic}/{queue}"
+                yield Violation(
+                    "order", f"{where}: {before.key} at {before.offset}, then {after.key} at {after.offset}"
+                )
+    given: dict[tuple[str, str, int], dict[int, None]] = defaultdict(dict)
+    for seen in history.seen:
+        if seen.in_order:
+            given[seen.group, seen.topic, seen.queue].setdefault(seen.offset)
+    for (group, topic, queue), offsets in given.items():
+        for first, second in pairwise(offsets):
+            if second < first:
+                yield Violation("order", f"{group} was given {topic}/{queue} at {first} before {second}")
+
+
+def _vanished(history: _History) -> Iterator[Violation]:
+    gone = {one.topic for one in history.gone}
+    for seen in history.seen:
+        if seen.topic in gone or seen.again:
+            continue
+        there = history.at.get((seen.topic, seen.queue, seen.offset))
+        if there != seen.key:
+            where = f"{seen.topic}/{seen.queue} at {seen.offset}"
+            yield Violation(
+                "vanished", f"{seen.who} saw {seen.key} in {where} {seen.at}, there is {there or 'nothing'}"
+            )
+
+
+def _doubled(history: _History) -> Iterator[Violation]:
+    for (topic, key), count in history.copies.items():
+        sent = history.by_key.get(key)
+        if sent is None:
+            yield Violation("doubled", f"{topic} holds {key}, which nobody has sent")
+        elif count > 1 and _is_plain(sent) and not sent.may_repeat:
+            yield Violation("doubled", f"{topic} holds {key} {count} times, it was sent once")
+
+
+def _holes(history: _History) -> Iterator[Violation]:
+    for bounds in history.bounds:
+        missing = [
+            offset
+            for offset in range(bounds.first, bounds.end)
+            if (bounds.topic, bounds.queue, offset) not in history.at
+        ]
+        if missing:
+            where = f"{bounds.topic}/{bounds.queue} from {bounds.first} to {bounds.end}"
+            yield Violation("hole", f"{where} lacks {len(missing)}: {missing[:5]}")
+    read: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    for seen in history.seen:
+        if not seen.group:
+            read[seen.who, seen.topic, seen.queue].append(seen.offset)
+    for (who, topic, queue), offsets in read.items():
+        for before, after in pairwise(offsets):
+            if after != before + 1:
+                yield Violation("hole", f"{who} read {topic}/{queue} at {before}, then at {after}")
+
+
+def _early(history: _History) -> Iterator[Violation]:
+    due = {one.key: one.due for one in history.sent if one.due}
+    for stored in history.stored:
+        if stored.key in due and stored.stored < due[stored.key]:
+            wait = due[stored.key] - stored.stored
+            yield Violation("early", f"{stored.key} was stored in {stored.topic} {wait} ms before its time")
+    for seen in history.seen:
+        if seen.key in due and seen.at < due[seen.key]:
+            yield Violation("early", f"{seen.who} was given {seen.key} {due[seen.key] - seen.at} ms before its time")
+
+
+def _both_ways(history: _History) -> Iterator[Violation]:
+    dropped = {one.key for one in history.sent if one.decision is Decision.ROLLBACK}
+    for seen in history.seen:
+        if seen.key in dropped:
+            yield Violation("both ways", f"{seen.who} was given {seen.key}, which was rolled back")
+    for stored in history.stored:
+        if stored.key in dropped:
+            where = f"{stored.topic}/{stored.queue} at {stored.offset}"
+            yield Violation("both ways", f"{where} is {stored.key}, which was rolled back")
+
+
+def _topics(history: _History) -> Iterator[Violation]:
+    if not history.topics and (history.made or history.gone):
+        yield Violation("blind", "nobody says which topics there are")
+        return
+    gone = {one.topic for one in history.gone}
+    for made in history.made:
+        queues = history.topics[-1].queues.get(made.topic)
+        if made.topic not in gone and queues != made.queues:
+            yield Violation("topics", f"{made.topic} was made with {made.queues} queues and has {queues or 'none'}")
+    for topic in sorted(gone & set(history.topics[-1].queues if history.topics else ())):
+        yield Violation("topics", f"{topic} was deleted and is there")
+
+
+def _missed(history: _History) -> Iterator[Violation]:
+    given: dict[str, set[str]] = defaultdict(set)
+    topics: dict[str, set[str]] = defaultdict(set)
+    for seen in history.seen:
+        if seen.group:
+            given[seen.group].add(seen.key)
+            topics[seen.group].add(seen.topic)
+    for group in sorted({one.group for one in history.rested} - set(given)):
+        yield Violation("blind", f"{group} was given nothing")
+    for stored in history.stored:
+        for group, keys in given.items():
+            if stored.topic in topics[group] and stored.key not in keys:
+                where = f"{stored.topic}/{stored.queue} at {stored.offset}"
+                yield Violation("missed", f"{group} was never given {stored.key}, {where}")
+
+
+def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
+    healed = max((one.at for one in history.healed), default=0)
+    for rested in history.rested:
+        took = rested.at - healed
+        if not rested.at:
+            yield Violation("restless", f"{rested.group} did not come to rest")
+        elif took > promise.rest_within_ms:
+            yield Violation("restless", f"{rested.group} came to rest {took} ms after the healing")
+
+
+def _logs(history: _History) -> Iterator[Violation]:
+    parts: dict[tuple[int, int], dict[str, str]] = defaultdict(dict)
+    for part in history.log:
+        parts[part.start, part.end][part.member] = part.digest
+    for (start, end), digests in parts.items():
+        if len(set(digests.values())) > 1:
+            yield Violation("logs", f"from {start} to {end}: {digests}")
+        elif len(digests) < 2:
+            yield Violation("blind", f"only {', '.join(digests)} showed its log from {start} to {end}")
+
+
+def told(violations: Sequence[Violation], most: int = 20) -> str:
+    """For a person: how many of each kind, and the first of them."""
+    kinds = Counter(one.kind for one in violations)
+    head = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+    return "\n  ".join([head or "nothing is broken", *map(str, violations[:most])])

@@ -1,0 +1,166 @@
+"""What clients did and saw on a broker set, and what the healed set holds: values only, one JSON line each in a file.
+
+    Sent      a call of a producer, with its answer
+    Seen      a message that was given to a consumer, or read by offset
+    Stored    a message that the healed set holds, read by offset from its master
+    Bounds    of a queue of the healed set
+    TopicMade, TopicGone    administrative changes that were acknowledged, and Topics: those of the healed set
+    Healed, Rested          when the last fault was over, and when a group had nothing left to read
+    LogPart   a stretch of a member's CommitLog, as a digest
+    Kept, Gap for `async`: what the new master lacked and lies elsewhere, and what the archive says is missing
+    Told      a fault, for who reads a history; it promises nothing
+
+Times are milliseconds since 1970 by one clock: brokers and clients share a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+
+class Outcome(StrEnum):
+    """What a producer knows of a send."""
+
+    ACKNOWLEDGED = "acknowledged"
+    REFUSED = "refused"  # an answer that promises nothing: stored or not
+    UNKNOWN = "unknown"
+
+
+class Decision(StrEnum):
+    """How a transaction ends, as its producer decided: END_TRANSACTION and every check say the same."""
+
+    NONE = ""
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True, tag="sent"):
+    """One call of a producer. A sequential producer's next call begins when the one before has ended."""
+
+    producer: str
+    number: int  # of its calls, in their order
+    key: str  # of the message; no two calls have the same
+    topic: str
+    began: int
+    ended: int
+    outcome: Outcome
+    queue: int = -1
+    offset: int = -1
+    physical: int = -1  # where the record is in the CommitLog
+    may_repeat: bool = False  # the client may have sent it more than once
+    due: int = 0  # a delayed message: not before
+    decision: Decision = Decision.NONE  # of a transaction: queue and offset are the half message's then
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True, tag="seen"):
+    """Given to `who`; in the order in which it was given."""
+
+    who: str
+    topic: str
+    queue: int
+    offset: int
+    key: str
+    at: int
+    group: str = ""  # "": a reader by offset, which sees every offset once and in order
+    in_order: bool = False  # a group that has one message of a queue in hand at a time
+    again: bool = False  # out of the group's retry topic: queue and offset are not the message's
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True, tag="stored"):
+    """In the healed set."""
+
+    topic: str
+    queue: int
+    offset: int
+    key: str
+    stored: int = 0  # store time
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True, tag="bounds"):
+    """A queue of the healed set: from `first` up to, without it, `end`."""
+
+    topic: str
+    queue: int
+    first: int
+    end: int
+
+
+class TopicMade(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
+    """Acknowledged."""
+
+    topic: str
+    queues: int
+
+
+class TopicGone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
+    """Acknowledged, and not made again."""
+
+    topic: str
+
+
+class Topics(msgspec.Struct, frozen=True, kw_only=True, tag="topics"):
+    """All of the healed set, with their number of queues."""
+
+    queues: dict[str, int]
+
+
+class Healed(msgspec.Struct, frozen=True, kw_only=True, tag="healed"):
+    """From here on every member ran and every link was open."""
+
+    at: int
+
+
+class Rested(msgspec.Struct, frozen=True, kw_only=True, tag="rested"):
+    """A group at rest: all that is stored was given to it, and its offsets say so. `at` is 0 if that did not happen."""
+
+    group: str
+    at: int
+
+
+class LogPart(msgspec.Struct, frozen=True, kw_only=True, tag="log"):
+    """Of a member's CommitLog."""
+
+    member: str
+    start: int
+    end: int
+    digest: str
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
+    """A message outside the master's log: in a member's `diverged/`, or in the archive."""
+
+    key: str
+    where: str
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):
+    """A range of physical offsets that the archive's journal says is nowhere."""
+
+    start: int
+    end: int
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+    """A step of the faults."""
+
+    at: int
+    what: str
+
+
+Event = Sent | Seen | Stored | Bounds | TopicMade | TopicGone | Topics | Healed | Rested | LogPart | Kept | Gap | Told
+
+_DECODER = msgspec.json.Decoder(Event)
+
+
+def write(path: Path, events: Iterable[Event]) -> None:
+    """For whoever looks at it later."""
+    path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+
+
+def read(path: Path) -> list[Event]:
+    """What `write` has written."""
+    return [_DECODER.decode(line) for line in path.read_bytes().splitlines()]

@@ -1,0 +1,206 @@
+"""The checker of histories finds a fault of each kind that was put into a history without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.histories import history
+from tests.histories.checker import Promise, check, told
+from tests.histories.history import (
+    Bounds,
+    Decision,
+    Event,
+    Gap,
+    Healed,
+    Kept,
+    LogPart,
+    Outcome,
+    Rested,
+    Seen,
+    Sent,
+    Stored,
+    Told,
+    TopicGone,
+    TopicMade,
+    Topics,
+)
+
+SYNC = Promise(keeps_acknowledged=True)
+ASYNC = Promise(keeps_acknowledged=False)
+HEALED = 100_000
+
+
+def sent(number: int, **more: object) -> Sent:
+    at = 1000 * number
+    fields: dict[str, object] = {"producer": "p", "number": number, "key": f"p-{number}", "topic": "t", "began": at}
+    fields |= {"ended": at + 5, "outcome": Outcome.ACKNOWLEDGED, "queue": 0, "offset": number, "physical": at}
+    return Sent(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def seen(key: str, offset: int, **more: object) -> Seen:
+    fields: dict[str, object] = {"who": "r", "topic": "t", "queue": 0, "offset": offset, "key": key, "at": 50_000}
+    return Seen(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def stored(key: str, offset: int, topic: str = "t", at: int = 0) -> Stored:
+    return Stored(topic=topic, queue=0, offset=offset, key=key, stored=at)
+
+
+def whole() -> list[Event]:
+    """All is well, and there is something of everything."""
+    later = {"producer": "later", "topic": "late", "queue": -1, "offset": -1}
+    halves = {"producer": "halves", "topic": "halves"}
+    return [
+        TopicMade(topic="t", queues=1),
+        TopicMade(topic="old", queues=2),
+        TopicGone(topic="old"),
+        *(sent(number) for number in range(3)),
+        sent(3, outcome=Outcome.UNKNOWN, queue=-1, offset=-1),
+        sent(4, outcome=Outcome.REFUSED, queue=-1, offset=-1),
+        sent(5, offset=4),
+        sent(0, **later, key="late-0", due=6_000),
+        sent(0, **halves, key="halves-0", decision=Decision.COMMIT),
+        sent(1, **halves, key="halves-1", decision=Decision.ROLLBACK),
+        *(seen(f"p-{number}", number) for number in range(4)),
+        *(seen(f"p-{number}", number, who="g1", group="g", in_order=True) for number in (0, 1, 0, 2, 3)),
+        seen("p-5", 4, who="g2", group="g", in_order=True),
+        seen("p-5", 0, who="g2", group="g", again=True),
+        seen("late-0", 0, who="l1", group="l", topic="late", at=6_001),
+        seen("halves-0", 0, who="h1", group="h", topic="halves"),
+        Told(at=60_000, what="master killed"),
+        Healed(at=HEALED),
+        *(Rested(group=group, at=HEALED + 30_000) for group in "glh"),
+        *(stored(f"p-{number}", number) for number in range(4)),
+        stored("p-5", 4),
+        stored("late-0", 0, "late", 6_000),
+        stored("halves-0", 0, "halves"),
+        Bounds(topic="t", queue=0, first=0, end=5),
+        Bounds(topic="late", queue=0, first=0, end=1),
+        Bounds(topic="halves", queue=0, first=0, end=1),
+        Topics(queues={"t": 1, "late": 1, "halves": 1, "%RETRY%g": 1}),
+        *(LogPart(member=member, start=0, end=9_000, digest="d") for member in "abc"),
+    ]
+
+
+def kinds(events: list[Event], promise: Promise = SYNC) -> set[str]:
+    return {violation.kind for violation in check(events, promise).violations}
+
+
+def without(events: list[Event], *gone: Event) -> list[Event]:
+    assert all(one in events for one in gone)
+    return [event for event in events if event not in gone]
+
+
+def changed(events: list[Event], old: Event, **fields: object) -> list[Event]:
+    assert events.count(old) == 1
+    return [replace(event, **fields) if event == old else event for event in events]
+
+
+def test_a_history_without_a_fault_breaks_nothing() -> None:
+    for promise in (SYNC, ASYNC):
+        report = check(whole(), promise)
+        assert report.violations == [], told(report.violations)
+        assert report.counts["sent, acknowledged"] == 7
+
+
+Plant = Callable[[list[Event]], list[Event]]
+LAST = sent(5, offset=4)
+SHORTER = (Bounds(topic="t", queue=0, first=0, end=5), Bounds(topic="t", queue=0, first=0, end=4))
+
+
+def cut_last(events: list[Event]) -> list[Event]:
+    """The queue's last message is gone, and nothing else shows it."""
+    events = without(events, stored("p-5", 4), seen("p-5", 4, who="g2", group="g", in_order=True))
+    return [SHORTER[1] if event == SHORTER[0] else event for event in events]
+
+
+PLANTED: list[tuple[str, str, Plant]] = [
+    ("an acknowledged message is gone", "lost", cut_last),
+    ("another one has its place", "lost", lambda h: changed(h, stored("p-5", 4), key="p-4")),
+    ("it is there, at another offset", "lost", lambda h: [*without(h, LAST), replace(LAST, offset=9)]),
+    ("a delayed message never comes", "lost", lambda h: without(h, stored("late-0", 0, "late", 6_000))),
+    ("a committed message never comes", "lost", lambda h: without(h, stored("halves-0", 0, "halves"))),
+    ("two producers were told one place", "two at one", lambda h: [*h, sent(6, producer="q", key="q-6", offset=1)]),
+    ("a reader saw another message there", "two at one", lambda h: [*h, seen("p-4", 1, who="x")]),
+    ("a later message lies before", "order", lambda h: changed(h, sent(1), number=9)),
+    ("a group in order is given a later one first", "order",
+     lambda h: [*h, *(seen(f"p-{at}", at, who="o", group="o", in_order=True) for at in (0, 2, 1, 3, 5))]),
+    ("what was seen is not there", "vanished", lambda h: [*h, seen("p-4", 5, who="x")]),
+    ("it is there twice", "doubled", lambda h: [*h, stored("p-5", 5)]),
+    ("nobody has sent it", "doubled", lambda h: [*h, stored("p-77", 5)]),
+    ("a queue has a hole", "hole", lambda h: without(h, stored("p-3", 3), seen("p-3", 3))),
+    ("a reader passes over one", "hole", lambda h: without(h, seen("p-1", 1))),
+    ("a delayed message is given too soon", "early",
+     lambda h: changed(h, seen("late-0", 0, who="l1", group="l", topic="late", at=6_001), at=5_999)),
+    ("a delayed message is stored too soon", "early",
+     lambda h: changed(h, stored("late-0", 0, "late", 6_000), stored=5_999)),
+    ("what was rolled back is given", "both ways", lambda h: [*h, seen("halves-1", 1, topic="halves", who="x")]),
+    ("what was rolled back is stored", "both ways", lambda h: [*h, stored("halves-1", 1, "halves")]),
+    ("a topic is gone", "topics", lambda h: changed(h, h_topics(h), queues={"late": 1, "halves": 1})),
+    ("a topic has other queues", "topics", lambda h: changed(h, h_topics(h), queues={"t": 4})),
+    ("a deleted topic is back", "topics", lambda h: changed(h, h_topics(h), queues={"t": 1, "old": 2})),
+    ("a group was not given one", "missed",
+     lambda h: without(h, seen("p-3", 3, who="g1", group="g", in_order=True))),
+    ("a group comes to rest late", "restless",
+     lambda h: changed(h, Rested(group="g", at=HEALED + 30_000), at=HEALED + 30_001)),
+    ("a group never rests", "restless", lambda h: changed(h, Rested(group="g", at=HEALED + 30_000), at=0)),
+    ("a member's log differs", "logs",
+     lambda h: changed(h, LogPart(member="c", start=0, end=9_000, digest="d"), digest="e")),
+    ("nobody reads a queue", "blind", lambda h: without(h, SHORTER[0])),
+    ("nobody reads the delayed messages", "blind", lambda h: without(h, Bounds(topic="late", queue=0, first=0, end=1))),
+    ("a group was given nothing", "blind", lambda h: [*h, Rested(group="z", at=HEALED + 1)]),
+    ("the healing is not told", "blind", lambda h: without(h, Healed(at=HEALED))),
+    ("topics are not told", "blind", lambda h: without(h, h_topics(h))),
+    ("two sends have one key", "blind", lambda h: [*h, sent(9, key="p-0", offset=0)]),
+    ("one log is all that there is", "blind",
+     lambda h: without(h, *(LogPart(member=member, start=0, end=9_000, digest="d") for member in "ab"))),
+]  # fmt: skip
+
+
+def h_topics(events: list[Event]) -> Topics:
+    return next(event for event in events if isinstance(event, Topics))
+
+
+@pytest.mark.parametrize(("kind", "plant"), [(kind, plant) for _, kind, plant in PLANTED], ids=[p[0] for p in PLANTED])
+def test_a_planted_fault_is_found(kind: str, plant: Plant) -> None:
+    assert kind in kinds(plant(whole()))
+
+
+def test_every_kind_of_the_checkers_head_is_planted() -> None:
+    doc = check.__globals__["__doc__"].partition("In `async`")[0]
+    named = {line[2:15].strip() for line in doc.splitlines()[2:] if line.startswith("  ") and line[2] != " "} - {"kind"}
+    assert {kind for _, kind, _ in PLANTED} == named
+
+
+def test_what_an_answer_does_not_promise_may_be_there_or_not() -> None:
+    events = whole()
+    assert kinds([*without(events, SHORTER[0]), stored("p-4", 5), Bounds(topic="t", queue=0, first=0, end=6)]) == {
+        "missed"
+    }
+    fewer = without(events, sent(4, outcome=Outcome.REFUSED, queue=-1, offset=-1))
+    assert kinds(fewer) == set()
+
+
+def test_a_message_that_a_client_may_have_repeated_may_be_there_twice() -> None:
+    twice = [*whole(), stored("p-5", 5), seen("p-5", 5, who="g2", group="g", in_order=True)]
+    assert kinds(twice) == {"doubled"}
+    assert kinds(changed(twice, LAST, may_repeat=True)) == set()
+
+
+def test_in_async_what_is_lost_lies_elsewhere() -> None:
+    lost = cut_last(whole())
+    assert kinds(lost, ASYNC) == {"lost"}
+    assert kinds([*lost, Kept(key="p-5", where="a's diverged/1-0-9.log")], ASYNC) == set()
+    assert kinds([*lost, Gap(start=5_000, end=5_001)], ASYNC) == set()
+    assert kinds([*lost, Gap(start=5_001, end=9_000)], ASYNC) == {"lost"}
+    assert "lost" in kinds([*lost, Kept(key="p-5", where="the archive"), Gap(start=0, end=9_000)], SYNC)
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    events = whole()
+    history.write(tmp_path / "history.jsonl", events)
+    assert history.read(tmp_path / "history.jsonl") == events
