@@ -61,8 +61,9 @@ class SettledInArchive:
         self._journal, self._safe_clock = journal, safe_clock
 
     def begin(self) -> None:
-        self._journal.ensure_online()
-        self._journal.follow()
+        if self._journal.leads:
+            self._journal.ensure_online()
+        self._journal.follow()  # of a slave: what its master has archived
 
     def through(self) -> Mapping[str, int]:
         return settled_through(self._journal.catalog)

@@ -21,6 +21,7 @@ from tiered.journal.writer import JournalWriter
 log = logging.getLogger(__name__)
 
 DELETE_BATCH = 500
+_ANY_TIME = 1 << 62
 
 
 class ExpireLocal:
@@ -46,7 +47,11 @@ class ExpireArchived:
         policy: Callable[[], Policy],
         safe_clock: SafeClock,
         turns: Turns,
+        *,
+        is_member: bool = False,
     ) -> None:
+        """`is_member`: of a broker set."""
+        self._is_member = is_member
         self._hot, self._journal, self._hot_expiry, self._policy = hot, journal, hot_expiry, policy
         self._safe_clock, self._turns = safe_clock, turns
         self.deleted = 0  # objects, since the start
@@ -54,6 +59,9 @@ class ExpireArchived:
     def run(self) -> dict[str, int]:
         """Take what has expired out of view, and delete what has been out of view for the grace."""
         with self._turns:
+            if not self._journal.leads:
+                self._journal.follow()
+                return {"expired": 0, "deleted": 0, "raised": self._hide_as_master()}
             self._journal.ensure_online()
             self._journal.follow()
             self._complete_tombstones()
@@ -62,10 +70,30 @@ class ExpireArchived:
             raised = self._hot_expiry.hide(now)
             return {"expired": expired, "deleted": self._delete_expired(now), "raised": raised}
 
+    def _hide_as_master(self) -> int:
+        """A slave's readers see what its master's do: by the journal, as soon as it is told of it."""
+        catalog, hot = self._journal.catalog, self._hot
+        rising: dict[str, dict[int, int]] = {}
+        for topic in hot.topics():
+            recorded = {queue: catalog.recorded_minimum(topic, queue) for queue in hot.queues_of(topic)}
+            above = {queue: offset for queue, offset in recorded.items() if offset > hot.min_offset(topic, queue)}
+            if above:
+                rising[topic] = above
+        if rising:
+            hot.expire_below(rising, dict.fromkeys(rising, _ANY_TIME))
+        return sum(map(len, rising.values()))
+
     def _complete_tombstones(self) -> None:
-        """What was sent while a topic's deletion was being recorded, and whose own tombstone the store did not take."""
-        catalog = self._journal.catalog
-        for topic, ends in self._hot.deleted_below().items():
+        """What was sent while a topic's deletion was being recorded, and whose own tombstone the store did not take.
+
+        In a broker set also what all its members did not have yet: an offset that one may give again must not be named.
+        """
+        catalog, gone_below = self._journal.catalog, self._policy().gone_below
+        deleted = self._hot.deleted_below()
+        end = self._hot.flush() if self._is_member and deleted else None
+        for topic, ends in deleted.items():
+            if end is not None and gone_below(topic) > end:
+                continue
             named = catalog.named_offsets(topic)
             minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in ends}
             if any(minimums[queue] < end and minimums[queue] <= named.get(queue, -1) for queue, end in ends.items()):

@@ -15,6 +15,7 @@ from tiered.journal.writer import JournalWriter
 from tiered.write.offload_plan import TopicUnreadable
 from tiered.write.set_aside import SetAside
 
+_ALL = 1 << 62
 Minimums = dict[str, dict[int, int]]  # topic -> queue -> the lowest offset in view
 
 
@@ -84,8 +85,9 @@ class RecordInJournal:
 class HotExpiry:
     """Hides what has expired; shows again what was hidden by a wrong clock or TTL."""
 
-    def __init__(self, hot: HotStore, record: Record, policy: Callable[[], Policy]) -> None:
-        self._hot, self._record, self._policy = hot, record, policy
+    def __init__(self, hot: HotStore, record: Record, policy: Callable[[], Policy], *, is_member: bool = False) -> None:
+        """`is_member`: of a broker set, whose next master may lack what is not synced by all."""
+        self._hot, self._record, self._policy, self._is_member = hot, record, policy, is_member
         self.set_aside = SetAside("expired")
 
     def hide(self, now_ms: int) -> int:
@@ -95,7 +97,8 @@ class HotExpiry:
         if rising:
             # Whether the record stands may never be known. Were these offsets not on the disk, a start after a power
             # cut would give them again, and the minimum hide what got them.
-            self._hot.flush()
+            end = self._hot.flush()
+            rising = self._within(rising, end) if self._is_member else rising
         try:
             self._record.record(rising, mark)
         except StalePlan:
@@ -104,6 +107,24 @@ class HotExpiry:
             # A topic may have come again meanwhile, at offset 0: only what is old now goes.
             self._hot.expire_below(rising, before)
         return sum(map(len, rising.values()))
+
+    def _within(self, rising: Minimums, end: int) -> Minimums:
+        """No higher than the records of [0, end): their offsets alone are surely never given again."""
+        capped: Minimums = {}
+        for topic, offsets in rising.items():
+            try:
+                above = self._hot.entries(topic, end, _ALL)
+            except TopicUnreadable as error:
+                self.set_aside.note(topic, error)
+                continue
+            low = {
+                queue: min(offset, above[queue].first_offset) if queue in above else offset
+                for queue, offset in offsets.items()
+            }
+            risen = {queue: offset for queue, offset in low.items() if offset > self._hot.min_offset(topic, queue)}
+            if risen:
+                capped[topic] = risen
+        return capped
 
     def show(self) -> tuple[Minimums, int]:
         """All that the local log still has; `hide` then takes again what has expired. How many minimums moved."""

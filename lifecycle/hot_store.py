@@ -38,7 +38,8 @@ class HotStore(HotLog, Protocol):
     def flush(self) -> int:
         """Make the log durable; returns the CommitLog offset below which it is, and all entries are visible.
 
-        A bound above the visible entries would let a round pass over records that are about to appear.
+        A bound above the visible entries would let a round pass over records that are about to appear. In a broker set
+        it is what all members that may be elected have on their disks; the own disk has more.
         """
         ...
 

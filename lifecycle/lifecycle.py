@@ -80,18 +80,24 @@ class ArchiveLifecycle:
         *,
         cluster: str = "DefaultCluster",
         threads: Threads = SYSTEM_THREADS,
+        settled: Callable[[], bool] | None = None,
     ) -> None:
+        """`settled`, of a member of a broker set: whether the set has what this broker had at its promotion."""
         self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
         turns = self.turns = Turns(threads)
-        self._hot_expiry = HotExpiry(hot, RecordInJournal(journal, policy, clock), policy)
+        self._hot_expiry = HotExpiry(
+            hot, RecordInJournal(journal, policy, clock), policy, is_member=settled is not None
+        )
         self._round = OffloadRound(journal, hot, worker, clock, turns, lambda: turns.closed, cluster=cluster)
         self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside)
         self.throttle = UploadThrottle(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
-        self._rounds = Rounds(self._round, self._due, self.throttle, turns, clock, threads)
+        self._rounds = Rounds(self._round, self._due, self.throttle, turns, clock, threads, settled)
         self.evict = Evict(hot, SettledInArchive(journal, safe_clock), policy, clock, turns)
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)
-        self.expire = ExpireArchived(hot, journal, self._hot_expiry, policy, safe_clock, turns)
+        self.expire = ExpireArchived(
+            hot, journal, self._hot_expiry, policy, safe_clock, turns, is_member=settled is not None
+        )
         self.unexpire = UnexpireArchived(journal, self._hot_expiry, policy, safe_clock, turns)
         self.checkpoint = WriteCheckpoint(journal, turns)
         self.sweep = Sweep(journal, worker, safe_clock, turns)
@@ -122,7 +128,7 @@ class ArchiveLifecycle:
         journal, worker = self._journal, self._worker
         backlog = self.backlog() if backlog is None else backlog
         return {
-            "archive": "fenced" if journal.fenced else "online" if journal.online else "unreachable",
+            "archive": _standing(journal),
             "epoch": journal.epoch,
             "journal_entries": journal.catalog.next_seq,
             "objects": journal.catalog.object_count,
@@ -140,6 +146,14 @@ class ArchiveLifecycle:
             "store_requests": dict(journal.store.requests),
             **_common(self.evict, self.expire.deleted, self.safe_clock, self.set_aside()),
         }
+
+
+def _standing(journal: JournalWriter) -> str:
+    if journal.fenced:
+        return "fenced"
+    if not journal.leads:
+        return "following"
+    return "online" if journal.online else "unreachable"
 
 
 def _common(evict: Evict, deleted: int, clock: SafeClock, set_aside: Mapping[str, str]) -> dict[str, Any]:

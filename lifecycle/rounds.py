@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from infra.clock import Clock
@@ -25,14 +25,20 @@ class Rounds:
         turns: Turns,
         clock: Clock,
         threads: Threads,
+        settled: Callable[[], bool] | None = None,
     ) -> None:
+        """`settled`: whether the broker set has what its master had at its promotion; None: there is no set."""
         self._rounds, self._due, self._throttle, self._turns, self._clock = rounds, due, throttle, turns, clock
+        self._settled = settled
         self.lock = threads.lock()
         self.last: dict[str, Any] = {}  # of the last run: its last round and what became of all
 
     def run(self, *, everything: bool, progress: Progress | None = None) -> list[RoundReport]:
         """Finish what is open, then write what is due, or everything."""
         assert self.lock.locked(), "one at a time"
+        self._rounds.begin()
+        if self._settled is not None and not self._settled():
+            return []
         reports = self._rounds.resume(progress)
         while not self._turns.closed and (ranges := self._ranges(everything=everything)):
             report = self._rounds.run(ranges, progress)

@@ -33,6 +33,7 @@ class StateKeeper:
         self._journal, self._clock = journal, clock
         self._slot: int | None = None  # the one to write next; None: the store has not been asked yet
         self._number = 0
+        self._master_epoch: int | None = 0  # in which the slot was found
         self._written: BrokerState | None = None
 
     def run(self, capture: Callable[[], BrokerState]) -> bool:
@@ -51,7 +52,10 @@ class StateKeeper:
 
     def write(self, state: BrokerState, next_seq: int) -> bool:
         now, epoch = self._clock.now_ms(), self._journal.epoch
-        state = msgspec.structs.replace(state, epoch=epoch, next_seq=next_seq)
+        if (master_epoch := self._journal.master_epoch) != self._master_epoch:
+            # this member was a slave in between, and another has written
+            self._slot, self._written, self._master_epoch = None, None, master_epoch
+        state = msgspec.structs.replace(state, epoch=epoch, next_seq=next_seq, log_uuid=self._journal.log_uuid)
         if self._unchanged(state, now):
             return False
         slot = self._next_slot()

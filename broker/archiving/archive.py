@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from broker.archiving.attach import Attached, attach
@@ -25,6 +26,7 @@ from tiered.worker.client import WorkerClient
 
 log = logging.getLogger(__name__)
 
+_FIRST_AS_MASTER = "checkpoint"  # a job that takes the EPOCH, and has little else to do
 _TTL_SECONDS = 60.0
 _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
@@ -36,7 +38,7 @@ _STOP_SECONDS = 30.0
 
 
 class WithoutArchive:
-    """Only what concerns the broker's own disk."""
+    """Only what concerns the broker's own disk; it is the same on a master and on a slave."""
 
     journal = None
     reader = None
@@ -56,6 +58,12 @@ class WithoutArchive:
     @property
     def state(self) -> State:
         return self._attachment.state
+
+    def follow(self) -> None:
+        """This member of a broker set is no master."""
+
+    def lead(self, master_epoch: int) -> None:
+        """This member is the master."""
 
     def start_jobs(self) -> None:
         """The broker serves."""
@@ -85,7 +93,7 @@ class Archive:
         self.policy, self.capture = local.policy, local.capture
         self.journal, self.reader = attached.journal, attached.reader
         self.safe_clock, self.lifecycle = attached.safe_clock, attached.lifecycle
-        self.tombstones: Tombstones = JournalTombstones(attached.journal, local.outside.in_thread)
+        self.tombstones: Tombstones = JournalTombstones(attached.journal, local.outside.in_thread, local.reach)
         self.jobs = JobScheduler(local.clock, local.outside.threads)
         self._hanging: list[str] = []
 
@@ -98,16 +106,51 @@ class Archive:
         """Who encodes and uploads."""
         return self._attached.uploader
 
+    # ---- role, in a broker set; on the loop
+
+    def follow(self) -> None:
+        """This member is no master from here on: what is under way may end in the store, nothing more is begun."""
+        self.journal.become_slave()
+
+    def lead(self, master_epoch: int) -> None:
+        """This member is the master, and has appended nothing yet. Its EPOCH is taken as soon as the store answers."""
+        self._local.reach.lead()
+        self.journal.become_master(master_epoch)
+        if _FIRST_AS_MASTER in self.jobs.names():
+            self.jobs.run_now(_FIRST_AS_MASTER)
+
+    # ---- jobs
+
     def start_jobs(self) -> None:
         """The broker serves."""
         config, lifecycle, jobs = self._local.config, self.lifecycle, self.jobs
-        jobs.every("offload", config.archive_period / 1000, lifecycle.offload.run)
+        jobs.every("offload", config.archive_period / 1000, self._as_master(lifecycle.offload.run))
         jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.throttle.adjust)
-        jobs.every("state", config.state_period / 1000, self.state_job())
-        jobs.every("checkpoint", _CHECKPOINT_SECONDS, lifecycle.checkpoint.run)
-        jobs.every("sweep", _SWEEP_SECONDS, lifecycle.sweep.run)
+        jobs.every("state", config.state_period / 1000, self._as_master(self.state_job()))
+        jobs.every("checkpoint", _CHECKPOINT_SECONDS, self._as_master(lifecycle.checkpoint.run))
+        jobs.every("sweep", _SWEEP_SECONDS, self._as_master(lifecycle.sweep.run))
         _plan_local_jobs(jobs, lifecycle, self.safe_clock)
         jobs.start()
+
+    def _as_master(self, work: Callable[[], object]) -> Callable[[], object]:
+        """A slave leaves it to its master; a master that a later one has deposed tells its set."""
+        broker_set = self._local.broker_set
+        if broker_set is None:
+            return work
+        ask = self._local.outside.ask_loop()
+
+        def run() -> object:
+            if not self.journal.leads:
+                return None
+            try:
+                return work()
+            except Fenced:
+                if self.journal.fenced:
+                    ask.call(broker_set.deposed)
+                    raise
+                return None  # it is a slave by now
+
+        return run
 
     def state_job(self) -> functools.partial[bool]:
         """Writes the broker's state into its bucket; made on the loop, run in a thread."""

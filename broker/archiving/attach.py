@@ -50,7 +50,14 @@ class Attached:
 
 
 async def attach(local: LocalSide, attachment: Attachment, restore: Restore | None, *, cold_groups: int) -> Attached:
-    """The archive, settled. `cold_groups`: how many row groups of it the process may keep mapped."""
+    """The archive, settled; a broker set's member follows it until it is promoted.
+
+    `cold_groups`: how many row groups of it the process may keep mapped.
+    """
+    if restore is not None and local.broker_set is not None:
+        raise StartupError(
+            "--restore-from makes a broker of its own: restore it first, then let a set grow from it", EXIT_ARCHIVE
+        )
     attachment.happens(Event.ATTACH if restore is None else Event.RESTORE)
     try:
         attached = await _settle(local, restore, cold_groups)
@@ -77,7 +84,9 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
             cluster=config.broker_cluster_name,
             checkpoint_entries=config.journal_checkpoint_entries,
         )
-        if restore is None:
+        if local.broker_set is not None:
+            await in_thread(journal.attach_following)
+        elif restore is None:
             go_on = await in_thread(journal.attach, local.store.max_physical_offset)
         else:
             take_over = restore.takes_over
@@ -86,8 +95,9 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
     uploader = local.outside.make_worker(work_dir=_work_dir(local.disk, local.archive_files))
     fetcher = _fetcher(local)
     reader = _cold_reader(local, journal, fetcher, cold_groups)
+    hot = local.hot_store()
     lifecycle = ArchiveLifecycle(
-        local.hot_store(),
+        hot,
         journal,
         uploader,
         local.policy,
@@ -95,14 +105,14 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
         safe_clock,
         cluster=config.broker_cluster_name,
         threads=local.outside.threads,
+        settled=None if local.broker_set is None else hot.is_settled,
     )
     keeper = StateKeeper(journal, local.clock)
     attached = Attached(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle)
     try:
         if restore is not None:
             await _fill(local, restore, attached)
-        else:
-            assert go_on is not None
+        elif go_on is not None:
             await _go_on_above(local, go_on, journal, lifecycle)
     except BaseException:
         await attached.close(in_thread)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from broker.archiving.ask_loop import Ask
 from broker.archiving.pins import Pins
+from broker.archiving.reach import Reach
 from broker.intake.flusher import Flusher
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import EntryRun, MessageStore, Segment
@@ -28,10 +29,17 @@ _QUEUES_AT_ONCE = 64
 class LoopHotStore:
     """`disk_ratio`: the used share of the disk that holds the log. A job's syncs are the flusher's, running or not."""
 
-    def __init__(
-        self, store: MessageStore, pins: Pins, ask: Ask, flusher: Flusher, disk_ratio: Callable[[], float]
+    def __init__(  # noqa: PLR0917
+        self,
+        store: MessageStore,
+        pins: Pins,
+        ask: Ask,
+        flusher: Flusher,
+        disk_ratio: Callable[[], float],
+        reach: Reach | None = None,
     ) -> None:
         self._store, self._pins, self._ask, self._flusher = store, pins, ask, flusher
+        self._reach = reach or Reach(store)
         self.disk_ratio = disk_ratio
 
     def _call(self, work: Callable[[], T]) -> T:
@@ -50,8 +58,19 @@ class LoopHotStore:
         return self._call(self._store.segments)
 
     def flush(self) -> int:
-        self._ask.wait(self._flusher.flush_now())
-        return self._flusher.flushed_offset
+        return self._ask.wait(self._flushed())
+
+    async def _flushed(self) -> int:
+        await self._flusher.flush_now()
+        return self._reach.within(self._flusher.flushed_offset)
+
+    def is_settled(self) -> bool:
+        """Whether rounds may tell what the log has, and what it lacks."""
+        return self._ask.wait(self._settled())
+
+    async def _settled(self) -> bool:
+        await self._flusher.flush_now()
+        return self._reach.is_settled(self._flusher.flushed_offset)
 
     def roll(self) -> bool:
         try:

@@ -8,6 +8,7 @@ from broker.archiving.hot_store import LoopHotStore
 from broker.archiving.outside import Outside
 from broker.archiving.pins import Pins
 from broker.archiving.policy import ConfiguredPolicy
+from broker.archiving.reach import BrokerSet, Reach
 from broker.archiving.state import StateCapture, Tables
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
@@ -30,19 +31,22 @@ class LocalSide:
         clock: Clock,
         disk: Disk,
         outside: Outside | None = None,
+        broker_set: BrokerSet | None = None,
     ) -> None:
+        """`broker_set`: of which the broker is a member."""
         self.config, self.store, self.tables, self.clock, self.disk = config, store, tables, clock, disk
         self.outside = outside or Outside()
         self.root = config.root
         self.archive_files = config.root / "archive"  # the journal's local copy and what is being encoded
         self.policy = ConfiguredPolicy(config, tables.topics, store)
         self.capture = StateCapture(config.broker_name, store, tables, pins)
+        self.broker_set, self.reach = broker_set, Reach(store, broker_set)
         self._flusher, self._pins = flusher, pins
 
     def hot_store(self) -> LoopHotStore:
         """For job threads. On the loop."""
         ratio = functools.partial(self.outside.disk_ratio, self.disk, self.root)
-        return LoopHotStore(self.store, self._pins, self.outside.ask_loop(), self._flusher, ratio)
+        return LoopHotStore(self.store, self._pins, self.outside.ask_loop(), self._flusher, ratio, self.reach)
 
     def safe_clock(self) -> SafeClock:
         """Once the log is recovered: it says how late it is at least."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from broker.archiving.outside import InThread
+from broker.archiving.reach import Reach
 from infra.disk import Disk
 from infra.object_store.protocol import ObjectStoreError
 from neve.archive.journal import Topic
@@ -56,8 +57,9 @@ class NoTombstones:
 class JournalTombstones:
     """By the journal."""
 
-    def __init__(self, journal: JournalWriter, in_thread: InThread) -> None:
-        self._journal, self._in_thread = journal, in_thread
+    def __init__(self, journal: JournalWriter, in_thread: InThread, reach: Reach) -> None:
+        """`reach`: what a member of a broker set must not name yet, the archive's next look at what expires adds."""
+        self._journal, self._in_thread, self._reach = journal, in_thread, reach
 
     def has_named(self, topic: str) -> bool:
         return self._journal.has_named(topic)
@@ -66,9 +68,15 @@ class JournalTombstones:
         return self._journal.begin_again(topic)
 
     async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
-        entry = Topic(topic=topic, deleted=True, minimums=dict(minimums))
+        journal, within = self._journal, self._reach.offsets_within(topic, minimums)
+        standing = journal.catalog.topic_entry(topic) if within != minimums else None
+        if standing is not None:  # the newest counts: it must say no less
+            within = {queue: max(offset, standing.minimums.get(queue, 0)) for queue, offset in within.items()}
+            if standing.deleted and within == standing.minimums:
+                return
+        entry = Topic(topic=topic, deleted=True, minimums=within)
         try:
-            await self._in_thread(self._journal.append, entry)
+            await self._in_thread(journal.append, entry)
         except (ObjectStoreError, Fenced) as error:
             raise BrokerError(
                 ResponseCode.SYSTEM_BUSY, f"topic {topic} can't be deleted now: the archive can't record it: {error}"

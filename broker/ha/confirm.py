@@ -11,9 +11,10 @@ refusal ends it only if every time that it was asked was refused: an earlier one
 
     confirm <= what every member that could now be elected has
 
-A slave joins the SSS when it has all that is confirmed, and the begin of the present epoch. Where the master is alone,
-and busy, it is never quite there: one that is nearly there is *courted*, it counts as if it were in, so that confirm
-waits a round trip for it; who does not come to it within COURTED_FOR is let go, and left alone for LEFT_ALONE_FOR.
+A slave joins the SSS when it has all that is confirmed, the begin of the present epoch, and what is archived. Where
+the master is alone, and busy, it is never quite there: one that is nearly there is *courted*, it counts as if it were
+in, so that confirm waits a round trip for it; who does not come to it within COURTED_FOR is let go, and left alone for
+LEFT_ALONE_FOR.
 
 Replication      confirm is            acknowledged                                     appended
 NONE             own end               always                                           always
@@ -142,6 +143,7 @@ class Confirm:
         self._counted: tuple[int, ...] = ()  # the slaves that confirm waits for
         self._own_end = own_end
         self._confirm = confirm
+        self._archived = 0  # perhaps: whoever may be elected has it
         self._slaves: dict[int, _Slave] = {}
         self._away: dict[int, float] = dict.fromkeys(sync_state_set.members - {own_id}, now)
         self._heard = self._looked = now
@@ -196,12 +198,22 @@ class Confirm:
         return Held.BEHIND, min(self._counted, key=lambda member: (self._slaves[member].end, member))
 
     def synced(self, own_synced: int) -> int:
-        """The least end that is on the disks of the SSS, as far as they tell: what may be archived. -1: not known."""
+        """The least end that is on the disks of the SSS, as far as they tell. -1: not known."""
         ends = [own_synced]
         for member in self._counted:
             slave = self._slaves.get(member)
             ends.append(-1 if slave is None else slave.synced)
         return min(ends)
+
+    def archivable(self, own_synced: int) -> int:
+        """What is synced by all and confirmed may be archived. From here on nobody joins the SSS who lacks it.
+
+        Where nothing waits for slaves one joins that is behind: elected, it would lack what the archive has. -1: not
+        known.
+        """
+        end = min(self.synced(own_synced), self._confirm)
+        self._archived = max(self._archived, end)
+        return end
 
     def in_sync(self, member: int) -> bool:
         """Whether a member is in the SSS that was read last."""
@@ -361,7 +373,7 @@ class Confirm:
 
     def _may_join(self, member: int) -> bool:
         slave = self._slaves[member]
-        if slave.is_learner or slave.end < self.epoch_start:
+        if slave.is_learner or slave.end < max(self.epoch_start, self._archived):
             return False
         # where nothing waits for slaves confirm is the end of the log, and none is ever quite there
         return slave.end >= self._confirm if self.rules.waits else slave.caught_up

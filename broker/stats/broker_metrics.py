@@ -125,7 +125,7 @@ def register_archive(metrics: Metrics, archive: AnyArchive, conditions: Conditio
         gauge(
             "archive_online",
             "1: the store answers",
-            lambda: int(journal.online and conditions.store_away() is None),
+            lambda: int((journal.online or not journal.leads) and conditions.store_away() is None),
         )
     gauge("clock_trusted", "0: what expires does not go by the wall clock", lambda: int(clock.state().trusted))
     gauge(

@@ -68,7 +68,7 @@ class Conditions:
         silent = max((running.get(name, 0.0) for name in _SHORT_JOBS), default=0.0)
         if silent > _HANGING_S:
             return self._ago(silent), "the store does not answer"
-        if not archive.journal.online:
+        if archive.journal.leads and not archive.journal.online:
             return self._boot_ms, "the store has not answered since the start"
         return None
 

@@ -51,6 +51,7 @@ class Catalog:
         self.epoch = 0
         self.owner = ""
         self.log_uuid = ""
+        self.master_epoch = 0  # the highest of any EPOCH of this log; 0: its brokers were in no set
         self.last_round = 0
         self.checkpoint = NO_CHECKPOINT
         self._names: dict[str, CommittedName] = {}  # in the readers' view
@@ -86,6 +87,7 @@ class Catalog:
                 epoch=self.epoch,
                 owner=self.owner,
                 log_uuid=self.log_uuid,
+                master_epoch=self.master_epoch or msgspec.UNSET,
                 last_round=self.last_round,
                 checkpoint=self.checkpoint,
                 names=list(self._names.values()),
@@ -117,6 +119,7 @@ class Catalog:
     def _fill(self, state: CatalogState) -> None:
         self.next_seq = state.through_seq + 1
         self.epoch, self.owner, self.log_uuid = state.epoch, state.owner, state.log_uuid
+        self.master_epoch = state.master_epoch or 0
         self.last_round, self.checkpoint = state.last_round, state.checkpoint
         self._through, self._intent_end = dict(state.through), state.intent_end
         self._covered = {topic: set(ranges) for topic, ranges in state.covered.items()}
@@ -136,7 +139,7 @@ class Catalog:
     def _dispatch(self, entry: AnyEntry) -> None:  # noqa: PLR0912 - a case for each kind of entry
         match entry:
             case Epoch():
-                self.epoch, self.owner, self.log_uuid = entry.epoch, entry.owner, entry.log_uuid
+                self._apply_epoch(entry)
             case Intent():
                 self._apply_intent(entry)
             case Commit():
@@ -160,6 +163,13 @@ class Catalog:
                 self._apply_replace(entry)
             case _:
                 assert_never(entry)
+
+    def _apply_epoch(self, entry: Epoch) -> None:
+        known = (
+            self.master_epoch if entry.log_uuid == self.log_uuid else 0
+        )  # another log's masters are of no set of this
+        self.epoch, self.owner, self.log_uuid = entry.epoch, entry.owner, entry.log_uuid
+        self.master_epoch = max(known, entry.master_epoch or 0)
 
     def _apply_intent(self, entry: Intent) -> None:
         self.last_round = max(self.last_round, entry.round)

@@ -23,6 +23,7 @@ class CatalogState(msgspec.Struct, kw_only=True):
     epoch: int = 0
     owner: str = ""
     log_uuid: str = ""
+    master_epoch: int | msgspec.UnsetType = msgspec.UNSET
     last_round: int = 0
     checkpoint: int = NO_CHECKPOINT  # the one before
     names: list[CommittedName] = []
@@ -41,6 +42,8 @@ class CatalogState(msgspec.Struct, kw_only=True):
 def encode_checkpoint(state: CatalogState) -> bytes:
     """The content is encoded name by name: in one call it would keep every other thread waiting."""
     fields = {field: getattr(state, field) for field in state.__struct_fields__}
+    if state.master_epoch is msgspec.UNSET:
+        del fields["master_epoch"]
     fields |= {"names": list(map(_raw, state.names)), "expiring": list(map(_raw, state.expiring))}
     return seal(KIND, CHECKPOINT_VERSION, msgspec.msgpack.encode(fields))
 

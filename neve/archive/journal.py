@@ -91,6 +91,7 @@ class Epoch(Entry, frozen=True, kw_only=True, tag="EPOCH"):
     owner: str
     log_uuid: str
     broker: str = ""
+    master_epoch: int | msgspec.UnsetType = msgspec.UNSET  # of the owner in its broker set; absent: it is in none
 
 
 class Intent(Entry, frozen=True, kw_only=True, tag="INTENT"):

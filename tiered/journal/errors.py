@@ -9,6 +9,10 @@ class Fenced(Exception):
     """Another process owns this archive now: no more archiving, deleting or unlinking here."""
 
 
+class NotMaster(Fenced):
+    """This member of a broker set follows the archive of its master: it appends nothing."""
+
+
 class ArchiveRefused(Exception):
     """The archive in this place is not this broker's; the message says what to do."""
 

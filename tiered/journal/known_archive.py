@@ -19,7 +19,9 @@ class KnownArchive:
     """
 
     def __init__(self, local: LocalJournal, catalog: Catalog, broker: str, log_uuid: str) -> None:
-        self._local, self._catalog, self.broker, self.log_uuid = local, catalog, broker, log_uuid
+        self._local, self._catalog, self.broker = local, catalog, broker
+        self.own_uuid = log_uuid  # of the log beside
+        self.log_uuid = log_uuid  # by which the archive knows it: a broker set's is the first master's
         self.named = NamedTopics(catalog)
         self.high = 0  # the highest CommitLog offset of any INTENT
         self.heard = 0
@@ -36,6 +38,8 @@ class KnownArchive:
         self._wanted, self.heard = identity.epoch, identity.heard
         self.high, self.offline_from = identity.high, identity.offline_from
         self.named.load(identity.named)
+        if identity.log_uuid == self.own_uuid:
+            self.log_uuid = identity.archive_uuid or self.own_uuid
         return identity
 
     @property
@@ -63,18 +67,27 @@ class KnownArchive:
         is_news = self.offline_from is not None and end > max(self.high, self.offline_from)
         return is_news and (log_end is None or log_end >= end)
 
+    def count_what_stands(self) -> None:
+        """An EPOCH of ours stands: what was about to be put before it, and does not stand, never will.
+
+        A member of a set must not go on above that when it is the master again: others gave these offsets meanwhile.
+        """
+        self.high = self._catalog.intent_end
+        self.named.count_what_stands()
+
     def save(self, epoch: int) -> None:
         """Durable when this returns."""
         self.high = max(self.high, self._catalog.intent_end)
         identity = Identity(
             FORMAT_VERSION,
-            self.log_uuid,
+            self.own_uuid,
             epoch,
             self.high,
             self.named.everything(),
             self.offline_from,
             self.broker,
             self.heard,
+            "" if self.log_uuid == self.own_uuid else self.log_uuid,
         )
         assert identity.high >= self._catalog.intent_end, "what stands in the store is known here"
         assert identity.heard <= max(epoch, self._catalog.epoch), "no epoch is heard of that nobody took"

@@ -45,6 +45,7 @@ class Identity(msgspec.Struct):
     offline_from: int | None = None  # the log's end when a start first had to do without the store
     broker: str = ""  # whose archive it is; empty: written before this was noted
     heard: int = 0  # the highest epoch that is known to stand in the store
+    archive_uuid: str = ""  # of a broker set's log, where another member's directory gave it its name; empty: log_uuid
 
 
 class OtherBroker(ValueError):

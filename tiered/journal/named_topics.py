@@ -61,6 +61,11 @@ class NamedTopics:
             for topic, queues in lasts.items():
                 _raise_lasts(self._named.setdefault(topic, {}), queues)
 
+    def count_what_stands(self) -> None:
+        """Nothing that was remembered can still come to stand: what the catalog has is all."""
+        with self._lock:
+            self._named = {}
+
     def everything(self) -> Lasts:
         """With what the catalog knows."""
         with self._lock:

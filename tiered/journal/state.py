@@ -5,6 +5,8 @@
     RESTORING  an archive is being taken over into an empty data directory
     OFFLINE    attached by the local copy alone: the store has not answered since the start, so there is no EPOCH
     ONLINE     the EPOCH that stands last is ours: entries may be appended, objects deleted
+    FOLLOWING  a slave's, or of a member that has no role yet: what its master appends is read, nothing is appended
+    DEPOSED    the master of a set has met the EPOCH of a later one: as FENCED, until its set says what it is now
     FENCED     another process has taken the archive over: nothing is archived, deleted or evicted here again
     REFUSED    this archive is not this broker's; the start ends
 
@@ -28,6 +30,8 @@ class State(Enum):
     RESTORING = auto()
     OFFLINE = auto()
     ONLINE = auto()
+    FOLLOWING = auto()
+    DEPOSED = auto()
     FENCED = auto()
     REFUSED = auto()
 
@@ -37,20 +41,40 @@ class Event(Enum):
 
     ATTACH = auto()
     RESTORE = auto()
+    FOLLOW = auto()  # what its set says of this member: it is a slave, or has no role
+    LEAD = auto()  # it is the master, in an epoch that was nobody's before
     EPOCH_WON = auto()
     NO_ANSWER = auto()  # of the store, at the start
     SUPERSEDED = auto()
+    DEPOSED = auto()
     REFUSED = auto()
 
 
 TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
-    State.NEW: row(Event, attach=State.ATTACHING, restore=State.RESTORING),
+    State.NEW: row(Event, attach=State.ATTACHING, restore=State.RESTORING, follow=State.FOLLOWING),
     State.ATTACHING: row(Event, epoch_won=State.ONLINE, no_answer=State.OFFLINE, refused=State.REFUSED),
     State.RESTORING: row(Event, epoch_won=State.ONLINE, refused=State.REFUSED),
     # A job that comes again meets the same refusal: the store may be set right meanwhile.
-    State.OFFLINE: row(Event, epoch_won=State.ONLINE, refused=State.OFFLINE),
+    State.OFFLINE: row(
+        Event,
+        epoch_won=State.ONLINE,
+        refused=State.OFFLINE,
+        deposed=State.DEPOSED,
+        follow=State.FOLLOWING,
+        lead=State.OFFLINE,
+    ),
     # A further EPOCH of our own; what speaks against one then leaves the one that stands.
-    State.ONLINE: row(Event, epoch_won=State.ONLINE, superseded=State.FENCED, refused=State.ONLINE),
+    State.ONLINE: row(
+        Event,
+        epoch_won=State.ONLINE,
+        superseded=State.FENCED,
+        refused=State.ONLINE,
+        deposed=State.DEPOSED,
+        follow=State.FOLLOWING,
+        lead=State.OFFLINE,
+    ),
+    State.FOLLOWING: row(Event, refused=State.FOLLOWING, follow=State.FOLLOWING, lead=State.OFFLINE),
+    State.DEPOSED: row(Event, follow=State.FOLLOWING, lead=State.OFFLINE),
     State.FENCED: row(Event),
     State.REFUSED: row(Event),
 }

@@ -15,8 +15,10 @@ from infra.object_store.protocol import (
 )
 from neve.archive import keys
 from neve.archive.catalog import Catalog
+from neve.archive.checkpoint import decode_checkpoint
 from neve.archive.follow import journal_end, newest_checkpoint, stands
-from neve.archive.journal import Abort, AnyEntry, decode_entry, encode_entry
+from neve.archive.journal import NO_CHECKPOINT, Abort, AnyEntry, decode_entry, encode_entry
+from neve.archive.sealed import Damaged
 from neve.entropy import Entropy, unique_name
 from tiered.journal.errors import ArchiveRefused
 from tiered.journal.local_journal import LocalJournal, OtherBroker, renamed
@@ -36,6 +38,7 @@ class JournalTail:
         self.aborted: set[str] = set()  # keys that an ABORT closed: never to be planned again
         self._local, self._clock = local, clock
         self._attempt = 0
+        self._copied_from = NO_CHECKPOINT  # the local copy begins there, as far as this process knows
         self._unconfirmed: bytes | None = None  # the last entry of the local copy, until the store has shown it
 
     # ---- reading
@@ -69,6 +72,19 @@ class JournalTail:
                 return
             self._accept(seq, decode_entry(data), data)
 
+    def shorten_copy(self) -> None:
+        """What another writer's checkpoint has need not be copied entry by entry."""
+        seq = self.catalog.checkpoint
+        if seq <= self._copied_from:
+            return
+        key = keys.checkpoint_key(self.prefix, self.broker, seq)
+        try:
+            content = self.store.get(key)
+            decode_checkpoint(content, self.broker, seq)
+        except (NotFound, Damaged):
+            return  # the copy is longer then
+        self.copy_goes_on_at(content, seq, self.store.get(self.key_of(seq)))
+
     def catch_up(self, far: int) -> None:
         """So far behind, from the newest checkpoint on and not entry by entry."""
         end = journal_end(stands(self.store, self.broker, self.prefix), self.catalog.next_seq)
@@ -80,7 +96,7 @@ class JournalTail:
         state, content = found
         last = self.store.get(self.key_of(state.through_seq))
         self.catalog.restore(state)
-        self._local.begin_at(content, state.through_seq, last)
+        self.copy_goes_on_at(content, state.through_seq, last)
 
     # ---- writing
 
@@ -130,6 +146,7 @@ class JournalTail:
     def copy_goes_on_at(self, checkpoint: bytes, through_seq: int, last: bytes) -> None:
         """The local copy begins at a checkpoint that stands."""
         self._local.begin_at(checkpoint, through_seq, last)
+        self._copied_from = through_seq
 
     def key_of(self, seq: int) -> str:
         return keys.journal_key(self.prefix, self.broker, seq)

@@ -7,11 +7,14 @@ refused. What the journal is now goes by the table in `state`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from infra import failpoint
 from infra.clock import Clock
@@ -23,7 +26,7 @@ from neve.archive.follow import stands
 from neve.archive.journal import AnyEntry, Epoch, Expire, Intent, NewerFormat
 from neve.entropy import Entropy, system_entropy
 from tiered.journal.checkpoints import CHECKPOINT_ENTRIES, Checkpoints
-from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
+from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster
 from tiered.journal.known_archive import KnownArchive
 from tiered.journal.local_journal import Identity, LocalJournal
 from tiered.journal.state import Event, JournalState, State
@@ -31,6 +34,11 @@ from tiered.journal.store_format import check_format
 from tiered.journal.tail import TRIES, JournalTail
 
 log = logging.getLogger(__name__)
+
+
+_ALONE = 0  # the master epoch of a broker that is in no set
+# Whether the own log is the one that an archive is of, though that one has another name for it.
+Proof = Callable[[Catalog], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class _Claim:
 
     log_end: int | None = None  # while nothing has been served yet
     whoever_had_it: bool = False
+    master_epoch: int = _ALONE  # of this broker in its set
     before: Callable[[], None] | None = None  # called when nothing speaks against it any more
 
 
@@ -68,7 +77,9 @@ class JournalWriter:
         cluster: str = "DefaultCluster",
         checkpoint_entries: int = CHECKPOINT_ENTRIES,
         entropy: Entropy = system_entropy,
+        proof: Proof | None = None,
     ) -> None:
+        """`proof`: a member of a broker set has one."""
         self.store, self.prefix, self.broker = store, prefix, broker
         self._cluster, self._entropy = cluster, entropy
         copy = LocalJournal(local, disk)
@@ -76,6 +87,9 @@ class JournalWriter:
         self._known = KnownArchive(copy, self._tail.catalog, broker, log_uuid)
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._state = JournalState()
+        self._proof = proof
+        self._role: int | None = _ALONE  # the own master epoch, as was told last; None: a member that is not the master
+        self._met: int | None = _ALONE  # the role that the state goes by
         self.epoch = 0  # ours, once one was won; before, the one of the last start
         self._lock = threading.RLock()
 
@@ -86,12 +100,27 @@ class JournalWriter:
     @property
     def online(self) -> bool:
         """Entries may be appended."""
-        return self._state.now is State.ONLINE
+        return self._state.now is State.ONLINE and self._role == self._met
 
     @property
     def fenced(self) -> bool:
         """Another process has taken the archive over."""
-        return self._state.now is State.FENCED
+        return self._state.now in {State.FENCED, State.DEPOSED} and self._role == self._met
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker is to write the archive: it is in no set, or its master."""
+        return self._role is not None
+
+    @property
+    def master_epoch(self) -> int | None:
+        """In which epoch of its set it leads; 0: it is in none. None: it follows."""
+        return self._role
+
+    @property
+    def log_uuid(self) -> str:
+        """By which the archive knows the log."""
+        return self._known.log_uuid
 
     @property
     def catalog(self) -> Catalog:
@@ -119,7 +148,7 @@ class JournalWriter:
                 probe(self.store, self._entropy)
                 self._take_over(_Claim(log_end))
             else:
-                if identity.log_uuid != self._known.log_uuid:
+                if identity.log_uuid != self._known.own_uuid:
                     self._state.happens(Event.REFUSED)
                     raise ArchiveRefused(self._refusal(identity.high))
                 self._try_take_over(log_end)
@@ -141,21 +170,68 @@ class JournalWriter:
             probe(self.store, self._entropy)
             self._take_over(_Claim(whoever_had_it=take_over, before=claim))
 
-    def ensure_online(self) -> None:
-        """Take the EPOCH that the start could not take; at the start of each job."""
+    def attach_following(self) -> None:
+        """A member's start: what the local copy has is known; the store is asked when the first job is."""
         with self._lock:
-            if self.fenced:
-                raise Fenced(self._fence_text())
+            self._role = self._met = None
+            self._state.happens(Event.FOLLOW)
+            self._load()
+
+    def ensure_online(self) -> None:
+        """Take the EPOCH that the start, or a promotion, could not take; at the start of each job."""
+        with self._lock:
+            self._meet_role()
             if not self.online:
-                self._take_over(_Claim())
+                self._take_over(_Claim(master_epoch=self._met or _ALONE))
 
     def renew_epoch(self) -> None:
         """A further EPOCH of our own: names that an ABORT closed come again under another epoch."""
         with self._lock:
             self.follow()
+            self._meet_role()
             if not self.online:
                 raise Fenced(self._fence_text())
-            self._take_over(_Claim())
+            self._take_over(_Claim(master_epoch=self._met or _ALONE))
+
+    # ---- role, in a broker set
+
+    def become_slave(self) -> None:
+        """What the master appends is followed. From any thread, at once; a request under way may still be answered."""
+        self._role = None
+
+    def become_master(self, master_epoch: int) -> None:
+        """The archive is this member's to write, once it has its EPOCH. As `become_slave`."""
+        assert master_epoch > _ALONE, "no set has such an epoch"
+        self._role = master_epoch
+
+    def _meet_role(self) -> None:
+        """What the set has told since. Raises where nothing may be appended in this role."""
+        if self._role != self._met:
+            self._met = self._role
+            self._state.happens(Event.FOLLOW if self._met is None else Event.LEAD)
+        if self.fenced:
+            raise Fenced(self._fence_text())
+        if self._met is None:
+            raise NotMaster(f"archive of {self.broker}: this member is not the master of its set")
+
+    def is_same_log(self, log_uuid: str) -> None:
+        """A member's log is its master's as far as it goes; `log_uuid`: the archive's name of that. In a thread."""
+        with self._lock:
+            self._known.log_uuid = log_uuid
+            self._known.save(self.epoch)
+
+    def _is_of_this_log(self) -> bool:
+        """Whether the archive is of the own log, by its name or by what it holds."""
+        known, catalog = self._known, self.catalog
+        if not catalog.log_uuid or catalog.log_uuid == known.log_uuid:
+            return True
+        if self._met == _ALONE or self._proof is None or not self._proof(catalog):
+            return False
+        log.warning("the archive of %s knows this log as %s: it holds the same", self.broker, catalog.log_uuid)
+        known.log_uuid = catalog.log_uuid
+        return True
+
+    # ---- whose it is
 
     def _load(self) -> Identity | None:
         try:
@@ -188,11 +264,21 @@ class JournalWriter:
             except (ArchiveRefused, NewerFormat):
                 self._state.happens(Event.REFUSED)
                 raise
+            self._meet_role()  # it may have changed while the store was asked
+            if claim.master_epoch != self._met:
+                raise NotAttached(f"archive of {self.broker}: this member has another master epoch by now")
+            if self._met != _ALONE and self.catalog.master_epoch > claim.master_epoch:
+                self._fence()
             if claim.before is not None:
                 claim.before()
             self.epoch = self.catalog.epoch + 1
             self._known.save(self.epoch)
-            entry = Epoch(owner=self.writer, log_uuid=self._known.log_uuid, broker=self.broker)
+            entry = Epoch(
+                owner=self.writer,
+                log_uuid=self._known.log_uuid,
+                broker=self.broker,
+                master_epoch=claim.master_epoch or msgspec.UNSET,
+            )
             if self._tail.put_next(entry, self.epoch):
                 self._epoch_won()
                 return
@@ -201,6 +287,9 @@ class JournalWriter:
     def _epoch_won(self) -> None:
         self._state.happens(Event.EPOCH_WON)
         self._known.heard = self.epoch
+        if self._met != _ALONE:
+            self._known.count_what_stands()
+            self._known.save(self.epoch)
         if self._known.offline_from is not None:
             self._known.offline_from = None
             self._known.save(self.epoch)
@@ -211,8 +300,13 @@ class JournalWriter:
         known, catalog = self._known, self.catalog
         if catalog.epoch < known.least_epoch:
             raise ArchiveRefused(self._tail.other_store(f"epoch {known.least_epoch}"))
-        if catalog.log_uuid and catalog.log_uuid != known.log_uuid and not claim.whoever_had_it:
+        if not claim.whoever_had_it and not self._is_of_this_log():
             raise ArchiveRefused(self._refusal(catalog.intent_end))
+        if catalog.master_epoch and claim.master_epoch == _ALONE and not claim.whoever_had_it:
+            raise ArchiveRefused(
+                f"the archive of {self.broker} is a broker set's, in its master epoch {catalog.master_epoch}: start "
+                "this broker as a member of it, or use --restore-from with an empty data directory"
+            )
         if known.may_have_given_again(claim.log_end):
             raise ArchiveRefused(
                 f"archive of broker {self.broker} reaches {catalog.intent_end}, which this older copy of its data "
@@ -246,16 +340,18 @@ class JournalWriter:
 
     # ---- append
 
-    def append(self, entry: AnyEntry, *, plan: int | None = None) -> int:
+    def append(self, entry: AnyEntry, *, plan: int | None = None, master_epoch: int | None = None) -> int:
         """Append at the next number; returns it. Raises Fenced, UnknownOutcome or the store's error.
 
         `plan` is the mark (`plan_mark`) at which an INTENT or the minimums of an EXPIRE were planned. Raises StalePlan.
+        `master_epoch`: what leads to the entry was seen in it; what a member saw before it was a slave counts no more.
         """
         with self._lock:
-            if self.fenced:
-                raise Fenced(self._fence_text())
+            self._meet_role()
             if not self.online:
                 raise NotAttached(f"archive of {self.broker}: no EPOCH yet")
+            if master_epoch not in {None, self._met}:
+                raise NotAttached(f"archive of {self.broker}: begun under another master epoch, it begins again")
             if isinstance(entry, Intent) or (isinstance(entry, Expire) and plan is not None):
                 # What an entry names is durable here before the entry can stand: no start can miss it.
                 self._known.remember(entry, plan)
@@ -268,9 +364,27 @@ class JournalWriter:
     def follow(self) -> None:
         """Read what stands in the journal beyond our knowledge: the late success of an unknown outcome, or a fence."""
         with self._lock:
+            if self._role is None:
+                self._follow_master()
+                return
             self._tail.follow()
             if self.online and (self.catalog.epoch != self.epoch or self.catalog.owner != self.writer):
                 self._fence()
+
+    def _follow_master(self) -> None:
+        """Raises ArchiveRefused where the archive is not of this log: nothing may go by it then."""
+        with contextlib.suppress(NotMaster):
+            self._meet_role()
+        try:
+            self._tail.confirm_copy()
+            self._tail.catch_up(self._checkpoints.period // 2)
+            self._tail.follow()
+            if not self._is_of_this_log():
+                raise ArchiveRefused(self._refusal(self.catalog.intent_end))
+        except (ArchiveRefused, NewerFormat):
+            self._state.happens(Event.REFUSED)
+            raise
+        self._tail.shorten_copy()
 
     def checkpoint_if_due(self) -> bool:
         """Write the catalog down when enough entries have come since the last time; True if it was."""
@@ -297,7 +411,7 @@ class JournalWriter:
     # ---- fence
 
     def _fence(self) -> None:
-        self._state.happens(Event.SUPERSEDED)
+        self._state.happens(Event.SUPERSEDED if self._met == _ALONE else Event.DEPOSED)
         raise Fenced(self._fence_text())
 
     def _fence_text(self) -> str:

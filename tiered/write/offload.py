@@ -17,7 +17,8 @@ import numpy as np
 from infra import failpoint
 from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
-from neve.archive.journal import Abort, Commit, CommittedName, Gap, Intent, IntentName
+from neve.archive.journal import Abort, AnyEntry, Commit, CommittedName, Gap, Intent, IntentName
+from tiered.journal.errors import NotMaster
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun, PartOfRun
@@ -61,7 +62,18 @@ class OffloadRound:
         self._journal, self._hot, self._worker, self._clock = journal, hot, worker, clock
         self._turn, self._stopping = turn, stopping
         self._cluster = cluster
+        self._master_epoch: int | None = None  # in which all is seen that goes into the journal
         self.set_aside = SetAside("archived")
+
+    def begin(self) -> None:
+        """Before anything is seen of the log. Raises NotMaster where this broker has to follow."""
+        self._master_epoch = self._journal.master_epoch
+        if self._master_epoch is None:
+            raise NotMaster(f"archive of {self._journal.broker}: rounds are the master's")
+
+    def _append(self, entry: AnyEntry, plan: int | None = None) -> None:
+        """A member that was a slave in between sees another log: what it saw before must not be recorded."""
+        self._journal.append(entry, plan=plan, master_epoch=self._master_epoch)
 
     def resume(self, progress: Progress | None = None) -> list[RoundReport]:
         """Complete or close what earlier rounds, of this process or a former one, left open."""
@@ -105,11 +117,11 @@ class OffloadRound:
             return self._begin(topics, progress)
         for gap in gaps:
             log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
-            self._journal.append(gap)
+            self._append(gap)
         number = self._journal.catalog.last_round + 1
         failpoint.hit("offload.before_intent")
         try:
-            self._journal.append(Intent(round=number, names=names), plan=plan)
+            self._append(Intent(round=number, names=names), plan)
         except StalePlan:
             return self._begin(topics, progress)
         failpoint.hit("offload.after_intent")
@@ -168,7 +180,7 @@ class OffloadRound:
         if not names:
             return
         failpoint.hit("offload.before_commit")
-        self._journal.append(Commit(round=number, names=list(names)))
+        self._append(Commit(round=number, names=list(names)))
         report.committed += names
         failpoint.hit("offload.after_commit")
         rows, size = sum(one.rows for one in names), sum(one.size for one in names)
@@ -217,9 +229,9 @@ class OffloadRound:
                 if self._journal.catalog.count_existing(name.topic, queue, low, high + 1):  # not all told by now
                     gap = Gap(topic=name.topic, queue=queue, first=low, last=high, reason=reason)
                     log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
-                    self._journal.append(gap)
+                    self._append(gap)
                     report.gaps += 1
-        self._journal.append(Abort(round=number, keys=[name.key], reason=reason))
+        self._append(Abort(round=number, keys=[name.key], reason=reason))
         report.aborted.append(name.key)
 
 

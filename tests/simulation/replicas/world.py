@@ -121,7 +121,7 @@ class World:
         """How far a round of this master reaches."""
         confirming = broker.member.confirming
         assert confirming is not None
-        return min(confirming.synced(broker.log.synced), confirming.value)
+        return confirming.archivable(broker.log.synced)
 
     def next_queue_offset(self, broker: Broker, queue: int) -> int:
         return len(broker.log.queues[queue])

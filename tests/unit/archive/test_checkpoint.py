@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neve.archive.catalog import Catalog, OutOfOrder
-from neve.archive.checkpoint import KIND, decode_checkpoint, encode_checkpoint
+from neve.archive.checkpoint import CHECKPOINT_VERSION, KIND, decode_checkpoint, encode_checkpoint
 from neve.archive.follow import journal_end, read_catalog
 from neve.archive.journal import (
     Abort,
@@ -74,6 +74,24 @@ def test_a_catalog_from_a_checkpoint_is_the_catalog_from_all_entries() -> None:
             assert list(catalog.runs(topic, queue)) == list(whole.runs(topic, queue))
             assert catalog.recorded_minimum(topic, queue) == whole.recorded_minimum(topic, queue)
         assert (catalog.topics(), catalog.queues("t")) == (whole.topics(), whole.queues("t"))
+
+
+def test_the_masters_of_a_log_are_counted_and_those_of_another_are_not() -> None:
+    catalog = after(len(ENTRIES))
+    assert catalog.master_epoch == 0
+    for epoch, said, highest in ((3, 4, 4), (4, msgspec.UNSET, 4), (5, 6, 6)):
+        catalog.apply(catalog.next_seq, Epoch(epoch=epoch, owner="q", log_uuid="u", master_epoch=said))
+        assert (catalog.epoch, catalog.master_epoch) == (epoch, highest)
+        again = Catalog()
+        again.restore(decode_checkpoint(encode_checkpoint(catalog.state("b"))))
+        assert again.master_epoch == highest
+    catalog.apply(catalog.next_seq, Epoch(epoch=6, owner="r", log_uuid="restored"))
+    assert catalog.master_epoch == 0
+
+
+def test_a_checkpoint_of_a_broker_in_no_set_is_as_it_was() -> None:
+    content = unseal(KIND, CHECKPOINT_VERSION, encode_checkpoint(after(12).state("b")), 1 << 20)
+    assert "master_epoch" not in msgspec.msgpack.decode(content, strict=False)
 
 
 def test_a_catalog_never_goes_back_to_an_older_checkpoint() -> None:

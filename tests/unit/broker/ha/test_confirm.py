@@ -566,6 +566,32 @@ def test_what_is_archived_is_on_every_disk_of_the_set() -> None:
     assert confirm.synced(600) == 600
 
 
+def test_nothing_is_archived_above_what_is_confirmed() -> None:
+    confirm = master(B, own_end=1000, confirm=400)
+    b = connect(confirm, B, 1000)
+    confirm.reported(B, b, 1000, 1.0, synced=1000)
+    assert confirm.archivable(1000) == 1000
+    sync = master(rules=SYNC, own_end=1000, confirm=400)
+    assert (sync.synced(1000), sync.archivable(1000)) == (1000, 400), "one alone confirms nothing"
+
+
+def test_where_nothing_waits_for_slaves_nobody_joins_who_lacks_what_is_archived() -> None:
+    """Elected, it would lack what the archive alone has then."""
+    confirm = master(rules=ASYNC, own_end=1000)
+    b = connect(confirm, B, 900)
+    confirm.appended(2000)
+    confirm.reported(B, b, 1000, 1.0)  # all that there was when it came: it has caught up
+    assert confirm.wish(1.0) == group(A, B)
+    assert confirm.archivable(1800) == 1800
+    assert confirm.wish(1.5) is None
+    confirm.reported(B, b, 1900, 2.0)
+    assert confirm.wish(2.0) == group(A, B)
+    confirm.asked({A, B})
+    assert confirm.archivable(2000) == -1, "it counts from here on, and has synced nothing that is known"
+    confirm.reported(B, b, 1950, 2.5, synced=1900)
+    assert confirm.archivable(2000) == 1900
+
+
 # -- who waits
 
 

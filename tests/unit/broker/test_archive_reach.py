@@ -1,0 +1,98 @@
+"""How far a round of a broker set's master reaches, over a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.archiving.reach import Reach
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from tests.doubles.sim_disk import SimDisk
+
+
+class Members:
+    """The rest of a set."""
+
+    def __init__(self) -> None:
+        self.synced = 0
+
+    def archivable(self, synced: int) -> int:
+        return min(synced, self.synced)
+
+    def deposed(self) -> None:
+        raise AssertionError("nobody is")
+
+
+def put(store: MessageStore, count: int) -> list[int]:
+    """Where the records end."""
+    ends = []
+    for _ in range(count):
+        found = store.put("t", 0, b"body", b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("127.0.0.1", 1))
+        ends.append(found.physical_offset + found.size)
+    return ends
+
+
+@pytest.fixture
+def store() -> Iterator[MessageStore]:
+    config = StoreConfig(Path("/store"), commit_log_file_size=1 << 20, index_slots=64, index_entries=100)
+    made = MessageStore(config, SimDisk(), ManualClock())
+    made.load(confirmed=0)
+    yield made
+    made.shutdown()
+
+
+def synced(store: MessageStore) -> int:
+    store.after_flush(store.flush())
+    return store.flushed_offset
+
+
+def test_a_broker_in_no_set_reaches_as_far_as_its_disk(store: MessageStore) -> None:
+    put(store, 3)
+    assert Reach(store).within(synced(store)) == synced(store)
+    assert Reach(store).is_settled(0)
+    assert Reach(store).offsets_within("t", {0: 3, 1: 9}) == {0: 3, 1: 9}
+
+
+def test_a_round_reaches_whole_records_that_all_have_synced_and_the_set_has_confirmed(store: MessageStore) -> None:
+    members, ends = Members(), put(store, 5)
+    reach = Reach(store, members)
+    store.confirm(ends[3])
+    members.synced = ends[4]
+    assert reach.within(synced(store)) == ends[3], "what is not confirmed is not seen by the round"
+    members.synced = ends[1] + 7
+    assert reach.within(synced(store)) == ends[1], "it would take the record whose tail only this disk has"
+    assert store.entries("t", 0, ends[1])[0].first_offset + len(store.entries("t", 0, ends[1])[0].sizes) == 2
+    members.synced = -1
+    assert reach.within(synced(store)) == 0
+
+
+def test_a_new_master_tells_of_nothing_until_the_set_has_what_it_had_at_its_promotion(store: MessageStore) -> None:
+    members, ends = Members(), put(store, 3)
+    reach = Reach(store, members)
+    reach.lead()
+    members.synced = ends[2]
+    store.confirm(ends[1])
+    assert (reach.within(synced(store)), reach.is_settled(synced(store))) == (0, False)
+    store.confirm(ends[2])
+    members.synced = ends[1]
+    assert (reach.within(synced(store)), reach.is_settled(synced(store))) == (0, False)
+    members.synced = ends[2]
+    assert (reach.within(synced(store)), reach.is_settled(synced(store))) == (ends[2], True)
+
+
+def test_a_tombstone_names_no_offset_that_a_member_may_lack(store: MessageStore) -> None:
+    members, ends = Members(), put(store, 4)
+    reach = Reach(store, members)
+    members.synced = 1 << 62
+    synced(store)
+    store.confirm(ends[2])
+    assert reach.offsets_within("t", {0: 4}) == {0: 3}, "the last is not confirmed"
+    members.synced = ends[0]
+    assert reach.offsets_within("t", {0: 4}) == {0: 1}
+    members.synced = 1 << 62
+    store.confirm(ends[3])
+    assert reach.offsets_within("t", {0: 4, 1: 2}) == {0: 4, 1: 0}, "a queue that is not here may be given again"

@@ -1,0 +1,450 @@
+"""The archive of a broker set: a failover in the middle of each step, and what a slave may do beside its master."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import failpoint
+from infra.failpoint import FailpointError
+from infra.object_store.protocol import StoreUnavailable
+from lifecycle.retention import Policy
+from lifecycle.state_keeper import StateKeeper
+from neve.archive.journal import Abort, Epoch, Intent, IntentName, NewerFormat, decode_entry
+from neve.archive.keys import journal_key
+from neve.archive.state import BrokerState, read_state
+from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
+from tests.unit.lifecycle.members import BrokerSet, Member
+from tests.unit.lifecycle.test_offload import STEPS
+from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster
+from tiered.journal.state import State
+
+WRITES = [step for step in STEPS if "evict" not in step]
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> BrokerSet:
+    """A is master in epoch 1, and B has all that it has."""
+    made = BrokerSet(tmp_path)
+    made.elect(made.a)
+    made.a.hot.put("a", 0, 7)
+    made.a.hot.put("b", 0, 5)
+    made.a.hot.put("a", 1, 9)
+    made.replicate()
+    return made
+
+
+def check_whole(both: BrokerSet) -> None:
+    assert (both.check_tiles("a", 0), both.check_tiles("b", 0), both.check_tiles("a", 1)) == (9, 5, 9)
+    assert both.catalog.open_intents() == {}
+    data = {key for key in both.store.objects if key.startswith("topic=")}
+    assert data == {name.key for name in both.catalog.objects()}, "an object that nobody vouches for"
+
+
+def entries(both: BrokerSet) -> list[object]:
+    catalog = both.catalog
+    return [decode_entry(both.store.objects[journal_key("", "b", seq)][0]) for seq in range(catalog.next_seq)]
+
+
+# ---- failover
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("step", WRITES)
+def test_a_master_that_dies_in_any_step_of_a_round_leaves_it_to_the_next(both: BrokerSet, step: str, nth: int) -> None:
+    with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
+        both.a.offload()
+        both.a.hot.put("a", 0, 1)
+        both.replicate()
+        both.a.offload()
+    both.replicate()
+    both.elect(both.b)
+    both.b.hot.put("a", 0, 9 - both.b.hot.next["a", 0])
+    both.b.offload()
+    check_whole(both)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("step", WRITES)
+def test_a_master_that_was_deposed_in_any_step_and_does_not_know_it_changes_nothing(
+    both: BrokerSet, step: str, nth: int
+) -> None:
+    """It sleeps in the step while another is elected and archives all, and wakes where it slept."""
+    before = both.b.hot.copy
+
+    def failover(_: str) -> None:
+        failpoint.disarm()
+        before(both.a.hot)
+        both.elect(both.b)
+        both.b.hot.put("a", 0, 9 - both.b.hot.next["a", 0])
+        both.b.offload()
+
+    with failpoint.armed(step, failover, nth):
+        try:
+            both.a.offload()
+            both.a.hot.put("a", 0, 1)
+            both.replicate()
+            both.a.offload()
+            both.a.offload()
+        except Fenced:
+            assert both.a.journal.state is State.DEPOSED
+        else:
+            assert both.b.journal.leads, "the step comes in this run"
+            with pytest.raises(Fenced):
+                both.a.offload()
+    check_whole(both)
+    written = dict(both.store.objects)
+    for job in (both.a.lifecycle.evict.run, both.a.lifecycle.expire.run, both.a.lifecycle.sweep.run, both.a.offload):
+        with pytest.raises(Fenced):
+            job()
+    assert both.store.objects == written
+    assert both.a.hot.evicted == []
+
+
+@pytest.mark.parametrize("step", WRITES)
+def test_what_either_member_archives_of_a_round_is_the_same_byte_by_byte(
+    both: BrokerSet, step: str, tmp_path: Path
+) -> None:
+    alone = BrokerSet(tmp_path / "alone")
+    alone.elect(alone.a)
+    alone.a.hot.copy(both.a.hot)
+    alone.a.offload()
+    with failpoint.armed(step), pytest.raises(FailpointError):
+        both.a.offload()
+    both.elect(both.b)
+    both.b.offload()
+
+    def content(of: BrokerSet) -> dict[tuple[str, int, int], bytes]:
+        return {(name.topic, name.start, name.end): of.store.objects[name.key][0] for name in of.catalog.objects()}
+
+    assert content(both) == content(alone)
+
+
+def test_a_late_upload_of_the_old_master_is_adopted_where_it_is_the_same_and_aborted_where_not(both: BrokerSet) -> None:
+    with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
+        both.a.offload()
+    (names,) = both.catalog.open_intents().values()
+    (same, other) = [name for name in names if name.topic == "a"], [name for name in names if name.topic == "b"]
+    entry_runs = both.a.hot.entries("a", same[0].start, same[0].end)
+    both.a.worker.encode_upload("memory:", same[0], entry_runs, (), {})
+    both.store.put(other[0].key, b"of another encoder")
+    both.elect(both.b)
+    both.b.offload()
+    objects = {name.key: name for name in both.catalog.objects()}
+    assert same[0].key in objects
+    assert other[0].key not in objects
+    assert (both.check_tiles("a", 0), both.check_tiles("a", 1), both.check_tiles("b", 0)) == (7, 9, 5)
+
+
+def test_a_name_that_was_closed_comes_again_under_a_further_epoch_of_the_same_master(both: BrokerSet) -> None:
+    with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
+        both.a.offload()
+    (names,) = both.catalog.open_intents().values()
+    for name in names:
+        both.store.put(name.key, b"of another encoder")
+    both.a.offload()
+    both.a.offload()
+    assert (both.check_tiles("a", 0), both.check_tiles("a", 1), both.check_tiles("b", 0)) == (7, 9, 5)
+    said = [entry.master_epoch for entry in entries(both) if isinstance(entry, Epoch)]
+    assert said == [1, 1]
+
+
+def test_a_round_that_saw_another_log_before_its_member_was_a_slave_records_nothing(both: BrokerSet) -> None:
+    """A is deposed, cut, and elected again while one of its rounds sleeps between the look and the entry."""
+
+    def failover(_: str) -> None:
+        failpoint.disarm()
+        both.elect(both.b)
+        both.b.journal.ensure_online()
+        both.b.journal.become_slave()
+        both.a.journal.become_slave()
+        both.elect(both.a)
+        both.a.journal.ensure_online()  # another job of its own
+
+    with failpoint.armed("offload.before_intent", failover), pytest.raises(NotAttached, match="another master epoch"):
+        both.a.offload()
+    assert not any(isinstance(entry, Intent) for entry in entries(both))
+    both.a.offload()
+    assert both.check_tiles("a", 0) == 7
+
+
+# ---- the fence
+
+
+def test_no_epoch_is_below_the_journals_highest(both: BrokerSet) -> None:
+    both.a.offload()
+    both.elect(both.b)
+    both.b.journal.ensure_online()
+    both.a.start()
+    both.a.journal.become_master(1)
+    with pytest.raises(Fenced):
+        both.a.journal.ensure_online()
+    assert both.a.journal.state is State.DEPOSED
+    said = [entry.master_epoch for entry in entries(both) if isinstance(entry, Epoch)]
+    assert said == [1, 2]
+
+
+def test_an_epoch_that_read_the_journal_before_its_successors_finds_its_number_taken(both: BrokerSet) -> None:
+    """Between the look at the highest and the put of the own there is nothing that a later master may not do."""
+    both.a.journal.become_slave()
+    both.elect(both.a)
+    later = both.master_epoch + 1
+
+    def overtaken(_: str) -> None:
+        failpoint.disarm()
+        both.b.journal.become_master(later)
+        both.b.journal.ensure_online()
+
+    with failpoint.armed("journal.before_put", overtaken), pytest.raises(Fenced):
+        both.a.journal.ensure_online()
+    said = [entry.master_epoch for entry in entries(both) if isinstance(entry, Epoch)]
+    assert said == [later]
+
+
+def test_the_old_master_follows_once_it_is_a_slave_and_leads_again_once_it_is_elected(both: BrokerSet) -> None:
+    both.a.offload()
+    both.elect(both.b)
+    both.b.offload()
+    with pytest.raises(Fenced):
+        both.a.offload()
+    both.a.journal.become_slave()
+    assert not both.a.journal.fenced
+    both.a.lifecycle.evict.run()
+    assert both.a.journal.catalog.next_seq == both.catalog.next_seq
+    both.elect(both.a)
+    both.a.hot.put("a", 0, 1)
+    both.a.offload()
+    assert both.check_tiles("a", 0) == 8
+    with pytest.raises(Fenced):
+        both.b.offload()
+
+
+def test_a_broker_in_no_set_does_not_take_over_a_sets_archive(both: BrokerSet) -> None:
+    both.a.offload()
+    written = dict(both.store.objects)
+    alone = Rig.__new__(Rig)
+    alone.store, alone.clock = both.store, both.clock
+    journal = Rig.new_journal(alone, both.directory / "a", both.a.log_uuid)
+    with pytest.raises(ArchiveRefused, match=r"master epoch 1.*as a member of it"):
+        journal.attach(both.a.hot.tail)
+    assert both.store.objects == written
+
+
+def test_a_set_goes_on_with_the_archive_of_the_broker_that_it_grew_from(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "a", log_uuid="of the first")
+    rig.hot.put("a", 0, 7)
+    rig.offload()
+    both = BrokerSet.__new__(BrokerSet)
+    both.clock, both.store, both.policy = rig.clock, rig.store, Policy()
+    both.directory, both.master_epoch = tmp_path, 0
+    both.a = Member(both, tmp_path / "a", log_uuid="of the first")
+    both.a.hot.copy(rig.hot)
+    both.elect(both.a)
+    both.a.hot.put("a", 0, 3)
+    both.a.offload()
+    assert both.check_tiles("a", 0) == 10
+    with pytest.raises(Fenced):
+        rig.offload()
+
+
+# ---- nothing is told of what the set has not settled
+
+
+def test_no_gap_is_recorded_over_what_readers_do_not_see_yet(both: BrokerSet) -> None:
+    """What B had at its promotion is not confirmed at once; its rounds stop there as readers do."""
+    with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
+        both.a.offload()
+    both.b.hot.confirmed = 9 * RECORD
+    both.elect(both.b)
+    before = len(entries(both))
+    both.b.offload()
+    assert [type(entry) for entry in entries(both)[before:]] == [Epoch]
+    both.b.hot.confirmed = 1 << 62
+    both.b.offload()
+    assert (both.check_tiles("a", 0), both.check_tiles("a", 1), both.check_tiles("b", 0)) == (7, 9, 5)
+
+
+def test_a_round_reaches_what_the_whole_set_has_synced(both: BrokerSet) -> None:
+    both.a.hot.archivable = 8 * RECORD
+    both.a.hot.put("a", 0, 1)
+    both.a.lifecycle.offload.run(roll=True)
+    assert max(name.end for name in both.catalog.objects()) == 8 * RECORD
+    assert (both.catalog.max_offset("a", 0), both.catalog.max_offset("b", 0)) == (7, 1)
+    both.a.hot.archivable = -1
+    both.a.hot.promoted_at = 1
+    both.a.offload()
+    assert both.catalog.max_offset("b", 0) == 1, "a member that does not tell holds all"
+    both.a.hot.archivable = 1 << 62
+    both.a.offload()
+    assert (both.check_tiles("a", 0), both.check_tiles("b", 0)) == (8, 5)
+
+
+def test_an_intent_that_never_came_to_stand_moves_nothing_when_its_member_leads_again(both: BrokerSet) -> None:
+    """A was about to name offsets that B gave anew after it; A must not go on above them, nor hide what B stored."""
+    both.store.fail("put", StoreUnavailable("503"), match="journal", skip=1)
+    with pytest.raises(StoreUnavailable):
+        both.a.offload()
+    high = both.a.journal._known.high
+    assert high > 0
+    both.elect(both.b)
+    both.b.journal.ensure_online()
+    both.a.journal.become_slave()
+    both.elect(both.a)
+    both.a.journal.ensure_online()
+    assert both.a.journal._known.high == 0
+    assert both.a.journal._known.named.everything() == {}
+    both.a.start()
+    assert both.a.journal._known.high == 0, "its directory says the same"
+
+
+# ---- a slave
+
+
+def test_a_slave_appends_nothing(both: BrokerSet) -> None:
+    both.a.offload()
+    written = dict(both.store.objects)
+    for job in (
+        both.b.offload,
+        both.b.lifecycle.sweep.run,
+        both.b.lifecycle.checkpoint.run,
+        both.b.lifecycle.unexpire.run,
+        both.b.journal.renew_epoch,
+        lambda: both.b.journal.append(Abort(round=1)),
+    ):
+        with pytest.raises(NotMaster):
+            job()
+    both.b.lifecycle.evict.run()
+    both.b.lifecycle.expire.run()
+    assert both.store.objects == written
+    assert both.b.lifecycle.status()["archive"] == "following"
+
+
+def test_a_slave_evicts_what_its_master_has_archived_and_nothing_else(both: BrokerSet) -> None:
+    both.a.offload()
+    both.a.hot.put("a", 0, SEGMENT // RECORD)
+    both.replicate()
+    both.b.hot.roll()
+    both.b.hot.disk = 0.9
+    both.b.lifecycle.evict.run()
+    archived = max(name.end for name in both.catalog.objects())
+    assert both.b.hot.evicted
+    assert both.b.hot.first_segment <= archived
+    assert both.b.hot.records, "what is not archived stays"
+    both.b.hot.pinned = both.b.hot.first_segment
+    both.a.offload()
+    left = list(both.b.hot.evicted)
+    both.b.lifecycle.evict.run()
+    assert both.b.hot.evicted == left, "something waits in it"
+
+
+def test_a_slave_evicts_nothing_while_the_store_is_away_or_shows_another_log(both: BrokerSet, tmp_path: Path) -> None:
+    both.a.offload()
+    stranger = Member(both, tmp_path / "c", log_uuid="staging")
+    stranger.hot.copy(both.a.hot)
+    for member in (stranger, both.b):
+        member.hot.disk = 0.9
+    with pytest.raises(ArchiveRefused, match="another data directory"):
+        stranger.lifecycle.evict.run()
+    both.store.fail("get", StoreUnavailable("503"), times=100)
+    both.store.fail("head", StoreUnavailable("503"), times=100)
+    with pytest.raises(StoreUnavailable):
+        both.b.lifecycle.evict.run()
+    assert stranger.hot.evicted == both.b.hot.evicted == []
+
+
+def test_a_slave_hides_what_its_master_has_expired(both: BrokerSet) -> None:
+    both.policy = Policy(ttl_hours=lambda topic: 1 if topic == "b" else None)
+    both.a.offload()
+    both.clock.advance(2 * 3_600_000)
+    assert both.a.lifecycle.expire.run()["expired"] == 2
+    assert both.b.lifecycle.expire.run()["raised"] == 1
+    assert (both.b.hot.min_offset("b", 0), both.b.hot.min_offset("a", 0)) == (5, 0)
+    assert both.b.lifecycle.expire.run()["raised"] == 0
+
+
+def test_what_expires_before_all_members_have_it_is_not_named(both: BrokerSet) -> None:
+    both.policy = Policy(ttl_hours=lambda topic: 1)
+    both.a.hot.archivable = 9 * RECORD
+    both.clock.advance(2 * 3_600_000)
+    both.a.lifecycle.expire.run()
+    assert (both.catalog.recorded_minimum("a", 0), both.catalog.recorded_minimum("b", 0)) == (7, 2)
+    assert both.catalog.recorded_minimum("a", 1) == 0
+    assert (both.a.hot.min_offset("b", 0), both.a.hot.min_offset("a", 1)) == (2, 0)
+
+
+def test_a_slaves_copy_of_the_journal_begins_at_its_masters_checkpoints(both: BrokerSet) -> None:
+    both.a.journal._checkpoints.period = 4
+    sizes = []
+    for _ in range(12):
+        both.a.hot.put("a", 0, 1)
+        both.a.offload()
+        both.a.lifecycle.checkpoint.run()
+        both.b.journal.follow()
+        sizes.append((both.directory / "b" / "journal.mirror").stat().st_size)
+    assert max(sizes[6:]) <= 2 * max(sizes[:6])
+    before = both.store.requests.copy()
+    both.b.start()
+    assert both.store.requests == before, "a start asks the store for nothing"
+    assert both.b.journal.catalog.next_seq == both.catalog.next_seq
+    both.replicate()
+    both.elect(both.b)
+    both.b.offload()
+    assert both.check_tiles("a", 0) == 19
+
+
+def test_a_slave_refuses_a_journal_of_a_newer_format(both: BrokerSet) -> None:
+    both.a.journal.ensure_online()
+    both.b.journal.follow()
+    key = journal_key("", "b", both.catalog.next_seq)
+    both.store.put(key, b"\x82\xa4type\xa5EPOCH\xa7version\x63")
+    for _ in range(2):
+        with pytest.raises(NewerFormat):
+            both.b.lifecycle.evict.run()
+
+
+# ---- the state slots
+
+
+def test_a_master_that_leads_again_writes_no_state_over_the_newest(both: BrokerSet) -> None:
+    def state(offset: int) -> BrokerState:
+        return BrokerState(broker="b", log_end=offset, queues={"a": {0: offset}})
+
+    keeper = StateKeeper(both.a.journal, both.clock)
+    others = StateKeeper(both.b.journal, both.clock)
+    keeper.run(lambda: state(1))
+    both.elect(both.b)
+    others.run(lambda: state(2))
+    others.run(lambda: state(3))
+    both.elect(both.a)
+    with failpoint.armed("state.before_put"), pytest.raises(FailpointError):
+        keeper.run(lambda: state(4))
+    assert (found := read_state(both.store, "b")) is not None
+    assert found.log_end == 3
+    torn = both.store.put
+
+    def damaged(key: str, data: bytes, **how: Any) -> object:
+        return torn(key, data[: len(data) // 2] if "/state/" in key else data, **how)
+
+    both.store.put = damaged  # type: ignore[method-assign, assignment]
+    keeper.run(lambda: state(4))
+    assert (found := read_state(both.store, "b")) is not None
+    assert (found.log_end, found.log_uuid) == (3, both.a.log_uuid), "the newest was the other slot"
+
+
+def test_names_of_a_deposed_masters_intent_are_known_to_the_next(both: BrokerSet) -> None:
+    """A late INTENT, put before the new EPOCH: it names what is confirmed, and the next master completes it."""
+    both.b.journal.follow()
+    name = IntentName("topic=a/dt=1970-01-01/broker=b/x-e1.parquet", "a", "1970-01-01", 0, 1000, {0: (0, 6)})
+
+    def late(_: str) -> None:
+        failpoint.disarm()
+        both.a.journal.ensure_online()
+        both.a.journal.append(Intent(round=1, names=[name]))
+
+    both.elect(both.b)
+    with failpoint.armed("journal.before_put", late):
+        both.b.journal.ensure_online()
+    assert both.b.journal.catalog.intent_end == 1000
+    assert [type(entry) for entry in entries(both)] == [Epoch, Intent, Epoch]
