@@ -498,7 +498,9 @@ class World:
             if not machine.is_up:
                 self._start(machine.host)
         since = self.turns.now
+        pace, self.pace = self.pace, 0.0  # the time is for what has to be decided, however much there is to copy
         self._settle(since, list(self.machines))
+        self.pace = pace
         self.note("at rest")
 
     def with_one_less(self) -> None:
