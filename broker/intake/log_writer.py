@@ -10,7 +10,6 @@ after: also of what this broker stores for itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from broker.intake.message import NewMessage
 from broker.intake.replication import STANDS_ALONE, Replication
@@ -43,14 +42,16 @@ class LogWriter:
         self.queue_of: _QueueOf = store.queue_for  # the queue of a put, made for its first; raises StoreError
         #: Sends of one host, in their order; fewer places than sends: the next one can't be stored.
         self.append: _Append = store.append
-        self._put: Callable[..., PutResult] = store.put
+        self._in_set = replication.waits
         if replication.waits:
-            self.queue_of, self.append, self._put = self._queue_of_set, self._append_in_set, self._put_in_set
+            self.queue_of, self.append = self._queue_of_set, self._append_in_set
 
     def put(self, message: NewMessage) -> PutResult:
         """One record, and what is to be stored beside it: both or neither."""
         beside = message.beside
-        return self._put(
+        if self._in_set:
+            self._replication.check_append()
+        stored = self._store.put(
             message.topic,
             message.queue_id,
             message.body,
@@ -65,6 +66,9 @@ class LogWriter:
             prepared_transaction_offset=message.prepared_transaction_offset,
             beside=None if beside is None else self.send_of(beside),
         )
+        if self._in_set:
+            self._replication.appended()
+        return stored
 
     def put_copy(
         self,
@@ -121,9 +125,3 @@ class LogWriter:
         places = self._store.append(sends, host, now)
         self._replication.appended()
         return places
-
-    def _put_in_set(self, *place: Any, **rest: Any) -> PutResult:
-        self._replication.check_append()
-        stored = self._store.put(*place, **rest)
-        self._replication.appended()
-        return stored

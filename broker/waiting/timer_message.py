@@ -221,7 +221,7 @@ class TimerMessages:
     def _deliver_batch(self) -> int:
         now, done, heap = self._clock.now_ms(), 0, self._heap  # nothing is added to it on the way
         try:
-            while done < _BATCH and heap and heap[0][0] <= now and heap[0][2] < self._store.confirmed_offset:
+            while done < _BATCH and heap and heap[0][0] <= now and self._is_shown(heap[0]):
                 when, offset, position = heap[0]
                 if offset not in self._waiting:  # it was reappended: its copy comes at the same time
                     heapq.heappop(heap)
@@ -245,6 +245,10 @@ class TimerMessages:
         else:
             self._log_takes_nothing = False
         return done
+
+    def _is_shown(self, entry: tuple[int, int, int]) -> bool:
+        """Whether it can be read: what a set has confirmed, or a sync covers, may end within its record."""
+        return entry[1] < self._store.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES)
 
     def _deliver(self, position: int, offset: int) -> None:
         raw = self._store.record_at(position)
@@ -303,7 +307,9 @@ class TimerMessages:
     def _reappend_batch(self, goes: Callable[[tuple[int, int, int]], bool]) -> bool:
         reappended = 0
         try:
-            while reappended < _BATCH and (entry := self._first_stored()) is not None and goes(entry):
+            while reappended < _BATCH and (entry := self._first_stored()) is not None:
+                if not (goes(entry) and self._is_shown(entry)):
+                    break
                 self._reappend(entry)
                 reappended += 1
         finally:

@@ -596,3 +596,31 @@ def test_what_is_due_soon_is_reappended_too_when_the_clock_is_right_again(machin
         each.clock.set_wall(right + 900_000)
         each.timers.deliver_due()
         assert each.delivered() == [b"early", b"soon"]
+
+
+@pytest.mark.parametrize("clock_goes_back", [False, True])
+def test_a_timer_of_which_a_set_has_confirmed_the_begin_alone_is_not_lost(
+    machine: Callable[[], Machine], clock_goes_back: bool
+) -> None:
+    """A slave that copies what RocketMQ's master sends acknowledges pieces, wherever they end."""
+    first = machine()
+    right = first.clock.now_ms()
+    if clock_goes_back:
+        first.timer(b"early", TIMER_DELAY_SEC="1")
+        first.clock.set_wall(right + 86_400_000)
+        assert first.timers.deliver_due() == 1
+    delivered = first.delivered()
+    first.store.join_set(first.store.max_physical_offset)
+    first.timer(b"soon", TIMER_DELAY_SEC="2")
+    first.store.confirm(first.store.max_physical_offset - 1)
+    if clock_goes_back:
+        first.clock.set_wall(right + 2_000)
+        while first.timers.deliver_due() or first.timers._rewind_below is not None:
+            pass
+    first.clock.set_wall(right + 200_000_000)
+    assert first.timers.deliver_due() == 0
+    assert len(first.timers) == 1
+    first.store.confirm(first.store.max_physical_offset)
+    assert first.timers.deliver_due() == 1
+    first.store.confirm(first.store.max_physical_offset)
+    assert first.delivered() == [*delivered, b"soon"]
