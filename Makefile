@@ -35,7 +35,7 @@ demo: setup ## the whole way on real flights: publish, consume, offload, read co
 	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.servers.go_build minio)
 	$(BIN)/python examples/flights.py --store $(STORE)
 
-servers: setup ## find or build the S3 servers that tests start
+servers: setup ## find or build the servers that tests start: S3, etcd
 	$(BIN)/python -m tests.servers.go_build
 
 test: servers ## every test, with the servers that they need

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from controller.broker_set import BrokerSet, Member
+from controller.broker_set import BrokerSet, DamagedBrokerSet, Member
 from controller.decision import (
     Answer,
     Ask,
@@ -28,7 +29,7 @@ from controller.decision import (
     decide,
 )
 from controller.liveness import Liveness
-from controller.register import Register
+from controller.register import Register, Revision, Stored
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
@@ -72,8 +73,7 @@ class BrokerSets:
     async def carry_out(self, request: Request) -> Answer:
         """Its answer, true by now. RegisterUnavailable: it may have been done, and nothing was told."""
         if isinstance(request, GetNextBrokerId | GetReplicaInfo | GetSyncStateData):
-            stored, _ = await self._register.get(request.name)
-            decision = self._decide(stored, request, {})
+            decision = self._decide(await self._register.get(request.name), request, {})
             assert isinstance(decision, Decision)
             assert decision.broker_set is None and not decision.removed
             return decision.answer
@@ -83,38 +83,50 @@ class BrokerSets:
 
     async def stored(self, name: str) -> BrokerSet | None:
         """What the register has."""
-        return (await self._register.get(name))[0]
+        return (await self._register.get(name)).broker_set
+
+    def glance(self, name: str) -> BrokerSet | None:
+        """What the register had a moment ago: for what has to go on while it is away."""
+        return self._register.glance(name)
 
     async def scan(self) -> None:
-        """Every set, one after the other."""
+        """Every set, one after the other; what is wrong with one keeps back no other."""
+        damaged: DamagedBrokerSet | None = None
         for name in await self._register.names():
-            await self.carry_out(Scan(name))
+            try:
+                await self.carry_out(Scan(name))
+            except DamagedBrokerSet as error:
+                log.error("broker set %r can't be read from the register: %s", name, error)
+                damaged = error
+        if damaged is not None:
+            raise damaged
 
     async def _in_turn(self, request: Request) -> Answer:
         asked: dict[int, Asked] = {}
         for _ in range(_MOST_TRIES):
-            stored, revision = await self._register.get(request.name)
+            stored = await self._register.get(request.name)
             found = self._decide(stored, request, asked)
             if isinstance(found, Ask):
-                assert stored is not None
-                asked |= await self._ask(stored, found.candidates)
+                assert stored.broker_set is not None
+                asked |= await self._ask(stored.broker_set, found.candidates)
                 continue  # decided on what is reported by now
-            if not await self._write(request.name, found, revision):
+            if not await self._write(request.name, found, stored.revision):
                 continue
-            self._follow(stored, found)
+            self._follow(stored.broker_set, found)
             return found.answer
         raise BrokerError(ResponseCode.SYSTEM_BUSY, f"broker set {request.name} is changed by others all the time")
 
-    def _decide(self, stored: BrokerSet | None, request: Request, asked: dict[int, Asked]) -> Decision | Ask:
+    def _decide(self, stored: Stored, request: Request, asked: dict[int, Asked]) -> Decision | Ask:
         reports = self._liveness.reports(request.name, asked)
-        return decide(stored, reports, request, self._liveness.now_ms(), self._rules())
+        rules = replace(self._rules(), had=stored.had)
+        return decide(stored.broker_set, reports, request, self._liveness.now_ms(), rules)
 
     async def _ask(self, stored: BrokerSet, candidates: tuple[int, ...]) -> dict[int, Asked]:
         members = [member for member in stored.members if member.id in candidates]
         answers = await asyncio.gather(*(self._calls.ask(stored.name, member) for member in members))
         return {member.id: answer for member, answer in zip(members, answers, strict=True)}
 
-    async def _write(self, name: str, decision: Decision, revision: int) -> bool:
+    async def _write(self, name: str, decision: Decision, revision: Revision) -> bool:
         """Whether the decision holds: nobody has changed what it was made on."""
         if decision.removed:
             return await self._register.remove(name, revision)

@@ -28,13 +28,15 @@ def controller(path: Path | None, settings: tuple[str, ...]) -> None:
 
 async def _run(loaded: Loaded[ControllerConfig]) -> int:
     from controller.controller_manager import ControllerManager
+    from controller.registers import register_of
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
 
     config = loaded.config
     logs.configure(config.log_level, loaded.warnings)
-    server = ControllerManager(config, SystemClock(), RealDisk())
+    disk = RealDisk()
+    server = ControllerManager(config, SystemClock(), disk, register_of(config, disk))
     stopped = asyncio.Event()
     catch_signals(stopped.set)
     await server.start()

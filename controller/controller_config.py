@@ -32,6 +32,13 @@ class ControllerConfig(SecurityConfig):
     controller_dleger_self_id: str = key("n0", name="controllerDLegerSelfId")
     controller_type: str = key("DLedger", choices=("DLedger",))  # what a JRaft controller is told, this one is not
     controller_store_path: str = key("~/controller")
+    register_url: str = key("")
+    etcd_user: str = key("")
+    etcd_password: str = key("", secret=True)
+    etcd_tls_enable: bool = key(False)
+    etcd_tls_trust_cert_path: str = key("")
+    etcd_tls_cert_path: str = key("")
+    etcd_tls_key_path: str = key("")
     scan_not_active_broker_interval: int = key(1 * SECOND, low=100, high=600 * SECOND, unit="time")
     enable_elect_unclean_master: bool = key(False, live=True)
     notify_broker_role_changed: bool = key(True, live=True)
@@ -54,24 +61,36 @@ class ControllerConfig(SecurityConfig):
         return self.directory / "auth" / "auth.json"
 
     @property
-    def peer(self) -> Peer | None:
-        """Itself, if `controllerDLegerPeers` names it. ConfigError for more than one: they would not agree."""
-        peers = [part for part in self.controller_dleger_peers.split(";") if part.strip()]
-        if not peers:
-            return None
-        if len(peers) > 1:
+    def peers(self) -> tuple[Peer, ...]:
+        """All controllers, as `controllerDLegerPeers` names them. ConfigError for several with a register each."""
+        parts = [part.strip() for part in self.controller_dleger_peers.split(";") if part.strip()]
+        found = tuple(self._peer(part) for part in parts)
+        if len(found) > 1 and not self.register_url:
             raise ConfigError(
                 f"controllerDLegerPeers={self.controller_dleger_peers}: one controller keeps the register in its file; "
-                "several would each elect a master of their own"
+                "several would each elect a master of their own. With registerUrl=etcd://... they share one"
             )
-        peer_id, _, address = peers[0].strip().partition("-")
+        if found and [peer.id for peer in found].count(self.controller_dleger_self_id) != 1:
+            raise self._no_peers()
+        return found
+
+    @property
+    def peer(self) -> Peer | None:
+        """Itself, if `controllerDLegerPeers` names it."""
+        return next((peer for peer in self.peers if peer.id == self.controller_dleger_self_id), None)
+
+    def _peer(self, part: str) -> Peer:
+        peer_id, _, address = part.partition("-")
         host, _, port = address.rpartition(":")
-        if peer_id != self.controller_dleger_self_id or not host or not port.isdigit():
-            raise ConfigError(
-                f"controllerDLegerPeers={self.controller_dleger_peers}: expected "
-                f"{self.controller_dleger_self_id}-host:port, of controllerDLegerSelfId"
-            )
+        if not peer_id or not host or not port.isdigit():
+            raise self._no_peers()
         return Peer(peer_id, host, int(port))
+
+    def _no_peers(self) -> ConfigError:
+        own = f"{self.controller_dleger_self_id}-host:port"
+        return ConfigError(
+            f"controllerDLegerPeers={self.controller_dleger_peers}: expected {own}, of controllerDLegerSelfId"
+        )
 
     @property
     def port(self) -> int:

@@ -11,7 +11,7 @@ from controller.calls import BrokerCalls
 from controller.controller_config import ControllerConfig
 from controller.decision import DEFAULT_TIMEOUT_MS, Rules, Scan
 from controller.liveness import Liveness
-from controller.register import FileRegister
+from controller.register import Register
 from controller.requests import Requests
 from infra.clock import Clock
 from infra.descriptors import budget
@@ -20,7 +20,6 @@ from infra.remoting_server import Connection
 from infra.request_router import RequestRouter
 from infra.startup import open_files_limit
 from infra.supervisor import Supervisor, Trouble
-from infra.threads import SYSTEM_THREADS
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +27,8 @@ log = logging.getLogger(__name__)
 class ControllerManager:
     """Starts and stops one controller on the running loop."""
 
-    def __init__(self, config: ControllerConfig, clock: Clock, disk: Disk) -> None:
-        self._config = config
-        self._register = FileRegister(config.register_path, disk, SYSTEM_THREADS)
+    def __init__(self, config: ControllerConfig, clock: Clock, disk: Disk, register: Register) -> None:
+        self._config, self._register = config, register
         self._liveness = Liveness(clock)
         self._supervisor = Supervisor("controller")
         self._elects_from_ms = 0
@@ -67,7 +65,7 @@ class ControllerManager:
 
     async def start(self) -> None:
         """Read the register, listen, begin to scan."""
-        self._register.open()
+        await self._register.open()
         self._elects_from_ms = self._liveness.now_ms() + DEFAULT_TIMEOUT_MS
         await self._server.start()
         self._supervisor.every("scan", self._config.scan_not_active_broker_interval / 1000, self.scan)

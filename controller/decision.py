@@ -46,12 +46,14 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the configuration says, and since when this controller listens."""
+    """What the configuration says, since when this controller listens, and what it has read before."""
 
     enable_elect_unclean_master: bool = False
     max_members: int = 64
     # Who has only begun to listen has not heard the living: it waits one time-out before it calls a master dead.
     elects_from_ms: int = 0
+    # Epochs that the register once had for the set: one that has lower ones now was set back.
+    had: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +307,12 @@ class _Case:
         """None where the stored value is as new as anything that was ever reported."""
         known = self.stored.frozen if self.stored is not None else None
         epochs = self.stored.epochs if self.stored is not None else (0, 0)
-        heard = self.highest_heard()
+        heard = max(self.highest_heard(), self.rules.had)
         if heard <= (known.epochs if known is not None else epochs):
             return known
-        who = min(broker_id for broker_id, report in self.reports.items() if report.epochs == heard)
-        why = f"broker {who} knows epochs {heard}, the register only {epochs}: it was restored or wiped"
+        knowing = [broker_id for broker_id, report in self.reports.items() if report.epochs == heard]
+        who = f"broker {min(knowing)} knows" if knowing else "this controller has read"
+        why = f"{who} epochs {heard}, the register only {epochs}: it was restored or wiped"
         return Frozen(f"{why}; an operator has to designate the master", *heard)
 
     def refuse_frozen(self, code: int, frozen: Frozen, remark: str = "") -> Decision:
@@ -550,8 +553,8 @@ def _elect_first(stored: BrokerSet, asker: int, case: _Case, *, designated: bool
 
 def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> Decision:
     """An operator ends a freeze with a member that has seen all that anybody has seen."""
-    if case.reports[asker].epochs < frozen.epochs and not _may_be_forced(stored, case):
-        knowing = sorted(broker_id for broker_id, report in case.reports.items() if report.epochs >= frozen.epochs)
+    if not _knows(case.reports[asker], frozen) and not _may_be_forced(stored, case):
+        knowing = sorted(broker_id for broker_id, report in case.reports.items() if _knows(report, frozen))
         behind = f"; broker {asker} is behind, ask for one of {knowing}"
         return case.refuse_frozen(Code.CONTROLLER_ELECT_MASTER_FAILED, frozen, behind)
     above = replace(
@@ -566,6 +569,13 @@ def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> De
         sync_state_set=(),
     )
     return _elected(above, asker, case)
+
+
+def _knows(report: Report, frozen: Frozen) -> bool:
+    """Whether it has seen all that anybody has. An Apache broker tells the epoch of its log, and no other."""
+    if report.master_epoch == UNKNOWN:
+        return report.epochs[0] >= frozen.master_epoch
+    return report.epochs >= frozen.epochs
 
 
 def _not_heard_yet(stored: BrokerSet, case: _Case) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from access.server_checks import check_free_port, check_tls, check_users
 from controller.controller_config import ControllerConfig
+from controller.register import RegisterUnavailable
+from controller.registers import register_of
 from infra.clock import Clock, SystemClock
 from infra.config import ConfigError, read
+from infra.disk import RealDisk
+from infra.startup import StartupError
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 
 
@@ -25,8 +30,27 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
     yield from (Check("no effect", WARN, text) for text in loaded.warnings)
     yield from check_users(config, path, config.auth_path)
     yield check_directory("directory", config.directory)
+    if config.register_url:
+        yield _check_etcd(config)
     if port:
         found = check_free_port("listenPort", config.bind_address, port, running=False)
         mine = f"{found.found}; it is this one's if it runs already"
         yield found if found.state == OK else Check(found.check, WARN, mine)
     yield from check_tls(config, clock or SystemClock())
+
+
+def _check_etcd(config: ControllerConfig) -> Check:
+    """Whether it answers, and takes the user."""
+
+    async def ask() -> int:
+        register = register_of(config, RealDisk())
+        try:
+            await register.open()
+            return len(await register.names())
+        finally:
+            await register.close()
+
+    try:
+        return Check("registerUrl", OK, f"{config.register_url} has {asyncio.run(ask())} broker sets")
+    except (StartupError, RegisterUnavailable) as error:
+        return Check("registerUrl", FAIL, str(error))

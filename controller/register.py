@@ -31,7 +31,23 @@ from neve.errors import NeveError
 
 log = logging.getLogger(__name__)
 
-NEVER = 0  # the revision of what is not there
+
+class Revision(NamedTuple):
+    """Which write a value is of. `value`: its bytes, where a register that was set back gives the numbers again."""
+
+    number: int
+    value: bytes = b""
+
+
+class Stored(NamedTuple):
+    """What a register has under a name. `had`: higher epochs, if it once had such: it was set back."""
+
+    broker_set: BrokerSet | None
+    revision: Revision
+    had: tuple[int, int] = (0, 0)
+
+
+NEVER = Revision(0)  # of what is not there
 MAX_BROKER_SETS = 1_000  # one file holds them all, and is written whole
 _HEAD = re.compile(rb"neve register 1 ([0-9a-f]{8})\n")
 # After these nothing was replaced, and the next write may go well. After any other nobody knows what the disk has.
@@ -45,16 +61,29 @@ class RegisterUnavailable(NeveError):
 class Register(Protocol):
     """Broker sets by name, as RocketMQ's controller has them: a name belongs to one cluster.
 
-    Both writes may raise RegisterUnavailable; then they may have been done.
+    All that wait may raise RegisterUnavailable; what was to be written may have been, then.
     """
 
-    async def get(self, name: str) -> tuple[BrokerSet | None, int]:
+    async def open(self) -> None:
+        """Before anything else. StartupError for what an operator has to correct."""
+
+    async def close(self) -> None:
+        """After all else."""
+
+    @property
+    def broken(self) -> str:
+        """Why nothing can be written any more; empty while that is not so."""
+
+    def glance(self, name: str) -> BrokerSet | None:
+        """What was read or written last, without a wait: it may be old. None too where nothing was."""
+
+    async def get(self, name: str) -> Stored:
         """The value and its revision; None and NEVER if there is none."""
 
-    async def put(self, broker_set: BrokerSet, expected: int) -> int | None:
+    async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
         """The new revision, or None: somebody has changed it since it had the expected one."""
 
-    async def remove(self, name: str, expected: int) -> bool:
+    async def remove(self, name: str, expected: Revision) -> bool:
         """Whether it had the expected revision, and is gone."""
 
     async def names(self) -> list[str]:
@@ -86,13 +115,13 @@ class FileRegister:
     def __init__(self, path: Path, disk: Disk, threads: Threads) -> None:
         self._path, self._disk, self._threads = path, disk, threads
         self._entries: _Entries = {}
-        self._revision = NEVER
+        self._revision = NEVER.number
         self._writing = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._broken = ""
         self._unlock: Callable[[], None] | None = None
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Lock and read it. StartupError if another process has it, or if it is damaged."""
         self._disk.make_dirs(self._path.parent)
         try:
@@ -125,15 +154,19 @@ class FileRegister:
         """Why nothing is written any more; empty while that is not so."""
         return self._broken
 
-    async def get(self, name: str) -> tuple[BrokerSet | None, int]:
+    def glance(self, name: str) -> BrokerSet | None:
         entry = self._entries.get(name)
-        return (entry.broker_set, entry.revision) if entry is not None else (None, NEVER)
+        return entry.broker_set if entry is not None else None
 
-    async def put(self, broker_set: BrokerSet, expected: int) -> int | None:
-        return await self._to_its_end(self._put(broker_set, expected))
+    async def get(self, name: str) -> Stored:
+        entry = self._entries.get(name)
+        return Stored(entry.broker_set, Revision(entry.revision)) if entry is not None else Stored(None, NEVER)
 
-    async def remove(self, name: str, expected: int) -> bool:
-        return await self._to_its_end(self._remove(name, expected))
+    async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
+        return await self._to_its_end(self._put(broker_set, expected.number))
+
+    async def remove(self, name: str, expected: Revision) -> bool:
+        return await self._to_its_end(self._remove(name, expected.number))
 
     async def names(self) -> list[str]:
         return sorted(self._entries)
@@ -145,17 +178,17 @@ class FileRegister:
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
-    async def _put(self, broker_set: BrokerSet, expected: int) -> int | None:
+    async def _put(self, broker_set: BrokerSet, expected: int) -> Revision | None:
         async with self._writing:
             before = self._entries.get(broker_set.name)
-            if expected != (before.revision if before is not None else NEVER):
+            if expected != (before.revision if before is not None else NEVER.number):
                 return None
             if before is None and len(self._entries) >= MAX_BROKER_SETS:
                 raise RegisterUnavailable(None, f"the register is full: {MAX_BROKER_SETS} broker sets")
             assert before is None or broker_set.epochs >= before.broker_set.epochs
             revision = self._revision + 1
             await self._replace(revision, {**self._entries, broker_set.name: _Entry(broker_set, revision)})
-            return revision
+            return Revision(revision)
 
     async def _remove(self, name: str, expected: int) -> bool:
         async with self._writing:
@@ -196,6 +229,6 @@ def _read(data: bytes) -> tuple[int, _Entries]:
     content = msgspec.json.decode(body, type=_Content)
     entries = {name: _Entry(decode(bytes(kept.value)), kept.revision) for name, kept in content.broker_sets.items()}
     for name, entry in entries.items():
-        if entry.broker_set.name != name or not NEVER < entry.revision <= content.revision:
+        if entry.broker_set.name != name or not NEVER.number < entry.revision <= content.revision:
             raise DamagedBrokerSet(None, f"the entry of {name!r} contradicts itself")
     return content.revision, entries

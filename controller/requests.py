@@ -99,7 +99,7 @@ class Requests:
             "controllerLeaderId": own_id,
             "controllerLeaderAddress": address,
             "isLeader": "true",
-            "peers": f"{own_id}:{address};",
+            "peers": "".join(f"{one.id}:{one.host}:{one.port};" for one in config.peers) or f"{own_id}:{address};",
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
@@ -171,7 +171,7 @@ class Requests:
             sync_state_set_epoch=_bounded(request, "syncStateSetEpoch", UNKNOWN),
         )
         name = identity["name"]
-        stored = await self._sets.stored(name)
+        stored = self._sets.glance(name)  # it has to be heard also while the register is away
         if stored is not None and stored.cluster != report.cluster:
             remark = f"{name} is a broker set of cluster {stored.cluster}, not {report.cluster}"
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, remark)

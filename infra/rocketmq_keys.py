@@ -48,7 +48,7 @@ REASONS = {
     "topics": "topics and groups are as `mqadmin` and the first use make them",
     "users": "users and policies are read whole from `authConfigPath`: nothing is cached, every request is checked",
     "acl-v1": "users of plain_acl.yml are not taken over: create them",
-    "one-controller": "one controller keeps all broker sets in a file below `controllerStorePath`: no Raft, one scan",
+    "one-controller": "broker sets are in a file below `controllerStorePath` or in etcd (`registerUrl`): no Raft",
     "place": "paths are `storePathRootDir`, `kvConfigPath` and `authConfigPath`",
     "plug-in": "it is a key of the tiered store plug-in: neve's archive is `storeUrl`, TTLs are of topics",
     "container": "a process is one broker",

@@ -75,10 +75,15 @@ def cache_directory() -> Path:
 
 def find(program: Program) -> Path | None:
     """The binary: from PATH, or from the cache."""
-    found = shutil.which(program.binary)
+    return find_binary(program.binary)
+
+
+def find_binary(name: str) -> Path | None:
+    """A program of this name: from PATH, or from the cache."""
+    found = shutil.which(name)
     if found:
         return Path(found)
-    cached = cache_directory() / "bin" / program.binary
+    cached = cache_directory() / "bin" / name
     return cached if cached.exists() else None
 
 

@@ -1,4 +1,4 @@
-"""The S3 servers that tests start: found, or built with Go into the cache where `infra.s3_server` looks.
+"""The servers that tests start: found, or built with Go into the cache where `infra.s3_server` looks.
 
 python -m tests.servers.go_build [NAME …]     print the path of each (default: all), building what is not there
 """
@@ -11,41 +11,57 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
-from infra import minio
-from infra.s3_server import Program, ServerMissing, cache_directory, find
-from tests.servers import versitygw
+from infra.s3_server import ServerMissing, cache_directory, find_binary
 
-#: Each server with the Go module that builds it.
-MODULES: dict[str, tuple[Program, str]] = {
-    "minio": (minio.PROGRAM, "github.com/minio/minio@latest"),
-    "versitygw": (versitygw.PROGRAM, "github.com/versity/versitygw/cmd/versitygw@latest"),
+
+class Source(NamedTuple):
+    """A package of a Go module. `go install` refuses a module that replaces others: such a one is required by ours."""
+
+    package: str
+    version: str = "latest"
+    is_required: bool = False
+
+
+#: Each server with what builds it.
+SOURCES = {
+    "minio": Source("github.com/minio/minio"),
+    "versitygw": Source("github.com/versity/versitygw/cmd/versitygw"),
+    "etcd": Source("go.etcd.io/etcd/server/v3", "v3.7.3", is_required=True),
 }
 
 
-def ensure(program: Program, module: str) -> Path:
+def ensure(name: str, source: Source) -> Path:
     """The binary: from PATH, from the cache, or built from source into the cache."""
-    return find(program) or _build(program.binary, module)
+    return find_binary(name) or _build(name, source)
 
 
-def _build(name: str, module: str) -> Path:
+def _build(name: str, source: Source) -> Path:
     binary = cache_directory() / "bin" / name
     go = _find_go(name)
     binary.parent.mkdir(parents=True, exist_ok=True)
-    _say(f"building {name} into {binary.parent} (go install {module}): some minutes, once")
+    wanted = f"{source.package}@{source.version}"
+    _say(f"building {name} into {binary.parent} ({wanted}, with Go): some minutes, once")
     with tempfile.TemporaryDirectory(dir=binary.parent) as directory:
         # Built apart and renamed: an interrupted build never leaves half a binary under the final name.
-        result = subprocess.run(
-            [go, "install", module],
-            env={**os.environ, "GOBIN": directory},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        steps = [["install", wanted]]
+        if source.is_required:
+            out = str(Path(directory, name))
+            steps = [["mod", "init", "built"], ["get", wanted], ["build", "-trimpath", "-o", out, source.package]]
+        for step in steps:
+            _run([go, *step], directory)
         built = Path(directory, name)
-        if result.returncode or not built.exists():
-            raise ServerMissing(f"`{go} install {module}` failed ({result.returncode}):\n{result.stderr[-2000:]}")
+        if not built.exists():
+            raise ServerMissing(f"`{go} {' '.join(steps[-1])}` made no {name}")
         return built.replace(binary)
+
+
+def _run(command: list[str], directory: str) -> None:
+    env = {**os.environ, "GOBIN": directory}
+    result = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ServerMissing(f"`{' '.join(command)}` failed ({result.returncode}):\n{result.stderr[-2000:]}")
 
 
 def _find_go(name: str) -> str:
@@ -78,9 +94,9 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Every name on the command line, or all."""
-    for name in sys.argv[1:] or MODULES:
+    for name in sys.argv[1:] or SOURCES:
         try:
-            sys.stdout.write(f"{ensure(*MODULES[name])}\n")
+            sys.stdout.write(f"{ensure(name, SOURCES[name])}\n")
         except ServerMissing as error:
             sys.exit(f"error: {error}")
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from controller.controller_config import ControllerConfig
 from controller.controller_manager import ControllerManager
+from controller.register import Register
+from controller.registers import register_of
 from infra.clock import ManualClock
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, RemotingServer, open_connection
@@ -20,7 +22,7 @@ from neve.remoting.command import RemotingCommand
 
 @asynccontextmanager
 async def controlling(
-    root: Path, clock: ManualClock | None = None, **settings: Any
+    root: Path, clock: ManualClock | None = None, register: Register | None = None, **settings: Any
 ) -> AsyncIterator[ControllerManager]:
     """A controller that has heard the living: its first time-out is over."""
     clock = clock or ManualClock()
@@ -28,7 +30,8 @@ async def controlling(
     config.scan_not_active_broker_interval = 3_600_000  # a test scans when it wants
     for name, value in settings.items():
         setattr(config, name, value)
-    server = ControllerManager(config, clock, RealDisk())
+    disk = RealDisk()
+    server = ControllerManager(config, clock, disk, register or register_of(config, disk))
     await server.start()
     try:
         yield server

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from controller.broker_set import BrokerSet, Member
+from controller.broker_set import BrokerSet, DamagedBrokerSet, Member
 from controller.broker_sets import BrokerSets
 from controller.decision import (
     AlterSyncStateSet,
@@ -23,7 +23,7 @@ from controller.decision import (
     Scan,
 )
 from controller.liveness import Liveness
-from controller.register import NEVER, RegisterUnavailable
+from controller.register import NEVER, RegisterUnavailable, Revision, Stored
 from infra.clock import ManualClock
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode as Code
@@ -34,32 +34,47 @@ class MemoryRegister:
 
     def __init__(self) -> None:
         self.value: BrokerSet | None = None
-        self.revision = NEVER
+        self.revision = 0
+        self.had = (0, 0)
+        self.damaged: list[str] = []
         self.before_write: Callable[[], object] = lambda: None
         self.loses_answers = False
         self.writes = 0
 
-    async def get(self, name: str) -> tuple[BrokerSet | None, int]:
-        return self.value, self.revision if self.value is not None else NEVER
+    async def open(self) -> None: ...
 
-    async def put(self, broker_set: BrokerSet, expected: int) -> int | None:
+    async def close(self) -> None: ...
+
+    @property
+    def broken(self) -> str:
+        return ""
+
+    def glance(self, name: str) -> BrokerSet | None:
+        return self.value
+
+    async def get(self, name: str) -> Stored:
+        if name in self.damaged:
+            raise DamagedBrokerSet(None, "no broker set")
+        return Stored(self.value, Revision(self.revision) if self.value is not None else NEVER, self.had)
+
+    async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
         self.before_write()
         await asyncio.sleep(0)
-        if expected != (await self.get(broker_set.name))[1]:
+        if expected != (await self.get(broker_set.name)).revision:
             return None
         self.value, self.revision, self.writes = broker_set, self.revision + 1, self.writes + 1
         if self.loses_answers:
             raise RegisterUnavailable(None, "the answer is lost")
-        return self.revision
+        return Revision(self.revision)
 
-    async def remove(self, name: str, expected: int) -> bool:
-        if expected != (await self.get(name))[1]:
+    async def remove(self, name: str, expected: Revision) -> bool:
+        if expected != (await self.get(name)).revision:
             return False
         self.value, self.revision = None, self.revision + 1
         return True
 
     async def names(self) -> list[str]:
-        return ["b"] if self.value is not None else []
+        return sorted([*self.damaged, *(["b"] if self.value is not None else [])])
 
 
 class Calls:
@@ -206,6 +221,30 @@ def test_a_master_that_is_cleared_is_soon_followed_by_another() -> None:
         await world.settled()
         assert (world.value.master, world.value.master_epoch) == (2, 3)
         assert world.calls.told == [(2, 2, 3)]
+
+    run(work)
+
+
+def test_a_register_that_was_set_back_elects_nobody_and_is_frozen() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        world.register.had = (6, 9)
+        world.liveness.closed("connection 1")
+        assert (await world.sets.carry_out(Scan("b"))).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+        assert world.value.frozen is not None and world.value.frozen.epochs == (6, 9)
+        assert world.value.master == 1
+
+    run(work)
+
+
+def test_a_value_that_is_damaged_keeps_back_no_other_set_and_is_told() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        world.liveness.closed("connection 1")
+        world.register.damaged = ["a", "c"]
+        with pytest.raises(DamagedBrokerSet):
+            await world.sets.scan()
+        assert world.value.master == 2
 
     run(work)
 

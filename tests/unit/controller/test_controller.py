@@ -13,9 +13,13 @@ import pytest
 
 from controller.controller_config import ControllerConfig
 from controller.controller_manager import ControllerManager
+from controller.register import FileRegister, RegisterUnavailable, Stored
+from controller.registers import register_of
 from infra.clock import ManualClock
 from infra.config import ConfigError, load
 from infra.disk import RealDisk
+from infra.startup import StartupError
+from infra.threads import SYSTEM_THREADS
 from neve.cli import main as cli
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -533,6 +537,75 @@ def test_several_controllers_that_would_not_agree_are_refused(peers: str) -> Non
     config = load(ControllerConfig, None, [f"controllerDLegerPeers={peers}"])
     with pytest.raises(ConfigError, match="controllerDLegerPeers"):
         assert config.port
+
+
+def test_several_controllers_that_share_a_register_name_each_other() -> None:
+    shared = ["controllerDLegerPeers=n0-a:9878;n1-b:9879", "registerUrl=etcd://h/neve"]
+    for own, port in (("n0", 9878), ("n1", 9879)):
+        config = load(ControllerConfig, None, [*shared, f"controllerDLegerSelfId={own}"])
+        assert config.port == port
+        assert [f"{peer.id}:{peer.host}:{peer.port}" for peer in config.peers] == ["n0:a:9878", "n1:b:9879"]
+    with pytest.raises(ConfigError, match="controllerDLegerPeers"):
+        assert load(ControllerConfig, None, [*shared, "controllerDLegerSelfId=n2"]).port
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"register_url": "http://h/neve"}, "expected etcd://"),
+        ({"register_url": "etcd://h"}, "expected a prefix"),
+        ({"register_url": "etcd://h,h:2379/neve"}, "named twice"),
+        ({"register_url": "etcd://h:x/neve"}, "is not host or host:port"),
+        ({"register_url": "etcd://user@h/neve"}, "is not host or host:port"),
+        ({"register_url": "etcd://h/neve", "etcd_tls_cert_path": "/c.pem"}, "belong together"),
+        (
+            {
+                "register_url": "etcd://h/n",
+                "etcd_tls_enable": True,
+                "etcd_tls_cert_path": "/c",
+                "etcd_tls_key_path": "/k",
+            },
+            "etcdTlsCertPath=/c",
+        ),
+    ],
+)
+def test_a_register_that_can_be_none_stops_the_start(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(StartupError, match=why):
+        register_of(ControllerConfig(**settings), RealDisk())
+
+
+class Away(FileRegister):
+    """It is there, until it is not."""
+
+    is_away = False
+
+    async def get(self, name: str) -> Stored:
+        if self.is_away:
+            raise RegisterUnavailable(None, "away")
+        return await super().get(name)
+
+
+def test_who_was_heard_while_the_register_was_away_is_not_dead_when_it_is_back(tmp_path: Path) -> None:
+    register, clock = Away(tmp_path / "register.json", RealDisk(), SYSTEM_THREADS), ManualClock()
+
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        register.is_away = True
+        for _ in range(3):
+            clock.advance(8_000)
+            for broker in (a, b):
+                assert (await broker.beat()).code == Code.SUCCESS
+            assert (await a.info()).code == Code.SYSTEM_ERROR
+            with pytest.raises(RegisterUnavailable):
+                await server.scan()
+        register.is_away = False
+        await server.scan()
+        info = await a.info()
+        assert (info.ext["masterBrokerId"], info.ext["masterEpoch"]) == ("1", "1")
+        await closed(a, b)
+
+    run(tmp_path, work, clock=clock, register=register)
 
 
 def test_an_operator_changes_what_is_live_and_nothing_else(tmp_path: Path) -> None:

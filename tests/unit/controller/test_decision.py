@@ -671,6 +671,40 @@ def test_whose_id_was_given_to_another_can_be_designated_under_a_new_one_while_t
     assert world.elect(C, designate=True).master == C
 
 
+def test_a_register_that_had_higher_epochs_is_not_believed_though_no_broker_tells() -> None:
+    world = in_sync(A, B)
+    world.die(A)
+    had = (world.value.master_epoch + 3, 7)
+    world.rules = changed(world.rules, had=had)
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    frozen = world.value.frozen
+    assert frozen is not None and frozen.epochs == had and "this controller has read" in frozen.why
+    world.rules = Rules()  # another controller: the freeze is in the register
+    assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    world.hear(B, master_epoch=had[0], sync_state_set_epoch=had[1])
+    assert world.elect(B, designate=True).master_epoch == had[0] + 1
+    world.rules = Rules(had=had)
+    assert world.elect(B).code == Code.CONTROLLER_MASTER_STILL_EXIST
+
+
+def test_where_a_set_was_nobody_begins_one_anew() -> None:
+    world = World()
+    world.rules = Rules(had=(3, 7))
+    assert world(ApplyBrokerId("c", "b", A, "h1:10911;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
+    assert world.set is None
+
+
+def test_of_an_apache_broker_the_epoch_of_its_log_is_enough_to_be_designated() -> None:
+    world = in_sync(A, B, stock=True)
+    world.rules = Rules(had=(4, 9))
+    world.hear(B, epoch=3)
+    world.hear(A, epoch=4)
+    assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    answer = world.elect(A, designate=True)
+    assert (answer.master, answer.master_epoch) == (A, 5)
+
+
 def test_no_id_is_given_under_which_somebody_is_heard() -> None:
     world = lost(in_sync(A, B))
     world.hear(5, master_epoch=9, sync_state_set_epoch=9)

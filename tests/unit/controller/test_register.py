@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.broker_set import BrokerSet, Member
-from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUnavailable
+from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUnavailable, Revision, Stored
 from infra.disk import Disk, RealDisk
 from infra.startup import EXIT_DISK, EXIT_IN_USE, StartupError
 from infra.threads import SYSTEM_THREADS
@@ -36,9 +36,9 @@ def value(name: str = "b", epoch: int = 1) -> BrokerSet:
     )
 
 
-def opened(disk: Disk, path: Path = PATH) -> FileRegister:
+async def opened(disk: Disk, path: Path = PATH) -> FileRegister:
     register = FileRegister(path, disk, SYSTEM_THREADS)
-    register.open()
+    await register.open()
     return register
 
 
@@ -48,14 +48,14 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def test_of_two_who_read_the_same_revision_one_writes() -> None:
     async def main() -> None:
-        register = opened(SimDisk())
-        assert await register.get("b") == (None, NEVER)
+        register = await opened(SimDisk())
+        assert await register.get("b") == Stored(None, NEVER)
         first = await register.put(value(), NEVER)
         assert first is not None
         assert await register.put(value(epoch=2), NEVER) is None
         results = await asyncio.gather(*(register.put(value(epoch=epoch), first) for epoch in (2, 3, 4)))
-        assert [result is None for result in results] == [False, True, True]
-        assert await register.get("b") == (value(epoch=2), results[0])
+        assert [result is None for result in results] == [False, True, True] and results[0] is not None
+        assert await register.get("b") == Stored(value(epoch=2), results[0])
         assert await register.names() == ["b"]
 
     run(main)
@@ -64,14 +64,14 @@ def test_of_two_who_read_the_same_revision_one_writes() -> None:
 def test_a_revision_is_never_given_twice_though_the_set_was_removed_and_made_anew() -> None:
     async def main() -> None:
         disk = SimDisk()
-        register = opened(disk)
+        register = await opened(disk)
         old = await register.put(value(), NEVER)
         assert old is not None
-        assert not await register.remove("b", old + 1)
+        assert not await register.remove("b", Revision(old.number + 1))
         assert await register.remove("b", old)
         assert not await register.remove("b", old)
         await register.close()
-        register = opened(disk)
+        register = await opened(disk)
         new = await register.put(value(), NEVER)
         assert new is not None and new > old
         assert await register.put(value(epoch=2), old) is None
@@ -84,25 +84,29 @@ def test_a_revision_is_never_given_twice_though_the_set_was_removed_and_made_ane
 def test_what_was_answered_survives_a_power_cut(seed: int) -> None:
     async def main() -> None:
         disk = SimDisk()
-        register = opened(disk)
-        revisions = {}
+        register = await opened(disk)
+        revisions: dict[str, Revision] = {}
         for name in ("a", "b", "c"):
-            revisions[name] = await register.put(value(name), NEVER)
-        again = opened(disk.power_cut(seed))
+            revisions[name] = await register.put(value(name), NEVER) or NEVER
+        again = await opened(disk.power_cut(seed))
         for name, revision in revisions.items():
-            assert await again.get(name) == (value(name), revision)
+            assert await again.get(name) == Stored(value(name), revision)
 
     run(main)
 
 
 def test_a_second_process_does_not_open_it() -> None:
     disk = SimDisk()
-    register = opened(disk)
-    with pytest.raises(StartupError) as refused:
-        opened(disk)
-    assert refused.value.exit_code == EXIT_IN_USE
-    asyncio.run(register.close())
-    opened(disk)
+
+    async def main() -> None:
+        register = await opened(disk)
+        with pytest.raises(StartupError) as refused:
+            await opened(disk)
+        assert refused.value.exit_code == EXIT_IN_USE
+        await register.close()
+        await opened(disk)
+
+    run(main)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def test_a_second_process_does_not_open_it() -> None:
 def test_a_damaged_register_is_told_and_not_taken_for_an_empty_one(damage: Callable[[bytes], bytes]) -> None:
     async def main() -> SimDisk:
         disk = SimDisk()
-        register = opened(disk)
+        register = await opened(disk)
         await register.put(value(), NEVER)
         await register.close()
         return disk
@@ -127,10 +131,10 @@ def test_a_damaged_register_is_told_and_not_taken_for_an_empty_one(damage: Calla
     disk = run(main)
     disk.write_atomic(PATH, damage(disk.read(PATH)))
     with pytest.raises(StartupError, match="is damaged") as refused:
-        opened(disk)
+        asyncio.run(opened(disk))
     assert refused.value.exit_code == EXIT_DISK
     with pytest.raises(StartupError, match="is damaged"):  # it has let go of the lock
-        opened(disk)
+        asyncio.run(opened(disk))
 
 
 class FailingDisk(RealDisk):
@@ -152,13 +156,13 @@ class FailingDisk(RealDisk):
 def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path) -> None:
     async def main() -> None:
         disk = FailingDisk()
-        register = opened(disk, tmp_path / "register.json")
+        register = await opened(disk, tmp_path / "register.json")
         revision = await register.put(value(), NEVER)
         assert revision is not None
         disk.fault = OSError(errno.ENOSPC, "full")
         with pytest.raises(RegisterUnavailable):
             await register.put(value(epoch=2), revision)
-        assert await register.get("b") == (value(), revision)
+        assert await register.get("b") == Stored(value(), revision)
         disk.fault = None
         assert await register.put(value(epoch=2), revision) is not None
         assert not register.broken
@@ -169,14 +173,14 @@ def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path) -> None:
 def test_after_a_failed_sync_nothing_is_written_any_more(tmp_path: Path) -> None:
     async def main() -> None:
         disk = FailingDisk()
-        register = opened(disk, tmp_path / "register.json")
+        register = await opened(disk, tmp_path / "register.json")
         disk.fault = OSError(errno.EIO, "broken")
         with pytest.raises(RegisterUnavailable):
             await register.put(value(), NEVER)
         disk.fault = None
         with pytest.raises(RegisterUnavailable):
             await register.put(value(), NEVER)
-        assert await register.get("b") == (None, NEVER)
+        assert await register.get("b") == Stored(None, NEVER)
         assert "broken" in register.broken
 
     run(main)
@@ -185,7 +189,7 @@ def test_after_a_failed_sync_nothing_is_written_any_more(tmp_path: Path) -> None
 def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(tmp_path: Path) -> None:
     async def main() -> None:
         disk = FailingDisk()
-        register = opened(disk, tmp_path / "register.json")
+        register = await opened(disk, tmp_path / "register.json")
         disk.go.clear()
         first = asyncio.create_task(register.put(value("a"), NEVER))
         await asyncio.to_thread(disk.began.wait, 20)
@@ -197,7 +201,7 @@ def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(tmp_pa
         disk.go.set()
         assert await second is not None
         await register.close()
-        again = opened(RealDisk(), tmp_path / "register.json")
+        again = await opened(RealDisk(), tmp_path / "register.json")
         assert await again.names() == ["a", "b"] == await register.names()
 
     run(main)
@@ -208,12 +212,12 @@ def test_the_register_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("controller.register.MAX_BROKER_SETS", 2)
 
     async def main() -> None:
-        register = opened(SimDisk())
+        register = await opened(SimDisk())
         for name in ("a", "b"):
             await register.put(value(name), NEVER)
         with pytest.raises(RegisterUnavailable, match="full"):
             await register.put(value("c"), NEVER)
-        (held, revision) = await register.get("a")
+        held, revision, _ = await register.get("a")
         assert held is not None
         assert await register.put(replace(held, next_broker_id=3), revision) is not None
 

@@ -1,0 +1,170 @@
+"""The register in etcd: any number of controllers share it, and none of them has a state of its own that counts.
+
+    <prefix>/sets/<name of the broker set>    the value, see broker_set
+
+A write compares the revision and the bytes that its decision was made on.
+
+What was read or written last is remembered, for two uses. A heartbeat is taken in without asking etcd, so that an
+outage of etcd makes nobody seem dead. And where etcd has lower epochs than it had, it was restored from a backup or
+wiped: `Stored.had` says so, and the set is frozen. That a set was removed and made anew is no such case: then its key
+was created after what is remembered.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from controller.broker_set import BrokerSet, DamagedBrokerSet, decode, encode
+from controller.controller_config import ControllerConfig
+from controller.register import MAX_BROKER_SETS, NEVER, RegisterUnavailable, Revision, Stored
+from infra.etcd import Etcd, EtcdAway, EtcdError, EtcdRefused, KeyValue, Read, parse_url
+from infra.startup import EXIT_CONFIG, StartupError
+from infra.tls import client_context
+
+log = logging.getLogger(__name__)
+
+MAX_KNOWN = 2 * MAX_BROKER_SETS  # also those that another controller has removed
+_NOTHING = (0, 0)
+
+
+def etcd_register(config: ControllerConfig) -> EtcdRegister:
+    """The one that `registerUrl` names. StartupError for a URL or certificates that are none."""
+    try:
+        target = parse_url(config.register_url)
+    except ValueError as error:
+        raise StartupError(f"registerUrl={config.register_url}: {error}") from error
+    certificate, key = config.etcd_tls_cert_path, config.etcd_tls_key_path
+    if bool(certificate) != bool(key):
+        raise StartupError("etcdTlsCertPath and etcdTlsKeyPath belong together: one is missing")
+    tls = None
+    if config.etcd_tls_enable:
+        tls = client_context(config.etcd_tls_trust_cert_path)
+        tls.check_hostname = True  # its certificates name its hosts, and the same authority may sign those of clients
+        if certificate:
+            try:
+                # An encrypted key must be an error, not a question on the terminal.
+                tls.load_cert_chain(Path(certificate).expanduser(), Path(key).expanduser(), password="")
+            except OSError as error:
+                raise StartupError(f"etcdTlsCertPath={certificate} with {key}: {error}") from error
+    etcd = Etcd(target, tls=tls, user=config.etcd_user, password=config.etcd_password)
+    return EtcdRegister(etcd, target.prefix)
+
+
+class _Known(NamedTuple):
+    """What the register had."""
+
+    broker_set: BrokerSet
+    revision: int
+    cluster_id: int
+
+
+class EtcdRegister:
+    """Broker sets in one etcd cluster, under one prefix."""
+
+    def __init__(self, etcd: Etcd, prefix: str) -> None:
+        self._etcd, self._prefix = etcd, f"{prefix}/sets/".encode()
+        self._known: dict[str, _Known] = {}
+
+    async def open(self) -> None:
+        """StartupError if etcd refuses. One that does not answer may come yet."""
+        try:
+            await self._etcd.read_all(self._prefix, 1, keys_only=True)
+        except EtcdRefused as error:
+            await self._etcd.close()
+            raise StartupError(f"the register: {error}", EXIT_CONFIG) from error
+        except EtcdAway as error:
+            log.error("the register: %s; nothing is decided before it does", error)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._etcd.close()
+
+    @property
+    def broken(self) -> str:
+        return ""
+
+    def glance(self, name: str) -> BrokerSet | None:
+        known = self._known.get(name)
+        return known.broker_set if known is not None else None
+
+    async def get(self, name: str) -> Stored:
+        before = self._known.get(name)
+        try:
+            read = await self._etcd.read(self._key(name))
+        except EtcdError as error:
+            raise RegisterUnavailable(None, str(error)) from error
+        held = read.kvs[0] if read.kvs else None
+        broker_set = _decoded(name, held) if held is not None else None
+        had = _had(before, read)
+        if held is None or broker_set is None:
+            if had == _NOTHING and self._known.get(name) is before:
+                self._known.pop(name, None)
+            return Stored(None, NEVER, had)
+        if broker_set.epochs >= had:
+            had = _NOTHING
+            if self._known.get(name) is before:  # else a write was answered meanwhile
+                self._remember(_Known(broker_set, held.mod_revision, read.header.cluster_id))
+        return Stored(broker_set, Revision(held.mod_revision, held.value), had)
+
+    async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
+        name, value = broker_set.name, encode(broker_set)
+        try:
+            if expected == NEVER:
+                there = await self._etcd.read_all(self._prefix, 1, keys_only=True)
+                if there.count >= MAX_BROKER_SETS:
+                    raise RegisterUnavailable(None, f"the register is full: {there.count} broker sets")
+            revision = await self._etcd.swap(self._key(name), self._seen(name, expected), value)
+        except EtcdError as error:
+            raise RegisterUnavailable(None, str(error)) from error
+        if revision is None:
+            return None
+        known = self._known.get(name)
+        if known is None or broker_set.epochs >= known.broker_set.epochs:
+            self._remember(_Known(broker_set, revision, self._etcd.cluster_id))
+        return Revision(revision, value)
+
+    async def remove(self, name: str, expected: Revision) -> bool:
+        try:
+            revision = await self._etcd.swap(self._key(name), self._seen(name, expected), None)
+        except EtcdError as error:
+            raise RegisterUnavailable(None, str(error)) from error
+        if revision is None:
+            return False
+        self._known.pop(name, None)
+        return True
+
+    async def names(self) -> list[str]:
+        try:
+            read = await self._etcd.read_all(self._prefix, MAX_BROKER_SETS, keys_only=True)
+        except EtcdError as error:
+            raise RegisterUnavailable(None, str(error)) from error
+        return [kv.key.removeprefix(self._prefix).decode(errors="replace") for kv in read.kvs]
+
+    def _remember(self, known: _Known) -> None:
+        if known.broker_set.name in self._known or len(self._known) < MAX_KNOWN:
+            self._known[known.broker_set.name] = known
+
+    def _key(self, name: str) -> bytes:
+        return self._prefix + name.encode()
+
+    def _seen(self, name: str, expected: Revision) -> KeyValue | None:
+        return KeyValue(self._key(name), expected.value, 0, expected.number) if expected != NEVER else None
+
+
+def _had(before: _Known | None, read: Read) -> tuple[int, int]:
+    """The epochs that a set had before this read was asked for, unless it was removed since."""
+    if before is None:
+        return _NOTHING
+    held = read.kvs[0] if read.kvs else None
+    # It was removed after the write that is known: the revision went on, and what is there now was made later.
+    since = held.create_revision > before.revision if held is not None else read.header.revision >= before.revision
+    return _NOTHING if since and read.header.cluster_id == before.cluster_id else before.broker_set.epochs
+
+
+def _decoded(name: str, held: KeyValue) -> BrokerSet:
+    broker_set = decode(held.value)
+    if broker_set.name != name:
+        raise DamagedBrokerSet(None, f"the value of {name!r} is of {broker_set.name!r}")
+    return broker_set

@@ -1,0 +1,17 @@
+"""Which register a configuration names: a file of this controller, or etcd."""
+
+from __future__ import annotations
+
+from controller.controller_config import ControllerConfig
+from controller.register import FileRegister, Register
+from infra.disk import Disk
+from infra.threads import SYSTEM_THREADS
+
+
+def register_of(config: ControllerConfig, disk: Disk) -> Register:
+    """Not opened yet. StartupError for what can't be one."""
+    if not config.register_url:
+        return FileRegister(config.register_path, disk, SYSTEM_THREADS)
+    from controller.etcd_register import etcd_register  # its client is loaded by who has an etcd
+
+    return etcd_register(config)

@@ -1,0 +1,361 @@
+"""etcd, as far as it is used here: read, list, compare and swap.
+
+It is asked through its JSON gateway (`POST /v3/kv/txn` and its kin, keys and values in base64): any HTTP client will
+do, and each etcd from 3.4 on has it. gRPC would be a second event loop, in C, beside this one.
+
+    etcd://host[:2379],host[:2379],host[:2379]/prefix
+
+One endpoint is asked at a time. Where it does not answer the next one is, until `WHOLE_S` are over. A read is answered
+by a majority (linearizable). A swap compares the revision and the bytes of what was seen, so it may be sent again: it
+can be done once only, and one that finds its own value after a try without an answer was done by that try.
+
+The endpoints have to be those of one cluster, also after a restore: each is asked whose it is before it is asked
+anything else. Two clusters would be two truths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from http import HTTPStatus
+from typing import NamedTuple, TypeVar
+
+import aiohttp
+import msgspec
+
+from neve.errors import NeveError
+
+log = logging.getLogger(__name__)
+
+PORT = 2379
+TRY_S = 0.8  # for one endpoint: a live one answers in milliseconds, a slow disk in tenths of a second
+WHOLE_S = 2.5  # for all of them; less than RocketMQ's brokers wait for a controller
+_ROUND_PAUSE_S = 0.1  # after every endpoint was tried
+_MAX_CONNECTIONS = 64
+
+# gRPC's codes. After these the endpoint has understood the request, has not done it, and will not.
+_REFUSED = frozenset({3, 5, 7, 8, 9, 11, 12, 16})
+_NEEDS_TOKEN = re.compile(r"invalid auth token|user name is empty|revision of auth store|revision in header is old")
+_AUTH_IS_OFF = "authentication is not enabled"
+
+
+class EtcdError(NeveError):
+    """It was not done, or nobody knows whether it was."""
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(None, remark)
+
+
+class EtcdRefused(EtcdError):
+    """It was not done: etcd refuses, and asking again would not help."""
+
+
+class EtcdAway(EtcdError):
+    """No endpoint answered in time."""
+
+
+class Target(NamedTuple):
+    """What an `etcd://` URL names."""
+
+    endpoints: tuple[str, ...]
+    prefix: str
+
+
+def parse_url(url: str) -> Target:
+    """ValueError for what is no such URL."""
+    scheme, separator, rest = url.partition("://")
+    hosts, _, prefix = rest.partition("/")
+    if scheme != "etcd" or not separator:
+        raise ValueError("expected etcd://host[:port],host[:port]/prefix")
+    endpoints = tuple(_endpoint(host.strip()) for host in hosts.split(","))
+    if len(set(endpoints)) < len(endpoints):
+        raise ValueError("a host is named twice")
+    if not prefix.strip("/"):
+        raise ValueError("expected a prefix after the hosts: etcd://host/prefix")
+    return Target(endpoints, prefix.strip("/"))
+
+
+def _endpoint(host: str) -> str:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@?#\s]+)(?::(\d{1,5}))?", host)
+    if found is None:
+        raise ValueError(f"{host!r} is not host or host:port")
+    return f"{found[1]}:{found[2] or PORT}"
+
+
+class KeyValue(msgspec.Struct, frozen=True):
+    """A key with the write that made it so (`mod_revision`), and the one that made it (`create_revision`)."""
+
+    key: bytes
+    value: bytes = b""
+    create_revision: int = 0
+    mod_revision: int = 0
+
+
+class Header(msgspec.Struct, frozen=True):
+    """Who answers, and how many writes it has seen."""
+
+    cluster_id: int = 0
+    revision: int = 0
+
+
+class Read(msgspec.Struct, frozen=True):
+    """What a read found, in the order of the keys. gRPC's JSON leaves out what is zero or empty."""
+
+    header: Header
+    kvs: list[KeyValue] = []
+    count: int = 0
+
+
+class _Done(msgspec.Struct, frozen=True):
+    response_range: Read | None = None
+
+
+class _Written(msgspec.Struct, frozen=True):
+    header: Header
+    succeeded: bool = False
+    responses: list[_Done] = []
+
+
+class _Token(msgspec.Struct, frozen=True):
+    token: str = ""
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    code: int = 2
+    message: str = ""
+
+
+T = TypeVar("T")
+
+
+class _Failed(Exception):
+    """One endpoint did not do it. `may_be_done`: it may have, and has not said so."""
+
+    def __init__(self, why: str, *, may_be_done: bool = False) -> None:
+        super().__init__(why)
+        self.may_be_done = may_be_done
+
+
+class _TokenNeeded(Exception):
+    """The endpoint wants a token, or another one."""
+
+
+class Etcd:
+    """A client of one cluster; single-threaded."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        tls: ssl.SSLContext | None = None,
+        user: str = "",
+        password: str = "",
+    ) -> None:
+        self._endpoints, self._tls = target.endpoints, tls
+        self._probe = _json({"key": f"{target.prefix}/".encode(), "serializable": True, "limit": 1, "keys_only": True})
+        self._user, self._password, self._token = user, password, ""
+        self._present = 0
+        self._cluster_id = 0
+        self._identified: set[str] = set()
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def cluster_id(self) -> int:
+        """Whom it has heard last; 0 before anybody."""
+        return self._cluster_id
+
+    async def close(self) -> None:
+        """What is under way fails."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def read(self, key: bytes) -> Read:
+        """The key as a majority has it."""
+        answer, _ = await self._ask("kv/range", {"key": key}, Read)
+        return answer
+
+    async def read_all(self, prefix: bytes, limit: int, *, keys_only: bool = False) -> Read:
+        """Every key that begins so, `limit` at most; `count` is how many there are."""
+        asked = {"key": prefix, "range_end": _end_of(prefix), "limit": limit, "keys_only": keys_only}
+        answer, _ = await self._ask("kv/range", asked, Read)
+        return answer
+
+    async def swap(self, key: bytes, seen: KeyValue | None, value: bytes | None) -> int | None:
+        """Write the value, or remove the key for None, where it is still as it was seen, byte for byte.
+
+        The revision of the write, or None: somebody else has changed it. EtcdError: perhaps it was done, or will be.
+        """
+        revision = seen.mod_revision if seen is not None else 0
+        compare = [{"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": revision}]
+        if seen is not None:  # a cluster that was set back gives the revisions again
+            compare.append({"target": "VALUE", "result": "EQUAL", "key": key, "value": seen.value})
+        put, remove = {"request_put": {"key": key, "value": value}}, {"request_delete_range": {"key": key}}
+        write: object = put if value is not None else remove
+        wanted = {"compare": compare, "success": [write], "failure": [{"request_range": {"key": key}}]}
+        answer, is_repeated = await self._ask("kv/txn", wanted, _Written)
+        if answer.succeeded:
+            return answer.header.revision
+        if not is_repeated:
+            return None
+        found = next((done.response_range for done in answer.responses if done.response_range is not None), None)
+        now = found.kvs[0] if found is not None and found.kvs else None
+        if value is None:
+            return answer.header.revision if now is None else None
+        return now.mod_revision if now is not None and now.value == value and now.mod_revision != revision else None
+
+    # ---- one endpoint after the other
+
+    async def _ask(self, path: str, request: object, kind: type[T]) -> tuple[T, bool]:
+        """The first answer, and whether a try before it may have been carried out as well."""
+        loop, body = asyncio.get_running_loop(), _json(request)
+        until = loop.time() + WHOLE_S
+        is_repeated, tries, failures = False, 0, dict[str, str]()
+        while (left_s := until - loop.time()) > 0:
+            endpoint = self._endpoints[self._present]
+            try:
+                async with asyncio.timeout(min(TRY_S, left_s)):
+                    await self._identify(endpoint)
+                    answer = await self._post_with_token(endpoint, path, body)
+                return self._decoded(endpoint, answer, kind), is_repeated
+            except TimeoutError:
+                failures[endpoint] = "does not answer"
+                is_repeated = True
+            except _Failed as failed:
+                failures[endpoint] = str(failed)
+                is_repeated |= failed.may_be_done
+            self._leave(endpoint)
+            tries += 1
+            if tries % len(self._endpoints) == 0:
+                await asyncio.sleep(_ROUND_PAUSE_S)
+        said = "; ".join(f"{endpoint}: {why}" for endpoint, why in failures.items())
+        raise EtcdAway(f"etcd does not answer: {said}{'; it may have been done' if is_repeated else ''}")
+
+    def _leave(self, endpoint: str) -> None:
+        self._identified.discard(endpoint)
+        if self._endpoints[self._present] == endpoint:
+            self._present = (self._present + 1) % len(self._endpoints)
+
+    def _decoded(self, endpoint: str, answer: bytes, kind: type[T]) -> T:
+        try:
+            decoded = msgspec.json.decode(answer, type=kind, strict=False)  # its numbers of 64 bits are strings
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise _Failed(f"an answer that is none: {error}", may_be_done=True) from error
+        header = getattr(decoded, "header", None)
+        if isinstance(header, Header) and header.cluster_id != self._cluster_id:
+            raise _Failed("it answers for another cluster than a moment ago", may_be_done=True)
+        return decoded
+
+    # ---- whose endpoint it is
+
+    async def _identify(self, endpoint: str) -> None:
+        """Known to be of the cluster that the others are of. _Failed if it is of another one."""
+        if endpoint in self._identified:
+            return
+        cluster_id = await self._cluster_of(endpoint)
+        if self._cluster_id and cluster_id != self._cluster_id:
+            await self._adopt(endpoint, cluster_id)
+        self._cluster_id = cluster_id
+        self._identified.add(endpoint)
+
+    async def _cluster_of(self, endpoint: str) -> int:
+        answer = await self._post_with_token(endpoint, "kv/range", self._probe)
+        try:
+            return msgspec.json.decode(answer, type=Read, strict=False).header.cluster_id
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise _Failed(f"an answer that is none: {error}") from error
+
+    async def _adopt(self, endpoint: str, cluster_id: int) -> None:
+        """Another cluster under the old names: restored, or made anew, if all say so; else these are two."""
+        others = [other for other in self._endpoints if other != endpoint]
+        found = await asyncio.gather(*(self._told_by(other) for other in others))
+        for other, said in zip(others, found, strict=True):
+            if said != cluster_id:
+                which = "which does not answer" if said is None else "another cluster's"
+                before = f"not {self._cluster_id:x} as before; {other} is {which}"
+                raise _Failed(f"it is of cluster {cluster_id:x}, {before}")
+        log.warning("etcd is another cluster now, %x: restored, or made anew", cluster_id)
+        self._identified.clear()
+
+    async def _told_by(self, endpoint: str) -> int | None:
+        try:
+            async with asyncio.timeout(TRY_S / 2):
+                return await self._cluster_of(endpoint)
+        except (TimeoutError, _Failed, EtcdRefused):
+            return None
+
+    # ---- one request
+
+    async def _post_with_token(self, endpoint: str, path: str, body: bytes) -> bytes:
+        try:
+            return await self._post(endpoint, path, body)
+        except _TokenNeeded as first:
+            if not self._user:
+                raise EtcdRefused(f"{endpoint}: {first}: etcd wants a user") from first
+            await self._authenticate(endpoint)
+            try:
+                return await self._post(endpoint, path, body)
+            except _TokenNeeded as error:
+                raise _Failed(f"{error}, though it was just given") from error
+
+    async def _authenticate(self, endpoint: str) -> None:
+        self._token = ""
+        try:
+            answer = await self._post(
+                endpoint, "auth/authenticate", _json({"name": self._user, "password": self._password})
+            )
+        except EtcdRefused as error:
+            if _AUTH_IS_OFF in error.remark:
+                return
+            raise
+        self._token = msgspec.json.decode(answer, type=_Token).token
+
+    async def _post(self, endpoint: str, path: str, body: bytes) -> bytes:
+        scheme = "https" if self._tls is not None else "http"
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = self._token
+        try:
+            async with self._opened().post(
+                f"{scheme}://{endpoint}/v3/{path}", data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                said = await answer.read()
+                status = answer.status
+        except aiohttp.ClientConnectorError as error:
+            raise _Failed(str(error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Failed(repr(error), may_be_done=True) from error
+        if status == HTTPStatus.OK:
+            return said
+        raise _refused(endpoint, status, said)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=_MAX_CONNECTIONS, ssl=self._tls if self._tls is not None else True)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(None))
+        return self._session
+
+
+def _refused(endpoint: str, status: int, said: bytes) -> Exception:
+    try:
+        refusal = msgspec.json.decode(said, type=_Refusal)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if status == HTTPStatus.NOT_FOUND:
+            return EtcdRefused(f"{endpoint} is no etcd with a JSON gateway (--enable-grpc-gateway)")
+        return _Failed(f"status {status}", may_be_done=True)
+    if _NEEDS_TOKEN.search(refusal.message):
+        return _TokenNeeded(refusal.message)
+    if refusal.code in _REFUSED:
+        return EtcdRefused(f"{endpoint}: {refusal.message}")
+    return _Failed(refusal.message, may_be_done=True)
+
+
+def _end_of(prefix: bytes) -> bytes:
+    """The first key behind all that begin so."""
+    assert prefix and prefix[-1] < 0xFF
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value)

@@ -1,0 +1,556 @@
+"""The register in a real etcd: one writer wins, an answer that got lost changes nothing, what was set back is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from msgspec.structs import replace
+
+from controller.broker_set import BrokerSet, DamagedBrokerSet, Member
+from controller.controller_config import ControllerConfig
+from controller.etcd_register import EtcdRegister, etcd_register
+from controller.register import NEVER, RegisterUnavailable, Revision, Stored
+from infra.etcd import Etcd, EtcdAway, KeyValue, Target
+from infra.startup import EXIT_CONFIG, StartupError
+from neve.cli import main as cli
+from tests.servers import etcd as servers
+from tests.servers.etcd import Node, register_url
+from tests.servers.neve import Serving, settings_as_options
+from tests.servers.processes import NotReady
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+T = TypeVar("T")
+prefixes = (f"test{number}" for number in count())
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """One node for all who don't break it; each has a prefix of its own."""
+    with servers.node(tmp_path_factory.mktemp("etcd")) as node:
+        yield node
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Node]:
+    with servers.node(tmp_path / "etcd") as node:
+        yield node
+
+
+def value(name: str = "b", epoch: int = 1) -> BrokerSet:
+    return BrokerSet(
+        cluster="c",
+        name=name,
+        next_broker_id=2,
+        members=(Member(id=1, address="h:1"),),
+        master=1,
+        master_epoch=epoch,
+        sync_state_set=(1,),
+        sync_state_set_epoch=epoch,
+    )
+
+
+@asynccontextmanager
+async def register(url: str, **settings: Any) -> AsyncIterator[EtcdRegister]:
+    found = etcd_register(ControllerConfig(register_url=url, **settings))
+    await found.open()
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return asyncio.run(work())
+
+
+class Relay:
+    """Stands before etcd, as a network does: it can be cut, and it can lose answers."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.loses_answers = 0
+        self.on_loss: Callable[[], object] = lambda: None
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    @property
+    def endpoint(self) -> str:
+        assert self._server is not None
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._node.endpoint.rpartition(":")
+        upstream, to_etcd = await asyncio.open_connection(host, int(port))
+        self._writers |= {writer, to_etcd}
+        asked = b""
+
+        async def forward() -> None:
+            nonlocal asked
+            while data := await reader.read(65536):
+                asked = data
+                to_etcd.write(data)
+            to_etcd.close()
+
+        forwarding = asyncio.create_task(forward())
+        with contextlib.suppress(OSError):
+            while data := await upstream.read(65536):
+                if self.loses_answers and b"/kv/txn" in asked:
+                    self.loses_answers -= 1
+                    self.on_loss()
+                    break
+                writer.write(data)
+        writer.close()
+        await forwarding
+
+
+def test_of_two_controllers_that_read_the_same_revision_one_writes(shared: Node) -> None:
+    async def main() -> None:
+        url = register_url(shared, prefix=next(prefixes))
+        async with register(url) as one, register(url) as other:
+            assert await one.get("b") == await other.get("b") == Stored(None, NEVER)
+            first = await one.put(value(), NEVER)
+            assert first is not None
+            assert await other.put(value(epoch=2), NEVER) is None
+            results = await asyncio.gather(
+                *(found.put(value(epoch=epoch), first) for epoch, found in enumerate((one, other, one, other), 2))
+            )
+            (won,) = [result for result in results if result is not None]
+            winner = value(epoch=2 + results.index(won))
+            assert await other.get("b") == Stored(winner, won)
+            assert await one.names() == ["b"]
+
+    run(main)
+
+
+def test_a_set_is_removed_only_as_it_was_read(shared: Node) -> None:
+    async def main() -> None:
+        async with register(register_url(shared, prefix=next(prefixes))) as found:
+            old = await found.put(value(), NEVER)
+            assert old is not None
+            new = await found.put(value(epoch=2), old)
+            assert new is not None
+            assert not await found.remove("b", old)
+            assert await found.remove("b", new)
+            assert not await found.remove("b", new)
+            assert await found.get("b") == Stored(None, NEVER)
+            assert await found.put(value(epoch=3), new) is None
+
+    run(main)
+
+
+def test_names_are_any_text_and_end_where_the_prefix_ends(shared: Node) -> None:
+    async def main() -> None:
+        prefix = next(prefixes)
+        names = ["Käse", "a/b", "broker-a", "z\u4e2d"]
+        async with register(register_url(shared, prefix=prefix)) as found:
+            for name in names:
+                assert await found.put(value(name), NEVER) is not None
+            shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets0"), "value": servers.text("not a set")})
+            assert await found.names() == sorted(names, key=str.encode)
+            for name in names:
+                assert (await found.get(name)).broker_set == value(name)
+
+    run(main)
+
+
+def test_what_is_no_broker_set_is_told_and_not_taken_for_none(shared: Node) -> None:
+    async def main() -> None:
+        prefix = next(prefixes)
+        async with register(register_url(shared, prefix=prefix)) as found:
+            await found.put(value(), NEVER)
+            shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": servers.text("{}")})
+            with pytest.raises(DamagedBrokerSet):
+                await found.get("b")
+            await found.put(value("other"), NEVER)
+            held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/other")})["kvs"][0]
+            shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": held["value"]})
+            with pytest.raises(DamagedBrokerSet, match="'b' is of 'other'"):
+                await found.get("b")
+
+    run(main)
+
+
+# ---- answers that get lost
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_write_whose_answer_was_lost_is_known_to_be_done_and_is_done_once(shared: Node, lost: int) -> None:
+    async def main() -> None:
+        prefix = next(prefixes)
+        async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
+            first = await found.put(value(), NEVER)
+            assert first is not None
+            relay.loses_answers = lost
+            second = await found.put(value(epoch=2), first)
+            assert second is not None
+            assert relay.loses_answers == 0
+            assert await found.get("b") == Stored(value(epoch=2), second)
+            held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/b")})["kvs"][0]
+            assert held["version"] == "2"
+            relay.loses_answers = lost
+            assert await found.remove("b", second)
+            assert await found.get("b") == Stored(None, NEVER)
+
+    run(main)
+
+
+def test_a_write_whose_answer_was_lost_is_anothers_where_another_wrote_since(shared: Node) -> None:
+    async def main() -> None:
+        prefix = next(prefixes)
+        key = servers.text(f"{prefix}/sets/b")
+        async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
+            first = await found.put(value(), NEVER)
+            assert first is not None
+            async with register(register_url(shared, prefix=prefix)) as other:
+                await other.put(value("c", 7), NEVER)
+                theirs = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/c")})["kvs"][0]["value"]
+            relay.loses_answers = 1
+            relay.on_loss = lambda: shared.ask("kv/put", {"key": key, "value": theirs})
+            assert await found.put(value(epoch=2), first) is None
+
+    run(main)
+
+
+def test_what_nobody_answers_is_told_to_be_unknown(own: Node) -> None:
+    async def main() -> None:
+        async with register(register_url(own)) as found:
+            first = await found.put(value(), NEVER)
+            assert first is not None
+            own.freeze()
+            with pytest.raises(RegisterUnavailable, match="may have been done"):
+                await found.put(value(epoch=2), first)
+            assert found.glance("b") == value()
+            own.thaw()
+            # It has been carried out by now or not: who asks again meets either, and no third.
+            again = await found.put(value(epoch=2), first)
+            assert again is None or (await found.get("b")).revision == again
+            assert (await found.get("b")).broker_set == value(epoch=2)
+
+    run(main)
+
+
+def test_who_is_not_there_at_the_start_may_come_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = servers.node(tmp_path)
+        async with register(register_url(node)) as found:
+            with pytest.raises(RegisterUnavailable):
+                await found.get("b")
+            with node:
+                assert await found.put(value(), NEVER) is not None
+
+    run(main)
+
+
+# ---- several endpoints
+
+
+def test_a_frozen_endpoint_is_passed_over(own: Node) -> None:
+    async def main() -> None:
+        silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        async with silent:
+            port = silent.sockets[0].getsockname()[1]
+            async with register(f"etcd://127.0.0.1:{port},{own.endpoint}/neve") as found:
+                assert await found.put(value(), NEVER) is not None
+
+    run(main)
+
+
+def test_three_nodes_go_on_when_their_leader_is_killed_and_stop_without_a_majority(tmp_path: Path) -> None:
+    members = servers.nodes(tmp_path)
+    with contextlib.ExitStack() as stack:
+        for member in members:
+            stack.callback(member.kill)
+            member.launch()
+        for member in members:
+            wait_until(member.is_healthy, member.name)
+        status = members[0].ask("maintenance/status", {})
+        leader = next(
+            member
+            for member in members
+            if member.ask("maintenance/status", {})["header"]["member_id"] == status["leader"]
+        )
+
+        async def main() -> None:
+            async with register(register_url(leader, *(one for one in members if one is not leader))) as found:
+                revision = await found.put(value(), NEVER)
+                leader.kill()
+                for epoch in range(2, 6):  # while the others elect, it may be unknown what became of a write
+                    try:
+                        await found.put(value(epoch=epoch), (await found.get("b")).revision)
+                    except RegisterUnavailable:
+                        continue
+                stored = await found.get("b")
+                assert stored.broker_set is not None and stored.broker_set.master_epoch > 1
+                assert revision is not None and stored.revision.number > revision.number
+                next(one for one in members if one is not leader).kill()
+                with pytest.raises(RegisterUnavailable):
+                    await found.get("b")
+
+        run(main)
+
+
+def test_endpoints_of_two_clusters_are_no_register(tmp_path: Path, shared: Node) -> None:
+    async def main() -> None:
+        with servers.node(tmp_path) as stranger:
+            prefix = next(prefixes)
+            async with register(register_url(stranger, shared, prefix=prefix)) as found:
+                assert await found.put(value(), NEVER) is not None
+                stranger.stop()
+                with pytest.raises(RegisterUnavailable, match="it is of cluster"):
+                    await found.put(value("c"), NEVER)
+        assert "kvs" not in shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/c")})
+
+    run(main)
+
+
+# ---- set back
+
+
+def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
+    async def main() -> None:
+        async with register(register_url(own)) as found:
+            await found.put(value(epoch=4), NEVER)
+            own.wiped()
+            own.start()
+            assert await found.get("b") == Stored(None, NEVER, (4, 4))
+            # Somebody begins anew: that is no better.
+            async with register(register_url(own)) as newcomer:
+                assert await newcomer.get("b") == Stored(None, NEVER)
+                revision = await newcomer.put(value(epoch=1), NEVER)
+                assert revision is not None
+                assert await found.get("b") == Stored(value(epoch=1), revision, (4, 4))
+                # Until somebody has decided above all that was.
+                revision = await found.put(value(epoch=5), revision)
+            assert revision is not None
+            assert await found.get("b") == Stored(value(epoch=5), revision)
+
+    run(main)
+
+
+def test_a_restored_etcd_is_known_to_have_had_more(own: Node, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with register(register_url(own)) as found:
+            first = await found.put(value(), NEVER)
+            assert first is not None
+            own.kept(tmp_path / "backup")
+            own.start()
+            assert await found.put(value(epoch=3), first) is not None
+            own.restored(tmp_path / "backup")
+            own.start()
+            assert await found.get("b") == Stored(value(), first, (3, 3))
+
+    run(main)
+
+
+def test_a_revision_that_comes_again_after_a_restore_is_another_one(own: Node, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with register(register_url(own)) as found:
+            first = await found.put(value(), NEVER)
+            assert first is not None
+            own.kept(tmp_path / "backup")
+            own.start()
+            second = await found.put(value(epoch=2), first)
+            assert second is not None
+            own.restored(tmp_path / "backup")
+            own.start()
+            async with register(register_url(own)) as other:
+                again = await other.put(value(epoch=9), first)
+            assert again is not None and again.number == second.number
+            assert await found.put(value(epoch=3), second) is None
+            assert not await found.remove("b", second)
+
+    run(main)
+
+
+def test_a_set_that_another_controller_removed_and_made_anew_is_not_one_that_was_set_back(shared: Node) -> None:
+    async def main() -> None:
+        url = register_url(shared, prefix=next(prefixes))
+        async with register(url) as found, register(url) as other:
+            await found.put(value(epoch=5), NEVER)
+            assert await other.remove("b", (await other.get("b")).revision)
+            assert await found.get("b") == Stored(None, NEVER)
+            revision = await found.put(value(epoch=5), NEVER)
+            assert revision is not None
+            assert await other.remove("b", (await other.get("b")).revision)
+            revision = await other.put(value(epoch=1), NEVER)
+            assert revision is not None
+            assert await found.get("b") == Stored(value(epoch=1), revision)
+
+    run(main)
+
+
+def test_a_read_that_a_write_overtook_sets_nothing_back(shared: Node) -> None:
+    async def main() -> None:
+        async with register(register_url(shared, prefix=next(prefixes))) as found:
+            revision: Revision | None = NEVER
+            for epoch in range(1, 20):
+                assert revision is not None
+                read, revision = await asyncio.gather(found.get("b"), found.put(value(epoch=epoch), revision))
+                assert read.had == (0, 0)
+                assert found.glance("b") == value(epoch=epoch)
+
+    run(main)
+
+
+# ---- who may
+
+
+def test_a_user_writes_under_its_prefix_and_gets_a_new_token_when_the_old_one_is_gone(own: Node) -> None:
+    own.add_users("secret of root", "neve", "secret", "mine/")
+
+    async def main() -> None:
+        user = {"etcd_user": "neve", "etcd_password": "secret"}
+        async with register(register_url(own, prefix="mine"), **user) as found:
+            first = await found.put(value(), NEVER)
+            assert first is not None
+            own.stop()
+            own.start()  # it has forgotten all tokens
+            assert await found.put(value(epoch=2), first) is not None
+        for url, settings, why in (
+            (register_url(own, prefix="mine"), {**user, "etcd_password": "wrong"}, "invalid user ID or password"),
+            (register_url(own, prefix="mine"), {}, "etcd wants a user"),
+            (register_url(own, prefix="theirs"), user, "permission denied"),
+        ):
+            with pytest.raises(StartupError, match=why) as refused:
+                async with register(url, **settings):
+                    pass
+            assert refused.value.exit_code == EXIT_CONFIG
+
+    run(main)
+
+
+def test_a_user_is_no_fault_where_etcd_asks_for_none(shared: Node) -> None:
+    async def main() -> None:
+        url = register_url(shared, prefix=next(prefixes))
+        async with register(url, etcd_user="neve", etcd_password="secret") as found:
+            assert await found.put(value(), NEVER) is not None
+
+    run(main)
+
+
+def test_tls_with_a_certificate_of_its_own_and_nothing_less(tmp_path: Path) -> None:
+    names = servers.certificates(tmp_path / "pem")
+    stranger = servers.certificates(tmp_path / "stranger")
+    trusting = {"etcd_tls_enable": True, "etcd_tls_trust_cert_path": str(names.authority)}
+    pair = {"etcd_tls_cert_path": str(names.certificate), "etcd_tls_key_path": str(names.key)}
+
+    async def main(node: Node) -> None:
+        url = register_url(node)
+        async with register(url, **trusting, **pair) as found:
+            assert await found.put(value(), NEVER) is not None
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({}, node.endpoint),
+            (trusting, node.endpoint),  # without a pair
+            ({**trusting, **pair, "etcd_tls_trust_cert_path": str(stranger.authority)}, node.endpoint),
+            (
+                {**trusting, **pair},
+                node.endpoint.replace("127.0.0.1", "localhost"),
+            ),  # its certificate has not this name
+        ]
+        for settings, endpoint in cases:
+            found = etcd_register(ControllerConfig(register_url=f"etcd://{endpoint}/neve", **settings))
+            with pytest.raises(RegisterUnavailable):
+                await found.get("b")
+            await found.close()
+
+    with servers.node(tmp_path / "etcd", names) as node:
+        run(lambda: main(node))
+
+
+def test_a_cluster_that_was_made_anew_is_taken_up_when_all_endpoints_are_of_it(own: Node) -> None:
+    async def main() -> None:
+        client = Etcd(Target((own.endpoint,), "neve"))
+        try:
+            seen = KeyValue(b"k", b"v", 0, await client.swap(b"k", None, b"v") or 0)
+            old = client.cluster_id
+            own.wiped()
+            own.token = "another"
+            own.start()
+            assert await client.swap(b"k", seen, b"w") is None
+            assert client.cluster_id != old
+            assert (await client.read(b"k")).kvs == []
+        finally:
+            await client.close()
+
+    run(main)
+
+
+def test_what_answers_is_no_etcd(tmp_path: Path) -> None:
+    async def main() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]")
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            client = Etcd(Target((f"127.0.0.1:{port}",), "neve"))
+            with pytest.raises(EtcdAway, match="an answer that is none"):
+                await client.swap(b"k", None, b"v")
+            await client.close()
+
+    run(main)
+
+
+def test_a_set_keeps_what_was_added_to_it_under_load_of_many_controllers(shared: Node) -> None:
+    """Each adds members to one set by compare and swap; none is lost."""
+
+    async def main() -> None:
+        url = register_url(shared, prefix=next(prefixes))
+        async with register(url) as one, register(url) as two, register(url) as three:
+            await one.put(replace(value(), next_broker_id=1000), NEVER)
+
+            async def add(found: EtcdRegister, ids: range) -> None:
+                for broker_id in ids:
+                    while True:
+                        held, revision, _ = await found.get("b")
+                        assert held is not None
+                        joined = tuple(sorted((*held.members, Member(id=broker_id, address="h")), key=lambda m: m.id))
+                        if await found.put(replace(held, members=joined), revision) is not None:
+                            break
+
+            await asyncio.gather(add(one, range(2, 9)), add(two, range(9, 16)), add(three, range(16, 23)))
+            final = (await one.get("b")).broker_set
+            assert final is not None and final.ids == tuple(range(1, 23))
+
+    run(main)
+
+
+def test_doctor_asks_etcd(shared: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "controller.conf"
+    for url, code, said in (
+        (register_url(shared, prefix=next(prefixes)), 0, "has 0 broker sets"),
+        ("etcd://127.0.0.1:1/neve", 1, "etcd does not answer"),
+    ):
+        path.write_text(f"listenPort=0\ncontrollerStorePath={tmp_path}\nregisterUrl={url}\n")
+        assert cli.run(["doctor", "-c", str(path)]) == code
+        assert said in capsys.readouterr().out
+
+
+def test_a_controller_whose_etcd_refuses_it_does_not_start(own: Node, tmp_path: Path) -> None:
+    own.add_users("secret of root", "neve", "secret", "neve/")
+    settings = {"listenPort": 0, "bindAddress": "127.0.0.1", "controllerStorePath": tmp_path / "controller"}
+    settings |= {"registerUrl": register_url(own), "etcdUser": "neve", "etcdPassword": "wrong"}
+    with pytest.raises(NotReady, match="invalid user ID or password"):
+        Serving(tmp_path / "refused", "controller", *settings_as_options(settings)).start()
+    settings["etcdPassword"] = "secret"
+    with Serving(tmp_path / "taken", "controller", *settings_as_options(settings)) as server:
+        assert server.ready["controller"].startswith("127.0.0.1:")
