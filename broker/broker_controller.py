@@ -21,12 +21,16 @@ from broker.archiving.pins import Pins, WaitingMessages
 from broker.archiving.restore import Restore, refuse_unfinished
 from broker.archiving.state import Tables
 from broker.broker_stats import BrokerStats
+from broker.change_of_role import ChangeOfRole
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import ClientManager
 from broker.clients.consumer_ids_change import ConsumerIdsChangeListener
+from broker.clients.master_api import MasterApi
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
+from broker.ha.replicas_manager import TICK_S, ReplicasManager
+from broker.ha.settings import settings_of
 from broker.intake.disk_mark import DiskMark, used_ratio
 from broker.intake.express_lane import ExpressSend
 from broker.intake.flusher import Flusher
@@ -34,13 +38,15 @@ from broker.intake.intake import Intake
 from broker.intake.log_writer import LogWriter
 from broker.intake.replication import STANDS_ALONE, BrokerSet, GroupTransfer, Replication
 from broker.life import BrokerLife
-from broker.loading import add_system_tables, check_directory, load_all, recover_log
+from broker.loading import add_system_tables, check_directory, load_all, recover_log, refuse_members
 from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.machine import Machine
+from broker.membership import Membership, SlavePins
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
+from broker.metadata.slave_synchronize import SlaveSynchronize
 from broker.metadata.user_changes import FollowedUsers, UserJournal
 from broker.pop.assignment import RequestModes
 from broker.pop.pop_book import PopBook, revive_log
@@ -57,6 +63,7 @@ from broker.requests.admin_offsets import AdminOffsetsProcessor
 from broker.requests.admin_relay import AdminRelayProcessor
 from broker.requests.admin_stats import AdminStatsProcessor
 from broker.requests.admin_topics import AdminTopicsProcessor
+from broker.requests.broker_set import BrokerSetProcessor
 from broker.requests.by_role import RoleGate
 from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
@@ -122,15 +129,14 @@ _TICK = 1.0
 _REVIVE_PERIOD = 0.5
 _SCHEDULE_PERIOD = 0.1
 _CLIENT_SCAN = 10.0
-_SLAVE_TIMEOUT = 3.0
 _SLAVE_DEADLINES = 0.25
 _VIP_OFFSET = 2
 
 
 # What each step of a stop may take; together, where one hangs, less than the 120 s that conf/neve-broker.service gives.
 _STOP_S = {
-    "name servers": 15.0, "archive": 45.0, "tables": 10.0, "flush": 10.0, "connections": 5.0, "tasks": 10.0,
-    "last state": 15.0, "pages": 5.0, "reads": 5.0, "flusher": 10.0, "store": 30.0,
+    "name servers": 15.0, "archive": 45.0, "broker set": 5.0, "tables": 10.0, "flush": 10.0, "connections": 5.0,
+    "tasks": 10.0, "last state": 15.0, "pages": 5.0, "reads": 5.0, "flusher": 10.0, "store": 30.0,
 }  # fmt: skip
 
 
@@ -179,6 +185,7 @@ class BrokerController:
         self.config, self.clock, self._disk, self._machine = config, machine.clock, machine.disk, machine
         self._threads, self._restore = machine.outside.threads, restore
         # Records and ids carry the port: it has to be known before the log is opened.
+        ha_port = config.ha_listen_port or (config.listen_port + 1 if config.listen_port else 0)
         config.listen_port = config.listen_port or free_port(config.bind_address)
         #: What clients dial.
         self.address = (self._own_host(), config.listen_port)
@@ -189,16 +196,17 @@ class BrokerController:
         self.role = BrokerRole()
         self._supervisor = Supervisor("broker")
         self._used_ratio = functools.partial(used_ratio, self._disk, config.root)
-        #: Where answers wait for the set; None: it is in none.
-        self.group_transfer = self._group_transfer(broker_set)
-        self._replication: Replication = STANDS_ALONE if self.group_transfer is None else self.group_transfer
-        self._make_log(store_config)
+        self._settings = settings_of(config)
+        self._make_store(store_config)
+        self._make_membership(ha_port, broker_set)
+        self._make_log()
         self._make_tables(config.root / "config")
         self._make_clients(config.root / "config" / "auth" / "auth.json")
         self._make_readers()
         self._make_waiting(config.root / "config")
         self._make_intake()
         self._make_archive(pins)
+        self._make_replicas()
         self._make_server()
 
     archive: AnyArchive  # settled by the start, once the log is recovered; what goes by it asks then
@@ -210,12 +218,7 @@ class BrokerController:
         peer = config.name_servers[0].rpartition(":")[0] if config.name_servers else None
         return config.broker_ip1 or local_address(peer)
 
-    def _group_transfer(self, broker_set: BrokerSet | None) -> GroupTransfer | None:
-        if broker_set is None:
-            return None
-        return GroupTransfer(broker_set, self.clock, self.faults, slave_timeout=_SLAVE_TIMEOUT)
-
-    def _make_log(self, store_config: Callable[..., StoreConfig]) -> None:
+    def _make_store(self, store_config: Callable[..., StoreConfig]) -> None:
         config = self.config
         self.store = MessageStore(
             store_config(
@@ -231,6 +234,31 @@ class BrokerController:
             self.clock,
             self._threads.lock,
         )
+
+    def _make_membership(self, ha_port: int, broker_set: BrokerSet | None) -> None:
+        #: What it is of a set; None: it stands alone.
+        self.membership: Membership | None = None
+        if self._settings is not None:
+            self.membership = Membership(
+                self._settings,
+                self.config,
+                self.address,
+                ha_port=ha_port,
+                store=self.store,
+                disk=self._disk,
+                clock=self.clock,
+                threads=self._threads,
+            )
+            broker_set = self.membership.reign
+        #: Where answers wait for the set; None: it is in none.
+        self.group_transfer: GroupTransfer | None = None
+        if broker_set is not None:
+            timeout = self.config.slave_timeout / 1000
+            self.group_transfer = GroupTransfer(broker_set, self.clock, self.faults, slave_timeout=timeout)
+        self._replication: Replication = STANDS_ALONE if self.group_transfer is None else self.group_transfer
+
+    def _make_log(self) -> None:
+        config = self.config
         self.writer = LogWriter(self.store, self._replication)
         self.journal = MetadataJournal(self.store, self.writer, self.clock)
         self.flusher = Flusher(
@@ -257,7 +285,7 @@ class BrokerController:
             threads=threads,
             journal=self.journal,
         )
-        sync_log = self.flusher.flush_now
+        sync_log = self._sync_positions
         self.offsets = ConsumerOffsetManager(disk, directory / "consumerOffset.json", sync_log, threads, self.journal)
         self.modes = RequestModes(disk, directory / "messageRequestMode.json", threads, self.journal)
         self.retry_names = RetryNames(
@@ -274,12 +302,32 @@ class BrokerController:
             retry_owners=self.retry_names.owners,
             changes=UserJournal(self.journal, lambda: self.store.log_uuid, lambda: self.intake.settled()),  # noqa: PLW0108
         )
-        self.name_servers = BrokerOuterApi(config, self.address)
-        self.registration = Registration(self.name_servers, self.topics)
+        membership = self.membership
+        if membership is None:
+            self.name_servers = BrokerOuterApi(config, self.address)
+            self.registration = Registration(self.name_servers, self.topics)
+        else:
+            self.name_servers = BrokerOuterApi(config, self.address, ha_port=lambda: membership.ha_service.port)
+            self.registration = Registration(self.name_servers, self.topics, self._registered_as)
         members_changed = ConsumerIdsChangeListener(self.groups).changed
         self.clients = ClientManager(clock, members_changed, lambda: config.max_client_bytes)
         self.locks = RebalanceLock(clock, lambda: config.max_queue_locks)
         self.stats = BrokerStats(clock)
+
+    async def _sync_positions(self) -> None:
+        """Positions that are saved claim what the log holds: on the disk, and in a set with all that are in sync.
+
+        Else a member that was cut back would find, as master again, positions of what nobody has.
+        """
+        reign, term = self.membership.reign if self.membership is not None else None, self._replication.term
+        leads, end = reign is not None and reign.leads, self.store.max_physical_offset
+        await self.flusher.flush_now()
+        if leads:
+            await self._replication.replicated(end, term)
+
+    def _registered_as(self) -> int | None:
+        assert self.replicas is not None
+        return self.replicas.registered_as
 
     def _make_readers(self) -> None:
         config = self.config
@@ -290,7 +338,7 @@ class BrokerController:
 
     def _make_waiting(self, directory: Path) -> None:
         config, clock, disk, threads = self.config, self.clock, self._disk, self._threads
-        sync_log = self.flusher.flush_now
+        sync_log = self._sync_positions
         self.schedule = ScheduleMessage(
             self.store,
             self.writer,
@@ -298,7 +346,7 @@ class BrokerController:
             parse_levels(config.message_delay_level),
             disk,
             directory / "delayOffset.json",
-            self.flusher.flush_now,
+            sync_log,
             self.faults,
             threads,
             self.journal,
@@ -419,12 +467,15 @@ class BrokerController:
     def _make_archive(self, pins: Pins | None) -> None:
         """The archive itself is settled by the start, once the log is recovered."""
         config, clock = self.config, self.clock
+        pins = pins or WaitingMessages(self.schedule, self.timers, self.transactions, self.pops, self.metadata)
+        if self.membership is not None:
+            pins = SlavePins(self.store, pins)
         self._local_side = LocalSide(
             config,
             self.store,
             self.flusher,
             Tables(self.topics, self.groups, self.offsets),
-            pins or WaitingMessages(self.schedule, self.timers, self.transactions, self.pops, self.metadata),
+            pins,
             clock,
             self._disk,
             self._machine.outside,
@@ -441,6 +492,39 @@ class BrokerController:
             pops=self.pops,
             arriving=self.arriving,
             registration=self.registration,
+        )
+
+    def _make_replicas(self) -> None:
+        #: Drives its life in the set; None: it is in none.
+        self.replicas: ReplicasManager | None = None
+        membership, transfer = self.membership, self.group_transfer
+        if membership is None or transfer is None:
+            return
+        self.synchronize = SlaveSynchronize(
+            self.metadata,
+            MasterApi(self.config),
+            confirmed=lambda: self.store.confirmed_offset,
+            on_unreadable=lambda why: replicas.can_not_follow(why),  # noqa: PLW0108 - made below
+        )
+        books = ChangeOfRole(
+            self.store,
+            membership.reign,
+            metadata=self.metadata,
+            synchronize=self.synchronize,
+            topics=self.topics,
+            pops=self.pops,
+            timers=self.timers,
+            transactions=self.transactions,
+            registration=self.registration,
+        )
+        replicas = self.replicas = membership.manager(
+            self.role,
+            books,
+            on_confirmed=transfer.confirmed,
+            stop_acknowledging=self.intake.stop_acknowledging,
+            spawn=self._supervisor.spawn,
+            keep=self._supervisor.keep,
+            sync_log=self.flusher.flush_now,
         )
 
     def _make_server(self) -> None:
@@ -630,8 +714,18 @@ class BrokerController:
                 config.broker_name, self.clients, self.tiered, topics=self.topics, groups=self.groups
             ),
             inspect=AdminInspectProcessor(self.store, self.topics, self.clients, self.stats),
-            polls=SlavePollsProcessor(self.metadata, topics, offsets, self.guard, lambda: None),
+            polls=SlavePollsProcessor(self.metadata, topics, offsets, self.guard, self._leads_in),
+            broker_set=BrokerSetProcessor(
+                self.store,
+                self.replicas,
+                cluster=config.broker_cluster_name,
+                name=config.broker_name,
+                address=self.address,
+            ),
         )
+
+    def _leads_in(self) -> int | None:
+        return None if self.replicas is None else self.replicas.leads_in
 
     # ---- start
 
@@ -647,6 +741,7 @@ class BrokerController:
             Step("archive", self._open_archive, lambda: self.archive.shutdown()),  # noqa: PLW0108 - made by the step
             Step("positions", self._settle_positions),
             Step("ports", self._listen, self._close_ports),
+            *([] if self.replicas is None else [Step("HA port", self.replicas.start, self._leave_set)]),
             Step("tasks", self._start_tasks, self._supervisor.stop),
             Step("name servers", self.registration.now),
             Step("jobs", self._start_jobs),
@@ -676,7 +771,13 @@ class BrokerController:
         await self._threads.run(check_directory, self.config, self._disk)
 
     def _recover_log(self) -> None:
-        recover_log(self.config, self.store)
+        replicas = self.replicas
+        if replicas is None:
+            refuse_members(self.config, self._disk)
+            recover_log(self.config, self.store)
+        else:
+            recover_log(self.config, self.store, confirmed=replicas.load())
+            replicas.begin()
         if isinstance(self.guard, SignatureGuard):  # changes of users go through it
             self._disk.make_private(self.config.root / "commitlog")
 
@@ -693,6 +794,8 @@ class BrokerController:
 
     async def _settle_positions(self) -> None:
         """What follows from log and archive together: no position is above its queue's end; then what is popped."""
+        if self.replicas is not None:
+            return  # when it is master: until then its books stand still, and its log may be confirmed further
         for line in self.offsets.clip(self.store.max_offset):
             log.warning("group offset above the end of its queue: %s", line)
         load_all((self.pops,))
@@ -717,6 +820,10 @@ class BrokerController:
         """Of a start that goes no further."""
         await self.server.shutdown()
         await self._admin.shutdown()
+
+    async def _leave_set(self) -> None:
+        if self.replicas is not None:
+            await self.replicas.shutdown()
 
     async def _listen_vip(self, port: int) -> None:
         """Only old clients use it; another broker on this machine may have taken it for its own."""
@@ -758,6 +865,10 @@ class BrokerController:
         every("flush-deadlines", _TICK, self.flusher.check_deadlines)
         if self.group_transfer is not None:
             every("slave-deadlines", _SLAVE_DEADLINES, self.group_transfer.check_deadlines)
+        if self.replicas is not None:
+            self._supervisor.keep("broker-set", self.replicas.run)
+            self._supervisor.keep("synchronize", self.synchronize.run)
+            every("broker-set-tick", TICK_S, self.replicas.tick, first_s=0.0)
         every("disk-mark", _TICK, self._disk_mark.look)
         every("totals", _TICK, self.totals.sample)
         every("stats", _TICK, self.stats.sample)
@@ -803,6 +914,7 @@ class BrokerController:
         return (
             StopStep("name servers", self.registration.take_back),
             StopStep("archive", self.archive.shutdown),
+            *([] if self.replicas is None else [StopStep("broker set", self._leave_set)]),
             StopStep("tables", self.persistence.run, synced),
             StopStep("flush", self.flusher.flush_now, synced),
             StopStep("connections", self.server.shutdown),
@@ -811,8 +923,16 @@ class BrokerController:
             StopStep("pages", self._admin.shutdown),
             StopStep("reads", self._close_reads),
             StopStep("flusher", lambda: run(self.flusher.close), alone),
-            StopStep("store", lambda: run(self.store.shutdown), alone),
+            StopStep("store", lambda: run(self._close_store), alone),
         )
+
+    def _close_store(self) -> None:
+        store, replicas = self.store, self.replicas
+        if replicas is not None and store.failed is None:
+            store.after_flush(store.flush())
+            if store.flushed_offset == store.max_physical_offset:
+                replicas.end()
+        store.shutdown()
 
     async def _close_reads(self) -> None:
         self.tiered.close()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from broker import rocketmqs_store
 from broker.config import BrokerConfig
+from broker.ha.member_file import MemberFile
 from broker.store.errors import StoreError, StoreFull, StoreLocked
 from broker.store.message_store import MessageStore
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -46,11 +47,14 @@ def check_directory(config: BrokerConfig, disk: Disk) -> None:
         )
 
 
-def recover_log(config: BrokerConfig, store: MessageStore) -> None:
-    """The log, its queues and its end. StartupError, and nothing is locked then."""
+def recover_log(config: BrokerConfig, store: MessageStore, *, confirmed: int | None = None) -> None:
+    """The log, its queues and its end. StartupError, and nothing is locked then.
+
+    `confirmed`: of a set's member, how much of it is; it takes no record of its own until it is elected.
+    """
     root = config.root
     try:
-        report = store.load()
+        report = store.load(following=confirmed is not None, confirmed=confirmed)
     except StoreLocked as error:
         raise StartupError(f"data directory {root} is in use by another broker", EXIT_IN_USE) from error
     except StoreFull as error:
@@ -58,6 +62,17 @@ def recover_log(config: BrokerConfig, store: MessageStore) -> None:
     except (StoreError, OSError) as error:
         raise StartupError(f"{root}: {error}", EXIT_FAILED) from error
     log.info("log recovered: %s", report)
+
+
+def refuse_members(config: BrokerConfig, disk: Disk) -> None:
+    """StartupError for a member's directory that is to serve alone: what its set goes on with would be given twice."""
+    path = MemberFile(disk, config.root)
+    if path.is_there:
+        raise StartupError(
+            f"{config.root} is of a member of a broker set, and replication=none: its set may go on without it, and "
+            f"both would give the same offsets. To leave the set for good, take {path.directory} away",
+            EXIT_CONFIG,
+        )
 
 
 def load_all(parts: Sequence[Loaded]) -> None:

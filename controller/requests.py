@@ -100,6 +100,7 @@ class Requests:
             "controllerLeaderAddress": address,
             "isLeader": "true",
             "peers": "".join(f"{one.id}:{one.host}:{one.port};" for one in config.peers) or f"{own_id}:{address};",
+            "knowsIncarnations": "true",  # neve's brokers are members of no other controller's sets
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 

@@ -118,6 +118,9 @@ class Disk(Protocol):
 
     def size(self, path: Path) -> int: ...
 
+    def number(self, path: Path) -> int:
+        """Of the file on its file system: a rename keeps it, a copy has another one."""
+
     def make_dirs(self, path: Path) -> None: ...
 
     def make_private(self, path: Path) -> None:
@@ -281,6 +284,9 @@ class RealDisk:
 
     def size(self, path: Path) -> int:
         return path.stat().st_size
+
+    def number(self, path: Path) -> int:
+        return path.stat().st_ino
 
     def make_dirs(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ ALIASES = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog"}
 #: Why a key is ignored.
 REASONS = {
     "threads": "requests are answered on one loop: there are no thread pools, and no queues before them",
-    "one-copy": "there is one copy: nothing is sent to slaves, controllers or other replicas",
+    "one-copy": "what the members of a broker set say to each other is fixed, but for the keys beside `replication`",
     "log": "the log is written, flushed and read in one way, set by `flushDiskType` and `flushIntervalCommitLog`",
     "room": "segments leave by `fileReservedTime`, `diskMaxUsedSpaceRatio` and `hotBytes`; nothing else deletes them",
     "queues": "queues and key index have files of their own kind below `storePathRootDir`, rebuilt from the log",
@@ -63,7 +63,8 @@ honoured maxPopPollingSize brokerPermission defaultTopicQueueNums autoCreateTopi
 honoured flushConsumerOffsetInterval namesrvAddr autoCreateSubscriptionGroup listenPort rejectTransactionMessage
 honoured longPollingEnable enablePropertyFilter registerNameServerPeriod transactionTimeOut transactionCheckMax
 honoured transactionCheckInterval traceTopicEnable storeReplyMessageEnable recallMessageEnable
-honoured enableRetryTopicV2 slaveReadEnable
+honoured enableRetryTopicV2 slaveReadEnable brokerHeartbeatInterval controllerAddr brokerElectionPriority
+honoured controllerHeartBeatTimeoutMills
 threads sendMessageThreadPoolNums=* putMessageFutureThreadPoolNums=* pullMessageThreadPoolNums=*
 threads ackMessageThreadPoolNums=16 processReplyMessageThreadPoolNums=* queryMessageThreadPoolNums=*
 threads adminBrokerThreadPoolNums=16 litePullMessageThreadPoolNums=* clientManageThreadPoolNums=32
@@ -79,10 +80,10 @@ threads waitTimeMillsInPullQueue=5000 waitTimeMillsInLitePullQueue=5000 waitTime
 threads waitTimeMillsInTransactionQueue=3000 waitTimeMillsInAdminBrokerQueue=5000 waitTimeMillsInAckQueue=3000
 threads asyncSendEnable=true
 one-copy brokerIP2=* sendHeartbeatTimeoutMillis=1000 syncBrokerMemberGroupPeriod=1000
-one-copy brokerHeartbeatInterval=1000 brokerNotActiveTimeoutMillis=10000 enableSlaveActingMaster=false
-one-copy enableRemoteEscape=false skipPreOnline=false lockInStrictMode=false controllerAddr=
+one-copy brokerNotActiveTimeoutMillis=10000 enableSlaveActingMaster=false
+one-copy enableRemoteEscape=false skipPreOnline=false lockInStrictMode=false
 one-copy fetchControllerAddrByDnsLookup=false syncBrokerMetadataPeriod=5000 checkSyncStateSetPeriod=5000
-one-copy syncControllerMetadataPeriod=10000 brokerElectionPriority=2147483647 controllerHeartBeatTimeoutMills=10000
+one-copy syncControllerMetadataPeriod=10000
 one-copy forwardTimeout=3000 compatibleWithOldNameSrv=true
 pop reviveQueueNum=8 reviveInterval=1000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
 pop popPollingMapSize=100000 reviveScanTime=10000 reviveMaxSlow=3 popPollingSize=1024 enablePopBufferMerge=false
@@ -139,7 +140,8 @@ MessageStoreConfig:
 honoured mappedFileSizeCommitLog flushIntervalCommitLog maxMessageSize deleteWhen diskMaxUsedSpaceRatio
 honoured fileReservedTime flushDiskType syncFlushTimeout messageDelayLevel storePathRootDir
 honoured diskSpaceWarningLevelRatio timerWheelEnable timerMaxDelaySec diskSpaceCleanForciblyRatio
-honoured cleanFileForciblyEnable
+honoured cleanFileForciblyEnable haListenPort haTransferBatchSize slaveTimeout haMaxTimeSlaveNotCatchup
+honoured haFlowControlEnable maxHaTransferByteInSecond
 log debugLockEnable=false osPageCacheBusyTimeOutMills=1000 diskFallRecorded=true warmMapedFileEnable=false
 log putMsgIndexHightWater=600000 checkCRCOnRecover=true flushCommitLogLeastPages=4
 log flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true flushLeastPagesWhenWarmMapedFile=4096
@@ -178,10 +180,10 @@ reads accessMessageInMemoryHotRatio=26 maxMsgsNumBatch=64 pullBatchMaxMessageCou
 reads coldDataFlowControlEnable=false coldDataScanEnable=false timerColdDataCheckIntervalMs=60000
 reads dataReadAheadEnable=true
 filter maxFilterMessageSize=16000
-one-copy haListenPort=10912 haSendHeartbeatInterval=5000 haHousekeepingInterval=20000 haTransferBatchSize=32768
-one-copy haMaxGapNotInSync=268435456 slaveTimeout=3000 offsetCheckInSlave=false dLegerGroup= dLegerPeers=
-one-copy dLegerSelfId= preferredLeaderId= haFlowControlEnable=false maxHaTransferByteInSecond=104857600
-one-copy haMaxTimeSlaveNotCatchup=15000 syncMasterFlushOffsetWhenStartup=false maxSlaveResendLength=268435456
+one-copy haSendHeartbeatInterval=5000 haHousekeepingInterval=20000
+one-copy haMaxGapNotInSync=268435456 offsetCheckInSlave=false dLegerGroup= dLegerPeers=
+one-copy dLegerSelfId= preferredLeaderId=
+one-copy syncMasterFlushOffsetWhenStartup=false maxSlaveResendLength=268435456
 one-copy syncFromLastFile=false asyncLearner=false storePathDLedgerCommitLog= storePathEpochFile=
 one-copy storePathBrokerIdentity=
 offsets flushDelayOffsetInterval=10000 enableCleanExpiredOffset=false
@@ -303,19 +305,19 @@ class Refusal(NamedTuple):
     unless: str = ""
 
 
-_ONE_COPY = "there is one copy, and nothing would be replicated"
+_ONE_COPY = "there is one copy, and nothing would be replicated: see replication"
 _AUTH = "org.apache.rocketmq.auth"
 REFUSED: Mapping[str, Refusal] = {
-    "brokerRole": Refusal(("ASYNC_MASTER",), "there is one copy: no slave, and none to wait for"),
-    "brokerId": Refusal(("0",), "there is one copy: masters only"),
+    "brokerRole": Refusal(("ASYNC_MASTER",), "there is one copy: no slave, and none to wait for", "replication"),
+    "brokerId": Refusal(("0",), "a master is 0, and a controller gives the others their ids"),
     "haMasterAddress": Refusal(("",), _ONE_COPY),
     "duplicationEnable": Refusal(("false",), _ONE_COPY),
     "enableDLegerCommitLog": Refusal(("false",), _ONE_COPY),
-    "enableControllerMode": Refusal(("false",), _ONE_COPY),
+    "enableControllerMode": Refusal(("false",), _ONE_COPY, "replication"),
     "totalReplicas": Refusal(("1",), _ONE_COPY),
-    "inSyncReplicas": Refusal(("1",), _ONE_COPY),
-    "minInSyncReplicas": Refusal(("1",), _ONE_COPY),
-    "allAckInSyncStateSet": Refusal(("false",), _ONE_COPY),
+    "inSyncReplicas": Refusal(("1",), _ONE_COPY, "replication"),
+    "minInSyncReplicas": Refusal(("1",), _ONE_COPY, "replication"),
+    "allAckInSyncStateSet": Refusal(("false",), _ONE_COPY, "replication"),
     "enableAutoInSyncReplicas": Refusal(("false",), _ONE_COPY),
     "aclEnable": Refusal(
         ("false",),
@@ -404,7 +406,7 @@ def refusal(name: str, value: str, given: Mapping[str, str]) -> str | None:
     root = given.get("storePathRootDir", "~/store")
     if any(_is_same(value, harmless.format(root=root)) for harmless in rule.harmless):
         return None
-    is_kept = bool(rule.unless) and given.get(rule.unless, "").lower() not in ("", "false")
+    is_kept = bool(rule.unless) and given.get(rule.unless, "").lower() not in ("", "false", "none")
     return None if is_kept else rule.why
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -26,9 +27,14 @@ _ROUTE_TIMEOUT = 2.0
 class BrokerOuterApi:
     """One connection to each name server, made again when it is gone; one that fails doesn't hold the others."""
 
-    def __init__(self, config: BrokerConfig, address: tuple[str, int]) -> None:
-        """`address` is the one that clients dial."""
+    def __init__(
+        self, config: BrokerConfig, address: tuple[str, int], *, ha_port: Callable[[], int] | None = None
+    ) -> None:
+        """`address` is the one that clients dial; `ha_port` the one that slaves do."""
         self._config, self._address = config, address
+        self._ha_port = ha_port or (lambda: address[1] + 1)
+        #: As what it is known: a master is 0.
+        self.broker_id = config.broker_id
         self._connections: dict[str, Connection] = {}
         self._credentials = inner_credentials(config)
         self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
@@ -43,10 +49,10 @@ class BrokerOuterApi:
     async def register(self, topics: dict[str, Any]) -> int:
         """The whole topic table to all name servers; how many took it."""
         body, checksum = await asyncio.to_thread(_registration, topics)
-        host, port = self._address
+        host, _ = self._address
         ext = {
             **self._identity(),
-            "haServerAddr": f"{host}:{port + 1}",
+            "haServerAddr": f"{host}:{self._ha_port()}",
             "compressed": "false",
             "bodyCrc32": str(checksum),
         }
@@ -83,7 +89,7 @@ class BrokerOuterApi:
             "brokerName": self._config.broker_name,
             "brokerAddr": f"{host}:{port}",
             "clusterName": self._config.broker_cluster_name,
-            "brokerId": str(self._config.broker_id),
+            "brokerId": str(self.broker_id),
         }
 
     async def _ask(self, server: str, code: RequestCode, ext: dict[str, str], body: bytes) -> bool:

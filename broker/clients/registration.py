@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.tables.topic_config_manager import TopicConfigManager
@@ -11,8 +12,14 @@ from broker.tables.topic_config_manager import TopicConfigManager
 class Registration:
     """Says what there is now to all name servers; without any it has nothing to do."""
 
-    def __init__(self, name_servers: BrokerOuterApi, topics: TopicConfigManager) -> None:
-        self._name_servers, self._topics = name_servers, topics
+    def __init__(
+        self,
+        name_servers: BrokerOuterApi,
+        topics: TopicConfigManager,
+        broker_id: Callable[[], int | None] | None = None,
+    ) -> None:
+        """`broker_id`: as what this broker is known now, None: nobody may come to it; without it, as configured."""
+        self._name_servers, self._topics, self._broker_id = name_servers, topics, broker_id
         self._wanted = asyncio.Event()
 
     def soon(self) -> None:
@@ -21,8 +28,14 @@ class Registration:
 
     async def now(self) -> None:
         """Returns when each name server has answered or failed."""
-        if self._name_servers.are_there:
-            await self._name_servers.register(self._topics.to_wire())
+        if not self._name_servers.are_there:
+            return
+        if self._broker_id is not None:
+            broker_id = self._broker_id()
+            if broker_id is None:
+                return
+            self._name_servers.broker_id = broker_id
+        await self._name_servers.register(self._topics.to_wire())
 
     async def keep(self) -> None:
         """Never ends: does what was wanted soon, and saves the topics that it told."""

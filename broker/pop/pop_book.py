@@ -75,7 +75,12 @@ class PopBook:
     # ---- restart
 
     def load(self) -> None:
-        """The last image and the log behind it, cut to what the recovered log still holds."""
+        """The last image and the log behind it, cut to what the recovered log still holds.
+
+        At a start, and where a slave becomes master: what was in the book is nothing then.
+        """
+        self.queues.clear()
+        self._due.clear()
         value = self.file.load()
         for row in value.get("queues", ()):
             self._load_queue(*row)
@@ -132,7 +137,8 @@ class PopBook:
 
     @property
     def dirty(self) -> bool:
-        return self._changed or self.file.dirty
+        """Not a slave's: its book stands still, and an image of it would pass over what the log has said since."""
+        return (self._changed or self.file.dirty) and not self._store.is_following
 
     async def save(self) -> None:
         """A new image on the disk; only then is the log below it not needed any more."""

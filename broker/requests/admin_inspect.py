@@ -1,4 +1,4 @@
-"""Administration: statistics (315), queue entries (321), replication (907, 1007)."""
+"""Administration: statistics (315), queue entries (321)."""
 
 from typing import Any
 
@@ -53,19 +53,3 @@ class AdminInspectProcessor:
         if info is not None and topic in info.subscriptions:
             body["subscriptionData"] = subscription_to_wire(info.subscriptions[topic])
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
-
-    def ha_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """907: a master alone."""
-        body = {
-            "haClientRuntimeInfo": {},
-            "haConnectionInfo": [],
-            "inSyncSlaveNums": 0,
-            "master": True,
-            "masterCommitLogMaxOffset": self._store.max_physical_offset,
-        }
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
-
-    @staticmethod
-    def epoch_cache(connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1007."""
-        raise BrokerError(ResponseCode.SYSTEM_ERROR, "this request only for controllerMode")

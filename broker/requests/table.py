@@ -11,6 +11,7 @@ from broker.requests.admin_offsets import AdminOffsetsProcessor
 from broker.requests.admin_relay import AdminRelayProcessor
 from broker.requests.admin_stats import AdminStatsProcessor
 from broker.requests.admin_topics import AdminTopicsProcessor
+from broker.requests.broker_set import BrokerSetProcessor
 from broker.requests.client_manage import ClientManageProcessor
 from broker.requests.consumer_manage import ConsumerManageProcessor
 from broker.requests.end_transaction import EndTransactionProcessor
@@ -73,6 +74,7 @@ class Processors:
     relay: AdminRelayProcessor
     inspect: AdminInspectProcessor
     polls: SlavePollsProcessor
+    broker_set: BrokerSetProcessor
 
     def register_on(self, router: RequestRouter) -> None:
         router.express = self.express.serve
@@ -173,6 +175,8 @@ class Processors:
             Code.GET_BROKER_CONSUME_STATS: self.stats.all_consume_stats,
             Code.QUERY_CONSUME_QUEUE: inspect.queue_entries,
             Code.GET_ALL_PRODUCER_INFO: self.connections.all_producers,
-            Code.GET_BROKER_HA_STATUS: inspect.ha_status,
-            Code.GET_BROKER_EPOCH_CACHE: inspect.epoch_cache,
+            Code.EXCHANGE_BROKER_HA_INFO: self.broker_set.exchange_ha_info,
+            Code.GET_BROKER_HA_STATUS: self.broker_set.ha_status,
+            Code.GET_BROKER_EPOCH_CACHE: self.broker_set.epoch_cache,
+            Code.NOTIFY_BROKER_ROLE_CHANGED: self.broker_set.role_changed,
         }

@@ -145,6 +145,12 @@ class TopicConfigManager:
         if is_new:
             self.unsaved[config.topic_name] = self.file.changes
 
+    def lead(self, epoch: int) -> None:
+        """The set's master of this epoch says the table from now on: name servers believe the highest."""
+        version = self.data_version.after(self._clock.now_ms())
+        self.data_version.read({**version, "stateVersion": max(epoch, self.data_version.state_version)})
+        self.file.touch()
+
     def image(self) -> TopicsImage:
         """The whole table, as `install` takes it."""
         return TopicsImage(topics=dict(self.topics), version=self.data_version.to_wire())

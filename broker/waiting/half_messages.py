@@ -243,8 +243,12 @@ class HalfMessages:
     # ---- start
 
     def load(self) -> None:
-        """Read the waiting half messages out of the log."""
+        """Read the waiting half messages out of the log, at a start and where a slave becomes master."""
         store = self._store
+        self._pending.clear()
+        self._reappended.clear()
+        self._outcomes.clear()
+        self._unmarked.clear()
         half_from, op_from = self._floors()
         ended: set[int] = set()
         checks: dict[int, int] = {}

@@ -382,8 +382,9 @@ class TimerMessages:
     # ---- start
 
     def load(self) -> None:
-        """Find what waits: the entries that the last mark doesn't cover."""
+        """At a start, and as a slave becomes master, find what waits: the entries that the last mark doesn't cover."""
         store = self._store
+        self._forget()
         start = self._read_mark()
         runs = store.entries(WHEEL_TIMER_TOPIC, max(start, store.min_physical_offset), store.max_physical_offset)
         run = runs.get(_MESSAGES)
@@ -395,6 +396,11 @@ class TimerMessages:
                 self._add((abs(code), offset, position))
                 if code < 0:
                     self._load_recall(position, offset)
+
+    def _forget(self) -> None:
+        for part in (self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls):
+            part.clear()
+        self._delivered, self._rewind_below = (0, -1), None
 
     def _load_recall(self, position: int, offset: int) -> None:
         raw = self._store.record_at(position)

@@ -11,6 +11,7 @@ writes pages back whenever and in whatever order it likes. Directories themselve
 from __future__ import annotations
 
 import errno
+import itertools
 import mmap
 import os
 import random
@@ -25,7 +26,8 @@ PAGE = 4096
 class _File:
     """One inode: what the process sees, and what the platter has."""
 
-    __slots__ = ("descriptor", "durable")
+    __slots__ = ("descriptor", "durable", "number")
+    _numbers = itertools.count(1)
 
     def __init__(self, content: bytes = b"", size: int = 0) -> None:
         self.descriptor = os.memfd_create("sim-disk", os.MFD_CLOEXEC)
@@ -33,6 +35,7 @@ class _File:
         if content:
             os.pwrite(self.descriptor, content, 0)
         self.durable = b""
+        self.number = next(self._numbers)
 
     def __del__(self) -> None:
         os.close(self.descriptor)
@@ -57,6 +60,7 @@ class _File:
             kept[start : start + len(page)] = page
         survivor = _File(bytes(kept[:size]), size)
         survivor.sync()
+        survivor.number = self.number
         return survivor
 
 
@@ -234,6 +238,9 @@ class SimDisk:
 
     def size(self, path: Path) -> int:
         return self._file(path).size()
+
+    def number(self, path: Path) -> int:
+        return self._file(path).number
 
     def make_dirs(self, path: Path) -> None:
         self._directories.update((path, *path.parents))

@@ -109,7 +109,7 @@ def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_no_eff
         88,
     )
     in_vain = {text.split(": ")[1].split()[0] for text in loaded.warnings}
-    assert {"brokerIP2", "haListenPort", "transientStorePoolEnable", "sendMessageThreadPoolNums"} <= in_vain
+    assert {"brokerIP2", "transientStorePoolEnable", "sendMessageThreadPoolNums"} <= in_vain
     assert "flushCommitLogLeastPages" not in in_vain, "RocketMQ's default asks for nothing"
     assert not in_vain & {"storePathCommitLog", "mapedFileSizeCommitLog", "fileReservedTime"}
 

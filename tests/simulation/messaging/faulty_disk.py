@@ -145,6 +145,9 @@ class FaultyDisk:
     def size(self, path: Path) -> int:
         return self.platter.size(path)
 
+    def number(self, path: Path) -> int:
+        return self.platter.number(path)
+
     def make_dirs(self, path: Path) -> None:
         self.platter.make_dirs(path)
 

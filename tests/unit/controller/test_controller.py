@@ -521,6 +521,7 @@ def test_it_tells_the_address_that_was_dialled_or_the_one_that_it_is_given(tmp_p
             "controllerLeaderId": "n0",
             "controllerLeaderAddress": address,
             "isLeader": "true",
+            "knowsIncarnations": "true",
             "peers": f"n0:{address};",
         }
 

@@ -1,0 +1,218 @@
+"""What a member asks a controller, as requests, and what the answers mean to it. Pure.
+
+Beside RocketMQ's fields neve's members send `incarnation`, `starts`, `process` (1003 and 904), `minInSyncReplicas`,
+`registerCheckCode` (1003), `masterEpoch`, `syncStateSetEpoch` (904) and `requestId` (1001); see `controller.requests`.
+
+An answer that means nothing to the member is None: it asks again in its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from broker.ha.member_events import (
+    Alter,
+    AlterRefused,
+    ApplyBrokerId,
+    Ask,
+    AskNextBrokerId,
+    AskReplicaInfo,
+    AskSyncStateData,
+    BrokerIdApplied,
+    BrokerIdLost,
+    BrokerIdTaken,
+    Disowned,
+    Elect,
+    Event,
+    Heartbeat,
+    Life,
+    NextBrokerId,
+    NotRegistered,
+    Register,
+    Registered,
+    Seen,
+    SyncStateData,
+    View,
+)
+from neve.remoting.body import dumps, loads_as
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import Int32, Int64, optional_int, require_int, require_str
+
+_NOT_REGISTERED = frozenset({
+    ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST, ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+})  # fmt: skip
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member says of itself with every request, beside its life."""
+
+    cluster: str
+    name: str
+    address: str  # host:port, where clients and controllers reach it
+    min_in_sync_replicas: int
+    heartbeat_timeout_ms: int
+    election_priority: int
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request."""
+
+    code: RequestCode
+    ext: dict[str, str]
+    body: bytes = b""
+
+
+class _SyncStateSet(msgspec.Struct, rename="camel"):
+    sync_state_set: list[Int64]
+    sync_state_set_epoch: Int32 | None = None
+
+
+class _InSync(msgspec.Struct, rename="camel"):
+    broker_id: Int64
+
+
+class _Replicas(msgspec.Struct, rename="camel"):
+    in_sync_replicas: list[_InSync]
+
+
+class _SyncStateData(msgspec.Struct, rename="camel"):
+    replicas_info_table: dict[str, _Replicas]
+
+
+# ---- requests
+
+
+def call_of(ask: Ask, own: Identity, broker_id: int, *, log_epoch: int) -> Call:
+    """`log_epoch` is that of the log's end."""
+    code, names = RequestCode, {"clusterName": own.cluster, "brokerName": own.name}
+    match ask:
+        case AskNextBrokerId():
+            return Call(code.CONTROLLER_GET_NEXT_BROKER_ID, names)
+        case ApplyBrokerId():
+            ext = {**names, "appliedBrokerId": str(ask.broker_id), "registerCheckCode": ask.check_code}
+            return Call(code.CONTROLLER_APPLY_BROKER_ID, ext)
+        case Register():
+            ext = {
+                **names,
+                **_life(ask.life),
+                "brokerAddress": own.address,
+                "minInSyncReplicas": str(own.min_in_sync_replicas),
+                "registerCheckCode": ask.check_code,
+            }
+            return Call(code.CONTROLLER_REGISTER_BROKER, ext)
+        case Heartbeat():
+            return Call(code.BROKER_HEARTBEAT, {**names, **_heartbeat(ask, own, log_epoch)})
+        case Elect():
+            who, designate = (broker_id, "false") if ask.designate is None else (ask.designate, "true")
+            return Call(code.CONTROLLER_ELECT_MASTER, {**names, "brokerId": str(who), "designateElect": designate})
+        case AskReplicaInfo():
+            return Call(code.CONTROLLER_GET_REPLICA_INFO, names)
+        case AskSyncStateData():
+            return Call(code.CONTROLLER_GET_SYNC_STATE_DATA, {}, dumps([own.name]))
+        case Alter():
+            ext = {
+                **names,
+                "masterBrokerId": str(broker_id),
+                "masterEpoch": str(ask.master_epoch),
+                "requestId": ask.request_id,
+            }
+            wanted = {"syncStateSet": list(ask.members), "syncStateSetEpoch": ask.sync_state_set_epoch}
+            return Call(code.CONTROLLER_ALTER_SYNC_STATE_SET, ext, dumps(wanted))
+
+
+def _life(life: Life) -> dict[str, str]:
+    return {
+        "brokerId": str(life.broker_id),
+        "incarnation": life.incarnation,
+        "starts": str(life.starts),
+        "process": life.process,
+    }
+
+
+def _heartbeat(ask: Heartbeat, own: Identity, log_epoch: int) -> dict[str, str]:
+    return {
+        **_life(ask.life),
+        "brokerAddr": own.address,
+        "epoch": str(log_epoch),
+        "maxOffset": str(ask.end),
+        "confirmOffset": str(ask.confirm),
+        "heartbeatTimeoutMills": str(own.heartbeat_timeout_ms),
+        "electionPriority": str(own.election_priority),
+        "masterEpoch": str(ask.pair[0]),
+        "syncStateSetEpoch": str(ask.pair[1]),
+    }
+
+
+# ---- answers
+
+
+def event_of(ask: Ask, answer: RemotingCommand, own: Identity, broker_id: int, *, is_known: bool) -> Event | None:
+    """What the answer says; ProtocolError and ValueError for one that can't be read.
+
+    `is_known`: a controller has taken this life before. Whoever it takes for another life of the directory then is a
+    copy of it; before that it may be the one that has just ended, and is not noticed yet.
+    """
+    code = answer.code
+    match ask:
+        case AskNextBrokerId() if code == ResponseCode.SUCCESS:
+            return NextBrokerId(require_int(answer.ext, "nextBrokerId"))
+        case ApplyBrokerId() if code == ResponseCode.SUCCESS:
+            return BrokerIdApplied(ask.broker_id)
+        case ApplyBrokerId() if code == ResponseCode.CONTROLLER_BROKER_ID_INVALID:
+            return BrokerIdTaken()
+        case Register():
+            return _registered(ask, answer, is_known=is_known)
+        case Alter():
+            return _altered(ask, answer, own, broker_id)
+        case AskSyncStateData() if code == ResponseCode.SUCCESS:
+            table = loads_as(answer.body, _SyncStateData).replicas_info_table
+            members = table[own.name].in_sync_replicas if own.name in table else []
+            return SyncStateData(any(member.broker_id == broker_id for member in members))
+        case Elect() | AskReplicaInfo():
+            if code in _NOT_REGISTERED:
+                return NotRegistered()
+            if code in {ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST}:
+                return Seen(view_of(answer.ext, answer.body), ask.ask if isinstance(ask, AskReplicaInfo) else 0)
+    return None
+
+
+def _registered(ask: Register, answer: RemotingCommand, *, is_known: bool) -> Event | None:
+    if answer.code in _NOT_REGISTERED:
+        return NotRegistered()
+    if answer.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID:
+        return BrokerIdLost(ask.life.broker_id)
+    if answer.code == ResponseCode.CONTROLLER_INVALID_REQUEST and is_known:
+        return Disowned(answer.remark or "the controller knows a later life of this directory")
+    if answer.code == ResponseCode.SUCCESS:
+        return Registered(view_of(answer.ext, answer.body) if answer.ext.get("masterBrokerId") else None)
+    return None
+
+
+def _altered(ask: Alter, answer: RemotingCommand, own: Identity, broker_id: int) -> Event:
+    if answer.code != ResponseCode.SUCCESS:
+        return AlterRefused(ask.request_id, answer.code == ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH)
+    told = loads_as(answer.body, _SyncStateSet)
+    epoch = told.sync_state_set_epoch
+    if epoch is None:
+        epoch = require_int(answer.ext, "newSyncStateSetEpoch")
+    return Seen(View(ask.master_epoch, epoch, frozenset(told.sync_state_set), broker_id, own.address))
+
+
+def view_of(ext: Mapping[str, str], body: bytes) -> View:
+    """Of an answer to 1002, 1003 or 1004, or of a 1008. Raises ProtocolError and ValueError."""
+    told: Any = loads_as(body, _SyncStateSet)
+    epoch = told.sync_state_set_epoch
+    if epoch is None:
+        epoch = require_int(ext, "syncStateSetEpoch")
+    has_master = bool(ext.get("masterBrokerId"))
+    return View(
+        optional_int(ext, "masterEpoch", 0),
+        epoch,
+        frozenset(told.sync_state_set),
+        require_int(ext, "masterBrokerId") if has_master else None,
+        require_str(ext, "masterAddress") if has_master else "",
+    )

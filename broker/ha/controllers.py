@@ -1,0 +1,152 @@
+"""The controllers of `controllerAddr`: one connection to each, made again when it is gone.
+
+A controller takes the end of a broker's connection for its death, so heartbeats go to all of them, over the connection
+that stands; any of them answers anything else, and who does not is passed over. A controller that does not know one
+life of a member from the next (Apache's) is refused: it might elect a member that has lost what it acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+
+from broker.ha.controller_calls import Call
+from infra.remoting_server import Connection, open_connection
+from neve.errors import NeveError
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+ASK_S = 3.0
+CONNECT_S = 2.0
+# So many requests in a row without an answer: nobody is there. Not sooner: a connection's end is this broker's death.
+SILENT_AFTER = 3
+KNOWS_LIVES = "knowsIncarnations"  # in the answer to 1005: it tells one life of a member from the next
+
+Sign = Callable[[dict[str, str], bytes], dict[str, str]]
+
+
+class Unheard(NeveError):
+    """No controller has answered."""
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(None, remark)
+
+
+class Controllers:
+    """See the module."""
+
+    def __init__(self, addresses: Sequence[str], *, sign: Sign, tls: ssl.SSLContext | None = None) -> None:
+        """`sign` adds to the fields of a request who asks."""
+        assert addresses
+        self._links = [_Link(address, sign, tls) for address in addresses]
+
+    @property
+    def connected(self) -> int:
+        """How many are."""
+        return sum(link.is_connected for link in self._links)
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Address → what is wrong, of those that are not connected."""
+        return {link.address: link.trouble for link in self._links if not link.is_connected and link.trouble}
+
+    async def ask(self, call: Call) -> RemotingCommand:
+        """The answer of the first that gives one. Raises Unheard."""
+        heard = list[str]()
+        for link in list(self._links):
+            try:
+                return await link.ask(call)
+            except (OSError, TimeoutError, NeveError) as error:
+                heard.append(f"{link.address}: {str(error) or type(error).__name__}")
+                self._links.remove(link)
+                self._links.append(link)  # whoever answered last is asked first
+        raise Unheard("; ".join(heard))
+
+    async def tell(self, call: Call) -> list[RemotingCommand]:
+        """To all of them, at once; what those that answered said."""
+        told = await asyncio.gather(*(link.ask(call) for link in self._links), return_exceptions=True)
+        for one in told:
+            if isinstance(one, BaseException) and not isinstance(one, OSError | TimeoutError | NeveError):
+                raise one
+        return [one for one in told if isinstance(one, RemotingCommand)]
+
+    def close(self) -> None:
+        """A member whose connections close is dead for its controllers at once."""
+        for link in self._links:
+            link.close()
+
+
+class _Link:
+    """To one controller."""
+
+    def __init__(self, address: str, sign: Sign, tls: ssl.SSLContext | None) -> None:
+        self.address, self._sign, self._tls = address, sign, tls
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._unanswered = 0
+        self.trouble = ""
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed
+
+    async def ask(self, call: Call) -> RemotingCommand:
+        """Raises OSError, TimeoutError, NeveError."""
+        try:
+            connection = await self._connect()
+            answer = await self._invoke(connection, call)
+        except TimeoutError:
+            self._unanswered += 1
+            self._note(f"does not answer within {ASK_S:g} s")
+            if self._unanswered >= SILENT_AFTER:
+                self.close()
+            raise
+        except (OSError, NeveError) as error:
+            self._note(str(error) or type(error).__name__)
+            self.close()
+            raise
+        self._unanswered = 0
+        return answer
+
+    async def _connect(self) -> Connection:
+        async with self._connecting:
+            connection = self._connection
+            if connection is not None and not connection.is_closed:
+                return connection
+            host, _, port = self.address.rpartition(":")
+            async with asyncio.timeout(CONNECT_S):
+                connection = await open_connection(host.strip("[]"), int(port), tls=self._tls)
+            try:
+                await self._check(connection)
+            except BaseException:
+                connection.close()
+                raise
+            log.info("connected to the controller at %s", self.address)
+            self._connection, self.trouble = connection, ""
+            return connection
+
+    async def _check(self, connection: Connection) -> None:
+        answer = await self._invoke(connection, Call(RequestCode.CONTROLLER_GET_METADATA_INFO, {}))
+        if answer.code != ResponseCode.SUCCESS:
+            raise NeveError(answer.code, answer.remark or "refused")
+        if answer.ext.get(KNOWS_LIVES) != "true":
+            raise NeveError(None, "it is no neve controller: it would not know that a broker has lost what it had")
+
+    async def _invoke(self, connection: Connection, call: Call) -> RemotingCommand:
+        request = RemotingCommand(call.code, ext=self._sign(call.ext, call.body), body=call.body)
+        return await connection.invoke(request, ASK_S)
+
+    def _note(self, why: str) -> None:
+        if why != self.trouble:
+            log.warning("the controller at %s: %s", self.address, why)
+        self.trouble = why
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._unanswered = 0
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,100 @@
+"""What a member keeps on its disk about itself.
+
+ha/member.json              JSON: `Kept`; replaced whole
+ha/epochFileCheckpoint      the epochs of its log, in RocketMQ's format (`epoch_file`), and a .bak of it
+ha/place                    made once; a file that says another number of itself than member.json does lies in a copy of
+                            the directory
+
+A copy has the same id and counts its starts alike: both might be taken for the one that acknowledged.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from broker.ha.member_events import Saved
+from infra.disk import Disk
+from infra.locks import NewLock, new_lock
+
+DIRECTORY = "ha"
+VERSION = 1
+_NAME, _PLACE = "member.json", "place"
+
+
+class MemberFileDamaged(ValueError):
+    """Who this member is can't be read; it must not be guessed."""
+
+
+class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """`followed_epoch`: the master epoch for which the log was cut last, so that all of it is that master's."""
+
+    version: int = VERSION
+    place: int = 0
+    followed_epoch: int = -1
+    saved: Saved = Saved()
+
+
+class MemberFile:
+    """Each save is on the disk when it returns. Of any thread."""
+
+    def __init__(self, disk: Disk, root: Path, new_lock: NewLock = new_lock) -> None:
+        self._disk = disk
+        self.directory = root / DIRECTORY
+        self._path, self._place = self.directory / _NAME, self.directory / _PLACE
+        self._writing = new_lock()
+        self._kept = Kept()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether this directory was a member's."""
+        return self._disk.exists(self._path)
+
+    @property
+    def saved(self) -> Saved:
+        """As it is on the disk."""
+        return self._kept.saved
+
+    @property
+    def followed_epoch(self) -> int:
+        """-1: none."""
+        return self._kept.followed_epoch
+
+    def load(self) -> bool:
+        """What was kept; whether the directory is a copy of the one that it was kept in. Raises MemberFileDamaged."""
+        disk = self._disk
+        disk.make_dirs(self.directory)
+        if not disk.exists(self._place):
+            disk.write_atomic(self._place, b"a copy of this file has another number\n")
+        place = disk.number(self._place)
+        self._kept = self._read() if self.is_there else Kept(place=place)
+        is_copy = self._kept.place != place
+        self._kept = msgspec.structs.replace(self._kept, place=place)
+        return is_copy
+
+    def _read(self) -> Kept:
+        try:
+            kept = msgspec.json.decode(self._disk.read(self._path), type=Kept)
+        except msgspec.MsgspecError as error:
+            raise MemberFileDamaged(f"{self._path} can't be read: {error}") from error
+        if kept.version > VERSION:
+            raise MemberFileDamaged(
+                f"{self._path} has version {kept.version}, a newer neve's; this one knows {VERSION}"
+            )
+        return kept
+
+    def save(self, saved: Saved) -> None:
+        """What the member says."""
+        with self._writing:
+            self._write(msgspec.structs.replace(self._kept, saved=saved))
+
+    def follows(self, master_epoch: int) -> None:
+        """All that is in the log is of this master's."""
+        with self._writing:
+            if self._kept.followed_epoch != master_epoch:
+                self._write(msgspec.structs.replace(self._kept, followed_epoch=master_epoch))
+
+    def _write(self, kept: Kept) -> None:
+        self._disk.write_atomic(self._path, msgspec.json.encode(kept))
+        self._kept = kept

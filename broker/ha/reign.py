@@ -1,0 +1,32 @@
+"""What a member's set says of each append, and of each answer that waits (`broker.intake.replication`'s BrokerSet).
+
+Asked for every message; told by the `ReplicasManager`, which knows the member and leads the log.
+"""
+
+from __future__ import annotations
+
+from broker.ha.ha_service import HaService
+from broker.ha.member import Member
+from infra.clock import Clock
+
+
+class Reign:
+    """Of one broker, whether it is master or not. `leads` and `member` are the manager's to set."""
+
+    def __init__(self, ha_service: HaService, clock: Clock) -> None:
+        self._ha_service, self._now = ha_service, clock.monotonic
+        self.member: Member | None = None
+        #: This member is the master, its books are read, and it hands over to nobody.
+        self.leads = False
+
+    def may_append(self) -> bool:
+        """Whether enough members are in sync."""
+        return self.leads and self.member is not None and self.member.may_append(self._now())
+
+    def acknowledged(self) -> int:
+        """Below this a record may be acknowledged; -1: nothing may."""
+        return -1 if self.member is None else self.member.acknowledged(self._now())
+
+    def appended(self) -> None:
+        """The log has grown: it leaves for the slaves in this turn of the loop."""
+        self._ha_service.appended()

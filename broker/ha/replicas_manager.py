@@ -1,0 +1,599 @@
+"""A broker in its set: carries out what its `Member` says, and tells it what happens. RocketMQ's ReplicasManager.
+
+    events   a tick four times a second · answers of controllers, and what they tell by themselves · what slaves say to
+             `HaService`, what the master says to `HaClient`
+    actions  of controllers is asked beside the others, nobody waits for that; the rest is done by one task, in order,
+             each whole before the next. One that fails is begun again: the change of role waits for it
+
+A master leads its log once all that it had at its election is confirmed: until then its books are not read, nothing is
+appended, and readers see what is confirmed. That it is the master no more holds from the instant in which it is known.
+Everything but that one task and what it waits for runs on the loop, without a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from broker.ha.confirm import Confirm
+from broker.ha.controller_calls import Identity, call_of, event_of
+from broker.ha.controllers import Controllers, Sign, Unheard
+from broker.ha.epoch_file import EpochFile, EpochFileDamaged
+from broker.ha.epochs import EpochCache
+from broker.ha.frames import Hello
+from broker.ha.ha_client import CutRefused, HaClient, Target
+from broker.ha.ha_service import HaService, Leadership
+from broker.ha.master_session import StreamRules
+from broker.ha.member import Member, MemberRules, State, begin_life
+from broker.ha.member_events import (
+    Action,
+    Answer,
+    Ask,
+    BeginEpoch,
+    ClipGroups,
+    ConfirmHeard,
+    Cut,
+    CutTornTail,
+    CutWanted,
+    Disowned,
+    DropSlaves,
+    EndTurn,
+    Event,
+    Follow,
+    Heartbeat,
+    MetadataSynced,
+    RoleTaken,
+    Save,
+    Seen,
+    StopFollowing,
+    SyncMetadata,
+    Tell,
+    Tick,
+    View,
+)
+from broker.ha.member_file import MemberFile, MemberFileDamaged
+from broker.ha.reign import Reign
+from broker.ha.slave_session import SlaveState
+from broker.role import FOLLOWING, BrokerRole, Role
+from broker.store.errors import StoreError
+from broker.store.message_store import MessageStore
+from infra.clock import Clock
+from infra.disk import Disk
+from infra.remoting_server import open_connection
+from infra.startup import EXIT_FAILED, EXIT_IN_USE, StartupError
+from infra.threads import SYSTEM_THREADS, Threads
+from neve.entropy import Entropy, salt, unique_name
+from neve.errors import NeveError
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+_RESOLVE_S = 3.0
+_RESOLVE_AGAIN_S = 0.5
+
+_UNKNOWN_TO_CONTROLLERS = frozenset({State.HIDDEN, State.NAMELESS, State.UNREGISTERED})
+_LEADING = frozenset({State.MASTER, State.HANDING_OVER})
+
+
+class Books(Protocol):
+    """What the broker keeps besides the log, as a change of role finds it. Called on the loop; nothing of it waits."""
+
+    def lead(self, epoch: int) -> None:
+        """All of the log is confirmed, and takes this broker's own records from now on.
+
+        Raises StoreError and ValueError: then the log is as before.
+        """
+
+    def follow(self) -> None:
+        """From this instant on the log takes nothing of its own."""
+
+    def confirmed(self) -> None:
+        """Readers, and who follows the log, see more of it than before. Of a slave."""
+
+    def following(self, address: str, epoch: int) -> None:
+        """All that is here is of this master's log."""
+
+    def roles_changed(self) -> None:
+        """Who leads, who follows: the name servers have to hear it."""
+
+
+Keep = Callable[[str, Callable[[], Coroutine[Any, Any, object]]], "asyncio.Task[None]"]
+
+
+class _Lead(msgspec.Struct, frozen=True):
+    """All that was here at the election is confirmed."""
+
+    confirming: Confirm
+
+
+class ReplicasManager:
+    """See the module."""
+
+    def __init__(
+        self,
+        rules: MemberRules,
+        own: Identity,
+        *,
+        hello: Hello,
+        stream: StreamRules,
+        store: MessageStore,
+        disk: Disk,
+        member_file: MemberFile,
+        controllers: Controllers,
+        ha_service: HaService,
+        reign: Reign,
+        role: BrokerRole,
+        books: Books,
+        on_confirmed: Callable[[], None],
+        stop_acknowledging: Callable[[], None],
+        clock: Clock,
+        entropy: Entropy,
+        spawn: Keep,
+        keep: Keep,
+        sync_log: Callable[[], Awaitable[None]],
+        sign: Sign,
+        tls: ssl.SSLContext | None = None,
+        threads: Threads = SYSTEM_THREADS,
+    ) -> None:
+        """`hello` is what this broker says of itself, but for its id and life; `sync_log` as in `StateFile`.
+
+        `spawn` runs something once, `keep` for as long as it is not cancelled; `sign` and `tls` are for what is asked
+        of others. `on_confirmed`: more may be acknowledged; `stop_acknowledging`: who waits is told that nobody knows.
+        """
+        self._rules, self._own, self._hello, self._stream = rules, own, hello, stream
+        self._store, self._file, self._controllers, self._ha_service = store, member_file, controllers, ha_service
+        self._reign, self._role, self._books = reign, role, books
+        self._on_confirmed, self._stop_acknowledging = on_confirmed, stop_acknowledging
+        role.become(Role.FENCED)
+        self._clock, self._entropy, self._spawn, self._keep = clock, entropy, spawn, keep
+        self._sync_log, self._sign, self._tls, self._threads = sync_log, sign, tls, threads
+        self._epoch_file = EpochFile(disk, member_file.directory)
+        self._epochs = EpochCache()
+        self._actions: deque[Action | _Lead] = deque()
+        self._work = asyncio.Event()
+        self._is_stopped = False
+        self._is_copy = False
+        self._confirming: Confirm | None = None  # the member's, from its election to its end
+        self._leads = False  # the log takes this broker's records
+        self._follower: asyncio.Task[None] | None = None
+        self._client: HaClient | None = None
+        self._cut_waits: asyncio.Future[None] | None = None
+        self._resolving = ""  # why the master's HA port is not known
+        self.end_at_start = 0
+        self.told = ""  # to the operator, last
+        self.asked: Counter[str] = Counter()  # of controllers, by what
+        self.unanswered = 0
+        self.switches: Counter[str] = Counter()  # changes of role, by the new one
+        self.member: Member
+
+    # ---- a start
+
+    def load(self) -> int:
+        """Before the log is opened: how far it was confirmed, as known last. StartupError where nobody can tell."""
+        try:
+            self._is_copy = self._file.load()
+            self._epochs = self._epoch_file.load()
+        except (MemberFileDamaged, EpochFileDamaged) as error:
+            raise StartupError(f"who this member of a broker set is can't be read: {error}", EXIT_FAILED) from error
+        return self._file.saved.confirm
+
+    def begin(self) -> None:
+        """Behind the log's recovery: this life begins."""
+        before, rules = self._file.saved, self._rules
+        saved = begin_life(before, unique_name(self._entropy), rules, is_copy=self._is_copy)
+        self._file.save(saved)
+        self.end_at_start = self._store.max_physical_offset
+        if self._epochs.drop_above(self._store.max_physical_offset):
+            self._epoch_file.save(self._epochs.entries())
+        self.member = Member(
+            saved,
+            rules,
+            process=unique_name(self._entropy),
+            address=self._own.address,
+            check_code=f"{self._own.address};{self._clock.now_ms()}",
+            is_unclean=not before.clean,
+        )
+        self._reign.member = self.member
+        if self._is_copy and before.broker_id:
+            log.warning("this directory is a copy of member %d's: it is a new member", before.broker_id)
+
+    async def start(self) -> None:
+        """Listen for slaves; from here on `run` and `tick` have to run. StartupError where somebody else listens."""
+        try:
+            await self._ha_service.start()
+        except OSError as error:
+            raise StartupError(f"haListenPort: {error.strerror or error}", EXIT_IN_USE) from error
+
+    async def shutdown(self) -> None:
+        """Nobody follows, nobody is followed, no controller hears of it again. The log stands still."""
+        self._is_stopped = True
+        self._controllers.close()
+        self._stop_acknowledging()
+        await self._stop_following()
+        await self._ha_service.shutdown()
+
+    def end(self) -> None:
+        """Of any thread, when all of the log is on the disk: the next life may say so."""
+        self._file.save(self.member.end_life())
+
+    # ---- what others ask
+
+    @property
+    def leads(self) -> bool:
+        """Whether the log takes this broker's records."""
+        return self._leads
+
+    @property
+    def leads_in(self) -> int | None:
+        """The epoch in which this broker is the master; None where it is not."""
+        confirming = self._confirming
+        return confirming.master_epoch if self._leads and confirming is not None else None
+
+    @property
+    def in_sync_slaves(self) -> int:
+        """Those that follow, of a master."""
+        confirming = self._confirming
+        return 0 if confirming is None else sum(confirming.in_sync(member) for member in self._ha_service.slaves)
+
+    @property
+    def epochs(self) -> EpochCache:
+        """Who wrote what of the log."""
+        return self._epochs
+
+    @property
+    def client(self) -> HaClient | None:
+        """The connection to the master, of a slave."""
+        return self._client
+
+    @property
+    def controllers(self) -> Controllers:
+        """Who elects."""
+        return self._controllers
+
+    @property
+    def ha_service(self) -> HaService:
+        """The connections from slaves, of a master."""
+        return self._ha_service
+
+    @property
+    def registered_as(self) -> int | None:
+        """The id for the name servers: 0 of who leads; None: they are not told."""
+        if self._role.is_master:
+            return 0
+        return None if self._role.current is Role.FENCED else self.member.broker_id
+
+    # ---- events
+
+    def tick(self) -> None:
+        """Four times a second."""
+        self.happens(Tick(self._store.max_physical_offset))
+
+    def notified(self, view: View) -> None:
+        """1008: a controller tells of roles by itself."""
+        self.happens(Seen(view))
+
+    def can_not_follow(self, why: str) -> None:
+        """What the log says can't be applied here: this member must not become master."""
+        self.happens(Disowned(why))
+
+    def happens(self, event: Event) -> None:
+        """Tell the member; what comes of it is done soon, but that it is master no more: that is so at once."""
+        if self._is_stopped:
+            return
+        member, reigning = self.member, self._confirming
+        before, state = member.confirm, member.state
+        actions = member.happens(event, self._clock.monotonic())
+        if member.state is not state:
+            log.info("member %d is %s, by epoch %d.%d", member.broker_id, member.state.value, *member.role.pair)
+        if reigning is not None and member.confirming is not reigning:
+            self._end_reign()
+        elif reigning is not None:
+            self._ha_service.confirm_changed(before)
+            self._lead_when_confirmed()
+        self._settle_role()
+        if actions:
+            self._actions.extend(actions)
+            self._work.set()
+
+    @property
+    def _is_attached(self) -> bool:
+        """As a slave: all that is here is the master's, and more comes."""
+        session = self._client.session if self._client is not None else None
+        return session is not None and session.state is SlaveState.FOLLOWING
+
+    def _settle_role(self) -> None:
+        """What this broker is for those who ask it, now."""
+        member, state = self.member, self.member.state
+        self._reign.leads = self._leads and state is State.MASTER
+        if self._leads:
+            role = Role.MASTER
+        elif not member.is_readable:
+            role = Role.FENCED
+        elif member.is_in_sync and (self._is_attached or state in _LEADING):
+            role = Role.SLAVE_IN_SYNC
+        else:
+            role = Role.SLAVE
+        if role not in FOLLOWING[self._role.current]:
+            self._role.become(Role.FENCED)
+        self._role.become(role, has_master=self._is_attached and role is not Role.FENCED)
+
+    def _end_reign(self) -> None:
+        self._confirming = None
+        self._stop_acknowledging()
+        self._ha_service.stop_leading()
+        if self._leads:
+            self._leads = False
+            self._books.follow()
+
+    def _lead_when_confirmed(self) -> None:
+        reigning = self._confirming
+        if reigning is None or self._leads or reigning.value < reigning.epoch_start:
+            return
+        if not any(isinstance(action, _Lead) for action in self._actions):
+            self._actions.append(_Lead(reigning))
+            self._work.set()
+
+    # -- of slaves (HaEvents)
+
+    def confirmed(self, offset: int) -> None:
+        """All that are in sync have what lies below."""
+        self._store.confirm(offset)
+        self._on_confirmed()
+        self._lead_when_confirmed()
+
+    def slave_came(self, member_id: int, hello: Hello | None) -> None:
+        log.info("member %d follows", member_id)
+
+    def slave_reported(self, member_id: int) -> None:
+        """It is not in sync: perhaps it may be now."""
+        self.tick()
+
+    # ---- actions
+
+    async def run(self) -> None:
+        """Never ends; where it fails, it goes on with the action that failed."""
+        while True:
+            while self._actions:
+                await self._carry_out(self._actions[0])
+                self._actions.popleft()
+            self._work.clear()
+            await self._work.wait()
+
+    async def _carry_out(self, action: Action | _Lead) -> None:
+        match action:
+            case Save(saved=saved):
+                await self._threads.run(self._file.save, saved)
+            case StopFollowing():
+                await self._stop_following()
+            case CutTornTail():
+                await self._sync_log()  # the log has whole records alone: of one that came in part, nothing is in it
+            case BeginEpoch(epoch=epoch):
+                await self._begin_epoch(epoch)
+            case _:
+                self._at_once(action)
+
+    def _at_once(self, action: Action | _Lead) -> None:
+        match action:
+            case Answer():
+                self._stop_acknowledging()
+            case DropSlaves():
+                self._ha_service.stop_leading()
+            case ClipGroups():
+                pass  # when it leads: nothing may be said of groups before all of the log is confirmed
+            case Follow():
+                self._follow(action)
+            case Cut(to=to):
+                self._cut(to)
+            case EndTurn(epoch=epoch):
+                self._end_turn(epoch)
+            case SyncMetadata():
+                self.happens(MetadataSynced())  # each change of a table is in the log before it is in the table
+            case Tell(reason=reason):
+                self.told = reason
+                log.error("this member of the broker set needs an operator: %s", reason)
+            case _Lead(confirming=confirming):
+                self._lead(confirming)
+            case _:
+                self._ask_soon(action)
+
+    def _ask_soon(self, action: Action | _Lead) -> None:
+        assert isinstance(action, Ask)
+        self._spawn("ask-controller", partial(self._ask, action))
+
+    async def _begin_epoch(self, epoch: int) -> None:
+        """Written down before its first byte."""
+        wanted = EpochCache(self._epochs.entries())
+        wanted.assign(epoch, self._store.max_physical_offset)
+        await self._threads.run(self._epoch_file.save, wanted.entries())
+        self._epochs.assign(epoch, self._store.max_physical_offset)
+
+    def _end_turn(self, epoch: int) -> None:
+        self.happens(RoleTaken(epoch, self._store.max_physical_offset))
+        member, confirming = self.member, self.member.confirming
+        if member.state is State.SLAVE:
+            self.switches["slave"] += 1
+            self._books.roles_changed()
+        if confirming is None or member.state not in _LEADING or self._confirming is not None:
+            return
+        self.switches["master"] += 1
+        self._confirming = confirming
+        own = replace(self._hello, **_who(member), master_epoch=confirming.master_epoch)
+        self._ha_service.lead(
+            Leadership(
+                own, self._epochs, confirming, self, rules=self._stream, is_member=lambda member_id: member_id > 0
+            )
+        )
+        self.confirmed(confirming.value)
+
+    def _lead(self, confirming: Confirm) -> None:
+        if self._confirming is not confirming or self._leads:
+            return
+        self._books.lead(confirming.master_epoch)
+        self._leads = True
+        self._settle_role()
+        log.info("leads the broker set in epoch %d, from %d on", confirming.master_epoch, confirming.epoch_start)
+        self._books.roles_changed()
+
+    # -- asks
+
+    async def _ask(self, ask: Ask) -> None:
+        member = self.member
+        call = call_of(ask, self._own, member.broker_id, log_epoch=self._epochs.last_epoch)
+        self.asked[type(ask).__name__] += 1
+        try:
+            if isinstance(ask, Heartbeat):
+                for answer in await self._controllers.tell(call):
+                    if answer.code != ResponseCode.SUCCESS:
+                        log.warning("a controller does not take the heartbeat: %s", answer.remark)
+                return
+            answer = await self._controllers.ask(call)
+            is_known = member.state not in _UNKNOWN_TO_CONTROLLERS
+            event = event_of(ask, answer, self._own, member.broker_id, is_known=is_known)
+        except Unheard as error:
+            self.unanswered += 1
+            log.debug("no controller answers: %s", error.remark)
+            return
+        except (NeveError, ValueError) as error:
+            log.warning("a controller's answer to %s can't be read: %s", type(ask).__name__, error)
+            return
+        if answer.code != ResponseCode.SUCCESS:
+            log.info("a controller answers %s with %d: %s", type(ask).__name__, answer.code, answer.remark)
+        if event is not None:
+            self.happens(event)
+
+    # ---- as a slave
+
+    def _follow(self, follow: Follow) -> None:
+        assert self._follower is None
+        member = self.member
+        own = replace(self._hello, **_who(member), master_epoch=follow.epoch)
+        self._client = HaClient(
+            self._store,
+            self._epochs,
+            self._epoch_file,
+            _Following(self, follow),
+            own=own,
+            clock=self._clock,
+            entropy=self._entropy,
+            confirm=lambda: member.confirm,
+            followed_epoch=lambda: self._file.followed_epoch,
+            sync=None if self._rules.acknowledges_from_memory else self._sync_log,
+            tls=self._tls,
+            threads=self._threads,
+        )
+        self._follower = self._keep("follow-master", partial(self._follow_master, self._client, follow))
+
+    async def _follow_master(self, client: HaClient, follow: Follow) -> None:
+        while True:
+            try:
+                target = await self._target_of(follow)
+            except (OSError, TimeoutError, NeveError, ValueError) as error:
+                self._resolving = f"the master at {follow.address} does not say its HA port: {error}"
+                log.info(self._resolving)
+                await asyncio.sleep(_RESOLVE_AGAIN_S * (0.5 + (salt(self._entropy) % 1024) / 1024))
+                continue
+            self._resolving = ""
+            await client.follow(target)
+
+    async def _target_of(self, follow: Follow) -> Target:
+        """By 906, at the port for clients: the HA port may be any."""
+        host, port = _host_and_port(follow.address)
+        async with asyncio.timeout(_RESOLVE_S):
+            connection = await open_connection(host, port, tls=self._tls)
+            try:
+                request = RemotingCommand(RequestCode.EXCHANGE_BROKER_HA_INFO, ext=self._sign({}, b""))
+                answer = await connection.invoke(request, _RESOLVE_S)
+            finally:
+                connection.close()
+        if answer.code != ResponseCode.SUCCESS:
+            raise NeveError(answer.code, answer.remark or "refused")
+        ha_host, ha_port = _host_and_port(answer.ext.get("masterHaAddress", ""))
+        return Target(host=ha_host, port=ha_port, master_epoch=follow.epoch)
+
+    async def _stop_following(self) -> None:
+        follower, self._follower, self._client = self._follower, None, None
+        if follower is not None:
+            follower.cancel()
+            await asyncio.wait([follower])
+
+    async def wants_cut(self, to: int) -> None:
+        """The member decides whether; returns when it is cut. Raises CutRefused, StoreError."""
+        store, member = self._store, self.member
+        waiter = self._cut_waits = asyncio.get_running_loop().create_future()
+        start, floor = store.record_start(to), store.record_start(member.confirm)
+        self.happens(CutWanted(start, floor))
+        if member.state is State.REFUSED:
+            raise CutRefused(f"the log parts from its master's at {start}, and what lies below {floor} was confirmed")
+        await waiter
+
+    def _cut(self, to: int) -> None:
+        waiter, self._cut_waits = self._cut_waits, None
+        store = self._store
+        try:
+            kept = store.truncate(
+                to, epoch=self._epochs.last_epoch, floor=to
+            )  # the member has looked at what is confirmed
+        except StoreError as error:
+            if waiter is None or waiter.done():
+                log.warning("the log is not cut to %d: %s", to, error)
+            else:
+                waiter.set_exception(error)
+            return
+        if kept is not None:
+            log.warning("what this broker had alone is in %s", kept)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def attached(self, follow: Follow, master_epoch: int) -> None:
+        """All that is here is the master's."""
+        await self._threads.run(self._file.follows, master_epoch)
+        self._books.following(follow.address, master_epoch)
+
+    def heard_confirm(self, offset: int) -> None:
+        """The master says so, and it is here."""
+        self.happens(ConfirmHeard(offset))
+        self._store.confirm(offset)
+        self._books.confirmed()
+
+
+class _Following:
+    """What following one master does besides (SlaveEvents)."""
+
+    def __init__(self, manager: ReplicasManager, follow: Follow) -> None:
+        self._manager, self._follow = manager, follow
+
+    async def cut(self, to: int) -> None:
+        await self._manager.wants_cut(to)
+
+    async def following(self, master_epoch: int) -> None:
+        await self._manager.attached(self._follow, master_epoch)
+
+    def confirmed(self, offset: int) -> None:
+        self._manager.heard_confirm(offset)
+
+
+def _who(member: Member) -> dict[str, Any]:
+    life = member.life
+    return {
+        "member_id": life.broker_id,
+        "incarnation": life.incarnation,
+        "starts": life.starts,
+        "process": life.process,
+    }
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)

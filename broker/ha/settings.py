@@ -1,0 +1,97 @@
+"""What the configuration says of the broker set, in one value; a combination that only looks safe is refused. Pure.
+
+`replication` alone decides what an acknowledgement promises (`confirm`). RocketMQ's keys for it, where a file has them,
+must say the same: who wrote `inSyncReplicas=2` thinks that two brokers have his message, and is told if they have not.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from broker.config import BrokerConfig
+from broker.ha.confirm import ConfirmRules, Replication
+from broker.ha.member import MemberRules
+from infra.config import ConfigError
+
+
+class SetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a broker that is a member of a set."""
+
+    rules: MemberRules
+    controllers: tuple[str, ...]
+
+
+def settings_of(config: BrokerConfig) -> SetSettings | None:
+    """None: this broker stands alone. Raises ConfigError with all that does not fit."""
+    replication = Replication(config.replication)
+    if replication is Replication.NONE:
+        _check_alone(config)
+        return None
+    controllers = tuple(part.strip() for part in re.split(r"[;,]", config.controller_addr) if part.strip())
+    least = max(config.min_in_sync_replicas, 2 if replication is Replication.SYNC else 1)
+    faults = [*_faults_of_addresses(controllers), *_faults_of_mode(config, replication, least)]
+    if config.authentication_enabled:
+        faults.append("authenticationEnabled with replication: the HA port does not ask who follows")
+    if config.store_url:
+        faults.append("storeUrl with replication: a broker set has no archive yet")
+    if faults:
+        raise ConfigError(*faults)
+    seconds = config.ha_max_time_slave_not_catchup / 1000
+    rules = ConfirmRules(
+        replication,
+        min_in_sync=least,
+        shrink_after=seconds,
+        cut_off_after=config.controller_heart_beat_timeout_mills / 1000,
+    )
+    return SetSettings(
+        rules=MemberRules(
+            confirm=rules,
+            acknowledges_from_memory=not config.sync_flush,
+            heartbeat_every=config.broker_heartbeat_interval / 1000,
+        ),
+        controllers=controllers,
+    )
+
+
+def _check_alone(config: BrokerConfig) -> None:
+    """What asks for copies, where nothing is replicated."""
+    why = "nothing is replicated with replication=none"
+    asked = {
+        f"brokerRole={config.broker_role}": config.broker_role != "ASYNC_MASTER",
+        f"controllerAddr={config.controller_addr}": bool(config.controller_addr),
+        f"inSyncReplicas={config.in_sync_replicas}": config.in_sync_replicas > 1,
+        f"minInSyncReplicas={config.min_in_sync_replicas}": config.min_in_sync_replicas > 1,
+        "allAckInSyncStateSet=true": config.all_ack_in_sync_state_set,
+    }
+    faults = [f"{key}: {why}" for key, is_asked in asked.items() if is_asked]
+    if faults:
+        raise ConfigError(*faults)
+
+
+def _faults_of_addresses(controllers: tuple[str, ...]) -> list[str]:
+    if not controllers:
+        return ["replication without controllerAddr: a controller elects the set's master"]
+    return [
+        f"controllerAddr: {address!r} is not host:port"
+        for address in controllers
+        if not (address.rpartition(":")[0] and address.rpartition(":")[2].isdigit())
+    ]
+
+
+def _faults_of_mode(config: BrokerConfig, replication: Replication, least: int) -> list[str]:
+    mode, waits = replication.value, replication in (Replication.SYNC, Replication.SYNC_AVAILABLE)
+    faults = list[str]()
+    if replication is not Replication.SYNC and least > 1:
+        faults.append(f"replication={mode} with minInSyncReplicas={least}: only sync stops before fewer are left")
+    if not waits and config.all_ack_in_sync_state_set:
+        faults.append(f"allAckInSyncStateSet=true with replication={mode}, which waits for nobody: take sync")
+    if not waits and config.broker_role == "SYNC_MASTER":
+        faults.append(f"brokerRole=SYNC_MASTER with replication={mode}, which waits for nobody: take sync")
+    if config.in_sync_replicas > 1 and config.in_sync_replicas != least:
+        faults.append(
+            f"inSyncReplicas={config.in_sync_replicas} with replication={mode}: an acknowledgement waits for all that "
+            "are in sync, or for nobody; how many those are at least says minInSyncReplicas"
+        )
+    return faults

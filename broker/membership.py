@@ -1,0 +1,155 @@
+"""A broker's part in a broker set, put together: what its log is asked by, and once all parts are there, its manager.
+
+Made by hand like everything of the broker (`broker_controller`); of one that stands alone nothing of it is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from access.guard import inner_credentials
+from broker.archiving.pins import Pins
+from broker.change_of_role import ChangeOfRole
+from broker.config import BrokerConfig
+from broker.ha.controller_calls import Identity
+from broker.ha.controllers import Controllers
+from broker.ha.frames import Hello
+from broker.ha.ha_service import HaService
+from broker.ha.master_session import StreamRules
+from broker.ha.member_file import MemberFile
+from broker.ha.reign import Reign
+from broker.ha.replicas_manager import Keep, ReplicasManager
+from broker.ha.settings import SetSettings
+from broker.role import BrokerRole
+from broker.store.message_store import MessageStore
+from infra.clock import Clock
+from infra.disk import Disk
+from infra.threads import Threads
+from infra.tls import client_context, server_tls
+from neve.entropy import system_entropy
+from neve.remoting.signature import signed
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: SetSettings,
+        config: BrokerConfig,
+        address: tuple[str, int],
+        *,
+        ha_port: int,
+        store: MessageStore,
+        disk: Disk,
+        clock: Clock,
+        threads: Threads,
+    ) -> None:
+        """`ha_port`: 0 takes any."""
+        self._settings, self._config, self._address = settings, config, address
+        self._store, self._disk, self._clock, self._threads = store, disk, clock, threads
+        self._credentials = inner_credentials(config)
+        self.member_file = MemberFile(disk, config.root, threads.lock)
+        self.ha_service = HaService(
+            store,
+            clock,
+            system_entropy,
+            host=config.bind_address,
+            port=ha_port,
+            tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
+            threads=threads,
+        )
+        #: What is asked before each append, and for each answer that waits.
+        self.reign = Reign(self.ha_service, clock)
+
+    def manager(
+        self,
+        role: BrokerRole,
+        books: ChangeOfRole,
+        *,
+        on_confirmed: Callable[[], None],
+        stop_acknowledging: Callable[[], None],
+        spawn: Keep,
+        keep: Keep,
+        sync_log: Callable[[], Awaitable[None]],
+    ) -> ReplicasManager:
+        """Once the rest of the broker is made."""
+        config, settings = self._config, self._settings
+        tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
+        host, port = self._address
+        own = Identity(
+            cluster=config.broker_cluster_name,
+            name=config.broker_name,
+            address=f"{host}:{port}",
+            min_in_sync_replicas=settings.rules.confirm.min_in_sync,
+            heartbeat_timeout_ms=config.controller_heart_beat_timeout_mills,
+            election_priority=config.broker_election_priority,
+        )
+        return ReplicasManager(
+            settings.rules,
+            own,
+            hello=self._hello(),
+            stream=StreamRules(
+                batch=config.ha_transfer_batch_size,
+                rate=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else 0,
+            ),
+            store=self._store,
+            disk=self._disk,
+            member_file=self.member_file,
+            controllers=Controllers(settings.controllers, sign=self._signed, tls=tls),
+            ha_service=self.ha_service,
+            reign=self.reign,
+            role=role,
+            books=books,
+            on_confirmed=on_confirmed,
+            stop_acknowledging=stop_acknowledging,
+            clock=self._clock,
+            entropy=system_entropy,
+            spawn=spawn,
+            keep=keep,
+            sync_log=sync_log,
+            sign=self._signed,
+            tls=tls,
+            threads=self._threads,
+        )
+
+    def _hello(self) -> Hello:
+        """But for its life, its epoch and its nonces."""
+        config = self._config
+        return Hello(
+            cluster=config.broker_cluster_name,
+            broker_set=config.broker_name,
+            member_id=0,
+            incarnation="",
+            starts=0,
+            process="",
+            nonce="",
+            mapped_file_size_commit_log=config.mapped_file_size_commit_log,
+            message_delay_level=config.message_delay_level,
+            master_epoch=0,
+        )
+
+    def _signed(self, ext: dict[str, str], body: bytes) -> dict[str, str]:
+        return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
+
+
+class SlavePins:
+    """Of a member: while it is a slave all of its log stays. Its own books stand still, they don't know what waits."""
+
+    def __init__(self, store: MessageStore, pins: Pins) -> None:
+        self._store, self._pins = store, pins
+
+    def lowest(self) -> int | None:
+        return self._store.min_physical_offset if self._store.is_following else self._pins.lowest()
+
+    def reappend(self, below: int) -> bool:
+        return self._pins.reappend(below)
+
+    async def save(self) -> None:
+        await self._pins.save()
+
+    def counts(self) -> dict[str, int]:
+        return self._pins.counts()

@@ -1,0 +1,118 @@
+"""A broker in its set: its HA port (906), who follows (907), who wrote its log (1007), a controller's news (1008).
+
+906 is RocketMQ's way for a slave to find the HA port: it asks its master with an empty request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.ha.controller_calls import view_of
+from broker.ha.replicas_manager import ReplicasManager
+from broker.store.message_store import MessageStore
+from infra.remoting_server import Connection
+from neve.errors import BrokerError
+from neve.remoting.body import dumps
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+
+_ALONE = "this request only for controllerMode"
+
+
+class BrokerSetProcessor:
+    """A part of RocketMQ's AdminBrokerProcessor."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        replicas: ReplicasManager | None,
+        *,
+        cluster: str,
+        name: str,
+        address: tuple[str, int],
+    ) -> None:
+        """`replicas`: None of a broker that stands alone."""
+        self._store, self._replicas = store, replicas
+        self._cluster, self._name, self._address = cluster, name, address
+
+    def exchange_ha_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """906: asked of a master, nothing is told to it. `masterFlushOffset` is where its log ended at its start."""
+        replicas, (host, port) = self._in_set(), self._address
+        ext = {
+            "masterHaAddress": f"{host}:{replicas.ha_service.port}",
+            "masterAddress": f"{host}:{port}",
+            "masterFlushOffset": str(replicas.end_at_start),
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
+
+    def ha_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """907."""
+        replicas, end = self._replicas, self._store.max_physical_offset
+        is_master = replicas is None or replicas.leads
+        body: dict[str, Any] = {
+            "haClientRuntimeInfo": {} if replicas is None or is_master else self._as_slave(replicas),
+            "haConnectionInfo": [] if replicas is None else _slaves(replicas, end),
+            "inSyncSlaveNums": 0 if replicas is None else replicas.in_sync_slaves,
+            "master": is_master,
+            "masterCommitLogMaxOffset": end,
+        }
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
+
+    def _as_slave(self, replicas: ReplicasManager) -> dict[str, Any]:
+        session = replicas.client.session if replicas.client is not None else None
+        return {
+            "activated": session is not None,
+            "lastReadTimestamp": 0,
+            "lastWriteTimestamp": 0,
+            "masterAddr": replicas.member.view.master_address,
+            "masterFlushOffset": 0,
+            "maxOffset": self._store.max_physical_offset,
+            "transferredByteInSecond": 0,
+        }
+
+    def epoch_cache(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1007: with which life of this broker answers, for a controller that is about to elect."""
+        replicas = self._in_set()
+        entries, end, life = replicas.epochs.entries(), self._store.max_physical_offset, replicas.member.life
+        ends = [start for _, start in entries[1:]] + [end]
+        body = {
+            "brokerId": life.broker_id,
+            "brokerName": self._name,
+            "clusterName": self._cluster,
+            "epochList": [
+                {"endOffset": stop, "epoch": epoch, "startOffset": start}
+                for (epoch, start), stop in zip(entries, ends, strict=bool(entries))
+            ],
+            "maxOffset": end,
+        }
+        ext = {"incarnation": life.incarnation, "process": life.process, "starts": str(life.starts)}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext, body=dumps(body))
+
+    def role_changed(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1008: one-way as a rule."""
+        self._in_set().notified(view_of(request.ext, request.body))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    def _in_set(self) -> ReplicasManager:
+        if self._replicas is None:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, _ALONE)
+        return self._replicas
+
+
+def _slaves(replicas: ReplicasManager, end: int) -> list[dict[str, Any]]:
+    """As `mqadmin haStatus` shows them."""
+    confirming = replicas.member.confirming
+    if confirming is None:
+        return []
+    found = []
+    for member_id, session in sorted(replicas.ha_service.slaves.items()):
+        acknowledged = max(confirming.end_of(member_id), 0)
+        found.append({
+            "addr": f"member {member_id}",
+            "diff": end - acknowledged,
+            "inSync": confirming.in_sync(member_id),
+            "slaveAckOffset": acknowledged,
+            "transferFromWhere": max(session.position, 0),
+            "transferredByteInSecond": 0,
+        })  # fmt: skip
+    return found

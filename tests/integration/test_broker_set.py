@@ -1,0 +1,170 @@
+"""A broker set in processes: the master is killed, another one serves, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.wire import Client, Refused
+from tests.servers.broker_set import BrokerSet, store_of
+from tests.servers.neve import Serving
+from tests.waiting import wait_until
+
+TOPIC = "orders"
+_CHANGE_S = 60.0
+FLUSH_SLAVE_TIMEOUT = 12
+
+
+class Producer:
+    """Sends numbers, one after the other, to whoever takes them: each once; it counts when it is acknowledged."""
+
+    def __init__(self, brokers: BrokerSet) -> None:
+        self._brokers = brokers
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._send_all)
+        self._next = 0
+        self.acknowledged: list[int] = []
+        self.failed: list[BaseException] = []
+
+    def _send_all(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for member in self._brokers.members:
+                    self._send_while_taken(member)
+        except BaseException as error:
+            self.failed.append(error)
+            raise
+
+    def _send_while_taken(self, member: Serving) -> None:
+        try:
+            with Client(member.broker, timeout=10) as client:
+                while not self._stop.is_set():
+                    number, self._next = self._next, self._next + 1
+                    client.send(TOPIC, 0, b"%d" % number)
+                    self.acknowledged.append(number)
+        except (OSError, Refused):
+            return  # it is gone, or a slave
+
+    def has_sent(self, count: int) -> None:
+        """Wait for so many acknowledgements more."""
+        wanted = len(self.acknowledged) + count
+        wait_until(lambda: len(self.acknowledged) >= wanted, f"{count} more sends are acknowledged", _CHANGE_S)
+
+
+@contextmanager
+def producing(brokers: BrokerSet) -> Iterator[Producer]:
+    producer = Producer(brokers)
+    producer._thread.start()
+    try:
+        yield producer
+    finally:
+        producer._stop.set()
+        producer._thread.join()
+    assert not producer.failed
+
+
+def takes(member: Serving, body: bytes = b"0") -> bool:
+    """Whether a message is acknowledged."""
+    try:
+        with Client(member.broker) as client:
+            client.send(TOPIC, 0, body)
+    except (OSError, Refused):
+        return False
+    return True
+
+
+def bodies(member: Serving) -> list[bytes]:
+    """Of all messages that its readers see."""
+    with Client(member.broker) as client:
+        return [bytes(record.body) for record in client.read(TOPIC, 0, *client.bounds(TOPIC, 0))]
+
+
+def create_topic(brokers: BrokerSet) -> None:
+    with Client(brokers.master.broker) as client:
+        client.create_topic(TOPIC, 1)
+
+
+def log_of(member: Serving) -> bytes:
+    """The files of its log, one after the other; without the zeros of those that are made ahead."""
+    files = sorted((store_of(member) / "commitlog").iterdir())
+    return b"".join(file.read_bytes() for file in files if file.name.isdigit()).rstrip(b"\0")
+
+
+def test_the_master_is_killed_and_nothing_that_was_acknowledged_is_lost(tmp_path: Path) -> None:
+    with BrokerSet(tmp_path, replication="sync") as brokers:
+        create_topic(brokers)
+        killed = list[Serving]()
+        with producing(brokers) as producer:
+            for _ in range(3):
+                producer.has_sent(200)
+                former, epoch = brokers.master, brokers.epoch
+                former.kill()
+                killed.append(former)
+                assert brokers.master_after(former) is not former
+                assert brokers.epoch == epoch + 1
+                producer.has_sent(200)
+                former.start()
+                brokers.wait_until_in_sync(*brokers.members)
+        found = [int(body) for body in bodies(brokers.master)]
+        assert len(found) == len(set(found)), "each was sent once"
+        assert found == sorted(found), "in the order in which they were sent"
+        assert set(producer.acknowledged) <= set(found)
+        assert all("Traceback" not in member.log() for member in brokers.members)
+        master, slaves = brokers.master, brokers.slaves
+        for member in slaves:
+            member.stop()
+        master.stop()
+        assert log_of(slaves[0]) == log_of(slaves[1]) == log_of(master)
+
+
+def test_what_no_slave_has_is_not_acknowledged_and_a_new_master_never_shows_it(tmp_path: Path) -> None:
+    with BrokerSet(tmp_path, replication="sync", flushDiskType="SYNC_FLUSH") as brokers:
+        create_topic(brokers)
+        former, slaves = brokers.master, brokers.slaves
+        assert takes(former, b"with all")
+        for slave in slaves:
+            slave.kill()
+        with Client(former.broker) as client, pytest.raises(Refused, match=f"code {FLUSH_SLAVE_TIMEOUT},"):
+            client.send(TOPIC, 0, b"alone")
+        assert bodies(former) == [b"with all"], "readers see what is confirmed"
+        former.kill()
+        for slave in slaves:
+            slave.start()
+        master = brokers.master_after(former)
+        wait_until(lambda: takes(master, b"after"), "the new master takes messages", _CHANGE_S)
+        former.start()
+        brokers.wait_until_in_sync(*brokers.members)
+        assert b"alone" not in bodies(master)
+        assert bodies(master)[0] == b"with all"
+        (diverged,) = (store_of(former) / "diverged").iterdir()
+        assert b"alone" in diverged.read_bytes(), "what it had alone is kept"
+
+
+def test_a_set_of_which_one_is_left_takes_nothing_and_goes_on_when_another_comes(tmp_path: Path) -> None:
+    with BrokerSet(tmp_path, replication="sync", members=2) as brokers:
+        create_topic(brokers)
+        (slave,) = brokers.slaves
+        assert takes(brokers.master)
+        slave.kill()
+        assert not takes(brokers.master)
+        slave.start()
+        brokers.wait_until_in_sync(*brokers.members)
+        wait_until(lambda: takes(brokers.master), "both have it again", _CHANGE_S)
+
+
+def test_after_a_stop_of_all_the_set_goes_on_with_what_it_had(tmp_path: Path) -> None:
+    with BrokerSet(tmp_path, replication="sync") as brokers:
+        create_topic(brokers)
+        assert takes(brokers.master, b"before")
+        epoch = brokers.epoch
+        for member in brokers.members:
+            member.kill()
+        for member in brokers.members:
+            member.start()
+        wait_until(lambda: any(takes(member, b"after") for member in brokers.members), "one takes messages", _CHANGE_S)
+        assert brokers.epoch > epoch
+        assert bodies(brokers.master)[0] == b"before"

@@ -1,0 +1,116 @@
+"""A broker set as processes: a controller, a name server, and neve's brokers as members."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from bench.wire import Client
+from tests.servers.neve import Serving, settings_as_options
+from tests.servers.processes import free_ports
+from tests.waiting import wait_until
+
+_SYNC_STATE_DATA = 1006
+_CHANGE_S = 60.0  # a role takes less than a second; the machine is shared
+NAME = "broker-a"
+
+
+class BrokerSet:
+    """`members` brokers of one set, on ports that each keeps over a restart.
+
+    Usage:
+        with BrokerSet(directory, replication="sync") as brokers:
+            brokers.master.broker            "127.0.0.1:port", once all are in sync
+    """
+
+    def __init__(
+        self, directory: Path, *, members: int = 3, settings: Mapping[str, object] | None = None, **more: object
+    ):
+        """`settings` and `more` are keys of all members."""
+        (port,) = free_ports(1)
+        local = {"bindAddress": "127.0.0.1"}
+        register = {"listenPort": port, "controllerStorePath": directory / "register"}
+        self.controller = Serving(directory / "controller", "controller", *settings_as_options(local | register))
+        names = {"listenPort": 0, "kvConfigPath": directory / "kv.json"}
+        self.name_server = Serving(directory / "namesrv", "namesrv", *settings_as_options(local | names))
+        self._directory, self._count = directory, members
+        self._settings = {**(settings or {}), **more, "controllerAddr": f"127.0.0.1:{port}"}
+        self.members: list[Serving] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.controller)
+            stack.enter_context(self.name_server)
+            for number in range(1, self._count + 1):
+                self.members.append(stack.enter_context(self._member(self._directory / str(number))))
+            wait_until(lambda: len(self.in_sync()) == self._count, "all are in sync", _CHANGE_S)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+
+    def _member(self, directory: Path) -> Serving:
+        port, ha_port, admin_port = free_ports(3)
+        own: dict[str, object] = {
+            "storePathRootDir": directory / "store",
+            "listenPort": port,
+            "haListenPort": ha_port,
+            "adminPort": admin_port,
+            "bindAddress": "127.0.0.1",
+            "brokerIP1": "127.0.0.1",
+            "namesrvAddr": self.name_server.namesrv,
+            "mappedFileSizeCommitLog": "1m",
+        }
+        return Serving(directory, "broker", *settings_as_options({**own, **self._settings}))
+
+    # -- what the controller says
+
+    def told(self) -> dict[str, Any]:
+        """Of the set; nothing while it is unknown."""
+        with Client(self.controller.ready["controller"]) as client:
+            answer = client.ask(_SYNC_STATE_DATA, {}, json.dumps([NAME]).encode())
+        return dict(json.loads(answer.body)["replicasInfoTable"].get(NAME, {}))
+
+    def in_sync(self) -> set[str]:
+        """The addresses of those that are, and live."""
+        return {one["brokerAddress"] for one in self.told().get("inSyncReplicas", ()) if one["alive"]}
+
+    @property
+    def epoch(self) -> int:
+        """Of the master."""
+        return int(self.told()["masterEpoch"])
+
+    @property
+    def master(self) -> Serving:
+        """Who is elected."""
+        wait_until(lambda: bool(self.told().get("masterAddress")), "a master is elected", _CHANGE_S)
+        address = self.told()["masterAddress"]
+        return next(member for member in self.members if member.broker == address)
+
+    @property
+    def slaves(self) -> list[Serving]:
+        """The others."""
+        master = self.master
+        return [member for member in self.members if member is not master]
+
+    def master_after(self, former: Serving) -> Serving:
+        """Another one, once it is elected."""
+        wait_until(
+            lambda: self.told().get("masterAddress") not in (former.broker, None, ""), "another master", _CHANGE_S
+        )
+        return self.master
+
+    def wait_until_in_sync(self, *members: Serving) -> None:
+        """These, and no others."""
+        wanted = {member.broker for member in members}
+        wait_until(lambda: self.in_sync() == wanted, f"{wanted} are in sync", _CHANGE_S)
+
+
+def store_of(member: Serving) -> Path:
+    """Its data directory."""
+    return member.directory / "store"
