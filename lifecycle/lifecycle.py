@@ -84,6 +84,8 @@ class ArchiveLifecycle:
     ) -> None:
         """`settled`, of a member of a broker set: whether the set has what this broker had at its promotion."""
         self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
+        #: Whether rounds may tell what is there, and what is not.
+        self.is_settled = settled or _always
         turns = self.turns = Turns(threads)
         self._hot_expiry = HotExpiry(
             hot, RecordInJournal(journal, policy, clock), policy, is_member=settled is not None
@@ -146,6 +148,10 @@ class ArchiveLifecycle:
             "store_requests": dict(journal.store.requests),
             **_common(self.evict, self.expire.deleted, self.safe_clock, self.set_aside()),
         }
+
+
+def _always() -> bool:
+    return True
 
 
 def _standing(journal: JournalWriter) -> str:

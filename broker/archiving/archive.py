@@ -5,6 +5,7 @@ Without `storeUrl` only local retention and TTL run. Nothing here is imported by
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 from broker.archiving.attach import Attached, attach
 from broker.archiving.attachment import Attachment, Event, State
+from broker.archiving.going_on import go_on_above
 from broker.archiving.local_side import LocalSide
 from broker.archiving.restore import Restore
 from broker.archiving.tombstone import JournalTombstones, NoTombstones, Tombstones
@@ -22,11 +24,13 @@ from lifecycle.scheduler import JobScheduler
 from neve.archive.journal import NewerFormat
 from neve.archive.state import StateTooLarge
 from tiered.journal.errors import Fenced
+from tiered.journal.writer import GoOnFrom
 from tiered.worker.client import WorkerClient
 
 log = logging.getLogger(__name__)
 
 _FIRST_AS_MASTER = "checkpoint"  # a job that takes the EPOCH, and has little else to do
+_SETTLE_AGAIN_S = 0.2
 _TTL_SECONDS = 60.0
 _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
@@ -65,6 +69,12 @@ class WithoutArchive:
     def lead(self, master_epoch: int) -> None:
         """This member is the master."""
 
+    async def settle(self) -> None:
+        """It may lack what an archive names."""
+
+    def go_on(self) -> None:
+        """Its log takes its own records."""
+
     def start_jobs(self) -> None:
         """The broker serves."""
         _plan_local_jobs(self.jobs, self.lifecycle, self.safe_clock)
@@ -96,6 +106,7 @@ class Archive:
         self.tombstones: Tombstones = JournalTombstones(attached.journal, local.outside.in_thread, local.reach)
         self.jobs = JobScheduler(local.clock, local.outside.threads)
         self._hanging: list[str] = []
+        self._go_on_from: GoOnFrom | None = None
 
     @property
     def state(self) -> State:
@@ -114,10 +125,43 @@ class Archive:
 
     def lead(self, master_epoch: int) -> None:
         """This member is the master, and has appended nothing yet. Its EPOCH is taken as soon as the store answers."""
+        self._go_on_from = None
         self._local.reach.lead()
-        self.journal.become_master(master_epoch)
+        self.journal.become_master(master_epoch, self._local.store.max_physical_offset)
         if _FIRST_AS_MASTER in self.jobs.names():
             self.jobs.run_now(_FIRST_AS_MASTER)
+
+    async def settle(self) -> None:
+        """Of a new master that may lack what the archive names, before its log takes anything of its own.
+
+        The journal's end is read, and what this log holds of what the archive misses goes there; an answer of the store
+        is waited for. Raises Fenced where this is over: another is the master, or it is no master any more.
+        """
+        while True:
+            try:
+                if await self._local.outside.in_thread(self._settle):
+                    return
+            except ObjectStoreError as error:
+                log.warning("nothing is appended until the end of the archive is known: %s", error)
+            await asyncio.sleep(_SETTLE_AGAIN_S)
+
+    def _settle(self) -> bool:
+        go_on = self.journal.go_on_above()
+        if go_on.resume_at is not None:
+            if not self.lifecycle.is_settled():
+                return False  # rounds would tell what is lost before they see all that is there
+            failed = [text for report in self.lifecycle.salvage.run() for text in report.failed.values()]
+            if failed:
+                log.warning("nothing is appended until the archive has what it misses of this log: %s", failed[0])
+                return False
+            go_on = self.journal.go_on_above()
+        self._go_on_from = go_on
+        return True
+
+    def go_on(self) -> None:
+        """After `settle`: the log takes its own records, above all that the archive names."""
+        if self._go_on_from is not None:
+            go_on_above(self._local.store, self._go_on_from, self.journal.catalog)
 
     # ---- jobs
 

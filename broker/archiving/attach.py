@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.archiving.attachment import Attachment, Event
+from broker.archiving.going_on import go_on_above
 from broker.archiving.local_side import LocalSide
-from broker.archiving.offsets import log_goes_on_at, minimums_to_raise, queues_to_raise
 from broker.archiving.outside import InThread
 from broker.archiving.restore import Restore
 from infra.disk import Disk
@@ -25,9 +25,10 @@ from neve.archive.journal import MalformedEntry, NewerFormat
 from neve.archive.keys import NameTooLong
 from neve.archive.state import StateTooLarge
 from tiered.journal.errors import ArchiveRefused, Fenced
-from tiered.journal.writer import GoOnFrom, JournalWriter
+from tiered.journal.writer import GoOnFrom, JournalWriter, Proof
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
+from tiered.write.own_range import is_archive_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
             clock=local.clock,
             cluster=config.broker_cluster_name,
             checkpoint_entries=config.journal_checkpoint_entries,
+            proof=None if local.broker_set is None else _proof(local),
         )
         if local.broker_set is not None:
             await in_thread(journal.attach_following)
@@ -118,6 +120,12 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
         await attached.close(in_thread)
         raise
     return attached
+
+
+def _proof(local: LocalSide) -> Proof:
+    """A member's log may bear another name than the one under which its set's archive has it."""
+    hot, read_at = local.hot_store(), local.disk.read_at
+    return lambda catalog: is_archive_of(catalog, hot, read_at)
 
 
 @contextlib.contextmanager
@@ -166,22 +174,9 @@ def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient
 
 
 async def _go_on_above(local: LocalSide, go_on: GoOnFrom, journal: JournalWriter, lifecycle: ArchiveLifecycle) -> None:
-    """No offset that the archive ever named is given again, whatever the local log has lost."""
-    store = local.store
     if go_on.resume_at is not None:
         await _salvage(local, lifecycle, online=go_on.online)
-        if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
-            store.restart_log_at(position)
-    for (topic, queue), following in queues_to_raise(go_on.queue_next, store.next_offset).items():
-        store.create_queue_at(topic, queue, following)
-        # What lies below is in the archive or lost; read here, it would end in a hole.
-        store.set_min_offset(topic, queue, store.max_offset(topic, queue))
-    assert not queues_to_raise(go_on.queue_next, store.next_offset), "an offset would be given twice"
-    assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
-    rising = minimums_to_raise(store.queues(), journal.catalog.recorded_minimum, store.min_offset)
-    hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
-    if any(hidden):
-        store.save_queue_state()
+    go_on_above(local.store, go_on, journal.catalog)
 
 
 async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: bool) -> None:

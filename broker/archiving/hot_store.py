@@ -129,6 +129,13 @@ class LoopHotStore:
             taken += more
         return joined(taken)
 
+    def confirmed_range(self) -> tuple[int, int]:
+        store = self._store
+        return self._call(lambda: (store.min_physical_offset, store.confirmed_offset))
+
+    def gone_below(self, topic: str) -> int:
+        return self._call(lambda: self._store.gone_below(topic))
+
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
         return self._call(lambda: self._store.files(start, end))
 

@@ -660,7 +660,9 @@ class MessageStore:
         if file is self._end.file and not file.sealed:
             topics, newest = self._end.table()
             return Segment(file.base, self._end.appended, False, newest, topics)
-        return Segment(file.base, file.end, file.sealed, file.newest_store_time, file.topics)
+        # The last stays: a slave's may be whole, until the first byte of the next comes.
+        sealed = file.sealed and file is not self._end.file
+        return Segment(file.base, file.end, sealed, file.newest_store_time, file.topics)
 
     def roll(self) -> None:
         """End the active file, so that it may be archived whole. Raises `StoreFull`."""

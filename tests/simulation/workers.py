@@ -145,9 +145,10 @@ def _described(name: IntentName, rows: list[Row], content: bytes, etag: str) -> 
         first += count
     for index, (queue, offset, _) in enumerate(rows):
         queues[queue] = (queues[queue][0], offset, queues[queue][2]) if queue in queues else (offset, offset, index)
+    wire = hashlib.sha256(b"".join(row[2] for row in rows)).hexdigest()
     return CommittedName(
         key=name.key, topic=name.topic, day=name.day, start=name.start, end=name.end, size=len(content), footer=8,
-        etag=etag, checksum=("crc32", "0"), sha256=hashlib.sha256(content).hexdigest(), rows=len(rows),
+        etag=etag, checksum=("crc32", "0"), sha256=wire, rows=len(rows),
         wire_bytes=sum(len(row[2]) for row in rows), min_time=min(group.oldest_ms for group in groups),
         max_time=max(group.newest_ms for group in groups), queues=queues, row_groups=groups,
     )  # fmt: skip

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 
 _ALONE = 0  # the master epoch of a broker that is in no set
-# Whether the own log is the one that an archive is of, though that one has another name for it.
-Proof = Callable[[Catalog], bool]
+# Whether the own log is the one that an archive is of, by what both hold; None: they have nothing in common.
+Proof = Callable[[Catalog], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class _Claim:
     log_end: int | None = None  # while nothing has been served yet
     whoever_had_it: bool = False
     master_epoch: int = _ALONE  # of this broker in its set
+    goes_on_above: bool = False  # should the archive name more than its log had at its promotion
     before: Callable[[], None] | None = None  # called when nothing speaks against it any more
 
 
@@ -88,6 +89,7 @@ class JournalWriter:
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._state = JournalState()
         self._proof = proof
+        self._promoted_at = 0  # where the log ended then
         self._role: int | None = _ALONE  # the own master epoch, as was told last; None: a member that is not the master
         self._met: int | None = _ALONE  # the role that the state goes by
         self.epoch = 0  # ours, once one was won; before, the one of the last start
@@ -199,10 +201,25 @@ class JournalWriter:
         """What the master appends is followed. From any thread, at once; a request under way may still be answered."""
         self._role = None
 
-    def become_master(self, master_epoch: int) -> None:
-        """The archive is this member's to write, once it has its EPOCH. As `become_slave`."""
+    def become_master(self, master_epoch: int, log_end: int) -> None:
+        """The archive is this member's to write, once it has its EPOCH. As `become_slave`.
+
+        Its log ends at `log_end`, and takes nothing of its own yet.
+        """
         assert master_epoch > _ALONE, "no set has such an epoch"
+        self._promoted_at = log_end
         self._role = master_epoch
+
+    def go_on_above(self) -> GoOnFrom:
+        """Of a new master that may lack what the archive names: the EPOCH, and where its log goes on.
+
+        Raises as `ensure_online`: then nothing may be appended to the log yet.
+        """
+        with self._lock:
+            self._meet_role()
+            if not self.online:
+                self._take_over(_Claim(master_epoch=self._met or _ALONE, goes_on_above=True))
+            return self._go_on_from(None, self._promoted_at)
 
     def _meet_role(self) -> None:
         """What the set has told since. Raises where nothing may be appended in this role."""
@@ -223,12 +240,16 @@ class JournalWriter:
     def _is_of_this_log(self) -> bool:
         """Whether the archive is of the own log, by its name or by what it holds."""
         known, catalog = self._known, self.catalog
-        if not catalog.log_uuid or catalog.log_uuid == known.log_uuid:
-            return True
-        if self._met == _ALONE or self._proof is None or not self._proof(catalog):
-            return False
-        log.warning("the archive of %s knows this log as %s: it holds the same", self.broker, catalog.log_uuid)
-        known.log_uuid = catalog.log_uuid
+        has_name = not catalog.log_uuid or catalog.log_uuid == known.log_uuid
+        is_follower = self._met is None
+        if self._met == _ALONE or self._proof is None or (has_name and is_follower):
+            return has_name
+        found = self._proof(catalog)
+        if found is None or not found:
+            return has_name and found is None
+        if not has_name:
+            log.warning("the archive of %s knows this log as %s: it holds the same", self.broker, catalog.log_uuid)
+            known.log_uuid = catalog.log_uuid
         return True
 
     # ---- whose it is
@@ -302,6 +323,12 @@ class JournalWriter:
             raise ArchiveRefused(self._tail.other_store(f"epoch {known.least_epoch}"))
         if not claim.whoever_had_it and not self._is_of_this_log():
             raise ArchiveRefused(self._refusal(catalog.intent_end))
+        is_new = catalog.master_epoch < claim.master_epoch
+        if is_new and catalog.intent_end > self._promoted_at and not claim.goes_on_above:
+            raise ArchiveRefused(
+                f"the archive of {self.broker} reaches {catalog.intent_end}, and this member became the master with a "
+                f"log that ended at {self._promoted_at}: it was elected without what its set had archived"
+            )
         if catalog.master_epoch and claim.master_epoch == _ALONE and not claim.whoever_had_it:
             raise ArchiveRefused(
                 f"the archive of {self.broker} is a broker set's, in its master epoch {catalog.master_epoch}: start "

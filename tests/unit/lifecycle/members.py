@@ -86,7 +86,7 @@ class BrokerSet:
     def elect(self, member: Member) -> int:
         self.master_epoch += 1
         member.hot.promoted_at = member.hot.tail
-        member.journal.become_master(self.master_epoch)
+        member.journal.become_master(self.master_epoch, member.hot.tail)
         return self.master_epoch
 
     def replicate(self) -> None:

@@ -175,10 +175,11 @@ def test_a_round_that_saw_another_log_before_its_member_was_a_slave_records_noth
 
 def test_no_epoch_is_below_the_journals_highest(both: BrokerSet) -> None:
     both.a.offload()
+    both.replicate()
     both.elect(both.b)
     both.b.journal.ensure_online()
     both.a.start()
-    both.a.journal.become_master(1)
+    both.a.journal.become_master(1, both.a.hot.tail)
     with pytest.raises(Fenced):
         both.a.journal.ensure_online()
     assert both.a.journal.state is State.DEPOSED
@@ -194,7 +195,7 @@ def test_an_epoch_that_read_the_journal_before_its_successors_finds_its_number_t
 
     def overtaken(_: str) -> None:
         failpoint.disarm()
-        both.b.journal.become_master(later)
+        both.b.journal.become_master(later, both.b.hot.tail)
         both.b.journal.ensure_online()
 
     with failpoint.armed("journal.before_put", overtaken), pytest.raises(Fenced):
@@ -205,6 +206,7 @@ def test_an_epoch_that_read_the_journal_before_its_successors_finds_its_number_t
 
 def test_the_old_master_follows_once_it_is_a_slave_and_leads_again_once_it_is_elected(both: BrokerSet) -> None:
     both.a.offload()
+    both.replicate()
     both.elect(both.b)
     both.b.offload()
     with pytest.raises(Fenced):

@@ -1,0 +1,259 @@
+"""Two members of a broker set with real logs, and each with its archive, over one shared store.
+
+What the stream does between members is done here by hand: `replicate` takes the master's bytes to the other, and tells
+both what is confirmed. Everything runs in line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.archiving.archive import Archive, open_archive
+from broker.archiving.local_side import LocalSide
+from broker.archiving.state import Tables
+from broker.config import BrokerConfig
+from broker.intake.flusher import Flusher
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
+from infra.clock import ManualClock
+from infra.supervisor import Faults
+from neve.archive.catalog import Catalog
+from neve.archive.follow import read_catalog
+from neve.archive.journal import AnyEntry, decode_entry
+from neve.archive.keys import journal_key
+from neve.record.codec import iter_records
+from tests.doubles.sim_disk import SimDisk
+from tests.simulation.faulty_store import URL, FaultyStore
+from tests.simulation.process import BROKER, InLine, drive, outside
+from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker
+
+TOPIC = "orders"
+FILE_SIZE = 32768
+BODY = bytes(1500)
+ROOT = Path("/store")
+
+Row = tuple[int, int, bytes]
+
+
+class Pins:
+    """What waits in the log is told by the test."""
+
+    def __init__(self) -> None:
+        self.pinned: int | None = None
+
+    def lowest(self) -> int | None:
+        return self.pinned
+
+    def reappend(self, below: int) -> bool:
+        return False
+
+    async def save(self) -> None:
+        """What pins is on the disk."""
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+
+class Member:
+    """One of them, on a disk of its own. Its first life is a slave's without a master."""
+
+    def __init__(self, broker_set: Members, *, seed: int) -> None:
+        self.set, self.disk = broker_set, SimDisk(seed=seed)
+        self.pins, self.is_crowded, self.was_deposed = Pins(), False, 0
+        self.hears = True  # of what the other has, and whether it may go on
+        self.live()
+
+    def live(self) -> None:
+        clock, disk, broker_set = self.set.clock, self.disk, self.set
+        config = BrokerConfig(
+            broker_name=BROKER, store_path_root_dir=str(ROOT), store_url=URL, mapped_file_size_commit_log=FILE_SIZE,
+            archive_min_bytes=1, admin_port=-1, default_ttl_hours=broker_set.ttl_hours,
+        )  # fmt: skip
+        self.store = MessageStore(
+            StoreConfig(
+                ROOT, commit_log_file_size=FILE_SIZE, queue_first_step=4096, queue_file_size=8000, index_slots=64,
+                index_entries=200,
+            ),
+            disk,
+            clock,
+        )  # fmt: skip
+        self.store.load(following=True, confirmed=0)
+        faults = Faults()
+        flusher = Flusher(
+            self.store, clock, interval_ms=lambda: 500, on_failure=_raise, faults=faults, threads=InLine()
+        )
+        topics = TopicConfigManager(disk, ROOT / "topics.json", clock, threads=InLine())
+        for topic in (TOPIC, "other"):
+            topics.update(TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=2))
+        groups = SubscriptionGroupManager(disk, ROOT / "groups.json", clock, threads=InLine())
+        offsets = ConsumerOffsetManager(disk, ROOT / "offsets.json", flusher.flush_now, InLine())
+        machine = outside(lambda: broker_set.worker(disk), lambda: broker_set.bucket, lambda: self.is_crowded)
+        local = LocalSide(
+            config, self.store, flusher, Tables(topics, groups, offsets), self.pins, clock, disk, machine,
+            broker_set=self,
+        )  # fmt: skip
+        archive = drive(open_archive(local, None, cold_groups=16))
+        assert isinstance(archive, Archive)
+        self.archive = archive
+
+    # ---- what its archive asks of its set
+
+    def archivable(self, synced: int) -> int:
+        others = [one.store.flushed_offset for one in self.set.in_sync if one is not self]
+        return min([synced, *others])
+
+    def deposed(self) -> None:
+        self.was_deposed += 1
+
+    # ---- its log
+
+    @property
+    def end(self) -> int:
+        return self.store.max_physical_offset
+
+    def flush(self) -> None:
+        self.store.after_flush(self.store.flush())
+
+    def put(self, count: int = 1, *, topic: str = TOPIC, queue: int = 0) -> None:
+        for number in range(count):
+            self.store.put(
+                topic, queue, BODY + bytes([number % 256]), b"", flag=0, sys_flag=0,
+                born_timestamp=self.set.clock.now_ms(), born_host=("127.0.0.1", 1),
+            )  # fmt: skip
+            self.set.clock.advance(1)
+        self.flush()
+
+    def rows(self, topic: str = TOPIC) -> list[Row]:
+        """What the log has of a topic, queue by queue."""
+        found: list[Row] = []
+        for queue, run in sorted(self.store.entries(topic, 0, 1 << 62).items()):
+            for index, physical in enumerate(run.physical.tolist()):
+                record = self.store.record_at(physical)
+                assert record is not None
+                found.append((queue, run.first_offset + index, record))
+        return found
+
+    def offload(self, *, roll: bool = True) -> None:
+        self.archive.lifecycle.offload.run(roll=roll)
+
+    def evict(self) -> list[int]:
+        self.is_crowded = True
+        try:
+            return self.archive.lifecycle.evict.run()
+        finally:
+            self.is_crowded = False
+
+    def bodies(self, topic: str = TOPIC, queue: int = 0, first: int = 0) -> list[bytes]:
+        """As a reader has them from this member: hot where it can, cold where not."""
+        found: list[bytes] = []
+        offset = first
+        end = max(self.store.max_offset(topic, queue), self.archive.journal.catalog.max_offset(topic, queue) or 0)
+        while offset < end:
+            hot = self.store.get(topic, queue, offset, 1, 1 << 20) if self._is_hot(topic, queue, offset) else None
+            result = hot or self.archive.reader.get(topic, queue, offset, 1, 1 << 20)
+            wire = b"".join(map(bytes, result.buffers))
+            found += [bytes(record.body) for record in iter_records(wire)]
+            offset = result.next_offset
+        return found
+
+    def _is_hot(self, topic: str, queue: int, offset: int) -> bool:
+        return self.store.min_offset(topic, queue) <= offset < self.store.max_offset(topic, queue)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+class Members:
+    """A and B; who is in sync is told by the test."""
+
+    def __init__(self, *, parquet: bool = False, ttl_hours: int = 0) -> None:
+        self.clock = ManualClock(1_700_000_000_000)
+        self.bucket = FaultyStore(self.clock, 0)
+        self.parquet, self.ttl_hours = parquet, ttl_hours
+        self.master_epoch = 0
+        self.name_is_told = True  # by the master, under which name the archive has the log
+        self.a, self.b = Member(self, seed=1), Member(self, seed=2)
+        self.in_sync = [self.a, self.b]
+
+    def worker(self, disk: SimDisk) -> AnyWorker:
+        return InProcessWorker(disk, self.bucket) if self.parquet else QuickWorker(disk, self.bucket)
+
+    def elect(self, member: Member, *, in_sync: bool = True) -> None:
+        """As its set does: all that it has is confirmed before it leads. `in_sync`: it has all that is archived."""
+        self.master_epoch += 1
+        if not in_sync:
+            self.in_sync = [member]
+        member.flush()
+        member.archive.lead(self.master_epoch)
+        member.store.confirm(member.end)
+        if not in_sync:
+            drive(member.archive.settle())
+        member.store.lead()
+        member.archive.go_on()
+
+    def depose(self, member: Member) -> None:
+        """It hears that another is the master."""
+        member.archive.follow()
+        member.store.follow()
+
+    def send(self, member: Member, *, into_memory: bool = False) -> None:
+        """The log of one to the other, as far as that has none."""
+        other = self.b if member is self.a else self.a
+        while True:
+            at, data = member.store.log_bytes(other.store.replica_offset, member.end, 4096)
+            if not data:
+                break
+            if at != other.store.replica_offset:
+                other.store.go_on_with_master_at(at)
+            other.store.append_replica(bytes(data), at)
+        if not into_memory:
+            other.flush()
+
+    def replicate(self, member: Member) -> None:
+        """And both know that both have it; one that takes itself for the master has left the set."""
+        other = self.b if member is self.a else self.a
+        self.in_sync = [member]
+        if other.store.is_following:
+            self.send(member)
+            if self.name_is_told:
+                other.archive.journal.is_same_log(member.archive.journal.log_uuid)
+            self.in_sync = [self.a, self.b]
+        end = min(one.end for one in self.in_sync)
+        for one in self.in_sync:
+            one.store.confirm(end)
+
+    # ---- the bucket
+
+    @property
+    def catalog(self) -> Catalog:
+        return read_catalog(self.bucket, BROKER)
+
+    def entries(self) -> list[AnyEntry]:
+        end = self.catalog.next_seq
+        return [decode_entry(self.bucket.objects[journal_key("", BROKER, seq)][0]) for seq in range(end)]
+
+    def archived(self, topic: str = TOPIC) -> list[Row]:
+        """Each row of each object, queue by queue; those that overlap are here twice."""
+        worker = self.worker(self.a.disk)
+        return sorted(row for name in self.catalog.objects(topic) for row in worker.rows(name))
+
+    def check_tiles(self, topic: str = TOPIC, queue: int = 0) -> tuple[int, list[tuple[int, int]]]:
+        """Each offset is in one object or one gap; where they end, and the gaps."""
+        catalog, following = self.catalog, 0
+        gaps = catalog.gap_spans(topic, queue)
+        for first, last in sorted([*((run.first, run.last) for run in catalog.runs(topic, queue)), *gaps]):
+            assert first == following, f"a hole or an overlap at {following}"
+            following = last + 1
+        return following, gaps
+
+    def check_no_orphans(self) -> None:
+        data = {key for key in self.bucket.objects if key.startswith("topic=")}
+        assert data == {name.key for name in self.catalog.objects()}
+
+
+Step = Callable[[str], None]

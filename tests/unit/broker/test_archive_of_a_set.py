@@ -1,0 +1,387 @@
+"""The archive of a broker set over real logs: a failover in the middle of each step, clean and unclean."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from infra import failpoint
+from infra.failpoint import FailpointError
+from neve.archive.journal import Abort, Commit, Epoch, Gap, Intent
+from tests.simulation.process import drive
+from tests.unit.broker.archive_members import BODY, TOPIC, Member, Members
+from tiered.journal.errors import ArchiveRefused, Fenced, NotMaster
+from tiered.journal.state import State
+
+STEPS = [
+    "journal.after_identity",
+    "journal.before_put",
+    "offload.before_intent",
+    "offload.after_intent",
+    "offload.after_encode",
+    "offload.after_upload",
+    "offload.before_commit",
+    "offload.after_commit",
+]
+
+
+@pytest.fixture(autouse=True)
+def _disarm() -> object:
+    yield
+    failpoint.disarm()
+
+
+def filled(*, parquet: bool = False, name_is_told: bool = True) -> Members:
+    """A leads; both have 23 messages of two topics and three queues, in more than one segment."""
+    both = Members(parquet=parquet)
+    both.name_is_told = name_is_told
+    both.elect(both.a)
+    both.a.put(9)
+    both.a.put(9, queue=1)
+    both.a.put(5, topic="other")
+    both.replicate(both.a)
+    return both
+
+
+def go_on(both: Members, member: Member) -> None:
+    """It is elected, and archives all that there is and two more."""
+    both.elect(member)
+    member.put(2)
+    both.replicate(member)
+    member.offload()
+    member.offload()
+
+
+def check_whole(both: Members, member: Member) -> None:
+    assert [both.check_tiles(TOPIC, 0), both.check_tiles(TOPIC, 1), both.check_tiles("other", 0)] == [
+        (member.store.max_offset(TOPIC, 0), []),
+        (9, []),
+        (5, []),
+    ]
+    for topic in (TOPIC, "other"):
+        assert both.archived(topic) == sorted(member.rows(topic)), "byte by byte, and nothing twice"
+    assert both.catalog.open_intents() == {}
+    both.check_no_orphans()
+
+
+# ---- clean
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_round_that_dies_with_its_master_is_ended_by_the_next(step: str, nth: int) -> None:
+    both = filled()
+    with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
+        both.a.offload()
+        both.a.put(1)
+        both.replicate(both.a)
+        both.a.offload()
+    both.replicate(both.a)
+    go_on(both, both.b)
+    check_whole(both, both.b)
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step != "offload.after_encode"])
+def test_objects_are_the_same_whoever_of_the_members_wrote_them(step: str) -> None:
+    """As Parquet, by the worker's own code; a failover in between leaves nothing twice and nothing out."""
+    both = filled(parquet=True)
+    with failpoint.armed(step), pytest.raises(FailpointError):
+        both.a.offload()
+    both.replicate(both.a)
+    go_on(both, both.b)
+    check_whole(both, both.b)
+    again = filled(parquet=True)
+    again.a.offload()
+    bytes_of = {
+        place: (again.bucket.objects[one.key][0], both.bucket.objects[other.key][0])
+        for one in again.catalog.objects()
+        for other in both.catalog.objects()
+        if (place := (one.topic, one.start, one.end)) == (other.topic, other.start, other.end)
+    }
+    assert len(bytes_of) >= 2, "but for what came to a segment meanwhile"
+    assert all(one == other for one, other in bytes_of.values())
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_master_that_slept_through_its_end_in_any_step_adds_nothing(step: str, nth: int) -> None:
+    both = filled()
+
+    def failover(_: str) -> None:
+        failpoint.disarm()
+        both.send(both.a)
+        go_on(both, both.b)
+
+    with failpoint.armed(step, failover, nth), pytest.raises((Fenced, FailpointError)):
+        both.a.offload()
+        both.a.put(1)
+        both.replicate(both.a)
+        both.a.offload()
+        both.a.offload()
+    check_whole(both, both.b)
+    with pytest.raises(Fenced):
+        both.a.evict()
+    assert both.a.archive.journal.state is State.DEPOSED
+
+
+def test_a_job_that_meets_a_later_masters_epoch_tells_the_set() -> None:
+    both = filled()
+    both.a.offload()
+    both.replicate(both.a)
+    both.elect(both.b)
+    both.b.offload()
+    job = both.a.archive._as_master(both.a.archive.lifecycle.offload.run)
+    with pytest.raises(Fenced):
+        job()
+    assert both.a.was_deposed == 1
+    both.depose(both.a)
+    assert job() is None
+    assert both.a.was_deposed == 1
+    assert both.b.archive._as_master(both.b.archive.lifecycle.offload.run)() == []
+
+
+def test_hot_traffic_goes_on_while_the_store_is_away_and_the_archive_when_it_is_back() -> None:
+    both = filled()
+    both.a.offload()
+    both.replicate(both.a)
+    both.bucket.down = True
+    both.elect(both.b)
+    both.b.put(4)
+    both.replicate(both.b)
+    assert both.b.store.max_offset(TOPIC, 0) == 13
+    both.bucket.heal()
+    both.b.offload()
+    check_whole(both, both.b)
+
+
+def test_a_name_of_the_set_is_proven_by_what_both_hold_and_kept() -> None:
+    both = filled(name_is_told=False)
+    both.a.offload()
+    both.replicate(both.a)
+    assert both.a.store.log_uuid != both.b.store.log_uuid
+    go_on(both, both.b)
+    assert both.b.archive.journal.log_uuid == both.a.store.log_uuid
+    assert {entry.log_uuid for entry in both.entries() if isinstance(entry, Epoch)} == {both.a.store.log_uuid}
+    both.b.store.shutdown()
+    both.b.live()
+    assert both.b.archive.journal.log_uuid == both.a.store.log_uuid
+    assert both.b.evict() != []
+
+
+def test_a_member_of_another_set_of_this_name_is_refused() -> None:
+    """Staging and production, on one bucket by mistake."""
+    both = filled()
+    both.a.offload()
+    staging = Members()
+    staging.bucket = both.bucket
+    for member in (staging.a, staging.b):
+        member.store.shutdown()
+        member.live()
+    staging.elect(staging.a)
+    staging.a.put(30)
+    staging.replicate(staging.a)
+    before = dict(both.bucket.objects)
+    for act in (staging.a.offload, staging.a.evict):
+        with pytest.raises(ArchiveRefused, match="belongs to another data directory"):
+            act()
+    with pytest.raises(ArchiveRefused):
+        staging.b.evict()
+    assert both.bucket.objects == before
+    assert len(staging.a.store.segments()) == len(staging.b.store.segments()) > 1
+
+
+def test_with_nothing_in_common_a_member_is_refused_unless_its_master_told_it_the_name() -> None:
+    both = Members()
+    both.name_is_told = False
+    both.elect(both.a)
+    both.a.put(3)
+    both.replicate(both.a)
+    both.a.archive.journal.ensure_online()  # an EPOCH, and no object
+    both.elect(both.b)
+    with pytest.raises(ArchiveRefused):
+        both.b.offload()
+    both.b.archive.journal.is_same_log(both.a.archive.journal.log_uuid)
+    both.b.offload()
+    assert both.check_tiles() == (3, [])
+
+
+def test_a_member_that_was_elected_without_what_is_archived_says_so_and_writes_nothing() -> None:
+    """Its set took it for one that has everything."""
+    both = filled()
+    both.in_sync = [both.a]
+    both.a.put(6)
+    both.a.store.confirm(both.a.end)
+    both.a.offload()
+    both.elect(both.b)
+    both.b.put(3)
+    before = dict(both.bucket.objects)
+    with pytest.raises(ArchiveRefused, match="elected without what its set had archived"):
+        both.b.offload()
+    assert both.bucket.objects == before
+
+
+# ---- unclean
+
+
+def lacking(*, until: str = "", parquet: bool = False) -> Members:
+    """A went on alone, archived that (up to a step), and is gone; B lacks it."""
+    both = filled(parquet=parquet)
+    both.a.offload()
+    both.replicate(both.a)
+    both.in_sync = [both.a]
+    both.a.put(6)
+    both.a.store.confirm(both.a.end)
+    if until:
+        with failpoint.armed(until), pytest.raises(FailpointError):
+            both.a.offload()
+    else:
+        both.a.offload()
+    return both
+
+
+def test_after_an_unclean_election_the_log_goes_on_above_the_archive_and_readers_have_all_that_is_in_it() -> None:
+    both = lacking(parquet=True)
+    reaches = both.catalog.intent_end
+    assert both.b.end < reaches
+    both.elect(both.b, in_sync=False)
+    assert both.b.end >= reaches
+    both.b.put(2)
+    both.b.store.confirm(both.b.end)
+    assert [both.b.store.next_offset(TOPIC, 0), both.b.store.min_offset(TOPIC, 0)] == [17, 15]
+    assert len(both.b.bodies()) == 17, "9 of both, 6 that the archive alone has, 2 of B"
+    both.b.offload()
+    assert (both.check_tiles(), both.check_tiles(queue=1)) == ((17, []), (9, []))
+
+
+@pytest.mark.parametrize("until", ["offload.after_intent", "offload.after_upload", "offload.before_commit"])
+def test_what_an_open_intent_named_and_nobody_has_is_told_as_a_gap(until: str) -> None:
+    both = lacking(until=until)
+    before = len(both.entries())
+    both.elect(both.b, in_sync=False)
+    both.b.put(2)
+    both.b.store.confirm(both.b.end)
+    both.b.offload()
+    told = [entry for entry in both.entries()[before:] if isinstance(entry, Gap | Abort | Commit)]
+    assert [type(entry) for entry in told[:2]] == [Gap, Abort]
+    assert (both.check_tiles(), both.check_tiles(queue=1)) == ((17, [(9, 14)]), (9, []))
+    assert both.catalog.open_intents() == {}
+
+
+def test_nothing_is_appended_before_the_end_of_the_journal_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = lacking()
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        assert both.b.store.is_following
+        if len(waits) == 3:
+            both.bucket.heal()
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    both.bucket.down = True
+    both.elect(both.b, in_sync=False)
+    assert len(waits) == 3
+    both.b.put(1)
+    assert both.b.store.next_offset(TOPIC, 0) == 16
+
+
+def test_what_this_log_alone_has_is_archived_before_it_goes_on_above() -> None:
+    """Its queues go on higher, and what lies below that would be hidden: no round would see it."""
+    both = filled()
+    both.in_sync = [both.a]
+    both.a.put(6)
+    both.a.store.confirm(both.a.end)
+    with failpoint.armed("offload.after_intent", nth=2), pytest.raises(FailpointError):
+        both.a.offload()
+    kept = {topic: set(both.b.rows(topic)) for topic in (TOPIC, "other")}
+    assert [len(rows) for rows in kept.values()] == [18, 5]
+    both.elect(both.b, in_sync=False)
+    assert {topic: set(both.archived(topic)) for topic in kept} == kept
+    assert both.check_tiles() == (15, [(9, 14)])
+    assert both.catalog.open_intents() == {}
+
+
+def test_a_round_waits_until_all_that_the_master_had_at_its_promotion_is_the_sets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = lacking(until="offload.after_intent")
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        assert not any(isinstance(entry, Gap) for entry in both.entries())
+        both.in_sync = [both.b]
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    both.master_epoch += 1
+    both.b.archive.lead(both.master_epoch)
+    both.in_sync = [both.b, Elsewhere(0)]  # type: ignore[list-item]
+    both.b.store.confirm(both.b.end)
+    drive(both.b.archive.settle())
+    assert len(waits) == 1
+    assert any(isinstance(entry, Gap) for entry in both.entries())
+
+
+class Elsewhere:
+    """A member that tells how much it has synced."""
+
+    def __init__(self, synced: int) -> None:
+        self.store = self
+        self.flushed_offset = synced
+
+
+def test_who_is_deposed_while_it_waits_gives_up() -> None:
+    both = lacking()
+    both.master_epoch += 1
+    both.b.archive.lead(both.master_epoch)
+    both.b.archive.follow()
+    with pytest.raises(NotMaster):
+        drive(both.b.archive.settle())
+    assert both.b.store.is_following
+
+
+# ---- slaves
+
+
+def test_a_slave_evicts_by_its_masters_journal_and_reads_cold_what_it_evicted() -> None:
+    both = filled(parquet=True)
+    both.a.offload()
+    both.replicate(both.a)
+    bodies = both.b.bodies()
+    assert both.b.evict() != []
+    assert both.b.store.min_offset(TOPIC, 0) > 0
+    assert both.b.bodies() == bodies
+    assert [body[: len(BODY)] for body in bodies] == [BODY] * 9
+
+
+def test_a_slave_keeps_what_is_pinned_and_what_is_not_archived() -> None:
+    both = filled()
+    both.b.pins.pinned = 0
+    both.a.offload()
+    both.replicate(both.a)
+    assert both.b.evict() == []
+    both.b.pins.pinned = None
+    both.a.put(40)
+    both.replicate(both.a)
+    assert both.b.evict() != []
+    assert both.b.store.min_offset(TOPIC, 0) == both.catalog.max_offset(TOPIC, 0) == 9
+    assert both.b.store.max_offset(TOPIC, 0) == 49
+    assert both.b.evict() == [], "what is left is in no archive"
+
+
+def test_a_round_takes_nothing_that_a_member_in_sync_has_only_in_memory() -> None:
+    both = filled()
+    both.a.offload()
+    end = both.b.store.flushed_offset
+    both.a.put(4)
+    both.send(both.a, into_memory=True)
+    assert both.b.end == both.a.end
+    both.a.store.confirm(both.a.end)
+    both.a.offload(roll=False)
+    assert max(name.end for name in both.catalog.objects()) <= end
+    intents = [entry for entry in both.entries() if isinstance(entry, Intent)]
+    assert max(name.end for entry in intents for name in entry.names) <= end
+    both.b.flush()
+    both.a.offload(roll=False)
+    assert both.check_tiles() == (13, [])
