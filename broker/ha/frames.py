@@ -188,7 +188,7 @@ _Measure = Callable[[bytes, int, int], int]
 _Decode = Callable[[memoryview], _Frame]
 
 
-class _Bytes:
+class ReceivedBytes:
     """Received bytes, cut where a frame ends; what an unfinished frame has so far is joined once, when it is whole."""
 
     __slots__ = ("_buffer", "_chunks", "_measure", "_missing", "_position")
@@ -237,7 +237,7 @@ class SlaveFrames:
     __slots__ = ("_bytes",)
 
     def __init__(self) -> None:
-        self._bytes = _Bytes(_measure_of_slave)
+        self._bytes = ReceivedBytes(_measure_of_slave)
 
     @property
     def held(self) -> int:
@@ -257,7 +257,7 @@ class MasterFrames:
     __slots__ = ("_bytes",)
 
     def __init__(self) -> None:
-        self._bytes = _Bytes(_measure_of_master)
+        self._bytes = ReceivedBytes(_measure_of_master)
 
     @property
     def held(self) -> int:

@@ -15,22 +15,25 @@ import asyncio
 import logging
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from broker.ha import slave_session
+from broker.ha import plain_session, slave_session
 from broker.ha.epoch_file import EpochFile
 from broker.ha.epochs import EpochCache
 from broker.ha.frames import Hello, Refusal
 from broker.ha.greeting import Reason, refusal
+from broker.ha.plain_session import PlainSession
 from broker.ha.slave_session import Local, SlaveSession
+from broker.ha.stock_master import Life, StockMaster
 from broker.store.errors import LogMismatch, StoreError
 from infra.clock import Clock
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.entropy import Entropy, salt, unique_name
+from neve.errors import NeveError
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,11 @@ class CutRefused(Exception):
     """What lies above is perhaps acknowledged: an operator has to look."""
 
 
+AskStockMaster = Callable[[], Awaitable[tuple[StockMaster, Life | None]]]
+Session = SlaveSession | PlainSession
+Action = slave_session.Action | plain_session.AskMaster
+
+
 class SlaveEvents(Protocol):
     """What a slave's broker does besides. Called on the loop."""
 
@@ -90,6 +98,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     master_epoch: int
     is_stock: bool = False
+    is_plain: bool = False  # an Apache master without a controller
 
 
 class HaClient:
@@ -109,18 +118,22 @@ class HaClient:
         followed_epoch: Callable[[], int],
         sync: Callable[[], Awaitable[None]] | None = None,
         begins_at_frontier: bool = False,
+        ask_stock_master: AskStockMaster | None = None,
         tls: ssl.SSLContext | None = None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """`own` is the HELLO but for its nonce and the epoch; `confirm` and `followed_epoch` are what is kept of them.
 
-        `sync` brings the log to the disk: given where an acknowledgement promises that.
+        `sync` brings the log to the disk: given where an acknowledgement promises that. `ask_stock_master` is for a
+        master without a controller: what it says of itself, and which life of it was followed last. Raises NeveError,
+        OSError, TimeoutError.
         """
         self._log, self._epochs, self._epoch_file, self._events = replica, epochs, epoch_file, events
         self._own, self._clock, self._entropy, self._threads = own, clock, entropy, threads
         self._confirm, self._followed_epoch, self._sync = confirm, followed_epoch, sync
         self._begins_at_frontier, self._tls = begins_at_frontier, tls
-        self.session: SlaveSession | None = None
+        self._ask_stock_master = ask_stock_master
+        self.session: Session | None = None
         self.connections = 0
         self.ended: Counter[str] = Counter()  # connections, by why: a refusal's name, or "lost"
         # What will be the same with the next connection; None while a master is followed.
@@ -157,7 +170,7 @@ class HaClient:
             self.session = None
             writer.transport.abort()
 
-    def _new_session(self, target: Target) -> SlaveSession:
+    def _new_session(self, target: Target) -> Session:
         replica, own = self._log, self._own
         local = Local(
             replica.min_physical_offset,
@@ -166,6 +179,8 @@ class HaClient:
             self._confirm(),
             self._followed_epoch(),
         )
+        if target.is_plain:
+            return PlainSession(local, own)
         hello = replace(own, nonce=unique_name(self._entropy), answers="", master_epoch=target.master_epoch)
         return SlaveSession(
             local,
@@ -176,7 +191,7 @@ class HaClient:
         )
 
     async def _run(
-        self, session: SlaveSession, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Refusal | None, bool]:
         driver = _Driver(self, session, writer)
         clock = self._clock
@@ -197,7 +212,7 @@ class HaClient:
                 await driver.do(session.tick(clock.monotonic()))
                 await writer.drain()
                 await asyncio.sleep(0)  # a read that has bytes at hand gives nobody else the loop
-        except OSError as error:  # or the disk could not take what has to be on it first
+        except (OSError, NeveError) as error:  # or the disk could not take what has to be on it first
             log.warning("the connection to the master ends: %s", error)
         return driver.fault, driver.was_attached
 
@@ -208,7 +223,7 @@ class HaClient:
             replica.go_on_with_master_at(at)
         replica.append_replica(append.data, at)
 
-    async def stored(self, session: SlaveSession) -> list[slave_session.Action]:
+    async def stored(self, session: Session) -> Sequence[Action]:
         """Acknowledge what is there, once it is as safe as an acknowledgement says."""
         replica = self._log
         end = replica.max_physical_offset
@@ -235,7 +250,7 @@ class HaClient:
             await saving
             raise
 
-    async def cut(self, session: SlaveSession, to: int) -> list[slave_session.Action]:
+    async def cut(self, session: Session, to: int) -> Sequence[Action]:
         """The log parts from the master's: first the bytes, then the epochs that have none left."""
         if to < self._log.max_physical_offset:
             await self._events.cut(to)
@@ -247,7 +262,14 @@ class HaClient:
             self._epochs.truncate(end)
         return session.parted(end, self._epochs.entries())
 
-    async def attached(self, session: SlaveSession, master_epoch: int) -> list[slave_session.Action]:
+    async def ask_stock_master(self, session: Session) -> Sequence[Action]:
+        """Over another connection, while this one stands."""
+        assert isinstance(session, PlainSession)
+        assert self._ask_stock_master is not None
+        master, followed = await self._ask_stock_master()
+        return session.told(master, followed, self._clock.monotonic())
+
+    async def attached(self, session: Session, master_epoch: int) -> Sequence[Action]:
         """All that is here is the master's, and what is acknowledged first is here."""
         await self._events.following(master_epoch)
         if self._sync is not None:
@@ -263,12 +285,12 @@ class HaClient:
 class _Driver:
     """Carries out what a session says, one after the other."""
 
-    def __init__(self, client: HaClient, session: SlaveSession, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, client: HaClient, session: Session, writer: asyncio.StreamWriter) -> None:
         self._client, self._session, self._writer = client, session, writer
         self.fault: Refusal | None = None
         self.was_attached = self.is_ended = False
 
-    async def do(self, actions: list[slave_session.Action]) -> None:
+    async def do(self, actions: Sequence[Action]) -> None:
         """Each is whole before the next."""
         client, session = self._client, self._session
         try:
@@ -280,6 +302,8 @@ class _Driver:
                         has_stored = True
                     case slave_session.TakeEpochs(entries=entries):
                         await client.take_epochs(entries)
+                    case plain_session.AskMaster():
+                        await self.do(await client.ask_stock_master(session))
                     case slave_session.Cut(to=to):
                         await self.do(await client.cut(session, to))
                     case slave_session.Attached(master_epoch=epoch):
@@ -297,7 +321,7 @@ class _Driver:
         except StoreError as error:  # the disk is full, say: that may pass
             self._end(f"the log takes no more: {error}", None)
 
-    def _at_once(self, action: slave_session.Action) -> None:
+    def _at_once(self, action: Action) -> None:
         match action:
             case slave_session.Send(data=data):
                 self._writer.write(data)

@@ -1,0 +1,91 @@
+"""What a plain Apache master says of itself by Remoting, and whether its log can be followed. Pure.
+
+request  says
+26       its configuration, as properties: what has to be equal before a byte of its log goes over
+28       {"table":{…}}: when it was started (bootTimestamp), where its log begins and ends
+906      where its HA port is, and where its log ended when it was started: masterFlushOffset, whatever its name says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from broker.ha.frames import Hello, Refusal
+from broker.ha.greeting import Reason, refusal
+from neve.errors import NeveError
+
+
+class Life(msgspec.Struct, frozen=True, rename="camel"):
+    """One life of one master: in another one its log may be another from some place on."""
+
+    cluster: str
+    broker: str
+    boot_ms: int
+    end_at_start: int
+
+
+class StockMaster(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module."""
+
+    life: Life
+    begin: int
+    end: int
+    ha_address: str
+    settings: Mapping[str, str]
+
+    @property
+    def end_at_start(self) -> int:
+        return self.life.end_at_start
+
+
+class _Runtime(msgspec.Struct):
+    table: dict[str, str]
+
+
+def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str]) -> StockMaster:
+    """Out of the three answers. Raises NeveError where one lacks what is needed."""
+    pairs = (line.partition("=") for line in properties.splitlines())
+    settings = {name.strip(): value.strip() for name, separator, value in pairs if separator}
+    try:
+        table = msgspec.json.decode(runtime, type=_Runtime).table
+        life = Life(
+            settings["brokerClusterName"],
+            settings["brokerName"],
+            int(table["bootTimestamp"]),
+            int(ha_info["masterFlushOffset"]),
+        )
+        begin, end = int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+        ha_address = ha_info["masterHaAddress"]
+    except (msgspec.MsgspecError, KeyError, ValueError) as error:
+        raise NeveError(None, f"the master does not say of itself what a slave has to know: {error!r}") from error
+    if not (0 <= begin <= end and life.end_at_start <= end):
+        raise NeveError(None, f"a log from {begin} to {end} that ended at {life.end_at_start} once can't be")
+    return StockMaster(life=life, begin=begin, end=end, ha_address=ha_address, settings=settings)
+
+
+# What makes a log of another kind, where it is on.
+_OTHER_LOGS = ("enableDLegerCommitLog", "enableLmq", "enableMultiDispatch", "forceVerifyPropCRC")
+
+
+def unlike_stock(own: Hello, master: StockMaster) -> Refusal | None:
+    """Why its log can't be followed; None: it can."""
+    theirs = master.settings
+    if theirs.get("brokerRole") == "SLAVE" or theirs.get("brokerId", "0") != "0":
+        return refusal(Reason.NOT_MASTER, f"brokerId {theirs.get('brokerId')}, {theirs.get('brokerRole')}: no master")
+    if theirs.get("enableControllerMode") == "true":
+        return refusal(Reason.NOT_MASTER, "the master has a controller: so has who follows it")
+    equal = {
+        "brokerClusterName": (own.cluster, Reason.CLUSTER),
+        "brokerName": (own.broker_set, Reason.BROKER_SET),
+        "mappedFileSizeCommitLog": (str(own.mapped_file_size_commit_log), Reason.FILE_SIZE),
+        "messageDelayLevel": (own.message_delay_level, Reason.DELAY_LEVELS),
+    }
+    for name, (here, reason) in equal.items():
+        if theirs.get(name) != here:
+            return refusal(reason, f"{name}: {theirs.get(name)!r} at the master, {here!r} here")
+    odd = [f"{name}=true" for name in _OTHER_LOGS if theirs.get(name) == "true"]
+    if odd:
+        return refusal(Reason.FORMAT, f"{', '.join(odd)} at the master: a log that neve does not follow")
+    return None

@@ -1,0 +1,256 @@
+"""A neve log under a master that speaks RocketMQ's plain HA stream, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from struct import Struct
+
+from msgspec.structs import replace
+
+from broker.ha.ha_client import HaClient, Target
+from broker.ha.stock_master import Life, StockMaster
+from broker.store.message_store import MessageStore
+from infra.clock import SystemClock
+from neve.entropy import system_entropy
+from neve.errors import NeveError
+from tests.unit.broker.ha.test_over_sockets import A, B, Member, assert_same, run
+from tests.unit.broker.ha.test_plain_session import LIFE, SETTINGS
+from tests.unit.broker.ha.test_slave_session import hello
+from tests.waiting import until
+
+_REPORT, _HEAD = Struct(">q"), Struct(">qi")
+_BATCH = 1000  # so that records come in pieces
+FILE_SIZE = 16384  # of the stores here
+
+
+class PlainMaster:
+    """RocketMQ's DefaultHAConnection over a neve log: no checks, no epochs, and 0 asks for the newest file."""
+
+    def __init__(self, store: MessageStore, file_size: int) -> None:
+        self.store, self.file_size = store, file_size
+        self.boot_ms, self.end_at_start = 1, store.max_physical_offset
+        self.acks: list[int] = []
+        self.asked = 0
+        self.is_dumb = False
+        self._connections = 0
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """With all its connections."""
+        assert self._server is not None
+        self._server.close()
+        self.boot_ms = -1
+        await until(lambda: not self._connections)
+
+    async def restart(self, store: MessageStore) -> None:
+        """The next life, with as much of the log as it still has; at the same port."""
+        boot_ms = self.boot_ms
+        await self.stop()
+        self.store, self.boot_ms, self.end_at_start = store, boot_ms + 1, store.max_physical_offset
+        await self.start()
+
+    def says(self) -> StockMaster:
+        self.asked += 1
+        if self.is_dumb:
+            raise NeveError(None, "busy")
+        store = self.store
+        return StockMaster(
+            life=replace(LIFE, boot_ms=self.boot_ms, end_at_start=self.end_at_start),
+            begin=store.min_physical_offset,
+            end=store.max_physical_offset,
+            ha_address="",
+            settings=SETTINGS | {"mappedFileSizeCommitLog": str(self.file_size)},
+        )
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        acks = asyncio.create_task(self._hear(reader))
+        try:
+            await until(lambda: bool(self.acks) or acks.done())
+            life, at, end = self.boot_ms, self.acks[-1], self.store.max_physical_offset
+            at = at or end - end % self.file_size
+
+            def is_over() -> bool:
+                return acks.done() or life != self.boot_ms
+
+            while not is_over():
+                at, data = self.store.log_bytes(at, 1 << 62, _BATCH, padding=True)
+                writer.write(_HEAD.pack(at, len(data)) + data)
+                at += len(data)
+                await writer.drain()
+                if not data:
+                    await until(lambda at=at: is_over() or self.store.max_physical_offset > at)  # type: ignore[misc]
+        except OSError:
+            pass  # the slave has gone
+        finally:
+            acks.cancel()
+            writer.close()
+            self._connections -= 1
+            self.acks.clear()
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        while len(report := await reader.read(_REPORT.size)) == _REPORT.size:
+            self.acks += _REPORT.unpack(report)
+
+
+class Follower:
+    """A slave, and which life of its master it followed last."""
+
+    def __init__(self, member: Member, master: PlainMaster) -> None:
+        self.member, self.master = member, master
+        self.life: Life | None = None
+        self.client = self._client()
+
+    def _client(self) -> HaClient:
+        member = self.member
+        return HaClient(
+            member.store,
+            member.epochs,
+            member.epoch_file,
+            self,
+            own=hello(B, mapped_file_size_commit_log=self.master.file_size),
+            clock=SystemClock(),
+            entropy=system_entropy,
+            confirm=lambda: 0,
+            followed_epoch=lambda: 0,
+            ask_stock_master=self._ask,
+        )
+
+    async def _ask(self) -> tuple[StockMaster, Life | None]:
+        self._told = self.master.says()
+        return self._told, self.life
+
+    async def cut(self, to: int) -> None:
+        store = self.member.store
+        store.truncate(store.record_start(to), epoch=0, floor=store.record_start(to))
+
+    async def following(self, master_epoch: int) -> None:
+        self.life = self._told.life
+
+    def confirmed(self, offset: int) -> None:
+        assert offset <= self.member.store.max_physical_offset
+        self.member.confirmed_to = offset
+
+    @asynccontextmanager
+    async def follows(self) -> AsyncIterator[None]:
+        target = Target(host="127.0.0.1", port=self.master.port, master_epoch=0, is_plain=True)
+        task = asyncio.create_task(self.client.follow(target))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def caught_up(self) -> None:
+        ours, theirs = self.member.store, self.master.store
+        await until(lambda: ours.max_physical_offset == theirs.max_physical_offset > 0)
+        await until(lambda: bool(self.master.acks) and self.master.acks[-1] == ours.max_physical_offset)
+        assert_same(ours, theirs)
+
+
+async def master_with(count: int, size: int = 100) -> tuple[Member, PlainMaster]:
+    member = Member(A)
+    member.store.lead()
+    member.put(count, size)
+    master = PlainMaster(member.store, FILE_SIZE)
+    await master.start()
+    return member, master
+
+
+def test_the_whole_log_comes_over_and_then_each_message_and_is_acknowledged() -> None:
+    async def main() -> None:
+        member, master = await master_with(300)
+        slave = Follower(Member(B), master)
+        async with slave.follows():
+            await slave.caught_up()
+            assert slave.member.store.max_physical_offset > FILE_SIZE, "over a file's end, from the lowest on"
+            for _ in range(10):
+                member.put(3)
+                await slave.caught_up()
+        assert slave.member.confirmed_to == slave.member.store.max_physical_offset
+        await master.stop()
+
+    run(main())
+
+
+def test_a_slave_that_was_killed_goes_on_where_its_log_ends() -> None:
+    async def main() -> None:
+        member, master = await master_with(100)
+        slave = Follower(Member(B), master)
+        async with slave.follows():
+            await slave.caught_up()
+        member.put(100)
+        again = Follower(slave.member.restarted(), master)
+        again.life = slave.life
+        async with again.follows():
+            await again.caught_up()
+        assert again.client.session is None
+        await master.stop()
+
+    run(main())
+
+
+def test_what_a_master_lost_in_a_power_cut_is_kept_aside_and_cut_off_and_the_logs_are_equal_again() -> None:
+    async def main() -> None:
+        member, master = await master_with(100)
+        member.store.after_flush(member.store.flush())
+        kept = member.store.max_physical_offset
+        slave = Follower(Member(B), master)
+        async with slave.follows():
+            await slave.caught_up()
+            member.put(20)
+            await slave.caught_up()
+            lost = member.store.log_bytes(kept, 1 << 62, 1 << 20, padding=True)[1]
+            cut = Member(A, member.disk.power_cut())
+            cut.store.lead()
+            assert cut.store.max_physical_offset == kept
+            await master.restart(cut.store)
+            cut.put(40)
+            await slave.caught_up()
+        assert list(slave.member.diverged().values()) == [lost]
+        assert slave.life is not None
+        assert slave.life.end_at_start == kept
+        await master.stop()
+
+    run(main())
+
+
+def test_a_master_that_does_not_say_what_it_is_is_sent_nothing_and_asked_again() -> None:
+    async def main() -> None:
+        _, master = await master_with(10)
+        master.is_dumb = True
+        slave = Follower(Member(B), master)
+        async with slave.follows():
+            await until(lambda: master.asked >= 2)
+            assert (master.acks, slave.member.store.max_physical_offset, slave.client.trouble) == ([], 0, None)
+            master.is_dumb = False
+            await slave.caught_up()
+        await master.stop()
+
+    run(main())
+
+
+def test_a_log_that_is_nobodys_known_is_not_continued_and_the_operator_is_told() -> None:
+    async def main() -> None:
+        member, master = await master_with(10)
+        slave = Follower(Member(B), master)
+        async with slave.follows():
+            await slave.caught_up()
+        member.put(10)
+        again = Follower(slave.member.restarted(), master)
+        end = again.member.store.max_physical_offset
+        async with again.follows():
+            await until(lambda: again.client.trouble is not None)
+        assert again.client.trouble is not None
+        assert again.client.trouble.reason == "log-without-epochs"
+        assert again.member.store.max_physical_offset == end
+        await master.stop()
+
+    run(main())

@@ -1,0 +1,257 @@
+"""Under a plain Apache master: what is asked first, what is cut when its tail is lost, what is refused and taken."""
+
+from __future__ import annotations
+
+import random
+from struct import pack
+
+import pytest
+from msgspec.structs import replace
+
+from broker.ha.frames import BODY_MAX, Hello
+from broker.ha.greeting import Reason
+from broker.ha.plain_session import Action, AskMaster, PlainSession
+from broker.ha.slave_session import (
+    HEARTBEAT_S,
+    SILENCE_S,
+    Append,
+    Attached,
+    Confirmed,
+    Cut,
+    End,
+    Local,
+    Send,
+    SlaveState,
+)
+from broker.ha.stock_master import Life, StockMaster, read_stock_master, unlike_stock
+from neve.errors import NeveError
+from tests.unit.broker.ha.test_slave_session import hello
+
+LIFE = Life("c", "b", 1_700_000_000_000, 500)
+SETTINGS = {
+    "brokerClusterName": "c",
+    "brokerName": "b",
+    "brokerId": "0",
+    "brokerRole": "ASYNC_MASTER",
+    "mappedFileSizeCommitLog": str(1 << 20),
+    "messageDelayLevel": "1s 5s",
+    "enableDLegerCommitLog": "false",
+}
+
+
+def master(life: Life = LIFE, *, begin: int = 0, end: int = 1000, **settings: str) -> StockMaster:
+    return StockMaster(life=life, begin=begin, end=end, ha_address="m:10912", settings=SETTINGS | settings)
+
+
+def asking(begin: int, end: int, own: Hello | None = None) -> PlainSession:
+    session = PlainSession(Local(begin, end, (), 0, 0), own or hello())
+    assert session.start(0.0) == [AskMaster()]
+    return session
+
+
+def following(begin: int = 0, end: int = 0, of: StockMaster | None = None) -> PlainSession:
+    session = asking(begin, end)
+    assert session.told(of or master(), LIFE if end else None, 0.0) == [Attached(0)]
+    session.attached(end, 0.0)
+    return session
+
+
+def frame(offset: int, body: bytes = b"") -> bytes:
+    return pack(">qi", offset, len(body)) + body
+
+
+def copied(actions: list[Action]) -> list[Action]:
+    """Bodies are views of what was received."""
+    return [Append(one.at, bytes(one.data)) if isinstance(one, Append) else one for one in actions]
+
+
+def ended(actions: list[Action]) -> str | None:
+    """By which reason, if it is one that stays."""
+    (end,) = actions
+    assert isinstance(end, End), end
+    return None if end.refusal is None else end.refusal.reason
+
+
+# -- what is asked
+
+
+def test_an_empty_log_asks_from_1_and_begins_with_the_byte_that_it_did_not_get() -> None:
+    """0 would mean the newest file."""
+    session = asking(0, 0)
+    assert session.told(master(), None, 0.0) == [Attached(0)]
+    assert session.attached(0, 0.0) == [Send(pack(">q", 1))]
+    assert session.receive_data(frame(1), 0.0) == []
+    assert copied(session.receive_data(frame(1, b"bc") + frame(3, b"de"), 0.0)) == [Append(0, b"\x00bcde")]
+    assert copied(session.receive_data(frame(5, b"f"), 0.0)) == [Append(5, b"f")]
+    assert session.received == 5
+
+
+def test_an_empty_log_under_a_master_that_has_deleted_files_begins_with_its_lowest() -> None:
+    session = asking(0, 0)
+    assert session.told(master(begin=300), None, 0.0) == [Attached(0)]
+    assert session.attached(0, 0.0) == [Send(pack(">q", 300))]
+    assert copied(session.receive_data(frame(300, b"ab"), 0.0)) == [Append(300, b"ab")]
+
+
+def test_a_log_goes_on_where_it_ends() -> None:
+    session = asking(100, 700)
+    assert session.told(master(), LIFE, 0.0) == [Attached(0)]
+    assert session.attached(700, 0.0) == [Send(pack(">q", 700))]
+    assert copied(session.receive_data(frame(700, b"ab"), 0.0)) == [Append(700, b"ab")]
+
+
+# -- a master that lost its tail
+
+
+def test_what_a_restarted_master_no_longer_has_is_cut_off_before_it_is_asked_for_more() -> None:
+    session = asking(0, 800)
+    assert session.told(master(replace(LIFE, boot_ms=LIFE.boot_ms + 1)), LIFE, 0.0) == [Cut(500)]
+    assert session.parted(480) == [Attached(0)]
+    assert session.attached(480, 0.0) == [Send(pack(">q", 480))]
+    assert copied(session.receive_data(frame(480, b"ab"), 0.0)) == [Append(480, b"ab")]
+
+
+def test_a_life_that_ended_where_the_one_before_did_is_another_all_the_same() -> None:
+    """It had written on above that, was killed, and lost all of it."""
+    again = replace(LIFE, boot_ms=LIFE.boot_ms + 1)
+    assert again.end_at_start == LIFE.end_at_start
+    assert asking(0, 800).told(master(again), LIFE, 0.0) == [Cut(500)]
+
+
+def test_what_the_master_has_written_since_its_start_is_not_cut() -> None:
+    assert asking(0, 800).told(master(), LIFE, 0.0) == [Attached(0)]
+    assert asking(0, 500).told(master(replace(LIFE, boot_ms=1)), LIFE, 0.0) == [Attached(0)]
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "followed", "of", "reason"),
+    [
+        (0, 800, None, master(), Reason.NO_EPOCHS),
+        (0, 200, LIFE, master(begin=300), Reason.GONE),
+        (0, 1001, LIFE, master(), Reason.AHEAD),
+        (600, 800, replace(LIFE, boot_ms=1), master(), Reason.NOTHING_IN_COMMON),
+        (0, 0, None, master(brokerId="1", brokerRole="SLAVE"), Reason.NOT_MASTER),
+        (0, 0, None, master(enableControllerMode="true"), Reason.NOT_MASTER),
+        (0, 0, None, master(brokerClusterName="staging"), Reason.CLUSTER),
+        (0, 0, None, master(brokerName="other"), Reason.BROKER_SET),
+        (0, 0, None, master(mappedFileSizeCommitLog="1073741824"), Reason.FILE_SIZE),
+        (0, 0, None, master(messageDelayLevel="1s 10s"), Reason.DELAY_LEVELS),
+        (0, 0, None, master(enableDLegerCommitLog="true"), Reason.FORMAT),
+        (0, 0, None, master(enableMultiDispatch="true"), Reason.FORMAT),
+        (0, 0, None, master(forceVerifyPropCRC="true"), Reason.FORMAT),
+    ],
+)
+def test_whose_log_this_can_not_be_is_not_followed(
+    begin: int, end: int, followed: Life | None, of: StockMaster, reason: Reason
+) -> None:
+    session = asking(begin, end)
+    assert ended(session.told(of, followed, 0.0)) == reason.value
+    assert session.is_ended
+    assert session.attached(0, 0.0) == session.parted(0) == session.receive_data(frame(0, b"x"), 0.0) == []
+
+
+def test_the_names_that_have_to_be_equal_are_the_configurations() -> None:
+    assert unlike_stock(hello(), master()) is None
+
+
+# -- what is taken
+
+
+@pytest.mark.parametrize(
+    "data", [frame(699, b"x"), frame(701, b"x"), frame(0), pack(">qi", 700, -1), pack(">qi", -1, 1)]
+)
+def test_bytes_that_do_not_go_on_where_the_log_ends_are_not_taken(data: bytes) -> None:
+    assert ended(following(0, 700).receive_data(data, 0.0)) is None
+
+
+def test_what_came_before_a_fault_is_stored() -> None:
+    actions = copied(following(0, 700).receive_data(frame(700, b"ab") + frame(9), 0.0))
+    assert actions[0] == Append(700, b"ab")
+    assert ended(actions[1:]) is None
+
+
+def test_nothing_of_a_claimed_size_that_no_master_sends_is_waited_for() -> None:
+    assert ended(following(0, 700).receive_data(pack(">qi", 700, BODY_MAX + 1), 0.0)) is None
+
+
+def test_bytes_before_they_are_asked_for_end_the_connection() -> None:
+    session = asking(0, 700)
+    assert ended(session.receive_data(frame(700, b"ab"), 0.0)) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_are_taken_the_same_however_they_are_cut(seed: int) -> None:
+    dice = random.Random(seed)
+    log = dice.randbytes(5000)
+    stream, at = b"", 1
+    while at < len(log):
+        size = dice.randrange(0, 300)
+        stream += frame(at, log[at : at + size])
+        at += len(log[at : at + size])
+    session, stored = following(), bytearray()
+    while stream:
+        cut = dice.randrange(1, 600)
+        for action in session.receive_data(stream[:cut], 0.0):
+            assert isinstance(action, Append)
+            assert action.at == len(stored)
+            stored += action.data
+        stream = stream[cut:]
+    assert bytes(stored) == b"\x00" + log[1:]
+
+
+# -- what is acknowledged
+
+
+def test_what_is_stored_is_acknowledged_and_known_to_be_there_once() -> None:
+    session = following(0, 700)
+    session.receive_data(frame(700, b"abc"), 0.0)
+    assert session.stored(703, 703, 1.0) == [Send(pack(">q", 703)), Confirmed(703)]
+    assert session.stored(703, 703, 1.0) == []
+
+
+def test_a_silent_slave_reports_what_it_has_and_a_silent_master_is_left() -> None:
+    session = following(0, 700)
+    assert session.wake_at == HEARTBEAT_S
+    assert session.tick(HEARTBEAT_S - 0.1) == []
+    assert session.tick(HEARTBEAT_S) == [Send(pack(">q", 700))]
+    session.receive_data(frame(700), 10.0)
+    assert session.tick(10.0 + SILENCE_S - 0.1) == [Send(pack(">q", 700))]
+    assert ended(session.tick(10.0 + SILENCE_S)) is None
+    assert session.state is SlaveState.ENDED
+    assert session.tick(100.0) == []
+
+
+# -- what a master says of itself
+
+
+PROPERTIES = "".join(f"{name}={value}\n" for name, value in SETTINGS.items()) + "namesrvAddr=a:1;b:1=2\n\n"
+RUNTIME = b'{"table":{"bootTimestamp":"1700000000000","commitLogMinOffset":"0","commitLogMaxOffset":"1000"}}'
+HA_INFO = {"masterFlushOffset": "500", "masterHaAddress": "m:10912", "masterAddress": "m:10911"}
+
+
+def test_a_master_is_read_out_of_its_three_answers() -> None:
+    found = read_stock_master(PROPERTIES, RUNTIME, HA_INFO)
+    assert found == replace(master(), settings=SETTINGS | {"namesrvAddr": "a:1;b:1=2"})
+
+
+@pytest.mark.parametrize(
+    ("properties", "runtime", "ha_info"),
+    [
+        ("", RUNTIME, HA_INFO),
+        (PROPERTIES, b"", HA_INFO),
+        (PROPERTIES, b'{"table":{}}', HA_INFO),
+        (PROPERTIES, RUNTIME.replace(b'"1000"', b'"x"'), HA_INFO),
+        (PROPERTIES, RUNTIME.replace(b'"1000"', b'"400"'), HA_INFO),
+        (PROPERTIES, RUNTIME.replace(b'Offset":"0"', b'Offset":"2000"'), HA_INFO),
+        (PROPERTIES, RUNTIME, {}),
+        (PROPERTIES, RUNTIME, HA_INFO | {"masterFlushOffset": ""}),
+    ],
+)
+def test_a_master_that_says_less_than_a_slave_has_to_know_is_not_followed(
+    properties: str, runtime: bytes, ha_info: dict[str, str]
+) -> None:
+    with pytest.raises(NeveError):
+        read_stock_master(properties, runtime, ha_info)
