@@ -71,12 +71,16 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
     """Read a queue from an offset on."""
     maximum = queue.visible
     if maximum == 0:
+        if 0 < offset <= queue.end:
+            return _not_shown_yet(offset, minimum, maximum)
         return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
     if offset < minimum:
         return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum)
     if offset >= maximum:
         if offset == maximum:
             return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
+        if offset <= queue.end:
+            return _not_shown_yet(offset, minimum, maximum)
         return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
     limit = max_count if tag_codes is None else scan_entries
     for first, view in queue.slices(offset, min(maximum, offset + max(limit, 1))):
@@ -96,6 +100,11 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
         runs = _runs(entries[:count]) if entries[0][0] < old_below else []
         return GetResult(GetMessageStatus.FOUND, following, minimum, maximum, buffers, count, runs)
     return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, queue.next_existing(offset), minimum, maximum)
+
+
+def _not_shown_yet(offset: int, minimum: int, maximum: int) -> GetResult:
+    """Who stands where the set has not confirmed yet was there before, with another master: it is not moved back."""
+    return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
 
 
 def _matches(view: memoryview, codes: frozenset[int]) -> list[int]:

@@ -496,3 +496,177 @@ def test_what_is_not_known_to_be_out_in_the_set_is_given_to_nobody(tmp_path: Pat
         assert (answer.code, answer.body) == (ResponseCode.SYSTEM_BUSY, b"")
 
     in_a_set(tmp_path, work)
+
+
+# ---- what readers see
+
+QUEUE: dict[str, object] = {"topic": "t", "queueId": 0}
+READS: dict[str, tuple[Code, dict[str, object]]] = {
+    "pull": (
+        Code.PULL_MESSAGE,
+        {
+            **QUEUE, "consumerGroup": "g", "queueOffset": 1, "maxMsgNums": 32, "sysFlag": 4, "commitOffset": 0,
+            "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*",
+        },
+    ),
+    "peek": (
+        Code.PEEK_MESSAGE,
+        {
+            **QUEUE, "consumerGroup": "g", "maxMsgNums": 32, "invisibleTime": 1000, "pollTime": 0, "bornTime": 0,
+            "initMode": 0,
+        },
+    ),
+    "pop": (
+        Code.POP_MESSAGE,
+        {
+            **QUEUE, "consumerGroup": "reads", "maxMsgNums": 32, "invisibleTime": 1000, "pollTime": 0, "bornTime": 0,
+            "initMode": 1,
+        },
+    ),
+    "notification": (Code.NOTIFICATION, {**QUEUE, "consumerGroup": "popped", "pollTime": 0, "bornTime": 0}),
+    "by key": (
+        Code.QUERY_MESSAGE,
+        {"topic": "t", "key": "K", "maxNum": 9, "beginTimestamp": 0, "endTimestamp": 1 << 50},
+    ),
+    "the end of a queue": (Code.GET_MAX_OFFSET, QUEUE),
+    "by time": (Code.SEARCH_OFFSET_BY_TIMESTAMP, {**QUEUE, "timestamp": 1 << 50}),
+    "entries": (Code.QUERY_CONSUME_QUEUE, {**QUEUE, "index": 0, "count": 9}),
+    "a topic's ends": (Code.GET_TOPIC_STATS_INFO, {"topic": "t"}),
+    "a group's lag": (Code.GET_CONSUME_STATS, {"topic": "t", "consumerGroup": "g"}),
+    "a group's times": (Code.QUERY_CONSUME_TIME_SPAN, {"topic": "t", "group": "g"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", READS)
+def test_what_the_set_has_not_confirmed_nobody_sees(tmp_path: Path, way: str) -> None:
+    """It may vanish with this master, and its offsets be given to other messages."""
+
+    async def work(world: World) -> None:
+        for group in ("g", "reads", "popped"):
+            body = json.dumps({"groupName": group}).encode()
+            await ask(world.connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
+        await send(world.connection, "t", properties="KEYS\x01K\x02")
+        commit: dict[str, object] = {**QUEUE, "commitOffset": 1}
+        for group in ("g", "popped"):
+            await ask(world.connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup=group, **commit)
+        world.slaves.hold()
+        code, ext = READS[way]
+        if way != "pop":
+            before = await ask(world.connection, code, **ext)
+        sent = await send(world.connection, "t", b"unseen", "KEYS\x01K\x02WAIT\x01false\x02")
+        assert world.broker.store.next_offset("t", 0) == 2
+        if way == "pop":  # one that is handed out nothing leaves nothing in the log, and waits for nobody
+            await ask(world.connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="reads", **commit)
+            answer = await ask(world.connection, code, **ext)
+            assert (answer.code, answer.body) == (ResponseCode.POLLING_TIMEOUT, b"")
+        else:
+            answer = await ask(world.connection, code, **ext)
+            assert (answer.code, answer.body) == (before.code, before.body)
+            assert answer.ext.get("offset") == before.ext.get("offset")
+        place = int(sent.ext["msgId"][16:], 16)
+        assert (await ask(world.connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == ResponseCode.SYSTEM_ERROR
+        world.slaves.let_go()
+        assert (await ask(world.connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == ResponseCode.SUCCESS
+        if way not in {"pop", "a group's times"}:
+            answer = await ask(world.connection, code, **ext)
+            assert (answer.code, answer.body, answer.ext.get("offset"), answer.ext.get("hasMsg")) != (
+                before.code, before.body, before.ext.get("offset"), before.ext.get("hasMsg"),
+            )  # fmt: skip
+
+    in_a_set(tmp_path, work)
+
+
+@pytest.mark.parametrize("stands_at", [1, 2, 3])
+def test_a_group_that_another_master_brought_further_is_not_moved_back(tmp_path: Path, stands_at: int) -> None:
+    """The new master has its messages, and does not know yet that they are confirmed."""
+
+    async def work(world: World) -> None:
+        await _group(world)
+        world.slaves.hold()
+        for _ in range(3):
+            await send(world.connection, "t", properties="WAIT\x01false\x02")
+        code, ext = READS["pull"]
+        answer = await ask(world.connection, code, **{**ext, "queueOffset": stands_at})
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, str(stands_at))
+
+    in_a_set(tmp_path, work)
+
+
+def test_a_pull_that_waits_hears_of_a_message_when_the_set_has_it(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        await _group(world)
+        world.slaves.hold()
+        code, ext = READS["pull"]
+        pulling = asking(ask(world.connection, code, **{**ext, "sysFlag": 6, "suspendTimeoutMillis": 20_000}))
+        await world.a_round_trip()
+        await send(world.connection, "t", properties="WAIT\x01false\x02")
+        await world.a_round_trip()
+        assert not pulling.done()
+        world.slaves.let_go()
+        assert (await pulling).code == ResponseCode.SUCCESS
+
+    in_a_set(tmp_path, work)
+
+
+# ---- what the broker stores of its own accord
+
+
+def test_what_falls_due_while_the_set_takes_nothing_comes_when_it_does(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        broker, member = world.broker, Member(world.broker, world.connection)
+        await send(world.connection, "t", b"popped")
+        assert await member.pop(1, invisible=1000)
+        await send(world.connection, "t", b"delayed", "DELAY\x011\x02")
+        await send(world.connection, "t", b"timer", "TIMER_DELAY_SEC\x011\x02")
+        await _half(world)
+        world.slaves.has_enough = False
+        end = broker.store.max_physical_offset
+        world.clock.advance(100_000)
+        assert (broker.schedule.deliver_due(), broker.timers.deliver_due(), await broker.revive.run_due()) == (0, 0, 0)
+        await broker.check_back.run()
+        await broker.persistence.run()
+        assert broker.store.max_physical_offset == end
+        world.slaves.has_enough = True
+        world.clock.advance(20_000)
+        while broker.store.max_offset("t", 0) < 3 or not broker.revive.revived:
+            await asyncio.sleep(0)
+            broker.schedule.deliver_due()
+            broker.timers.deliver_due()
+            await broker.revive.run_due()
+        assert sorted(taken.body for taken in await member.pop(32)) == [b"delayed", b"popped", b"timer"]
+        assert len(broker.transactions.waiting()) == 1
+        assert not broker.faults.counts
+
+    in_a_set(tmp_path, work)
+
+
+def test_what_waits_is_not_delivered_before_the_set_has_it(tmp_path: Path) -> None:
+    """A delivery is a promise as well: the set must know the message before its copy, and its mark, go out."""
+
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        world.slaves.hold()
+        for properties in ("DELAY\x011\x02", "TIMER_DELAY_SEC\x011\x02"):
+            await send(world.connection, "t", properties=properties + "WAIT\x01false\x02")
+        world.clock.advance(100_000)
+        assert (world.broker.schedule.deliver_due(), world.broker.timers.deliver_due()) == (0, 0)
+        world.slaves.let_go()
+        while world.broker.store.max_offset("t", 0) < 3:
+            await asyncio.sleep(0)
+            world.broker.schedule.deliver_due()
+            world.broker.timers.deliver_due()
+
+    in_a_set(tmp_path, work)
+
+
+def test_a_member_that_is_no_master_starts_without_a_byte_of_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        slaves = FakeSet()
+        slaves.leads = False
+        async with running(tmp_path, broker_set=slaves) as (broker, connection):
+            assert broker.store.max_physical_offset == 0
+            assert (await _send()(World(broker, connection, slaves, ManualClock()))).code == ResponseCode.SYSTEM_BUSY
+        assert not list((tmp_path / "consumequeue").glob("*"))
+
+    asyncio.run(main())
