@@ -850,6 +850,7 @@ class BrokerController:
         broker_metrics.register_server(metrics, self.server)
         broker_metrics.register_clients(metrics, self.clients, self.locks, self.hold, self.name_servers)
         broker_metrics.register_store(metrics, self.store, self.flusher, self.topics, self._used_ratio)
+        broker_metrics.register_replication(metrics, self.group_transfer)
         self.tiered.register_metrics(metrics)
         broker_metrics.register_tasks(metrics, self.health, self.faults, archive)
         broker_metrics.register_archive(metrics, archive, conditions)

@@ -35,10 +35,14 @@ from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
-# So many answers may wait: a client that sends on without waiting for them must not fill the memory.
-WAITING_MAX = 200_000
+# So many bytes of the log may wait for their answers, half a million of the smallest sends: a client that sends on
+# without waiting for them must not fill the memory.
+UNCONFIRMED_MAX = 128 << 20
 NOT_ENOUGH = "in-sync replicas not enough"
 NOT_SAFE = "stored, but not known to be with all members of the SyncStateSet"
+
+
+_Waiter = WaitingSend | asyncio.Future[None]
 
 
 class AppendRefused(StoreNotWritable):
@@ -128,7 +132,8 @@ class GroupTransfer:
     def __init__(self, broker_set: BrokerSet, clock: Clock, faults: Faults, *, slave_timeout: float) -> None:
         """`slave_timeout`: after so many seconds an answer says that the record is stored, and not that it is safe."""
         self._set, self._clock, self._faults = broker_set, clock, faults
-        self._waiting = Waiting[WaitingSend | asyncio.Future[None]](slave_timeout)
+        self._waiting = Waiting[_Waiter](slave_timeout)
+        self._newest = 0  # the highest end that an answer waits for
         self.term = 0
         self.timeouts = 0
 
@@ -145,8 +150,8 @@ class GroupTransfer:
             raise AppendRefused(ResponseCode.SYSTEM_BUSY, "this member of the broker set takes no messages now")
         if not self._set.may_append():
             raise AppendRefused(ResponseCode.SYSTEM_ERROR, NOT_ENOUGH)
-        if len(self._waiting) >= WAITING_MAX:
-            raise AppendRefused(ResponseCode.SYSTEM_BUSY, f"{WAITING_MAX} answers wait for the broker set")
+        if self._newest - self._set.acknowledged() > UNCONFIRMED_MAX:
+            raise AppendRefused(ResponseCode.SYSTEM_BUSY, f"{UNCONFIRMED_MAX >> 20} MiB wait for the broker set")
 
     def appended(self) -> None:
         self._set.appended()
@@ -158,7 +163,7 @@ class GroupTransfer:
         if self._set.acknowledged() >= send.end_offset:
             self._answer(send, ResponseCode.SUCCESS)
         else:
-            self._waiting.add(send.end_offset, send, self._clock.monotonic())
+            self._add(send.end_offset, send)
 
     async def replicated(self, end: int, term: int) -> None:
         """See `Replication`."""
@@ -166,9 +171,16 @@ class GroupTransfer:
             raise not_safe()
         if self._set.acknowledged() >= end:
             return
+        self._set.appended()  # a segment may have been sealed since the last append: the slaves have to have its end
+        if self._set.acknowledged() >= end:
+            return
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting.add(end, waiter, self._clock.monotonic())
+        self._add(end, waiter)
         await waiter
+
+    def _add(self, end: int, waiter: _Waiter) -> None:
+        self._newest = max(self._newest, end)
+        self._waiting.add(end, waiter, self._clock.monotonic())
 
     # ---- what the set tells, and the time
 
@@ -182,6 +194,7 @@ class GroupTransfer:
     def answer_all(self) -> None:
         """See `Intake.stop_acknowledging`."""
         self.term += 1
+        self._newest = 0
         for waiter in self._waiting.all():
             self._answer(waiter, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
@@ -191,7 +204,7 @@ class GroupTransfer:
             self.timeouts += 1
             self._answer(waiter, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
-    def _answer(self, waiter: WaitingSend | asyncio.Future[None], code: ResponseCode) -> None:
+    def _answer(self, waiter: _Waiter, code: ResponseCode) -> None:
         if isinstance(waiter, asyncio.Future):
             if waiter.done():
                 return  # its asker hung up

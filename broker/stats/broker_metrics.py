@@ -11,6 +11,7 @@ from broker.clients.client_manager import ClientManager
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
+from broker.intake.replication import GroupTransfer
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.pop.revive import PopRevive
 from broker.stats.conditions import Conditions
@@ -87,6 +88,18 @@ def register_store(
         used_ratio,
     )
     gauge("topics", "topics of this broker", lambda: len(topics.topics))
+
+
+def register_replication(metrics: Metrics, transfer: GroupTransfer | None) -> None:
+    """Of a broker in no set: nobody waits."""
+    metrics.gauge(
+        "replication_waiting", "answers that wait for the broker set", lambda: transfer.waiting if transfer else 0
+    )
+    metrics.counter(
+        "replication_timeouts_total",
+        "answers that the broker set had not confirmed within slaveTimeout",
+        lambda: transfer.timeouts if transfer else 0,
+    )
 
 
 def register_tasks(metrics: Metrics, health: Health, faults: Faults, archive: AnyArchive) -> None:
