@@ -1,8 +1,6 @@
 """`neve broker` and `neve up`."""
 
 import asyncio
-import dataclasses
-import importlib
 import json
 from collections.abc import Awaitable
 from pathlib import Path
@@ -10,12 +8,9 @@ from typing import Any
 
 import click
 
-from access.config import SecurityConfig
 from broker.config import BrokerConfig
 from infra.config import ConfigError, Loaded, read
 from infra.server_command import announce, catch_signals, leave, run_and_exit, settings_option
-from infra.startup import EXIT_IN_USE, StartupError, check_port
-from neve.entropy import system_entropy
 
 RestoreFrom = click.option(
     "--restore-from",
@@ -42,6 +37,10 @@ def broker(path: Path | None, settings: tuple[str, ...], restore_from: str | Non
 @click.option("--namesrv-port", type=click.IntRange(0, 65535), default=9876, show_default=True,
               help="Name server; 0 takes any.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=10911, show_default=True, help="Broker; 0 takes any.")
+@click.option("--replicas", type=click.IntRange(1, 7), default=1, show_default=True,
+              help="Members of a broker set, each a process, on PORT, PORT + 10, PORT + 20, ...")  # fmt: skip
+@click.option("--controller-port", type=click.IntRange(0, 65535), default=9878, show_default=True,
+              help="With --replicas: who elects the master; 0 takes any.")  # fmt: skip
 @settings_option
 @RestoreFrom
 @DryRun
@@ -50,13 +49,27 @@ def up(  # noqa: PLR0917 - the command line's own
     store: str | None,
     namesrv_port: int,
     port: int,
+    replicas: int,
+    controller_port: int,
     settings: tuple[str, ...],
     restore_from: str | None,
     dry_run: bool,
 ) -> None:
-    """Run a name server and a broker in one process; one JSON line says when they are ready."""
+    """Run a name server and a broker in one process; one JSON line says when they are ready.
+
+    With --replicas 3 a whole broker set on this machine, to try it: a name server and a controller in this process,
+    the members in processes of their own, over directories 1, 2 and 3 of the data. One that is killed begins again 5
+    seconds later.
+    """
 
     def start() -> Awaitable[int]:
+        if replicas > 1:
+            if restore_from is not None:
+                raise ConfigError("--restore-from goes without --replicas")
+            from broker import set_on_one_machine as one_machine
+
+            places = one_machine.Places(data.absolute(), namesrv_port, controller_port, port)
+            return one_machine.run(replicas, places, store, settings)
         base = [
             f"storePathRootDir={data.absolute() / 'broker'}",
             f"storeUrl={(restore_from or f'dir:{data.absolute()}/archive') if store is None else store}",
@@ -101,6 +114,7 @@ async def _dry_run(config: BrokerConfig) -> int:
 async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, *, restoring: bool) -> int:
     from broker.archiving.restore import Restore
     from broker.broker_controller import BrokerController
+    from broker.embedded import start_name_server
     from broker.machine import Machine
     from infra import log as logs
     from infra.clock import SystemClock
@@ -109,7 +123,7 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
     config = loaded.config
     logs.configure(config.log_level, loaded.warnings)
     disk = RealDisk()
-    name_server = await _start_name_server(embedded, config) if embedded is not None else None
+    name_server = await start_name_server(config, *embedded) if embedded is not None else None
     try:
         restore = Restore(config, disk) if restoring else None
         controller = BrokerController(config, Machine(clock=SystemClock(), disk=disk), restore)
@@ -131,39 +145,3 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
     finally:
         if name_server is not None:
             await name_server.shutdown()
-
-
-async def _start_name_server(embedded: tuple[Path, int], config: BrokerConfig) -> Any:
-    """The name server is the broker's sibling: neither imports the other, `up` alone puts them together by name."""
-    from infra.clock import SystemClock
-    from infra.disk import RealDisk
-
-    path, port = embedded
-    check_port("127.0.0.1", port)
-    security = _shared_security(config)
-    settings = importlib.import_module("namesrv.namesrv_config").NamesrvConfig(
-        listen_port=port, bind_address="127.0.0.1", kv_config_path=str(path), **security
-    )
-    disk = RealDisk()
-    disk.make_dirs(path.parent)
-    server = importlib.import_module("namesrv.namesrv_controller").NamesrvController(settings, SystemClock(), disk)
-    try:
-        await server.start()
-    except OSError as error:
-        raise StartupError(f"name server port {port}: {error.strerror or error}", EXIT_IN_USE) from error
-    config.namesrv_addr = f"127.0.0.1:{server.port}"
-    return server
-
-
-def _shared_security(config: BrokerConfig) -> dict[str, Any]:
-    """One set of users, policies and certificates for both; the broker may always speak to its own name server."""
-    if config.authentication_enabled:
-        config.auth_config_path = config.auth_config_path or str(config.root / "config" / "auth" / "auth.json")
-        if not config.inner_client_authentication_credentials:
-            inner = {"accessKey": "neve.inner", "secretKey": system_entropy(32).hex()}
-            config.inner_client_authentication_credentials = json.dumps(inner)
-    if config.tls_server_mode == "enforcing":
-        config.tls_enable = True
-        config.tls_trust_cert_path = config.tls_trust_cert_path or config.tls_cert_path
-    names = {item.name for item in dataclasses.fields(SecurityConfig)}
-    return {"cluster_name": config.broker_cluster_name, **{name: getattr(config, name) for name in names}}

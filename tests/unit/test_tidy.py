@@ -46,6 +46,7 @@ TOUCH_FILES = {
     "access/server_checks.py": "looks at the mode of the files that hold secrets",
     "access/store.py": "looks at a file's time and size: whether somebody else has written it",
     "broker/doctor.py": "looks before any broker runs",
+    "broker/set_on_one_machine.py": "starts brokers, and gives each the file that its log goes to",
     "neve/archive/source.py": "users read an archive in a directory without a server's packages",
     "neve/cli/cluster.py": "a user's list of topics or messages",
     "neve/cli/checks.py": "looks at a machine on which nothing runs yet",

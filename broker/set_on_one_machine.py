@@ -1,0 +1,260 @@
+"""`neve up --replicas 3`: a broker set, its controller and a name server on one machine, to try how a set behaves.
+
+    neve up            this process: the name server, the controller, and who watches the members
+    └─ neve broker     one process for each member, over DATA/1, DATA/2, …; its log is broker.log there
+
+A member that ends, or is killed, is started again over its directory, a few seconds later; what this process leaves
+behind ends by itself. One disk and one power supply: nothing here outlives them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from broker.config import BrokerConfig
+from broker.embedded import HERE, start_controller, start_name_server
+from broker.ha.settings import settings_of
+from infra import log as logs
+from infra.config import ConfigError, Loaded, read
+from infra.remoting_server import open_connection
+from infra.server_command import announce, catch_signals
+from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, free_port
+from infra.supervisor import Supervisor
+from infra.tls import client_context
+from neve.errors import NeveError
+from neve.remoting.body import dumps, loads_as
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger("neve")
+
+PORTS_BETWEEN = 10  # of a member: its own, two below it for old clients, and two above it
+MOST_REPLICAS = 7
+#: Long enough that another one is master before it is back.
+_AGAIN_S = 5.0
+_READY_S = 60.0
+_IN_SYNC_S = 60.0
+_POLL_S = 0.1
+_ASK_S = 3.0
+_STOP_S = 60.0
+_TOLD = 400  # characters of the last line in a log
+
+#: What is each member's own.
+_OWN = ("storePathRootDir", "listenPort", "haListenPort", "adminPort", "namesrvAddr", "controllerAddr")
+_PR_SET_PDEATHSIG = 1
+
+
+class Places(NamedTuple):
+    """Where the parts are; a port that is 0 is any."""
+
+    data: Path
+    namesrv_port: int
+    controller_port: int
+    port: int  # of the first member
+
+
+class _InSync(msgspec.Struct, rename="camel"):
+    alive: bool
+
+
+class _Replicas(msgspec.Struct, rename="camel"):
+    in_sync_replicas: list[_InSync]
+    master_address: str | None = None
+
+
+class _SyncStateData(msgspec.Struct, rename="camel"):
+    replicas_info_table: dict[str, _Replicas]
+
+
+def checked(replicas: int, places: Places, store: str | None, settings: Sequence[str]) -> Loaded[BrokerConfig]:
+    """The configuration that the members share. Raises ConfigError."""
+    named = [item.partition("=")[0].strip() for item in settings]
+    if own := [key for key in named if key in _OWN]:
+        raise ConfigError(*(f"{key} with --replicas: each member has its own" for key in own))
+    room = PORTS_BETWEEN * (replicas - 1) + 2
+    if places.port + room > 65535:
+        raise ConfigError(f"--port {places.port} leaves no ports for {replicas} members")
+    own = [f"storePathRootDir={places.data / '1'}", f"controllerAddr={HERE}:{places.controller_port or 1}"]
+    loaded = read(BrokerConfig, None, [*_base(store), *settings, *own])
+    if loaded.config.authentication_enabled:
+        raise ConfigError("authenticationEnabled with --replicas: the servers would not know each other's secrets")
+    if loaded.config.replication == "none":
+        raise ConfigError("replication=none with --replicas: nothing would be replicated")
+    settings_of(loaded.config)
+    return loaded
+
+
+def _base(store: str | None) -> list[str]:
+    """What may be set otherwise."""
+    return [
+        f"storeUrl={store or ''}",
+        "replication=sync",
+        "brokerIP1=127.0.0.1",
+        f"bindAddress={HERE}",
+        "mappedFileSizeCommitLog=64m",
+    ]
+
+
+async def run(replicas: int, places: Places, store: str | None, settings: Sequence[str]) -> int:
+    """Until a signal comes; the exit code."""
+    loaded = checked(replicas, places, store, settings)
+    config = loaded.config
+    logs.configure(config.log_level, loaded.warnings)
+    stopped = asyncio.Event()
+    supervisor = Supervisor("up")
+    members: list[_Member] = []
+    name_server = controller = None
+    try:
+        name_server = await start_name_server(config, places.data / "namesrv" / "kvConfig.json", places.namesrv_port)
+        controller = await start_controller(config, places.data / "controller", places.controller_port)
+        shared = _shared(config, store, settings)
+        members += (_Member(number, places, shared) for number in range(1, replicas + 1))
+        await asyncio.gather(*(member.start() for member in members))
+        master = await _in_sync(config, replicas)
+        catch_signals(stopped.set)
+        for member in members:
+            supervisor.keep(f"member-{member.number}", member.keep)
+        announce(
+            {
+                "namesrv": f"{HERE}:{name_server.port}",
+                "controller": f"{HERE}:{controller.port}",
+                "master": master,
+                "members": [member.told() for member in members],
+            }
+        )
+        await stopped.wait()
+        return 0
+    finally:
+        await supervisor.stop()
+        await asyncio.gather(*(member.stop() for member in members))
+        for server in (controller, name_server):
+            if server is not None:
+                await server.shutdown()
+
+
+def _shared(config: BrokerConfig, store: str | None, settings: Sequence[str]) -> list[str]:
+    """The keys of all members; the last of two that are equal counts."""
+    return [
+        *_base(store),
+        *settings,
+        f"tlsEnable={str(config.tls_enable).lower()}",
+        f"tlsTrustCertPath={config.tls_trust_cert_path}",
+        f"namesrvAddr={config.namesrv_addr}",
+        f"controllerAddr={config.controller_addr}",
+    ]
+
+
+class _Member:
+    """One broker's process."""
+
+    def __init__(self, number: int, places: Places, shared: Sequence[str]) -> None:
+        self.number = number
+        self._directory, self._shared = places.data / str(number), shared
+        first = places.port + PORTS_BETWEEN * (number - 1)
+        ports = (first, first + 1, first + 2) if places.port else (free_port(HERE), free_port(HERE), free_port(HERE))
+        self._port, self._ha_port, self._admin_port = ports  # kept over its starts
+        self._process: asyncio.subprocess.Process | None = None
+
+    def told(self) -> dict[str, Any]:
+        """For who starts all this."""
+        assert self._process is not None
+        broker, admin = f"{HERE}:{self._port}", f"{HERE}:{self._admin_port}"
+        return {"broker": broker, "admin": admin, "data": str(self._directory), "pid": self._process.pid}
+
+    async def start(self) -> None:
+        """Serves. Raises StartupError."""
+        own = {
+            "storePathRootDir": self._directory,
+            "listenPort": self._port,
+            "haListenPort": self._ha_port,
+            "adminPort": self._admin_port,
+        }
+        keys = [*self._shared, *(f"{key}={value}" for key, value in own.items())]
+        options = [word for key in keys for word in ("--set", key)]
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / "broker.log").open("ab") as err:
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", "from neve.cli.main import main; main()", "broker", *options,
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=err,
+                start_new_session=True,  # Ctrl-C is for this process; it ends them in its turn
+                preexec_fn=partial(_end_with, os.getpid()),
+            )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_READY_S):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            line = b""
+        if not line.startswith(b"{"):
+            await self.stop()
+            raise StartupError(f"member {self.number} did not start: {self._last_line()}", EXIT_FAILED)
+
+    async def keep(self) -> None:
+        """Never ends, while it can be started."""
+        while True:
+            assert self._process is not None
+            status = await self._process.wait()
+            log.warning("member %d ended with %d, and begins again in %.0f s", self.number, status, _AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
+            await self.start()
+            log.info("member %d is there again, as process %d", self.number, self._process.pid)
+
+    async def stop(self) -> None:
+        """Cleanly, if it does so in time."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            log.error("member %d does not end: it is killed", self.number)
+            process.kill()
+            await process.wait()
+
+    def _last_line(self) -> str:
+        path = self._directory / "broker.log"
+        lines = path.read_text("utf-8", "replace").splitlines()
+        return f"{lines[-1][-_TOLD:]} ({path})" if lines else f"{path} is empty"
+
+
+def _end_with(parent: int) -> None:
+    """Of the child, before it is a broker: told to end when its parent is gone, however that ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(EXIT_CONFIG)
+
+
+async def _in_sync(config: BrokerConfig, replicas: int) -> str:
+    """The master's address, once the controller calls all of them in sync. Raises StartupError."""
+    host, _, port = config.controller_addr.rpartition(":")
+    tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
+    request = RemotingCommand(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=dumps([config.broker_name]))
+    found: _Replicas | None = None
+    try:
+        async with asyncio.timeout(_IN_SYNC_S):
+            connection = await open_connection(host, int(port), tls=tls)
+            try:
+                while True:
+                    answer = await connection.invoke(request, _ASK_S)
+                    found = loads_as(answer.body, _SyncStateData).replicas_info_table.get(config.broker_name)
+                    if found is not None and found.master_address and len(found.in_sync_replicas) == replicas:
+                        return found.master_address
+                    await asyncio.sleep(_POLL_S)
+            finally:
+                connection.close()
+    except (TimeoutError, OSError, NeveError) as error:
+        text = "no master is elected" if found is None else f"{len(found.in_sync_replicas)} of {replicas} are in sync"
+        raise StartupError(f"{text} after {_IN_SYNC_S:.0f} s: the members' broker.log says why", EXIT_FAILED) from error

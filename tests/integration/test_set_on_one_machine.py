@@ -1,0 +1,88 @@
+"""`neve up --replicas 3` as a user starts it: a whole set; a member that is killed comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from bench.wire import Client, Refused
+from tests.servers.neve import NEVE, Serving
+from tests.waiting import wait_until
+
+_CHANGE_S = 60.0
+ANY_PORTS = ("--namesrv-port", "0", "--controller-port", "0", "--port", "0")
+CONFIG = 2
+
+
+def up(directory: Path) -> Serving:
+    data = directory / "data"
+    return Serving(directory, "up", "--replicas", "3", "--data", str(data), *ANY_PORTS,
+                   "--set", "mappedFileSizeCommitLog=1m")  # fmt: skip
+
+
+def sent(addresses: list[str], body: bytes) -> str | None:
+    """By whom it was acknowledged."""
+    for address in addresses:
+        try:
+            with Client(address, timeout=10) as client:
+                client.create_topic("orders", 1)
+                client.send("orders", 0, body)
+        except (OSError, Refused):
+            continue
+        return address
+    return None
+
+
+def has(address: str, count: int) -> bool:
+    """So many messages, or more; a member that has no role yet shows none."""
+    try:
+        with Client(address) as client:
+            return client.bounds("orders", 0)[1] >= count
+    except (OSError, Refused):
+        return False
+
+
+def test_another_member_serves_when_the_master_is_killed_and_the_killed_one_comes_back(tmp_path: Path) -> None:
+    with up(tmp_path) as servers:
+        master, members = servers.ready["master"], servers.ready["members"]
+        addresses = [member["broker"] for member in members]
+        assert len(set(addresses)) == 3
+        assert sent([master], b"before") == master
+        killed = next(member for member in members if member["broker"] == master)
+        os.kill(killed["pid"], signal.SIGKILL)
+        others = [address for address in addresses if address != master]
+        wait_until(lambda: sent(others, b"after") is not None, "another takes messages", _CHANGE_S)
+        again = f"member {members.index(killed) + 1} is there again"
+        wait_until(lambda: again in servers.log(), again, _CHANGE_S)
+        wait_until(lambda: has(master, 2), "it has what was sent without it", _CHANGE_S)
+        processes = [process.pid for process in servers.alive()]
+        assert servers.stop() == 0
+        assert not [pid for pid in processes if psutil.pid_exists(pid)]
+
+
+def test_members_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
+    with up(tmp_path) as servers:
+        processes = servers.alive()
+        servers.process.kill()
+        _, left = psutil.wait_procs([one for one in processes if one.pid != servers.process.pid], timeout=_CHANGE_S)
+        assert not left
+
+
+def test_what_a_set_on_one_machine_can_not_have_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    def refused(*arguments: str) -> str:
+        done = subprocess.run(
+            [NEVE, "up", "--replicas", "3", "--data", str(tmp_path / "data"), *ANY_PORTS, *arguments],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == CONFIG, done.stderr
+        return done.stderr
+
+    assert "listenPort with --replicas" in refused("--set", "listenPort=1")
+    assert "nothing would be replicated" in refused("--set", "replication=none")
+    assert "authenticationEnabled" in refused("--set", "authenticationEnabled=true")
+    assert "--restore-from" in refused("--restore-from", f"dir:{tmp_path}")
+    assert not (tmp_path / "data").exists()
