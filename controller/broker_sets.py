@@ -29,6 +29,7 @@ from controller.decision import (
     decide,
 )
 from controller.liveness import Liveness
+from controller.other_controllers import Heard, OtherControllers
 from controller.register import Register, Revision, Stored
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
@@ -55,6 +56,7 @@ class BrokerSets:
     def __init__(
         self,
         register: Register,
+        others: OtherControllers,
         liveness: Liveness,
         calls: Calls,
         *,
@@ -66,14 +68,15 @@ class BrokerSets:
 
         `spawn` begins what nobody waits for.
         """
-        self._register, self._liveness, self._calls = register, liveness, calls
+        self._register, self._others, self._liveness, self._calls = register, others, liveness, calls
         self._rules, self._notifies, self._spawn = rules, notifies, spawn
+        self._living: dict[str, frozenset[int]] = {}  # of which the others were told last
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def carry_out(self, request: Request) -> Answer:
         """Its answer, true by now. RegisterUnavailable: it may have been done, and nothing was told."""
         if isinstance(request, GetNextBrokerId | GetReplicaInfo | GetSyncStateData):
-            decision = self._decide(await self._register.get(request.name), request, {})
+            decision = self._decide(*await self._read(request), request, {})
             assert isinstance(decision, Decision)
             assert decision.broker_set is None and not decision.removed
             return decision.answer
@@ -88,6 +91,32 @@ class BrokerSets:
     def glance(self, name: str) -> BrokerSet | None:
         """What the register had a moment ago: for what has to go on while it is away."""
         return self._register.glance(name)
+
+    def heard(self, name: str) -> None:
+        """A heartbeat came. If somebody began to live by it the others are told soon, and not with the next round."""
+        living = frozenset(self._liveness.living(name))
+        if self._others.renew_s and self._living.get(name) != living:
+            self._living[name] = living
+            self._spawn("say", partial(self._tell_of, name))
+
+    async def _tell_of(self, name: str) -> None:
+        await self._others.say(name, self._liveness.living(name))
+
+    async def lost(self, name: str) -> None:
+        """Somebody of it hung up: the other controllers are told, then a master is elected if one is missing."""
+        self._living.pop(name, None)
+        await self._tell_of(name)
+        await self.carry_out(Scan(name))
+
+    async def tell_others(self) -> None:
+        """Who lives, to the other controllers: only what has changed is written."""
+        await self._others.renew()
+        for name in self._liveness.names() | self._living.keys():
+            living = self._liveness.living(name)
+            self._living[name] = frozenset(living)
+            await self._others.say(name, living)
+            if not living:
+                self._living.pop(name, None)
 
     async def scan(self) -> None:
         """Every set, one after the other; what is wrong with one keeps back no other."""
@@ -104,8 +133,8 @@ class BrokerSets:
     async def _in_turn(self, request: Request) -> Answer:
         asked: dict[int, Asked] = {}
         for _ in range(_MOST_TRIES):
-            stored = await self._register.get(request.name)
-            found = self._decide(stored, request, asked)
+            stored, heard = await self._read(request)
+            found = self._decide(stored, heard, request, asked)
             if isinstance(found, Ask):
                 assert stored.broker_set is not None
                 asked |= await self._ask(stored.broker_set, found.candidates)
@@ -116,8 +145,18 @@ class BrokerSets:
             return found.answer
         raise BrokerError(ResponseCode.SYSTEM_BUSY, f"broker set {request.name} is changed by others all the time")
 
-    def _decide(self, stored: Stored, request: Request, asked: dict[int, Asked]) -> Decision | Ask:
-        reports = self._liveness.reports(request.name, asked)
+    async def _read(self, request: Request) -> tuple[Stored, Heard]:
+        """What is stored, and whom the other controllers hear."""
+        if isinstance(
+            request, GetReplicaInfo
+        ):  # each broker asks for it all the time, and it says nothing of who lives
+            return await self._register.get(request.name), {}
+        stored, heard = await asyncio.gather(self._register.get(request.name), self._others.heard(request.name))
+        return stored, heard
+
+    def _decide(self, stored: Stored, heard: Heard, request: Request, asked: dict[int, Asked]) -> Decision | Ask:
+        members = stored.broker_set.members if stored.broker_set is not None else ()
+        reports = self._liveness.reports(request.name, asked, heard, members)
         rules = replace(self._rules(), had=stored.had)
         return decide(stored.broker_set, reports, request, self._liveness.now_ms(), rules)
 

@@ -36,7 +36,7 @@ async def _run(loaded: Loaded[ControllerConfig]) -> int:
     config = loaded.config
     logs.configure(config.log_level, loaded.warnings)
     disk = RealDisk()
-    server = ControllerManager(config, SystemClock(), disk, register_of(config, disk))
+    server = ControllerManager(config, SystemClock(), disk, *register_of(config, disk))
     stopped = asyncio.Event()
     catch_signals(stopped.set)
     await server.start()

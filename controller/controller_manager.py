@@ -9,8 +9,9 @@ from access.wiring import make_guard, make_server
 from controller.broker_sets import BrokerSets
 from controller.calls import BrokerCalls
 from controller.controller_config import ControllerConfig
-from controller.decision import DEFAULT_TIMEOUT_MS, Rules, Scan
+from controller.decision import DEFAULT_TIMEOUT_MS, Rules
 from controller.liveness import Liveness
+from controller.other_controllers import NO_OTHER_CONTROLLERS, OtherControllers
 from controller.register import Register
 from controller.requests import Requests
 from infra.clock import Clock
@@ -23,19 +24,29 @@ from infra.supervisor import Supervisor, Trouble
 
 log = logging.getLogger(__name__)
 
+STANDSTILL_MS = 1_000  # beyond the time of the next scan: brokers may have been silent for less than their time-out
+
 
 class ControllerManager:
     """Starts and stops one controller on the running loop."""
 
-    def __init__(self, config: ControllerConfig, clock: Clock, disk: Disk, register: Register) -> None:
-        self._config, self._register = config, register
+    def __init__(
+        self,
+        config: ControllerConfig,
+        clock: Clock,
+        disk: Disk,
+        register: Register,
+        others: OtherControllers = NO_OTHER_CONTROLLERS,
+    ) -> None:
+        self._config, self._register, self._others = config, register, others
         self._liveness = Liveness(clock)
         self._supervisor = Supervisor("controller")
-        self._elects_from_ms = 0
+        self._hears_since_ms = self._looked_ms = 0
         self._watches = True
         calls = BrokerCalls(config)
         self.sets = BrokerSets(
-            self._register,
+            register,
+            others,
             self._liveness,
             calls,
             rules=self._rules,
@@ -58,6 +69,10 @@ class ControllerManager:
         """The port that is listened on."""
         return self._server.port
 
+    def living(self, name: str) -> list[int]:
+        """Who of a set lives, as far as this one hears."""
+        return sorted(self._liveness.living(name))
+
     def troubles(self) -> list[Trouble]:
         """What is wrong with its own tasks, and with its register."""
         broken = self._register.broken
@@ -66,9 +81,13 @@ class ControllerManager:
     async def start(self) -> None:
         """Read the register, listen, begin to scan."""
         await self._register.open()
-        self._elects_from_ms = self._liveness.now_ms() + DEFAULT_TIMEOUT_MS
+        self._hears_since_ms = self._looked_ms = self._liveness.now_ms()
         await self._server.start()
-        self._supervisor.every("scan", self._config.scan_not_active_broker_interval / 1000, self.scan)
+        if self._others.renew_s:
+            self._supervisor.every("tell", self._others.renew_s, self.sets.tell_others, first_s=0)
+        period_s = self._config.scan_not_active_broker_interval / 1000
+        self._supervisor.every("scan", period_s, self.scan)
+        self._supervisor.every("pulse", period_s, self._pulse)  # a scan may wait for the register
         log.info("controller listens on %s:%d", self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:
@@ -76,27 +95,47 @@ class ControllerManager:
         self._watches = False  # that it hangs up on a master itself makes nobody dead
         await self._server.shutdown()
         await self._supervisor.stop()
+        await self._others.close()
         await self._register.close()
 
     async def scan(self) -> None:
         """Hang up on brokers that fell silent, and elect where a master is missing."""
+        if self._look():
+            return  # what they have said meanwhile is not read yet
         for name, broker_id, connection in self._liveness.silent():
             log.warning("broker %d of %r is silent", broker_id, name)
             if isinstance(connection, Connection):
                 connection.abort()
             self._liveness.closed(connection)
+            await self.sets.lost(name)
         await self.sets.scan()
+
+    def _pulse(self) -> None:
+        self._look()
+
+    def _look(self) -> bool:
+        """Whether this process stood still, so that it heard nobody: who lives is who is heard from now on."""
+        now_ms = self._liveness.now_ms()
+        late_ms = now_ms - self._looked_ms - self._config.scan_not_active_broker_interval
+        self._looked_ms = now_ms
+        if late_ms <= STANDSTILL_MS:
+            return False
+        log.warning("this controller stood still for %d ms: it waits for whom it has not heard since", late_ms)
+        self._hears_since_ms = now_ms
+        return True
 
     def _closed(self, connection: Connection) -> None:
         if not self._watches:
             return
         for name in self._liveness.closed(connection):
             log.info("a broker of %r hung up: %s:%d", name, *connection.remote)
-            self._supervisor.spawn("elect", partial(self.sets.carry_out, Scan(name)))
+            self._supervisor.spawn("elect", partial(self.sets.lost, name))
 
     def _rules(self) -> Rules:
+        self._look()
         return Rules(
             enable_elect_unclean_master=self._config.enable_elect_unclean_master,
             max_members=self._config.max_members,
-            elects_from_ms=self._elects_from_ms,
+            elects_from_ms=self._hears_since_ms + DEFAULT_TIMEOUT_MS,
+            hears_since_ms=self._hears_since_ms,
         )

@@ -52,6 +52,7 @@ class Rules:
     max_members: int = 64
     # Who has only begun to listen has not heard the living: it waits one time-out before it calls a master dead.
     elects_from_ms: int = 0
+    hears_since_ms: int = 0
     # Epochs that the register once had for the set: one that has lower ones now was set back.
     had: tuple[int, int] = (0, 0)
 
@@ -581,7 +582,8 @@ def _knows(report: Report, frozen: Frozen) -> bool:
 def _not_heard_yet(stored: BrokerSet, case: _Case) -> str:
     if case.now_ms >= case.rules.elects_from_ms:
         return ""
-    missing = [id for id in {*stored.sync_state_set, *stored.eligible, *stored.unclean} if id not in case.reports]
+    since, named = case.rules.hears_since_ms, {*stored.sync_state_set, *stored.eligible, *stored.unclean}
+    missing = [id for id in named if id not in case.reports or case.reports[id].heard_ms < since]
     return f"this controller has not heard of {sorted(missing)} since it began, and waits for them" if missing else ""
 
 

@@ -43,7 +43,7 @@ def _check_etcd(config: ControllerConfig) -> Check:
     """Whether it answers, and takes the user."""
 
     async def ask() -> int:
-        register = register_of(config, RealDisk())
+        register, _ = register_of(config, RealDisk())
         try:
             await register.open()
             return len(await register.names())

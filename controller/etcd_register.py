@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from controller.broker_set import BrokerSet, DamagedBrokerSet, decode, encode
 from controller.controller_config import ControllerConfig
+from controller.etcd_controllers import EtcdControllers
 from controller.register import MAX_BROKER_SETS, NEVER, RegisterUnavailable, Revision, Stored
 from infra.etcd import Etcd, EtcdAway, EtcdError, EtcdRefused, KeyValue, Read, parse_url
 from infra.startup import EXIT_CONFIG, StartupError
@@ -29,8 +30,8 @@ MAX_KNOWN = 2 * MAX_BROKER_SETS  # also those that another controller has remove
 _NOTHING = (0, 0)
 
 
-def etcd_register(config: ControllerConfig) -> EtcdRegister:
-    """The one that `registerUrl` names. StartupError for a URL or certificates that are none."""
+def etcd_register(config: ControllerConfig) -> tuple[EtcdRegister, EtcdControllers]:
+    """The one that `registerUrl` names, and who else has it. StartupError for a URL or certificates that are none."""
     try:
         target = parse_url(config.register_url)
     except ValueError as error:
@@ -49,7 +50,7 @@ def etcd_register(config: ControllerConfig) -> EtcdRegister:
             except OSError as error:
                 raise StartupError(f"etcdTlsCertPath={certificate} with {key}: {error}") from error
     etcd = Etcd(target, tls=tls, user=config.etcd_user, password=config.etcd_password)
-    return EtcdRegister(etcd, target.prefix)
+    return EtcdRegister(etcd, target.prefix), EtcdControllers(etcd, target.prefix)
 
 
 class _Known(NamedTuple):

@@ -9,7 +9,7 @@ Bounded: `MAX_SETS` names with `MAX_IDS` ids each; what was not heard for `FORGE
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from controller.broker_set import Member
@@ -19,6 +19,9 @@ from infra.clock import Clock
 MAX_SETS = 2_000
 MAX_IDS = 128
 FORGET_MS = 3_600_000
+
+_Born = tuple[str, int, str]
+_NOBODY: Mapping[int, Sequence[Report]] = {}
 
 
 @dataclass(slots=True)
@@ -50,7 +53,7 @@ class Liveness:
         if before is None and (len(heard) >= MAX_IDS or (not heard and len(self._sets) >= MAX_SETS)):
             return False
         if before is not None and _born(before.report) != _born(said):
-            registered = (member.incarnation, member.starts, member.process) if member is not None else None
+            registered = _registered(member) if member is not None else None
             if _born(said) != registered and self._lives(before.report):
                 return False
         self._sets.setdefault(name, {})[broker_id] = _Heard(
@@ -73,12 +76,42 @@ class Liveness:
         except TimeoutError:
             self._awaited.pop((name, broker_id), None)
 
-    def reports(self, name: str, asked: Mapping[int, Asked]) -> dict[int, Report]:
-        """Of all who speak for a set; with what those that were asked have answered."""
+    def reports(
+        self,
+        name: str,
+        asked: Mapping[int, Asked],
+        elsewhere: Mapping[int, Sequence[Report]] = _NOBODY,
+        members: Sequence[Member] = (),
+    ) -> dict[int, Report]:
+        """Of all who speak for a set, here or to another controller; with what those that were asked have answered."""
+        own, born = self._sets.get(name, {}), {member.id: _registered(member) for member in members}
+        found = {}
+        for broker_id in {*own, *elsewhere}:
+            heard = [own[broker_id].report] if broker_id in own else []
+            others = [replace(report, heard_ms=self.now_ms()) for report in elsewhere.get(broker_id, ())]
+            report = self._best([*heard, *others], born.get(broker_id))
+            found[broker_id] = replace(report, asked=asked[broker_id]) if broker_id in asked else report
+        return found
+
+    def living(self, name: str) -> dict[int, Report]:
+        """Who of a set lives, as far as is heard here."""
         return {
-            broker_id: replace(heard.report, asked=asked[broker_id]) if broker_id in asked else heard.report
+            broker_id: heard.report
             for broker_id, heard in self._sets.get(name, {}).items()
+            if self._lives(heard.report)
         }
+
+    def names(self) -> set[str]:
+        """The sets of which anybody was heard."""
+        return set(self._sets)
+
+    def _best(self, reports: Sequence[Report], registered: _Born | None) -> Report:
+        """Who registered, before who lives, before who was heard here; with the highest epochs that any tells."""
+        best = max(reports, key=lambda one: (self._lives(one) and _born(one) == registered, self._lives(one)))
+        newest = max(reports, key=lambda one: (one.master_epoch, one.sync_state_set_epoch))
+        if (newest.master_epoch, newest.sync_state_set_epoch) <= (best.master_epoch, best.sync_state_set_epoch):
+            return best
+        return replace(best, master_epoch=newest.master_epoch, sync_state_set_epoch=newest.sync_state_set_epoch)
 
     def closed(self, connection: Hashable) -> set[str]:
         """Nobody is connected by this any more; the sets of whom that is true."""
@@ -115,5 +148,9 @@ class Liveness:
         return report.connected and self.now_ms() - report.heard_ms <= report.timeout_ms
 
 
-def _born(report: Report) -> tuple[str, int, str]:
+def _born(report: Report) -> _Born:
     return report.incarnation, report.starts, report.process
+
+
+def _registered(member: Member) -> _Born:
+    return member.incarnation, member.starts, member.process

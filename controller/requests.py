@@ -182,6 +182,7 @@ class Requests:
         if not self._liveness.hear(name, broker_id, report, connection, member):
             remark = f"brokerId {broker_id} of {name} is another process, which lives"
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, remark)
+        self._sets.heard(name)
         return RemotingCommand.response(request, ResponseCode.SUCCESS, "Heart beat success")
 
     # ---- roles

@@ -1,4 +1,4 @@
-"""etcd, as far as it is used here: read, list, compare and swap.
+"""etcd, as far as it is used here: read, list, compare and swap, leases.
 
 It is asked through its JSON gateway (`POST /v3/kv/txn` and its kin, keys and values in base64): any HTTP client will
 do, and each etcd from 3.4 on has it. gRPC would be a second event loop, in C, beside this one.
@@ -91,6 +91,7 @@ class KeyValue(msgspec.Struct, frozen=True):
     value: bytes = b""
     create_revision: int = 0
     mod_revision: int = 0
+    lease: int = 0
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -116,6 +117,15 @@ class _Written(msgspec.Struct, frozen=True):
     header: Header
     succeeded: bool = False
     responses: list[_Done] = []
+
+
+class _Lease(msgspec.Struct, frozen=True):
+    id: int = msgspec.field(default=0, name="ID")
+    ttl: int = msgspec.field(default=0, name="TTL")
+
+
+class _KeptAlive(msgspec.Struct, frozen=True):
+    result: _Lease = _Lease()
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -182,7 +192,7 @@ class Etcd:
         answer, _ = await self._ask("kv/range", asked, Read)
         return answer
 
-    async def swap(self, key: bytes, seen: KeyValue | None, value: bytes | None) -> int | None:
+    async def swap(self, key: bytes, seen: KeyValue | None, value: bytes | None, *, lease: int = 0) -> int | None:
         """Write the value, or remove the key for None, where it is still as it was seen, byte for byte.
 
         The revision of the write, or None: somebody else has changed it. EtcdError: perhaps it was done, or will be.
@@ -191,7 +201,10 @@ class Etcd:
         compare = [{"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": revision}]
         if seen is not None:  # a cluster that was set back gives the revisions again
             compare.append({"target": "VALUE", "result": "EQUAL", "key": key, "value": seen.value})
-        put, remove = {"request_put": {"key": key, "value": value}}, {"request_delete_range": {"key": key}}
+        put, remove = (
+            {"request_put": {"key": key, "value": value, "lease": lease}},
+            {"request_delete_range": {"key": key}},
+        )
         write: object = put if value is not None else remove
         wanted = {"compare": compare, "success": [write], "failure": [{"request_range": {"key": key}}]}
         answer, is_repeated = await self._ask("kv/txn", wanted, _Written)
@@ -204,6 +217,20 @@ class Etcd:
         if value is None:
             return answer.header.revision if now is None else None
         return now.mod_revision if now is not None and now.value == value and now.mod_revision != revision else None
+
+    async def grant(self, seconds: int) -> int:
+        """A new lease: the keys on it go when nobody has kept it alive for so long."""
+        answer, _ = await self._ask("lease/grant", {"TTL": seconds}, _Lease)
+        return answer.id
+
+    async def keep_alive(self, lease: int) -> bool:
+        """False: it is over, and its keys are gone."""
+        answer, _ = await self._ask("lease/keepalive", {"ID": lease}, _KeptAlive)
+        return answer.result.ttl > 0
+
+    async def revoke(self, lease: int) -> None:
+        """Its keys are gone."""
+        await self._ask("lease/revoke", {"ID": lease}, _Lease)
 
     # ---- one endpoint after the other
 

@@ -59,7 +59,7 @@ def value(name: str = "b", epoch: int = 1) -> BrokerSet:
 
 @asynccontextmanager
 async def register(url: str, **settings: Any) -> AsyncIterator[EtcdRegister]:
-    found = etcd_register(ControllerConfig(register_url=url, **settings))
+    found, _ = etcd_register(ControllerConfig(register_url=url, **settings))
     await found.open()
     try:
         yield found
@@ -466,7 +466,7 @@ def test_tls_with_a_certificate_of_its_own_and_nothing_less(tmp_path: Path) -> N
             ),  # its certificate has not this name
         ]
         for settings, endpoint in cases:
-            found = etcd_register(ControllerConfig(register_url=f"etcd://{endpoint}/neve", **settings))
+            found, _ = etcd_register(ControllerConfig(register_url=f"etcd://{endpoint}/neve", **settings))
             with pytest.raises(RegisterUnavailable):
                 await found.get("b")
             await found.close()

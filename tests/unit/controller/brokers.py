@@ -31,7 +31,8 @@ async def controlling(
     for name, value in settings.items():
         setattr(config, name, value)
     disk = RealDisk()
-    server = ControllerManager(config, clock, disk, register or register_of(config, disk))
+    named, others = register_of(config, disk)
+    server = ControllerManager(config, clock, disk, register or named, others)
     await server.start()
     try:
         yield server

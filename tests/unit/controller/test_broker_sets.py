@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from controller.decision import (
     Scan,
 )
 from controller.liveness import Liveness
+from controller.other_controllers import Heard, NoOtherControllers
 from controller.register import NEVER, RegisterUnavailable, Revision, Stored
 from infra.clock import ManualClock
 from neve.errors import BrokerError
@@ -94,12 +95,30 @@ class Calls:
         self.told.append((member.id, broker_set.master, broker_set.master_epoch))
 
 
+class Others(NoOtherControllers):
+    """What they hear, and what they were told."""
+
+    def __init__(self) -> None:
+        self.hear: dict[int, list[Report]] = {}
+        self.told: dict[str, set[int]] = {}
+        self.on_say: Callable[[], object] = lambda: None
+
+    async def heard(self, name: str) -> Heard:
+        await asyncio.sleep(0)
+        return self.hear
+
+    async def say(self, name: str, living: Mapping[int, Report]) -> None:
+        self.told[name] = set(living)
+        self.on_say()
+
+
 class World:
     def __init__(self) -> None:
         self.register, self.calls, self.liveness = MemoryRegister(), Calls(), Liveness(ManualClock())
         self.tasks: list[asyncio.Task[Any]] = []
+        self.others = Others()
         self.sets = BrokerSets(
-            self.register, self.liveness, self.calls, rules=Rules, notifies=lambda: True, spawn=self._spawn
+            self.register, self.others, self.liveness, self.calls, rules=Rules, notifies=lambda: True, spawn=self._spawn
         )
 
     def _spawn(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
@@ -221,6 +240,51 @@ def test_a_master_that_is_cleared_is_soon_followed_by_another() -> None:
         await world.settled()
         assert (world.value.master, world.value.master_epoch) == (2, 3)
         assert world.calls.told == [(2, 2, 3)]
+
+    run(work)
+
+
+def test_a_master_that_another_controller_hears_is_not_dead() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        world.others.hear = {1: [Report(0)]}
+        world.liveness.closed("connection 1")
+        await world.sets.lost("b")
+        assert world.others.told == {"b": {2}}
+        assert world.value.master == 1
+        world.others.hear = {}
+        await world.sets.scan()
+        assert world.value.master == 2
+
+    run(work)
+
+
+def test_the_others_are_told_who_is_gone_before_it_is_read_what_they_say() -> None:
+    """Of two that see a broker go, the later one to say so finds that nobody hears it: at least one elects."""
+
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        world.others.hear = {1: [Report(0)]}
+        world.others.on_say = world.others.hear.clear
+        world.liveness.closed("connection 1")
+        await world.sets.lost("b")
+        assert world.value.master == 2
+
+    run(work)
+
+
+def test_the_others_are_told_of_a_set_until_they_know_that_nobody_of_it_is_left() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        await world.sets.tell_others()
+        assert world.others.told == {"b": {1, 2}}
+        await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
+        assert world.liveness.names() == set()
+        await world.sets.tell_others()
+        assert world.others.told == {"b": set()}
+        world.others.told.clear()
+        await world.sets.tell_others()
+        assert world.others.told == {}
 
     run(work)
 

@@ -183,6 +183,31 @@ def test_a_controller_that_begins_anew_waits_for_a_master_that_it_has_not_heard_
     asyncio.run(main())
 
 
+def test_a_controller_that_stood_still_takes_nobody_for_dead_whom_it_could_not_hear(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        clock.advance(3_600_000 + 30_000)  # its next scan is that late
+        await b.beat()
+        await server.scan()
+        await server.scan()
+        answer = await b.elect()
+        assert answer.code == Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert "has not heard of [1]" in (answer.remark or "")
+        await a.beat()
+        await server.scan()
+        assert (await a.info()).ext["masterEpoch"] == "1"
+        clock.advance(10_001)  # a is dead indeed
+        await b.beat()
+        await server.scan()
+        await master_is(b, b)
+        await closed(a, b)
+
+    run(tmp_path, work, clock=clock)
+
+
 def test_candidates_are_asked_and_the_longest_log_wins(tmp_path: Path) -> None:
     async def work(server: ControllerManager) -> None:
         a, b, c = Broker(server), Broker(server), Broker(server)

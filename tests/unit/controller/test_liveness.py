@@ -82,6 +82,42 @@ def test_what_strangers_may_name_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert liveness.hear("d", 1, said, OLD, None)
 
 
+def test_who_lives_for_another_controller_lives() -> None:
+    clock = ManualClock()
+    liveness = Liveness(clock)
+    heard(liveness)
+    clock.advance(1001)
+    told = Report(0, timeout_ms=1000)
+    elsewhere = {1: [told], 2: [told]}
+    found = liveness.reports("b", {2: Asked(True, 4, 5)}, elsewhere)
+    assert {broker_id: (one.connected, one.heard_ms) for broker_id, one in found.items()} == {
+        1: (True, 1001),
+        2: (True, 1001),
+    }
+    assert found[2].asked == Asked(True, 4, 5)
+    assert liveness.living("b") == {}
+    heard(liveness)
+    assert set(liveness.living("b")) == {1}
+    assert liveness.names() == {"b"}
+
+
+def test_of_two_processes_under_one_id_the_one_that_registered_counts_whoever_hears_it() -> None:
+    liveness = Liveness(ManualClock())
+    heard(liveness, born="copy")
+    elsewhere = {1: [Report(0, incarnation="true")]}
+    for incarnation in ("copy", "true"):
+        member = Member(id=1, address="h:1", incarnation=incarnation)
+        assert liveness.reports("b", {}, elsewhere, [member])[1].incarnation == incarnation
+
+
+def test_the_highest_epochs_count_whoever_was_told_of_them() -> None:
+    liveness = Liveness(ManualClock())
+    heard(liveness)
+    higher = Report(0, master_epoch=5, sync_state_set_epoch=7, incarnation="x")
+    found = liveness.reports("b", {}, {1: [higher]})[1]
+    assert (found.incarnation, found.epochs) == ("", (5, 7))
+
+
 def test_who_waits_for_a_heartbeat_waits_until_it_comes_and_no_longer_than_it_wants() -> None:
     async def main() -> None:
         liveness = Liveness(ManualClock())

@@ -1,0 +1,165 @@
+"""What the controllers of one register tell each other, in its etcd.
+
+    <prefix>/alive/<name of the broker set>/<controller>    JSON: {"<broker id>": {what its heartbeat said}, ...}
+
+The name is percent-encoded. A key is on the lease of its controller, and goes with it; it is written when somebody
+begins or ceases to live or says something new, and not for each heartbeat. What is told is read by a majority: of two
+controllers that both see a broker go, the one that says so later reads that the other has said it too. So at least one
+knows that nobody hears it any more.
+
+Written by compare and swap, though each has keys of its own: a write that was given up may come late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Mapping
+from urllib.parse import quote
+
+import msgspec
+
+from controller.decision import LOWEST_PRIORITY, UNKNOWN, Report
+from controller.other_controllers import Heard
+from controller.register import RegisterUnavailable
+from infra.etcd import Etcd, EtcdError, EtcdRefused, KeyValue
+from neve.entropy import system_entropy, unique_name
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 3  # how long a controller that died is believed
+RENEW_S = 1.0
+_MOST_CONTROLLERS = 64
+_MOST_TRIES = 4
+
+
+class _Said(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A report without its time: it is of now, or the key would be gone. What another version adds is left out."""
+
+    timeout_ms: int
+    address: str = ""
+    cluster: str = ""
+    epoch: int = UNKNOWN
+    max_offset: int = UNKNOWN
+    priority: int = LOWEST_PRIORITY
+    incarnation: str = ""
+    starts: int = 0
+    process: str = ""
+    master_epoch: int = UNKNOWN
+    sync_state_set_epoch: int = UNKNOWN
+
+
+class EtcdControllers:
+    """In the etcd of the register. `_written` are the own keys as they are, as far as is known."""
+
+    renew_s = RENEW_S
+
+    def __init__(self, etcd: Etcd, prefix: str) -> None:
+        self._etcd, self._prefix = etcd, f"{prefix}/alive/"
+        self._own_id = unique_name(system_entropy)
+        self._lease = 0
+        self._written: dict[str, KeyValue | None] = {}
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def heard(self, name: str) -> Heard:
+        prefix = self._set_prefix(name)
+        try:
+            read = await self._etcd.read_all(prefix, _MOST_CONTROLLERS)
+        except EtcdError as error:
+            raise RegisterUnavailable(None, str(error)) from error
+        own = next((kv for kv in read.kvs if kv.key == self._key(name)), None)
+        if _revision(own) != _revision(self._written.get(name, own)):
+            del self._written[name]  # it is not as it was left: it will be read, and written again
+        found: dict[int, list[Report]] = {}
+        for kv in read.kvs:
+            if kv is own:
+                continue
+            for broker_id, report in _decoded(kv).items():
+                found.setdefault(broker_id, []).append(report)
+        return found
+
+    async def say(self, name: str, living: Mapping[int, Report]) -> None:
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        async with turn:
+            try:
+                await self._say(name, _encoded(living) if living else None)
+            except EtcdError as error:
+                raise RegisterUnavailable(None, str(error)) from error
+
+    async def renew(self) -> None:
+        try:
+            if not self._lease or not await self._etcd.keep_alive(self._lease):
+                self._lease = await self._etcd.grant(LEASE_S)
+                self._written.clear()
+        except EtcdError as error:
+            raise RegisterUnavailable(None, str(error)) from error
+
+    async def close(self) -> None:
+        if self._lease:
+            try:
+                await self._etcd.revoke(self._lease)
+            except EtcdError as error:
+                log.warning("what was said of living brokers stays for %d s: %s", LEASE_S, error)
+
+    async def _say(self, name: str, value: bytes | None) -> None:
+        """Until the key is so, whatever became of the writes before."""
+        key = self._key(name)
+        for _ in range(_MOST_TRIES):
+            if name not in self._written:
+                read = await self._etcd.read(key)
+                self._written[name] = read.kvs[0] if read.kvs else None
+            seen = self._written[name]
+            if (seen.value if seen is not None else None) == value and (seen is None or seen.lease == self._lease):
+                return
+            if value is not None and not self._lease:
+                return  # said with the first renewal
+            del self._written[name]
+            lease = self._lease
+            revision = await self._etcd.swap(key, seen, value, lease=lease)
+            if revision is not None:
+                self._written[name] = KeyValue(key, value, 0, revision, lease) if value is not None else None
+                return
+        raise EtcdRefused(f"{key!r} is written by others all the time")
+
+    def _set_prefix(self, name: str) -> bytes:
+        return f"{self._prefix}{quote(name, safe='')}/".encode()
+
+    def _key(self, name: str) -> bytes:
+        return self._set_prefix(name) + self._own_id.encode()
+
+
+def _revision(kv: KeyValue | None) -> int:
+    return kv.mod_revision if kv is not None else 0
+
+
+def _encoded(living: Mapping[int, Report]) -> bytes:
+    said = {
+        str(broker_id): _Said(
+            timeout_ms=report.timeout_ms,
+            address=report.address,
+            cluster=report.cluster,
+            epoch=report.epoch,
+            max_offset=min(report.max_offset, 1),  # that a log is empty is enough: where it ends the broker is asked
+            priority=report.priority,
+            incarnation=report.incarnation,
+            starts=report.starts,
+            process=report.process,
+            master_epoch=report.master_epoch,
+            sync_state_set_epoch=report.sync_state_set_epoch,
+        )
+        for broker_id, report in sorted(living.items())
+    }
+    return msgspec.json.encode(said)
+
+
+def _decoded(kv: KeyValue) -> dict[int, Report]:
+    try:
+        said = msgspec.json.decode(kv.value, type=dict[int, _Said])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        # Perhaps somebody lives whom nobody else hears: nothing may be decided without knowing.
+        raise RegisterUnavailable(None, f"{kv.key!r} in etcd can't be read: {error}") from error
+    return {
+        broker_id: Report(0, **{field: getattr(one, field) for field in _Said.__struct_fields__})
+        for broker_id, one in said.items()
+    }
