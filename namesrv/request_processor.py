@@ -90,7 +90,7 @@ class RequestProcessor:
             ha_server_addr=ext.get("haServerAddr", ""),
             patience_ms=optional_int(ext, "heartbeatTimeoutMillis", 0),
             drop_missing_topics=self._config.delete_topic_with_broker_registration,
-            acting_master=optional_bool(ext, "enableActingMaster"),
+            acting_master=optional_bool(ext, "enableActingMaster") if "enableActingMaster" in ext else None,
         )
         answer: dict[str, str] = {}
         if result.ha_server_addr is not None and result.master_addr is not None:

@@ -95,9 +95,13 @@ class RouteInfoManager:
         ha_server_addr: str = "",
         patience_ms: int | None = None,
         drop_missing_topics: bool = False,
-        acting_master: bool = False,
+        acting_master: bool | None = None,
     ) -> RegisterResult:
-        """Take a broker in, or refresh it; a registration older than the one that stands is refused."""
+        """Take a broker in, or refresh it; a registration older than the one that stands is refused.
+
+        Topics are the master's to tell; while a name has none, the slave's with the lowest id. A broker that says
+        nothing of `acting_master` is of a version whose slaves tell none.
+        """
         key = (identity.cluster, identity.address)
         broker = self._brokers.get(identity.name)
         if broker is not None and broker.cluster != identity.cluster:
@@ -116,15 +120,16 @@ class RouteInfoManager:
         if previous is not None and previous.identity.name != identity.name:
             self.unregister(previous.identity)  # renamed: the old name has nobody behind it
         if broker is None:
-            broker = self._brokers[identity.name] = BrokerData(identity.cluster, identity.name, {}, acting_master)
+            broker = self._brokers[identity.name] = BrokerData(identity.cluster, identity.name, {}, False)
             self._clusters.setdefault(identity.cluster, set()).add(identity.name)
-        broker.enable_acting_master = acting_master
+        broker.enable_acting_master = acting_master is True
         first = broker.broker_addrs.get(identity.broker_id) != identity.address
         for other in [i for i, a in broker.broker_addrs.items() if a == identity.address and i != identity.broker_id]:
             del broker.broker_addrs[other]
         broker.broker_addrs[identity.broker_id] = identity.address
         changed = first or previous is None or previous.data_version != registration.data_version
-        if identity.broker_id == MASTER_ID and changed:
+        tells_topics = acting_master is not None and identity.broker_id == min(broker.broker_addrs)
+        if changed and (identity.broker_id == MASTER_ID or tells_topics):
             self._update_topics(identity.name, registration.topics.values(), drop_missing_topics)
         patience_s = (patience_ms if patience_ms and patience_ms > 0 else DEFAULT_PATIENCE_MS) / 1000
         self._live[key] = _Live(
@@ -178,13 +183,15 @@ class RouteInfoManager:
         return RegisterResult(live.ha_server_addr, master) if live is not None else RegisterResult()
 
     def unregister(self, identity: BrokerIdentity) -> None:
-        """Take a broker out, with the topics that only it has."""
+        """Take a broker out, with the topics that only it has; whichever id it has now: its role may have changed."""
         self._live.pop((identity.cluster, identity.address), None)
         self._filters.pop(identity.address, None)
         broker = self._brokers.get(identity.name)
-        if broker is None or broker.broker_addrs.get(identity.broker_id) != identity.address:
+        ids = [] if broker is None else [i for i, at in broker.broker_addrs.items() if at == identity.address]
+        if broker is None or not ids:
             return
-        del broker.broker_addrs[identity.broker_id]
+        for broker_id in ids:
+            del broker.broker_addrs[broker_id]
         if broker.broker_addrs:
             return
         del self._brokers[identity.name]

@@ -53,6 +53,7 @@ class BrokerOuterApi:
         ext = {
             **self._identity(),
             "haServerAddr": f"{host}:{self._ha_port()}",
+            "enableActingMaster": "false",  # said at all: while there is no master a slave tells the topics
             "compressed": "false",
             "bodyCrc32": str(checksum),
         }

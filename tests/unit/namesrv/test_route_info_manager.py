@@ -65,6 +65,41 @@ def test_a_slave_learns_its_master_and_changes_no_topics(routes: RouteInfoManage
     assert route.broker_datas[0].broker_addrs == {1: A_SLAVE.address}
 
 
+def test_while_there_is_no_master_the_slave_with_the_lowest_id_tells_the_topics(routes: RouteInfoManager) -> None:
+    """A name server that was restarted then: readers find the slaves, and nobody finds a master to write to."""
+    second = BrokerIdentity("c", "a", "10.0.0.4:10911", 2)
+    routes.register(second, topics("t"), connection=3, acting_master=False)
+    routes.register(A_SLAVE, topics("t", "u"), connection=2, acting_master=False)
+    routes.register(second, topics("v", counter=2), connection=3, acting_master=False)
+    assert routes.topics() == ["t", "u"]
+    route = routes.route("t")
+    assert route is not None
+    assert route.broker_datas[0].broker_addrs == {1: A_SLAVE.address, 2: second.address}
+    routes.register(A, topics("m"), connection=1, acting_master=False, drop_missing_topics=True)
+    routes.register(A_SLAVE, topics("s", counter=3), connection=2, acting_master=False)
+    assert routes.topics() == ["m"]
+
+
+def test_a_broker_that_leaves_is_gone_under_whichever_id_it_has(routes: RouteInfoManager) -> None:
+    """It may say the one that it had before its role changed."""
+    routes.register(A, topics("t"), connection=1)
+    routes.register(BrokerIdentity("c", "a", A_SLAVE.address, 0), topics("t", state=2), connection=2)
+    routes.unregister(A_SLAVE)
+    assert routes.route("t") is None
+
+
+def test_a_deposed_master_takes_the_place_of_no_newer_one_and_its_end_ends_nobody(routes: RouteInfoManager) -> None:
+    routes.register(A, topics("t", state=1), connection=1)
+    promoted = BrokerIdentity("c", "a", A_SLAVE.address, 0)
+    routes.register(promoted, topics("t", state=2), connection=2)
+    with pytest.raises(BrokerError, match="newer state"):
+        routes.register(A, topics("t", state=1), connection=1)
+    routes.connection_closed(1)
+    assert routes.member_group("c", "a")["brokerAddrs"] == {0: promoted.address}
+    routes.register(BrokerIdentity("c", "a", A.address, 1), topics("t", state=2), connection=4)
+    assert routes.member_group("c", "a")["brokerAddrs"] == {0: promoted.address, 1: A.address}
+
+
 def test_equal_versions_change_nothing_and_new_ones_do(routes: RouteInfoManager) -> None:
     routes.register(A, topics("t"), connection=1)
     assert routes.set_writable("a", writable=False) == 1
