@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE_AFTER_ERROR = 1.0
 _PAUSE_AFTER_FLOW_CONTROL = 0.02
+# Of a member of a set that serves no reads, or not now: another may be the master.
+_ELSEWHERE = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 _LOCK_CHECK = 1.0  # how often a loop looks whether its queue is locked again
 
 
@@ -119,6 +121,8 @@ class Fetcher:
             self._refusals.over(what)
         except BrokerError as error:
             self._refusals.note(what, error)
+            if error.code in _ELSEWHERE:
+                self._session.forget_route(process_queue.queue.topic)
             is_throttled = error.code == ResponseCode.FLOW_CONTROL
             await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)
         except NeveError as error:

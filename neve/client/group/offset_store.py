@@ -34,6 +34,9 @@ class OffsetStore(Protocol):
     async def write(self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False) -> None:
         """Stores them; with `oneway` no answer is waited for."""
 
+    def keeper(self, queue: MessageQueue) -> object:
+        """Who has what was written; where it is another, that one has to be told."""
+
 
 class BrokerOffsetStore:
     """The group's offsets at the brokers of the queues."""
@@ -58,6 +61,10 @@ class BrokerOffsetStore:
         for problem in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(problem, BaseException):
                 raise problem
+
+    def keeper(self, queue: MessageQueue) -> object:
+        """A connection: what was said over one that broke may be lost, and a new master may not have heard of it."""
+        return self._puller.keeper(queue)
 
 
 class LocalFileOffsetStore:
@@ -90,6 +97,10 @@ class LocalFileOffsetStore:
             await asyncio.to_thread(_replace, self._path, dumps_object_keys({"offsetTable": self._offsets}))
         except OSError as error:
             raise ClientError(f"{self._path} cannot be written: {error}") from error
+
+    def keeper(self, queue: MessageQueue) -> object:
+        """The file."""
+        return self
 
 
 def _read_either(path: Path) -> dict[MessageQueue, int]:

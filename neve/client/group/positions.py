@@ -79,6 +79,7 @@ class Positions:
         process_queue.locked_until = locked_until
         process_queue.last_lock_ms = self._session.options.now_ms() if locked_until is not None else 0
         process_queue.committed = offset if is_stored else -1
+        process_queue.keeper = self.store.keeper(queue)
         process_queue.is_paused = is_paused
         process_queue.delivery.is_open = not is_paused
         self._fetcher.take_over(process_queue)
@@ -92,16 +93,22 @@ class Positions:
     async def leave(self, queue: MessageQueue) -> None:
         """Ends with the queue and stores how far it came."""
         process_queue = self._fetcher.drop(queue)
-        if process_queue.committable != process_queue.committed:
+        if self._is_owed(process_queue):
             await self.store.write({queue: process_queue.committable})
 
     async def commit(self, *, oneway: bool = False) -> None:
-        """Stores what changed since the last time."""
+        """Stores what changed since the last time, and what its keeper may have lost."""
         process_queue = list(self._fetcher.assigned.values())
-        offsets = {one: one.committable for one in process_queue if one.committable != one.committed}
+        offsets = {one: one.committable for one in process_queue if self._is_owed(one)}
         await self.store.write({one.queue: offset for one, offset in offsets.items()}, oneway=oneway)
         for one, offset in offsets.items():
-            one.committed = offset
+            one.committed, one.keeper = offset, self.store.keeper(one.queue)
+
+    def _is_owed(self, process_queue: ProcessQueue) -> bool:
+        """Also what was stored already, where whoever has it may have lost it since."""
+        if process_queue.committable != process_queue.committed:
+            return True
+        return process_queue.keeper is not self.store.keeper(process_queue.queue)
 
     async def commit_forever(self, group: str) -> None:
         while True:

@@ -35,6 +35,7 @@ class ProcessQueue:
         self.is_paused = False  # by the application
         self.is_leaving = False  # another member gets it as soon as the message in hand is settled
         self.committed = offset
+        self.keeper: object = None  # who has that
         self.delivery = DeliveryQueue(in_order=in_order)
         self.locked_until: float | None = None  # on the loop's clock; None: this queue needs no lock
         self.last_lock_ms = 0

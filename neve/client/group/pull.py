@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from neve.client.model import Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
+from neve.client.model import MASTER_ID, Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
+from neve.client.net.route import Reader
 from neve.client.net.session import Session, ext_int, require_success
-from neve.errors import BrokerError, ClientError, ProtocolError
+from neve.errors import BrokerError, ClientError, NeveError, ProtocolError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -72,6 +73,7 @@ class Puller:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._suggested: dict[MessageQueue, int] = {}  # where it is not the master: which member reads are sent to
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues to read from, sorted."""
@@ -87,14 +89,15 @@ class Puller:
         raise ClientError(f"{topic} has no queue {queue}")
 
     async def address(self, queue: MessageQueue) -> str:
-        route = await self._session.route(queue.topic)
-        address = route.address(queue.broker_name)
-        if address is None:
-            route = await self._session.route(queue.topic, fresh=True)
-            address = route.address(queue.broker_name)
-        if address is None:
-            raise ClientError(f"no broker {queue.broker_name} is known")
-        return address
+        """The master's; while there is none, a replica's."""
+        return (await self._reader(queue, MASTER_ID)).address
+
+    async def _reader(self, queue: MessageQueue, wanted: int) -> Reader:
+        for fresh in (False, True):
+            reader = (await self._session.route(queue.topic, fresh=fresh)).reader(queue.broker_name, wanted)
+            if reader is not None:
+                return reader
+        raise ClientError(f"no broker {queue.broker_name} is known")
 
     async def pull(
         self,
@@ -126,9 +129,29 @@ class Puller:
             "expressionType": wanted.kind,
             "maxMsgBytes": str(MAX_BYTES),
         }
-        address = await self.address(queue)
-        answer = await self._session.pool.invoke(address, code, ext, timeout=self.limit(wait, timeout))
-        return _pull_result(answer, queue, wanted)
+        reader = await self._reader(queue, self._suggested.get(queue, MASTER_ID))
+        try:
+            answer = await self._session.pool.invoke(reader.address, code, ext, timeout=self.limit(wait, timeout))
+            result = _pull_result(answer, queue, wanted)
+        except NeveError:
+            self._suggest(queue, reader.instead)
+            raise
+        self._follow(queue, answer, reader)
+        return result
+
+    def _follow(self, queue: MessageQueue, answer: RemotingCommand, reader: Reader) -> None:
+        """A broker says which member is read from next: a replica for what is old, else the master."""
+        text = (answer.ext or {}).get("suggestWhichBrokerId", "")
+        wanted = int(text) if text.isdecimal() else MASTER_ID
+        if wanted == MASTER_ID != reader.member:
+            self._session.doubt(reader.address)  # there may be a master that the route does not have
+        self._suggest(queue, wanted)
+
+    def _suggest(self, queue: MessageQueue, member: int) -> None:
+        if member == MASTER_ID:
+            self._suggested.pop(queue, None)
+        else:
+            self._suggested[queue] = member
 
     def limit(self, wait: float, timeout: float | None) -> float:
         """How long a pull may take."""
@@ -167,13 +190,17 @@ class Puller:
         return ext_int(require_success(answer), "offset")
 
     async def commit(self, group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> None:
-        """Stores the next offset that the group should read."""
+        """Stores the next offset that the group should read: at the master, what a replica is told is lost."""
         ext = {**_fields(queue), "consumerGroup": group, "commitOffset": str(offset)}
-        address, code = await self.address(queue), RequestCode.UPDATE_CONSUMER_OFFSET
+        address, code = await self._session.master(queue), RequestCode.UPDATE_CONSUMER_OFFSET
         if oneway:
             await self._session.pool.send_oneway(address, code, ext, timeout=self._session.options.attempt_timeout)
         else:
             await self._session.ask(address, code, ext)
+
+    def keeper(self, queue: MessageQueue) -> object:
+        """Who has the group's offset of a queue; see `OffsetStore.keeper`."""
+        return self._session.keeper(queue)
 
     # ---- a topic from here to its present end
 

@@ -41,6 +41,7 @@ class QueueLocks:
                 )
             except NeveError as error:
                 log.warning("%s does not lock queues for %s: %s", name, self._group, error)
+                self._session.forget_route(wanted[0].topic)
                 unknown.update(wanted)
                 continue
             for item in answer.get("lockOKMQSet") or ():

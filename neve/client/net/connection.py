@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 FRAME_LIMIT = 16 << 20
 _ONEWAY = 2
+# What a broker says that is not the master, or not now.
+_NOT_HERE = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE})
 
 ServerRequestHandler = Callable[["Connection", RemotingCommand], None]
 
@@ -48,9 +50,15 @@ class Connection(asyncio.Protocol):
     """One TCP connection; requests of all callers are interleaved and matched by opaque."""
 
     def __init__(
-        self, address: str, on_request: ServerRequestHandler, credentials: tuple[str, str] | None = None
+        self,
+        address: str,
+        on_request: ServerRequestHandler,
+        credentials: tuple[str, str] | None = None,
+        on_lost: Callable[[str], None] | None = None,
     ) -> None:
+        """`on_lost` hears the address when the connection has ended, whoever ended it."""
         self.address = address
+        self._on_lost = on_lost
         self._credentials = credentials
         self._on_request = on_request
         self._decoder = FrameDecoder(FRAME_LIMIT)
@@ -94,6 +102,8 @@ class Connection(asyncio.Protocol):
         for future in waiting.values():
             if not future.done():
                 future.set_exception(UnknownOutcome(f"the connection to {self.address} broke: {exc or 'closed'}"))
+        if self._on_lost is not None:
+            self._on_lost(self.address)
 
     @override
     def pause_writing(self) -> None:
@@ -198,6 +208,7 @@ class ConnectionPool:
         on_request: ServerRequestHandler,
         on_connect: Callable[[str], None],
         *,
+        on_doubt: Callable[[str], None] = lambda _: None,
         credentials: tuple[str, str] | None = None,
         tls: ssl.SSLContext | bool = False,
     ) -> None:
@@ -206,6 +217,7 @@ class ConnectionPool:
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._on_connect = on_connect
+        self._on_doubt = on_doubt  # what is at an address may not be what it was there for any more
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._pid = os.getpid()
@@ -239,7 +251,14 @@ class ConnectionPool:
             stale = self._connections.pop(address, None)
             if stale is not None:
                 stale.close()
+        elif answer.code in _NOT_HERE:
+            self._on_doubt(address)
         return answer
+
+    def open_connection(self, address: str) -> Connection | None:
+        """The one that requests take now."""
+        connection = self._connections.get(address)
+        return None if connection is None or connection.is_closed else connection
 
     async def _invoke_once(
         self, address: str, code: int, ext: Mapping[str, str], body: bytes, deadline: float
@@ -287,7 +306,10 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(address, self._on_request, self._credentials), host, port, ssl=self._tls
+                    lambda: Connection(address, self._on_request, self._credentials, self._lost),
+                    host,
+                    port,
+                    ssl=self._tls,
                 )
         except ssl.SSLCertVerificationError as error:
             why = f"its certificate is not trusted: {error.verify_message}"
@@ -295,7 +317,12 @@ class ConnectionPool:
         except ssl.SSLError as error:
             raise ConnectionFailed(f"{address} is there, but TLS with it failed: {error.reason or error}") from error
         except (OSError, TimeoutError) as error:
+            self._lost(address)
             raise ConnectionFailed(f"{address} cannot be reached: {str(error) or 'timed out'}") from error
         self._connections[address] = connection
         self._on_connect(address)
         return connection
+
+    def _lost(self, address: str) -> None:
+        if not self._is_closed:
+            self._on_doubt(address)

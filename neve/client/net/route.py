@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from neve.client.model import BrokerInfo, MessageQueue
+from neve.client.model import MASTER_ID, BrokerInfo, MessageQueue
 from neve.client.net.connection import ConnectionFailed
 from neve.errors import ProtocolError
 
@@ -16,6 +16,15 @@ DEFAULT_TOPIC_QUEUES = 4  # of a topic that the first send will create; the rout
 QUEUES_MAX = 65_536  # of a route; each is an object here
 
 
+class Reader(NamedTuple):
+    """A member of a broker that is read from."""
+
+    member: int
+    address: str
+    #: Whom to turn to if it can't be: the master; while there is none, the next in turn.
+    instead: int
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
     """The queues to write to, the queues to read from and their brokers."""
@@ -23,6 +32,8 @@ class TopicRoute:
     write_queues: tuple[MessageQueue, ...]
     read_queues: tuple[MessageQueue, ...]
     brokers: Mapping[str, BrokerInfo]
+    # Has queues to write to, and no master now.
+    without_master: str | None = None
 
     def master(self, broker_name: str) -> str | None:
         broker = self.brokers.get(broker_name)
@@ -40,10 +51,24 @@ class TopicRoute:
 
     def address(self, broker_name: str) -> str | None:
         """The master, or while there is none any replica: it can be read from."""
+        reader = self.reader(broker_name, MASTER_ID)
+        return None if reader is None else reader.address
+
+    def reader(self, broker_name: str, wanted: int) -> Reader | None:
+        """Who is read from: the member that is wanted, else as RocketMQ's clients choose."""
         broker = self.brokers.get(broker_name)
         if broker is None or not broker.addresses:
             return None
-        return broker.master or broker.addresses[min(broker.addresses)]
+        ids = sorted(broker.addresses)
+        near = (wanted,) if wanted == MASTER_ID else (wanted, wanted + 1)
+        member = next((number for number in near if number in broker.addresses), ids[0])
+        following = next((number for number in ids if number > member), ids[0])
+        return Reader(member, broker.addresses[member], MASTER_ID if broker.master is not None else following)
+
+    def is_set(self, broker_name: str) -> bool:
+        """Whether the broker has replicas: one of them may be its master soon."""
+        broker = self.brokers.get(broker_name)
+        return broker is not None and any(number != MASTER_ID for number in broker.addresses)
 
 
 def parse_brokers(data: Any) -> dict[str, BrokerInfo]:
@@ -66,18 +91,21 @@ def parse_route(topic: str, data: Any) -> TopicRoute:
         brokers = parse_brokers(data.get("brokerDatas"))
         write: list[MessageQueue] = []
         read: list[MessageQueue] = []
+        without_master: str | None = None
         for queues in data.get("queueDatas") or ():
             name, perm = str(queues["brokerName"]), int(queues["perm"])
             broker = brokers.get(name)
             if broker is None:
                 continue
-            if perm & PERM_WRITE and broker.master is not None:
+            if perm & PERM_WRITE and broker.master is None:
+                without_master = name
+            elif perm & PERM_WRITE:
                 write += _queues(topic, name, int(queues["writeQueueNums"]), QUEUES_MAX - len(write))
             if perm & PERM_READ:
                 read += _queues(topic, name, int(queues["readQueueNums"]), QUEUES_MAX - len(read))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"the name server's route of {topic} cannot be read: {error!r}") from error
-    return TopicRoute(tuple(sorted(write)), tuple(sorted(read)), brokers)
+    return TopicRoute(tuple(sorted(write)), tuple(sorted(read)), brokers, without_master)
 
 
 def _queues(topic: str, broker_name: str, count: int, limit: int) -> list[MessageQueue]:
@@ -89,7 +117,7 @@ def _queues(topic: str, broker_name: str, count: int, limit: int) -> list[Messag
 def route_from_default(topic: str, default: TopicRoute) -> TopicRoute:
     """The route that `topic` will have when a broker creates it out of the default topic."""
     queues = _renamed(topic, default.write_queues, DEFAULT_TOPIC_QUEUES)
-    return TopicRoute(queues, queues, default.brokers)
+    return TopicRoute(queues, queues, default.brokers, default.without_master)
 
 
 def _renamed(topic: str, queues: Sequence[MessageQueue], count: int) -> tuple[MessageQueue, ...]:

@@ -27,6 +27,7 @@ ConsumerData = dict[str, Any]
 RequestHandler = Callable[[Connection, RemotingCommand], bool]
 _SEPARATORS = re.compile(r"[;,\s]+")
 _FORGOTTEN = float("-inf")  # instead of the time at which a route was asked for: it did not work
+_DOUBT_S = 0.25  # a route that is younger is not asked for again on a mere doubt
 _PATIENCE_S = 1.0  # so long a route that is at hand waits for a newer one
 
 
@@ -111,7 +112,9 @@ class Session:
     def _new_pool(self, on_connect: Callable[[str], None]) -> ConnectionPool:
         options = self.options
         credentials, tls = options.credentials, options.tls
-        return ConnectionPool(options.connect_timeout, self._serve, on_connect, credentials=credentials, tls=tls)
+        return ConnectionPool(
+            options.connect_timeout, self._serve, on_connect, on_doubt=self.doubt, credentials=credentials, tls=tls
+        )
 
     async def close(self) -> None:
         self._is_closing = True
@@ -259,6 +262,21 @@ class Session:
         if known is not None:
             self._routes[topic] = (_FORGOTTEN, known[1])
 
+    def doubt(self, address: str) -> None:
+        """Something ended or was refused there: who uses a route that names it asks the name servers, now and then."""
+        now = asyncio.get_running_loop().time()
+        for topic, (asked_at, route) in list(self._routes.items()):
+            if asked_at > now - _DOUBT_S:
+                continue
+            if any(address in broker.addresses.values() for broker in route.brokers.values()):
+                self._routes[topic] = (_FORGOTTEN, route)
+
+    def keeper(self, queue: MessageQueue) -> Connection | None:
+        """The connection to the queue's master, as far as both are known: another one may not have what was said."""
+        known = self._routes.get(queue.topic)
+        address = None if known is None else known[1].master(queue.broker_name)
+        return None if address is None else self.pool.open_connection(address)
+
     def drop_route(self, topic: str) -> None:
         """The topic is no more."""
         self._routes.pop(topic, None)
@@ -299,7 +317,10 @@ class Session:
     def _learn(self, brokers: Mapping[str, BrokerInfo]) -> None:
         for broker in brokers.values():
             for number, address in broker.addresses.items():
-                self._known_addresses[address] = number == MASTER_ID
+                was, self._known_addresses[address] = self._known_addresses.get(address), number == MASTER_ID
+                if was not in (None, number == MASTER_ID) and not self._is_closing:
+                    # A new master has to know its producers, and who does not hear of a change may be dead.
+                    self.spawn(self._heartbeat_to(address), f"heartbeat to {address}")
 
     # ---- heartbeat
 

@@ -31,6 +31,11 @@ _STATUS = {
 }
 
 
+# Of these a member of a set answers that is a slave now, that has no role yet, or that hands its role over.
+_NOT_MASTER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+_ELECTION_PAUSES_S = (0.05, 0.1, 0.2)
+
+
 class Producer:
     """The sending half of a client. What brokers stored is noted in `traces`, if there are any."""
 
@@ -97,6 +102,9 @@ class Producer:
     ) -> SendResult:
         """Up to 1 + `send_retries` attempts within `timeout`.
 
+        What a broker with replicas did not take because it is not, or has not, the master now is no attempt: there may
+        be one soon.
+
         Raises:
             BrokerError: refused, and no other broker took it.
             UnknownOutcome: no attempt succeeded and at least one may have been carried out.
@@ -110,35 +118,41 @@ class Producer:
         reserved: SendResult | None = None
         unknown: UnknownOutcome | None = None
         problem: NeveError | None = None
-        for attempt in range(1 + options.send_retries):
-            remaining = deadline - now()
-            if remaining <= 0:
-                break
+        attempts = waits = 0
+        while attempts <= options.send_retries and (remaining := deadline - now()) > 0:
             try:
                 async with asyncio.timeout(remaining):
                     route = await self._session.publish_route(draft.topic)
-                target = self._choose(draft, route, queue, tried)
             except TimeoutError:
                 break
+            target = self._choose(draft, route, queue, tried)
             tried.append(target.broker_name)
+            may_be_elected = False
             try:
                 result = await self._attempt(draft, target, route, deadline, group)
             except BrokerError as error:
                 if error.code not in retry_on:
                     raise
                 problem = error
+                may_be_elected = error.code in _NOT_MASTER and route.is_set(target.broker_name)
             except UnknownOutcome as error:
                 problem = unknown = error
             except ConnectionFailed as error:
                 problem = error
+                may_be_elected = route.is_set(target.broker_name)
             else:
                 if result.status is SendStatus.SEND_OK or not options.retry_when_not_stored_ok:
                     return result
                 reserved = result  # stored, but with a reservation: another broker may do better
+                attempts += 1
                 continue
+            attempts, waits = attempts + (not may_be_elected), waits + may_be_elected
             self._session.forget_route(draft.topic)
-            if attempt < options.send_retries and len(set(tried)) < len(tried):  # the same broker again: not at once
-                await asyncio.sleep(min(0.05 * 2**attempt, max(deadline - now(), 0)))
+            if attempts <= options.send_retries and len(set(tried)) < len(tried):  # the same broker again: not at once
+                pause = 0.05 * 2 ** (attempts - 1)
+                if may_be_elected:
+                    pause = _ELECTION_PAUSES_S[min(waits, len(_ELECTION_PAUSES_S)) - 1]
+                await asyncio.sleep(min(pause, max(deadline - now(), 0)))
         if reserved is not None:
             return reserved
         raise unknown or problem or UnknownOutcome(f"no route to {draft.topic} in time")
@@ -189,6 +203,8 @@ class Producer:
             return queue
         topic = draft.topic
         candidates = [q for q in route.write_queues if not isinstance(queue, int) or q.queue_id == queue]
+        if not candidates and route.without_master is not None:
+            return MessageQueue(topic, route.without_master, 0)  # as soon as it has one
         if not candidates:
             which = "queue" if queue is None else f"queue {queue}"
             raise ClientError(f"{topic} has no {which} to write to", ResponseCode.TOPIC_NOT_EXIST)

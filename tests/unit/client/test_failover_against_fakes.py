@@ -1,0 +1,364 @@
+"""What a client does while the members of a broker set change their roles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from neve.client import connect
+from neve.client.group.positions import Positions
+from neve.client.group.pull import Puller
+from neve.client.model import MessageQueue
+from neve.client.net import session as session_module
+from neve.client.net.connection import ConnectionFailed
+from neve.client.net.route import parse_route
+from neve.client.net.session import Session
+from neve.client.options import ClientOptions
+from neve.errors import BrokerError, ClientError, NeveError
+from neve.remoting.body import dumps
+from neve.remoting.command import RemotingCommand
+from tests.unit.client.fake_cluster import Answer, FakeServer, Handler, run, send_ok, sends
+from tests.unit.client.group_broker import GroupBroker
+
+QUEUE = MessageQueue("t", "b0", 0)
+
+
+class BrokerSet:
+    """One broker name; `ids` is what the name server says of it."""
+
+    def __init__(self, *handlers: Handler) -> None:
+        self.members = [FakeServer(handler) for handler in handlers]
+        self.ids = dict(enumerate(self.members))
+        self.namesrv = FakeServer(self._route)
+        #: Called for each question, before it is answered.
+        self.asked: Callable[[int], None] = lambda _: None
+
+    @property
+    def questions(self) -> int:
+        return self.namesrv.codes().count(105)
+
+    def _route(self, request: RemotingCommand) -> Answer:
+        self.asked(self.questions)
+        addresses = {str(number): member.address for number, member in self.ids.items()}
+        route = {
+            "brokerDatas": [{"brokerName": "b0", "cluster": "c", "brokerAddrs": addresses}],
+            "queueDatas": [{"brokerName": "b0", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}],
+        }
+        return 0, {}, dumps(route)
+
+
+@asynccontextmanager
+async def running(*handlers: Handler) -> AsyncIterator[BrokerSet]:
+    """Member 0, the master; 1; 2 …"""
+    broker_set = BrokerSet(*handlers)
+    servers = [broker_set.namesrv, *broker_set.members]
+    for server in servers:
+        await server.start()
+    try:
+        yield broker_set
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+def elected(broker_set: BrokerSet, question: int, member: FakeServer) -> Callable[[int], None]:
+    """From a question on there is a master."""
+
+    def asked(number: int) -> None:
+        if number >= question:
+            broker_set.ids = {0: member}
+
+    return asked
+
+
+# ---- sends
+
+
+@pytest.mark.parametrize("queue", [None, 0, QUEUE])
+def test_a_send_that_is_under_way_when_the_master_dies_is_taken_by_the_next_one(queue: object) -> None:
+    """However often the name servers have to be asked until there is one."""
+
+    async def work() -> None:
+        async with running(send_ok, send_ok) as broker_set, connect(broker_set.namesrv.address) as client:
+            old, new = broker_set.members
+            await client.send("t", b"x", queue=queue)
+            broker_set.ids = {1: new}
+            broker_set.asked = elected(broker_set, 7, new)
+            await old.stop()
+            assert (await client.send("t", b"y", queue=queue)).queue_offset == 7
+            assert [request.body for request in sends(new)] == [b"y"]
+            assert broker_set.questions >= 7
+
+    run(work)
+
+
+@pytest.mark.parametrize("code", [2, 14])
+def test_a_member_that_is_not_the_master_any_more_uses_up_no_attempt(code: int) -> None:
+    """It refuses what it did not store: more often than there are attempts, where its set takes its time."""
+
+    async def work() -> None:
+        async with running(lambda request: (code if request.code == 310 else 0, {}, b""), send_ok) as broker_set:
+            old, new = broker_set.members
+            broker_set.asked = elected(broker_set, 6, new)
+            async with connect(broker_set.namesrv.address, send_retries=1) as client:
+                assert (await client.send("t", b"x")).queue_offset == 7
+            assert len(sends(old)) >= 4
+            assert len(sends(new)) == 1
+
+    run(work)
+
+
+def test_without_a_master_a_send_ends_in_time_and_says_that_nothing_left() -> None:
+    async def work() -> None:
+        async with running(send_ok, send_ok) as broker_set, connect(broker_set.namesrv.address) as client:
+            del broker_set.ids[0]
+            with pytest.raises(ConnectionFailed, match="no master of b0 is known"):
+                await client.send("t", b"x", timeout=0.3)
+            assert not sends(broker_set.members[1])
+
+    run(work)
+
+
+def test_a_refusal_of_a_broker_without_replicas_uses_up_an_attempt() -> None:
+    async def work() -> None:
+        async with running(lambda request: (2 if request.code == 310 else 0, {}, b"")) as broker_set:
+            async with connect(broker_set.namesrv.address) as client:
+                with pytest.raises(BrokerError):
+                    await client.send("t", b"x", timeout=60)
+            assert len(sends(broker_set.members[0])) == 3
+
+    run(work)
+
+
+def test_the_route_is_asked_for_again_when_a_connection_of_a_broker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sends meanwhile: the next send knows the new master without having tried the old one."""
+
+    async def work() -> None:
+        async with (
+            running(send_ok, send_ok) as broker_set,
+            session_of(broker_set) as session,
+        ):
+            old, new = broker_set.members
+            assert await session.master(QUEUE) == old.address
+            connection = await session.pool.get(old.address)
+            broker_set.ids = {0: new, 1: old}
+            monkeypatch.setattr(session_module, "_DOUBT_S", 0.0)  # the route is an old one by now
+            for writer in old.writers:
+                writer.close()
+            while not connection.is_closed:
+                await asyncio.sleep(0)
+            assert await session.master(QUEUE) == new.address
+
+    run(work)
+
+
+def test_a_replica_that_becomes_master_hears_of_its_producers_at_once() -> None:
+    """Over the connection that it has: it may have to ask them what became of a transaction."""
+
+    async def work() -> None:
+        async with running(send_ok, send_ok) as broker_set, session_of(broker_set) as session:
+            old, new = broker_set.members
+            session.produces("p")
+            await session.route("t")
+            await session.pool.get(new.address)
+            await session.heartbeat()
+            assert 34 not in new.codes(), "producers are the master's to know"
+            broker_set.ids = {0: new, 1: old}
+            await session.route_now("t")
+            while 34 not in new.codes():
+                await asyncio.sleep(0)
+
+    run(work)
+
+
+# ---- reads
+
+
+@asynccontextmanager
+async def session_of(broker_set: BrokerSet) -> AsyncIterator[Session]:
+    session = Session(broker_set.namesrv.address, ClientOptions())
+    await session.start()
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+def reads(suggested: int, code: int = 19) -> Handler:
+    """Answers pulls with nothing, and sends who asks to a member."""
+
+    def handler(request: RemotingCommand) -> Answer:
+        where = {"nextBeginOffset": request.ext.get("queueOffset", "0"), "minOffset": "0", "maxOffset": "0"}
+        return (code if request.code == 11 else 0), {**where, "suggestWhichBrokerId": str(suggested)}, b""
+
+    return handler
+
+
+def pulls(broker_set: BrokerSet) -> list[int]:
+    return [member.codes().count(11) for member in broker_set.members]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_reader_goes_where_it_is_sent_and_comes_back(missing: bool) -> None:
+    """A member that is suggested and not there is stood in for by the next one, as with RocketMQ's clients."""
+
+    async def work() -> None:
+        async with running(reads(1), reads(1), reads(0)) as broker_set, session_of(broker_set) as session:
+            master, first, second = broker_set.members
+            if missing:
+                broker_set.ids = {0: master, 2: second}
+            puller = Puller(session)
+            for _ in range(2):
+                await puller.pull(QUEUE, 0)
+            assert pulls(broker_set) == ([1, 0, 1] if missing else [1, 1, 0])
+            first.handler = reads(0)
+            await puller.pull(QUEUE, 0)
+            await puller.pull(QUEUE, 0)
+            assert pulls(broker_set) == ([2, 0, 2] if missing else [2, 2, 0])
+
+    run(work)
+
+
+def test_a_replica_that_cannot_be_read_from_is_left_for_the_master() -> None:
+    async def work() -> None:
+        async with running(reads(1), reads(1, code=2)) as broker_set, session_of(broker_set) as session:
+            puller = Puller(session)
+            await puller.pull(QUEUE, 0)
+            with pytest.raises(BrokerError):
+                await puller.pull(QUEUE, 0)
+            await puller.pull(QUEUE, 0)
+            assert pulls(broker_set) == [2, 1]
+
+    run(work)
+
+
+def test_while_no_master_is_known_replicas_are_read_from_in_turn() -> None:
+    async def work() -> None:
+        async with running(reads(0), reads(0, code=2), reads(0)) as broker_set, session_of(broker_set) as session:
+            await broker_set.members[0].stop()
+            del broker_set.ids[0]
+            puller = Puller(session)
+            with pytest.raises(BrokerError):
+                await puller.pull(QUEUE, 0)
+            await puller.pull(QUEUE, 0)
+            assert pulls(broker_set) == [0, 1, 1]
+
+    run(work)
+
+
+def test_a_reader_that_a_replica_sends_back_asks_for_the_master_that_it_does_not_know() -> None:
+    async def work() -> None:
+        async with running(reads(0), reads(0, code=20)) as broker_set, session_of(broker_set) as session:
+            master, replica = broker_set.members
+            broker_set.ids = {1: replica}
+            puller = Puller(session)
+            await puller.pull(QUEUE, 0)
+            broker_set.ids = {0: master, 1: replica}
+            while not master.codes().count(11):
+                await puller.pull(QUEUE, 0)
+
+    run(work)
+
+
+# ---- positions
+
+
+def test_a_position_is_stored_at_the_master_or_not_at_all() -> None:
+    """What a replica is told is lost, and would not be told again."""
+
+    async def work() -> None:
+        async with running(GroupBroker(5), GroupBroker(5)) as broker_set, session_of(broker_set) as session:
+            del broker_set.ids[0]
+            for oneway in (False, True):
+                with pytest.raises((ClientError, NeveError), match="no master"):
+                    await Puller(session).commit("g", QUEUE, 3, oneway=oneway)
+            assert 15 not in broker_set.members[1].codes()
+
+    run(work)
+
+
+def positions(member: FakeServer) -> list[int]:
+    """Those of the queue that it was told."""
+    commits = [request.ext for request in member.requests if request.code == 15]
+    return [int(ext["commitOffset"]) for ext in commits if ext["topic"] == "t"]
+
+
+def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was told may have died before the others heard of it."""
+    rounds: list[None] = []
+    commit = Positions.commit
+
+    async def counted(self: Positions, *, oneway: bool = False) -> None:
+        await commit(self, oneway=oneway)
+        rounds.append(None)
+
+    monkeypatch.setattr(Positions, "commit", counted)
+
+    async def told(member: FakeServer) -> int:
+        """How often, with three rounds more after the first time."""
+        while 5 not in positions(member):
+            await asyncio.sleep(0.01)
+        end = len(rounds) + 3
+        while len(rounds) < end:
+            await asyncio.sleep(0.01)
+        return positions(member).count(5)
+
+    async def work() -> None:
+        async with running(GroupBroker(5), GroupBroker(5)) as broker_set:
+            old, new = broker_set.members
+            async with (
+                connect(broker_set.namesrv.address, commit_interval=0.02) as client,
+                client.consumer("g", "t", start="first") as consumer,
+            ):
+                for _ in range(5):
+                    message = await consumer.receive()
+                    assert message is not None
+                    await message.ack()
+                assert await told(old) == 1
+                broker_set.ids = {0: new}
+                await old.stop()
+                assert await told(new) == 1
+
+    run(work)
+
+
+def test_a_consumer_whose_broker_became_a_slave_finds_the_new_master() -> None:
+    async def work() -> None:
+        async with running(GroupBroker(5), GroupBroker(5)) as broker_set:
+            old, new = broker_set.members
+            async with (
+                connect(broker_set.namesrv.address) as client,
+                client.consumer("g", "t", start="first") as consumer,
+            ):
+                assert await consumer.receive() is not None
+                serves = old.handler
+                old.handler = lambda request: (2, {}, b"") if request.code == 11 else serves(request)
+                new_group = GroupBroker(8)
+                new.handler = new_group
+                broker_set.ids = {0: new, 1: old}
+                old.reply(next(one for one in reversed(old.requests) if one.code == 11), 2, {})  # the pull that is held
+                while not new_group.pulls:
+                    await asyncio.sleep(0.01)
+
+    run(work)
+
+
+# ---- routes
+
+
+def test_a_route_has_queues_to_write_to_where_there_is_a_master() -> None:
+    def broker(name: str, *ids: int) -> dict[str, object]:
+        return {"brokerName": name, "cluster": "c", "brokerAddrs": {str(number): f"h:{number}" for number in ids}}
+
+    def queues(name: str) -> dict[str, object]:
+        return {"brokerName": name, "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
+
+    data = {"brokerDatas": [broker("a", 0, 1), broker("b", 1, 2)], "queueDatas": [queues("a"), queues("b")]}
+    route = parse_route("t", data)
+    assert [queue.broker_name for queue in route.write_queues] == ["a"]
+    assert [queue.broker_name for queue in route.read_queues] == ["a", "b"]
+    assert (route.without_master, route.master("b")) == ("b", None)
+    assert (route.address("a"), route.address("b")) == ("h:0", "h:1")
