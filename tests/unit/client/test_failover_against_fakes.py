@@ -78,7 +78,9 @@ def elected(broker_set: BrokerSet, question: int, member: FakeServer) -> Callabl
 
 
 @pytest.mark.parametrize("queue", [None, 0, QUEUE])
-def test_a_send_that_is_under_way_when_the_master_dies_is_taken_by_the_next_one(queue: object) -> None:
+def test_a_send_that_is_under_way_when_the_master_dies_is_taken_by_the_next_one(
+    queue: int | MessageQueue | None,
+) -> None:
     """However often the name servers have to be asked until there is one."""
 
     async def work() -> None:
