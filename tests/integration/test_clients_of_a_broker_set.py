@@ -1,0 +1,120 @@
+"""neve's client through the failovers of a broker set: calls go on, groups stand where they stood."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from neve.client import AsyncClient, connect
+from neve.client.consumers.shell import Shell
+from tests.servers.broker_set import BrokerSet
+from tests.waiting import until
+
+TOPIC, GROUP = "orders", "g"
+_CALL_S = 60.0  # a change of roles takes a second; the machine is shared
+
+
+@asynccontextmanager
+async def client_of(brokers: BrokerSet) -> AsyncIterator[AsyncClient]:
+    async with connect(brokers.name_server.namesrv, timeout=_CALL_S) as client:
+        await client.create_topic(TOPIC, queues=1)
+        yield client
+
+
+async def send(client: AsyncClient, numbers: range, sent: list[int] | None = None) -> None:
+    """One after the other; each call ends well."""
+    for number in numbers:
+        await client.send(TOPIC, str(number))
+        if sent is not None:
+            sent.append(number)
+
+
+async def stored(client: AsyncClient) -> list[int]:
+    """As they lie in the queue; a send whose connection broke is repeated, so one may follow itself."""
+    found = [int(message.body) async for message in client.reader(TOPIC)]
+    return [number for at, number in enumerate(found) if at == 0 or found[at - 1] != number]
+
+
+async def receive_all(consumer: Shell, count: int, read: set[int]) -> None:
+    while len(read) < count:
+        message = await consumer.receive()
+        assert message is not None
+        read.add(int(message.body))
+        await message.ack()
+
+
+def test_no_send_fails_while_the_master_is_killed_and_all_are_there_in_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        with BrokerSet(tmp_path, replication="sync") as brokers:
+            async with client_of(brokers) as client:
+                for first in (0, 400):
+                    former, sent = brokers.master, list[int]()
+                    sending = asyncio.create_task(send(client, range(first, first + 400), sent))
+                    await until(lambda sent=sent: len(sent) >= 100, "some are sent")  # type: ignore[misc]
+                    former.kill()
+                    await sending
+                    await asyncio.to_thread(former.start)
+                    await asyncio.to_thread(brokers.wait_until_in_sync, *brokers.members)
+                assert await stored(client) == list(range(800))
+
+    asyncio.run(main())
+
+
+def test_a_send_goes_on_when_the_master_is_frozen_and_it_wakes_as_a_slave(tmp_path: Path) -> None:
+    async def main() -> None:
+        with BrokerSet(tmp_path, replication="sync", controllerHeartBeatTimeoutMills="3s") as brokers:
+            async with client_of(brokers) as client:
+                former = brokers.master
+                await send(client, range(10))
+                former.signal(signal.SIGSTOP)
+                try:
+                    await send(client, range(10, 20))
+                    assert brokers.master is not former
+                finally:
+                    former.signal(signal.SIGCONT)
+                await asyncio.to_thread(brokers.wait_until_in_sync, *brokers.members)
+                await send(client, range(20, 30))
+                assert await stored(client) == list(range(30))
+
+    asyncio.run(main())
+
+
+def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_path: Path) -> None:
+    async def main() -> None:
+        with BrokerSet(tmp_path, replication="sync") as brokers:
+            async with client_of(brokers) as client, client.consumer(GROUP, TOPIC, start="first") as consumer:
+                read = set[int]()
+                reading = asyncio.create_task(receive_all(consumer, 300, read))
+                await send(client, range(100))
+                brokers.master.kill()
+                await send(client, range(100, 300))
+                await reading
+
+                async def is_known() -> bool:
+                    end = len([None async for _ in client.reader(TOPIC)])
+                    return await client.committed(GROUP, TOPIC, 0) == end
+
+                await until(is_known, "the new master knows that the group is at the end")
+
+    asyncio.run(main())
+
+
+def test_slaves_are_read_while_there_is_no_master(tmp_path: Path) -> None:
+    """And nobody elects one."""
+
+    async def main() -> None:
+        with BrokerSet(tmp_path, replication="sync", slaveReadEnable="true") as brokers:
+            async with client_of(brokers) as client:
+                await send(client, range(500))
+                async with client.consumer(GROUP, TOPIC, start="first", max_buffered=32) as consumer:
+                    read = set[int]()
+                    await receive_all(consumer, 1, read)
+                    master = brokers.master
+                    brokers.controller.kill()
+                    master.kill()
+                    await receive_all(consumer, 500, read)
+
+    asyncio.run(main())
