@@ -23,6 +23,7 @@ _STATUS = {
 }
 MAX_BYTES = 262_144
 _INFLATED_MAX = 64 << 20  # of one pull; what is beyond it is left for the next
+_PATIENCE_S = 1.0  # after which an answer is late
 _ANSWER_MARGIN = 15.0  # after the broker's own wait a pull is given this much longer
 
 
@@ -131,7 +132,14 @@ class Puller:
         }
         reader = await self._reader(queue, self._suggested.get(queue, MASTER_ID))
         try:
-            answer = await self._session.pool.invoke(reader.address, code, ext, timeout=self.limit(wait, timeout))
+            limit = self.limit(wait, timeout)
+            if reader.member == MASTER_ID:
+                patience = wait + _PATIENCE_S
+                answer = await self._session.ask_master(
+                    queue, reader.address, code, ext, timeout=limit, patience=patience
+                )
+            else:
+                answer = await self._session.pool.invoke(reader.address, code, ext, timeout=limit)
             result = _pull_result(answer, queue, wanted)
         except NeveError:
             self._suggest(queue, reader.instead)

@@ -147,6 +147,22 @@ class Connection(asyncio.Protocol):
         if not request.is_oneway and not self.is_closed:
             self._write(RemotingCommand.response(request, code, remark=remark, body=body))
 
+    @property
+    def heard(self) -> int:
+        """Goes up with what the peer says."""
+        return self._received
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an answer is waited for."""
+        return bool(self._waiting)
+
+    def give_up(self) -> None:
+        """Without waiting for the peer to take what is written: who waits for an answer hears that none will come."""
+        self.is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
     def close(self) -> None:
         self.is_closed = True
         if self._transport is not None:

@@ -28,6 +28,7 @@ RequestHandler = Callable[[Connection, RemotingCommand], bool]
 _SEPARATORS = re.compile(r"[;,\s]+")
 _FORGOTTEN = float("-inf")  # instead of the time at which a route was asked for: it did not work
 _DOUBT_S = 0.25  # a route that is younger is not asked for again on a mere doubt
+_WATCH_S = 0.25  # from one question who is master to the next
 _PATIENCE_S = 1.0  # so long a route that is at hand waits for a newer one
 
 
@@ -75,6 +76,7 @@ class Session:
         # By request code, for what names no consumer group: check-backs and replies.
         self.code_handlers: dict[int, RequestHandler] = {}
         self._producer_groups: set[str] = set()
+        self._watched: set[str] = set()  # masters that are silent
         # Address -> the producer groups that it has acknowledged over its present connection.
         self._introduced: dict[str, frozenset[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -255,6 +257,55 @@ class Session:
             if address is not None:
                 return address
         raise ClientError(f"no master of {queue.broker_name} is known")
+
+    async def ask_master(
+        self,
+        queue: MessageQueue,
+        address: str,
+        code: int,
+        ext: Mapping[str, str],
+        *,
+        body: bytes = b"",
+        timeout: float,
+        patience: float,
+    ) -> RemotingCommand:
+        """The answer of the queue's master, whatever its code.
+
+        After `patience` seconds without one the name servers are asked, again and again: a master that is frozen or cut
+        off does not say that there is another one.
+
+        Raises:
+            UnknownOutcome: no answer came in time, or there is another master.
+        """
+        timer = asyncio.get_running_loop().call_later(patience, self._watch, queue, address)
+        try:
+            return await self.pool.invoke(address, code, ext, body=body, timeout=timeout)
+        finally:
+            timer.cancel()
+
+    def _watch(self, queue: MessageQueue, address: str) -> None:
+        connection = self.pool.open_connection(address)
+        if connection is not None and address not in self._watched and not self._is_closing:
+            self._watched.add(address)
+            self.spawn(self._watch_silent(queue, connection), f"watch {address}")
+
+    async def _watch_silent(self, queue: MessageQueue, connection: Connection) -> None:
+        """Until it says something, nobody waits for it, or another is master."""
+        address, heard = connection.address, connection.heard
+        try:
+            while not connection.is_closed and connection.is_asked and connection.heard == heard:
+                try:
+                    master = (await self.route_now(queue.topic)).master(queue.broker_name)
+                except NeveError as error:
+                    log.info("%s is silent, and so are the name servers: %s", address, error)
+                    master = None
+                if master not in (None, address):
+                    log.warning("%s is silent, and %s is the master of %s now", address, master, queue.broker_name)
+                    connection.give_up()
+                    return
+                await asyncio.sleep(_WATCH_S)
+        finally:
+            self._watched.discard(address)
 
     def forget_route(self, topic: str) -> None:
         """The next use waits for the name servers; while they are away the old route is better than none."""

@@ -33,6 +33,7 @@ _STATUS = {
 
 # Of these a member of a set answers that is a slave now, that has no role yet, or that hands its role over.
 _NOT_MASTER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+_PATIENCE_S = 1.0  # an answer takes so long only where something is wrong
 _ELECTION_PAUSES_S = (0.05, 0.1, 0.2)
 
 
@@ -169,7 +170,9 @@ class Producer:
         header = self._header(draft, target, group)
         try:
             address = route.require_master(target.broker_name)
-            answer = await self._session.pool.invoke(address, code, header, body=draft.body, timeout=limit)
+            answer = await self._session.ask_master(
+                target, address, code, header, body=draft.body, timeout=limit, patience=_PATIENCE_S
+            )
             result = _result(answer, draft, target)
         except BrokerError:
             self._faults.refused(target.broker_name)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from neve.client import connect
+from neve.client.group import pull as pull_module
 from neve.client.group.positions import Positions
 from neve.client.group.pull import Puller
 from neve.client.model import MessageQueue
@@ -17,11 +18,13 @@ from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import parse_route
 from neve.client.net.session import Session
 from neve.client.options import ClientOptions
-from neve.errors import BrokerError, ClientError, NeveError
+from neve.client.send import producer as producer_module
+from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
 from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import Answer, FakeServer, Handler, run, send_ok, sends
+from tests.unit.client.fake_cluster import Answer, FakeServer, Handler, run, send_ok, sends, silent
 from tests.unit.client.group_broker import GroupBroker
+from tests.waiting import until
 
 QUEUE = MessageQueue("t", "b0", 0)
 
@@ -153,6 +156,48 @@ def test_the_route_is_asked_for_again_when_a_connection_of_a_broker_ends(monkeyp
             while not connection.is_closed:
                 await asyncio.sleep(0)
             assert await session.master(QUEUE) == new.address
+
+    run(work)
+
+
+@pytest.mark.parametrize("what", ["send", "pull"])
+def test_who_waits_for_a_master_that_is_frozen_turns_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As soon as the name servers know it: its own time would be up much later."""
+    for module in (producer_module, pull_module):
+        monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+
+    async def work() -> None:
+        async with running(silent, GroupBroker(5)) as broker_set:
+            old, new = broker_set.members
+            async with connect(broker_set.namesrv.address, timeout=600, attempt_timeout=600) as client:
+                broker_set.asked = elected(broker_set, 4, new)
+                if what == "send":
+                    assert (await client.send("t", b"x")).queue_offset == 7
+                    assert len(sends(old)) == 1
+                else:
+                    with pytest.raises(UnknownOutcome):
+                        await client.pull("t", 0, 0)
+                    assert len((await client.pull("t", 0, 0)).messages) == 5
+
+    run(work)
+
+
+def test_a_slow_master_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_module, "_PATIENCE_S", 0.01)
+
+    async def work() -> None:
+        async with running(send_ok, send_ok) as broker_set, connect(broker_set.namesrv.address) as client:
+            old, new = broker_set.members
+            await client.send("t", b"x")
+            await until(lambda: 34 in old.codes(), "the first heartbeat")
+            old.handler = silent
+            sending = asyncio.create_task(client.send("t", b"y", timeout=600))
+            await until(lambda: broker_set.questions >= 4, "the name server is asked again and again")
+            old.reply(sends(old)[1], 0, {"msgId": "ID", "queueId": "0", "queueOffset": "9"})
+            assert (await sending).queue_offset == 9
+            assert not sends(new)
 
     run(work)
 
@@ -301,11 +346,9 @@ def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(mon
 
     async def told(member: FakeServer) -> int:
         """How often, with three rounds more after the first time."""
-        while 5 not in positions(member):
-            await asyncio.sleep(0.01)
+        await until(lambda: 5 in positions(member), "it is told")
         end = len(rounds) + 3
-        while len(rounds) < end:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(rounds) >= end, "three rounds more")
         return positions(member).count(5)
 
     async def work() -> None:
@@ -342,8 +385,7 @@ def test_a_consumer_whose_broker_became_a_slave_finds_the_new_master() -> None:
                 new.handler = new_group
                 broker_set.ids = {0: new, 1: old}
                 old.reply(next(one for one in reversed(old.requests) if one.code == 11), 2, {})  # the pull that is held
-                while not new_group.pulls:
-                    await asyncio.sleep(0.01)
+                await until(lambda: bool(new_group.pulls), "the new master is read from")
 
     run(work)
 
