@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,16 +16,22 @@ from neve.client.model import (
     TopicConfig,
     message_from_record,
 )
+from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session, parse_body, require_success
-from neve.errors import BrokerError, ClientError, ProtocolError
+from neve.errors import BrokerError, ClientError, ProtocolError, UnknownOutcome
 from neve.record.codec import MalformedRecord, decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
 from neve.remoting.names import DEFAULT_TOPIC
+
+log = logging.getLogger(__name__)
 
 _SHOWN_TO_ALL = 10_000  # ms that an id search looks ahead of our clock
 _KEY_RESULTS = 32
+# Of a member that answers no such thing, or not now: another may.
+_ELSEWHERE = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
 
 class Admin:
@@ -145,15 +152,24 @@ class Admin:
             raise ClientError(str(error)) from error
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         brokers = await self._session.brokers()
-        owner = next((b.name for b in brokers.values() if address in b.addresses.values()), None)
-        if owner is None:  # the id names an address of its writer's choice: ask none that is not ours
-            raise BrokerError(ResponseCode.QUERY_NOT_FOUND, f"{msg_id} lies on no broker of this cluster")
+        owner = next((one for one in brokers.values() if address in one.addresses.values()), None)
+        # The id names an address of its writer's choice: ask none that is not ours. Who stored it may be gone; what it
+        # stored is with the other members of its set.
+        asked = sorted(brokers.values(), key=lambda one: one.name) if owner is None else [owner]
         ext = {"offset": str(offset), "topic": topic or ""}
-        answer = await self._session.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, ext)
-        try:
-            return message_from_record(decode_record(answer.body), owner)
-        except ValueError as error:
-            raise ProtocolError(f"message {msg_id}: {error}") from error
+        problem = BrokerError(ResponseCode.QUERY_NOT_FOUND, f"{msg_id} lies on no broker of this cluster")
+        for broker in asked:
+            try:
+                answer = await self._ask_any(broker, RequestCode.VIEW_MESSAGE_BY_ID, ext, first=address)
+                message = message_from_record(decode_record(require_success(answer).body), broker.name)
+            except BrokerError as error:
+                problem = problem if owner is None else error
+            except ValueError as error:
+                raise ProtocolError(f"message {msg_id}: {error}") from error
+            else:
+                if owner is not None or message.offset_msg_id == msg_id.upper():
+                    return message
+        raise problem
 
     async def query_messages(
         self,
@@ -177,12 +193,10 @@ class Admin:
         }
         route = await self._session.route(topic)
         found: list[Message] = []
-        for name in sorted(route.brokers):
-            address = route.address(name)
-            if address is None:
+        for name, broker in sorted(route.brokers.items()):
+            if not broker.addresses:
                 continue
-            timeout = self._session.options.timeout
-            answer = await self._session.pool.invoke(address, RequestCode.QUERY_MESSAGE, ext, timeout=timeout)
+            answer = await self._ask_any(broker, RequestCode.QUERY_MESSAGE, ext)
             if answer.code == ResponseCode.QUERY_NOT_FOUND:
                 continue
             try:
@@ -193,6 +207,26 @@ class Admin:
         return sorted(found, key=lambda message: message.store_timestamp)
 
     # ---- inside
+
+    async def _ask_any(
+        self, broker: BrokerInfo, code: RequestCode, ext: Mapping[str, str], *, first: str = ""
+    ) -> RemotingCommand:
+        """What a member of the broker answers, its master first, unless another is named: all have the same messages.
+
+        Raises:
+            NeveError: none can be asked; why the last one could not.
+        """
+        members = [broker.addresses[number] for number in sorted(broker.addresses)]
+        members.sort(key=lambda address: address != first)
+        for address in members[:-1]:
+            try:
+                answer = await self._session.pool.invoke(address, code, ext, timeout=self._session.options.timeout)
+            except (ConnectionFailed, UnknownOutcome) as error:
+                log.info("%s: %s", address, error)
+            else:
+                if answer.code not in _ELSEWHERE:
+                    return answer
+        return await self._session.pool.invoke(members[-1], code, ext, timeout=self._session.options.timeout)
 
     async def _masters(self, broker: str | None) -> dict[str, str]:
         brokers = await self._session.brokers()

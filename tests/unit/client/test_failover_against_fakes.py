@@ -12,7 +12,7 @@ from neve.client import connect
 from neve.client.group import pull as pull_module
 from neve.client.group.positions import Positions
 from neve.client.group.pull import Puller
-from neve.client.model import MessageQueue
+from neve.client.model import MessageQueue, parse_address
 from neve.client.net import session as session_module
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import parse_route
@@ -20,6 +20,8 @@ from neve.client.net.session import Session
 from neve.client.options import ClientOptions
 from neve.client.send import producer as producer_module
 from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
+from neve.record.codec import encode_record
+from neve.record.ids import offset_msg_id
 from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.fake_cluster import Answer, FakeServer, Handler, run, send_ok, sends, silent
@@ -46,8 +48,11 @@ class BrokerSet:
     def _route(self, request: RemotingCommand) -> Answer:
         self.asked(self.questions)
         addresses = {str(number): member.address for number, member in self.ids.items()}
+        broker = {"brokerName": "b0", "cluster": "c", "brokerAddrs": addresses}
+        if request.code == 106:
+            return 0, {}, dumps({"brokerAddrTable": {"b0": broker}, "clusterAddrTable": {"c": ["b0"]}})
         route = {
-            "brokerDatas": [{"brokerName": "b0", "cluster": "c", "brokerAddrs": addresses}],
+            "brokerDatas": [broker],
             "queueDatas": [{"brokerName": "b0", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}],
         }
         return 0, {}, dumps(route)
@@ -306,6 +311,50 @@ def test_a_reader_that_a_replica_sends_back_asks_for_the_master_that_it_does_not
             broker_set.ids = {0: master, 1: replica}
             while not master.codes().count(11):
                 await puller.pull(QUEUE, 0)
+
+    run(work)
+
+
+# ---- messages by id and key
+
+
+def stores(host: tuple[str, int]) -> Handler:
+    """Has one message, which that host stored; tells the cluster's brokers to who asks."""
+    stored = encode_record(
+        topic=b"t", body=b"kept", properties=b"", queue_id=0, flag=0, queue_offset=0, physical_offset=100, sys_flag=0,
+        born_timestamp=1, born_host=("127.0.0.1", 1), store_timestamp=1, store_host=host,
+    )  # fmt: skip
+
+    def handler(request: RemotingCommand) -> Answer:
+        match request.code:
+            case 12:
+                return 0, {}, stored
+            case 33:
+                return (0, {}, stored) if request.ext["offset"] == "100" else (1, {}, b"")
+        return 0, {}, b""
+
+    return handler
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named: bool) -> None:
+    """By its id, whether the name servers still name who stored it or not, and by its key."""
+
+    async def work() -> None:
+        async with running(send_ok, send_ok) as broker_set, connect(broker_set.namesrv.address) as client:
+            old, new = broker_set.members
+            address = parse_address(old.address)
+            new.handler = stores(address)
+            await old.stop()
+            if not is_named:
+                broker_set.ids = {0: new}
+            assert (await client.view_message(offset_msg_id(address, 100))).body == b"kept"
+            assert [message.body for message in await client.query_messages("t", "key")] == [b"kept"]
+            with pytest.raises(BrokerError):
+                await client.view_message(offset_msg_id(address, 200))
+            if not is_named:  # what lies there is another broker's
+                with pytest.raises(BrokerError):
+                    await client.view_message(offset_msg_id(("127.0.0.1", 1), 100))
 
     run(work)
 
