@@ -13,12 +13,9 @@ What was acknowledged is consumed; of each queue every offset; and the bucket ha
 from __future__ import annotations
 
 import os
-import subprocess
-import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
 
 import pytest
 
@@ -29,7 +26,7 @@ from infra.object_store.open import open_store
 from neve import archive
 from neve import spark as neve_spark
 from neve.remoting.body import TopicRouteData, loads_as
-from tests.interop.agent import FLAGS, SOURCES
+from tests.interop.steady import TOPIC, Row, Steady, assert_each_offset_once_acknowledged_and_consumed
 from tests.servers.apache import mqadmin
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
@@ -43,10 +40,9 @@ pytestmark = [
 #: `make soak`: both clients, more messages between two events, and Spark on what is left.
 SOAK = bool(os.environ.get("NEVE_SOAK"))
 VERSIONS = [jvm.SERVER, jvm.CLIENT_OLD] if SOAK else [jvm.SERVER]
-TOPIC, QUEUES = "orders", 4
+QUEUES = 4
 #: Messages that must get through between two events.
 STEP = 300 if SOAK else 30
-DEADLINE_S = 90
 
 
 class NameServer(Serving):
@@ -91,94 +87,6 @@ class Broker(Serving):
         self.post("/archive/offload?roll=1&evict=1")
 
 
-class Row(NamedTuple):
-    """A message and where it is."""
-
-    number: int
-    broker: str
-    queue: int
-    offset: int
-
-
-class Steady:
-    """The Java producer and the two consumers of Steady.java."""
-
-    def __init__(self, namesrvs: str, version: str, home: Path) -> None:
-        home.mkdir(parents=True)
-        self._log = home / "steady.log"
-        command = jvm.java(jvm.classes(SOURCES, version), "Steady", namesrvs, TOPIC, "g_steady", home=home, flags=FLAGS)
-        with self._log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        self.acked: list[Row] = []
-        self.got: list[Row] = []
-        self.refused: list[str] = []
-        self._said: set[str] = set()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            kind, *rest = line.rstrip("\n").split("\t")
-            if kind in ("ACK", "GOT"):
-                number, broker, queue, offset = rest
-                row = Row(int(number), broker, int(queue), int(offset))
-                (self.acked if kind == "ACK" else self.got).append(row)
-            elif kind == "NACK":
-                self.refused.append(line)
-            self._said.add(kind)
-
-    def wait(self, condition: Callable[[], bool], what: str) -> None:
-        def ended_or_holds() -> bool:
-            assert self._process.poll() is None, self._log.read_text()[-3000:]
-            return condition()
-
-        try:
-            wait_until(ended_or_holds, what, DEADLINE_S)
-        except TimeoutError as late:
-            told = (
-                f"{Counter(row.broker for row in self.acked)} acknowledged, {Counter(row.broker for row in self.got)}"
-            )
-            raise AssertionError(f"{late}; {told} consumed; refused: {self.refused[-3:]}") from late
-
-    def go_on(self, brokers: str, count: int = STEP) -> None:
-        """Returns when each of the brokers took and gave so many more messages than now."""
-        sent, got = Counter(row.broker for row in self.acked), Counter(row.broker for row in self.got)
-
-        def enough() -> bool:
-            more = Counter(row.broker for row in self.acked) - sent, Counter(row.broker for row in self.got) - got
-            return all(each[broker] >= count for each in more for broker in brokers)
-
-        self.wait(enough, f"{count} more messages through each of {brokers}")
-
-    def drained(self, broker: str) -> None:
-        """Returns when all that the broker acknowledged so far was consumed."""
-        owed = {row for row in self.acked if row.broker == broker}
-        self.wait(lambda: owed <= set(self.got), f"the consumption of all that {broker} has")
-
-    def stop_sending(self) -> None:
-        self._tell("stop\n")
-        self.wait(lambda: "STOPPED" in self._said, "the end of sending")
-
-    def _tell(self, text: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(text)
-        self._process.stdin.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.kill() if any(exc) else self._process.stdin.close()
-        self._process.wait(60)
-        self._reader.join()
-        self._process.stdout.close()
-
-
 class Cluster:
     def __init__(self, home: Path, store: str) -> None:
         self._home, self.store = home, store
@@ -218,22 +126,22 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 def test_nothing_acknowledged_is_lost_while_servers_come_and_go(cluster: Cluster, version: str, tmp_path: Path) -> None:
     first, second = cluster.namesrvs
     with Steady(cluster.addresses, version, tmp_path / "client") as steady:
-        steady.go_on("ab")
+        go_on(steady, "ab")
         cluster.add("c")
-        steady.go_on("abc")
+        go_on(steady, "abc")
         scale_in(cluster, steady, tmp_path)
         cluster.brokers["b"].kill()
-        steady.go_on("c")
+        go_on(steady, "c")
         cluster.brokers["b"].start()
-        steady.go_on("bc")
+        go_on(steady, "bc")
         first.kill()
-        steady.go_on("bc")
+        go_on(steady, "bc")
         second.kill()
-        steady.go_on("bc", 5 * STEP)  # long enough to ask for routes more than once
+        go_on(steady, "bc", 5 * STEP)  # long enough to ask for routes more than once
         first.start()
         # Brokers come back to it by themselves, and so does a client that never heard of them.
         wait_until(lambda: first.brokers_of(TOPIC) == {"b", "c"}, "the brokers' return to the name server")
-        steady.go_on("bc")
+        go_on(steady, "bc")
         steady.stop_sending()
         for broker in "abc":
             steady.drained(broker)
@@ -244,35 +152,25 @@ def test_nothing_acknowledged_is_lost_while_servers_come_and_go(cluster: Cluster
     assert_archived(cluster.store, acked)
 
 
+def go_on(steady: Steady, brokers: str, count: int = STEP) -> None:
+    steady.go_on(brokers, count)
+
+
 def scale_in(cluster: Cluster, steady: Steady, home: Path) -> None:
     """What an operator does: no more writes, wait for the consumers, archive, stop."""
     leaving = cluster.brokers["a"]
     said = mqadmin(cluster.addresses, "wipeWritePerm", "-b", "a", home=home / "admin")
     assert said.count("OK") == len(cluster.namesrvs), said
     wait_until(lambda: all(each.brokers_of(TOPIC) == {"b", "c"} for each in cluster.namesrvs), "the wiped permission")
-    steady.go_on("bc")  # the producer has a new route by then
+    go_on(steady, "bc")  # the producer has a new route by then
     before = Counter(row.broker for row in steady.acked)["a"]
-    steady.go_on("bc")
+    go_on(steady, "bc")
     assert Counter(row.broker for row in steady.acked)["a"] == before, "a took messages after its permission went"
     steady.drained("a")
     leaving.offload()
     assert leaving.stop() == 0
     assert all("a" not in each.brokers_of(TOPIC) for each in cluster.namesrvs)
-    steady.go_on("bc")
-
-
-def assert_each_offset_once_acknowledged_and_consumed(acked: list[Row], got: list[Row]) -> None:
-    """An offset is one message. A queue was consumed without a gap; a message that came twice has its one place."""
-    places: dict[tuple[str, int, int], set[int]] = defaultdict(set)
-    for row in (*acked, *got):
-        places[row[1:]].add(row.number)
-    assert all(len(numbers) == 1 for numbers in places.values())
-    consumed: dict[tuple[str, int], set[int]] = defaultdict(set)
-    for row in got:
-        consumed[row.broker, row.queue].add(row.offset)
-    for (broker, queue), offsets in consumed.items():
-        assert offsets == set(range(len(offsets))), f"{broker}, queue {queue}"
-    assert set(acked) <= set(got)
+    go_on(steady, "bc")
 
 
 def assert_archived(store: str, acked: list[Row]) -> None:
