@@ -30,6 +30,7 @@ from neve.remoting.names import NORMAL, RETRY_V1, RETRY_V2, real_topic
 
 ANY_QUEUE = -1  # pop from whichever of the broker's queues has something
 POP_BATCH_MAX = 32
+_PATIENCE_S = 1.0  # after which an answer is late
 _ANSWER_MARGIN = 10.0  # after the broker's own wait a pop is given this much longer
 _NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
 
@@ -175,7 +176,15 @@ class Popper:
         if attempt_id:
             ext["attemptId"] = attempt_id
         address = await self._session.master(queue)
-        answer = await self._pool.invoke(address, RequestCode.POP_MESSAGE, ext, timeout=wait + _ANSWER_MARGIN)
+        answer = await self._session.ask_master(
+            queue,
+            address,
+            RequestCode.POP_MESSAGE,
+            ext,
+            timeout=wait + _ANSWER_MARGIN,
+            patience=wait + _PATIENCE_S,
+            pool=self._pool,
+        )
         if answer.code in _NOTHING:
             return []
         if answer.code != ResponseCode.SUCCESS:

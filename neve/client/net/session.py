@@ -76,7 +76,7 @@ class Session:
         # By request code, for what names no consumer group: check-backs and replies.
         self.code_handlers: dict[int, RequestHandler] = {}
         self._producer_groups: set[str] = set()
-        self._watched: set[str] = set()  # masters that are silent
+        self._watched: set[Connection] = set()  # to masters that are silent
         # Address -> the producer groups that it has acknowledged over its present connection.
         self._introduced: dict[str, frozenset[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -268,6 +268,7 @@ class Session:
         body: bytes = b"",
         timeout: float,
         patience: float,
+        pool: ConnectionPool | None = None,
     ) -> RemotingCommand:
         """The answer of the queue's master, whatever its code.
 
@@ -277,16 +278,17 @@ class Session:
         Raises:
             UnknownOutcome: no answer came in time, or there is another master.
         """
-        timer = asyncio.get_running_loop().call_later(patience, self._watch, queue, address)
+        pool = pool or self.pool
+        timer = asyncio.get_running_loop().call_later(patience, self._watch, queue, pool, address)
         try:
-            return await self.pool.invoke(address, code, ext, body=body, timeout=timeout)
+            return await pool.invoke(address, code, ext, body=body, timeout=timeout)
         finally:
             timer.cancel()
 
-    def _watch(self, queue: MessageQueue, address: str) -> None:
-        connection = self.pool.open_connection(address)
-        if connection is not None and address not in self._watched and not self._is_closing:
-            self._watched.add(address)
+    def _watch(self, queue: MessageQueue, pool: ConnectionPool, address: str) -> None:
+        connection = pool.open_connection(address)
+        if connection is not None and connection not in self._watched and not self._is_closing:
+            self._watched.add(connection)
             self.spawn(self._watch_silent(queue, connection), f"watch {address}")
 
     async def _watch_silent(self, queue: MessageQueue, connection: Connection) -> None:
@@ -305,7 +307,7 @@ class Session:
                     return
                 await asyncio.sleep(_WATCH_S)
         finally:
-            self._watched.discard(address)
+            self._watched.discard(connection)
 
     def forget_route(self, topic: str) -> None:
         """The next use waits for the name servers; while they are away the old route is better than none."""

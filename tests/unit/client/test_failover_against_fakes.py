@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from neve.client import connect
+from neve.client.group import pop_requests as pop_module
 from neve.client.group import pull as pull_module
+from neve.client.group.pop_requests import Popper
 from neve.client.group.positions import Positions
-from neve.client.group.pull import Puller
+from neve.client.group.pull import Puller, Subscription
 from neve.client.model import MessageQueue, parse_address
 from neve.client.net import session as session_module
 from neve.client.net.connection import ConnectionFailed
@@ -165,12 +167,12 @@ def test_the_route_is_asked_for_again_when_a_connection_of_a_broker_ends(monkeyp
     run(work)
 
 
-@pytest.mark.parametrize("what", ["send", "pull"])
+@pytest.mark.parametrize("what", ["send", "pull", "pop"])
 def test_who_waits_for_a_master_that_is_frozen_turns_to_the_next_one(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """As soon as the name servers know it: its own time would be up much later."""
-    for module in (producer_module, pull_module):
+    for module in (producer_module, pull_module, pop_module):
         monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
 
     async def work() -> None:
@@ -181,6 +183,12 @@ def test_who_waits_for_a_master_that_is_frozen_turns_to_the_next_one(
                 if what == "send":
                     assert (await client.send("t", b"x")).queue_offset == 7
                     assert len(sends(old)) == 1
+                elif what == "pop":
+                    popper = Popper(client._session, "g")
+                    with pytest.raises(UnknownOutcome):
+                        await popper.pop(QUEUE, subscription=Subscription(), max_count=1, wait=0.0, invisible=60)
+                    assert await client._session.master(QUEUE) == new.address
+                    await popper.close()
                 else:
                     with pytest.raises(UnknownOutcome):
                         await client.pull("t", 0, 0)
