@@ -29,8 +29,9 @@ from broker.clients.master_api import MasterApi
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
+from broker.ha.plain_slave import PlainSlave, refuse_slaves
 from broker.ha.replicas_manager import TICK_S, ReplicasManager
-from broker.ha.settings import settings_of
+from broker.ha.settings import is_slave, settings_of
 from broker.intake.disk_mark import DiskMark, used_ratio
 from broker.intake.express_lane import ExpressSend
 from broker.intake.flusher import Flusher
@@ -43,7 +44,7 @@ from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.machine import Machine
-from broker.membership import Membership, SlavePins
+from broker.membership import Membership, NoPins, SlavePins, plain_slave
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import SlaveSynchronize
@@ -470,6 +471,8 @@ class BrokerController:
         pins = pins or WaitingMessages(self.schedule, self.timers, self.transactions, self.pops, self.metadata)
         if self.membership is not None:
             pins = SlavePins(self.store, pins)
+        elif is_slave(config):
+            pins = NoPins()
         self._local_side = LocalSide(
             config,
             self.store,
@@ -497,15 +500,29 @@ class BrokerController:
     def _make_replicas(self) -> None:
         #: Drives its life in the set; None: it is in none.
         self.replicas: ReplicasManager | None = None
+        #: Follows an Apache master that has no controller; None: this broker does not.
+        self.plain_slave: PlainSlave | None = None
         membership, transfer = self.membership, self.group_transfer
-        if membership is None or transfer is None:
-            return
         self.synchronize = SlaveSynchronize(
             self.metadata,
             MasterApi(self.config),
             confirmed=lambda: self.store.confirmed_offset,
-            on_unreadable=lambda why: replicas.can_not_follow(why),  # noqa: PLW0108 - made below
+            on_unreadable=self._can_not_follow,
         )
+        if is_slave(self.config):
+            self.plain_slave = plain_slave(
+                self.config,
+                self.role,
+                self.synchronize,
+                store=self.store,
+                disk=self._disk,
+                clock=self.clock,
+                threads=self._threads,
+                sync_log=self.flusher.flush_now,
+            )
+            self.name_servers.on_master = self.plain_slave.master_is
+        if membership is None or transfer is None:
+            return
         books = ChangeOfRole(
             self.store,
             membership.reign,
@@ -517,7 +534,7 @@ class BrokerController:
             transactions=self.transactions,
             registration=self.registration,
         )
-        replicas = self.replicas = membership.manager(
+        self.replicas = membership.manager(
             self.role,
             books,
             on_confirmed=transfer.confirmed,
@@ -526,6 +543,10 @@ class BrokerController:
             keep=self._supervisor.keep,
             sync_log=self.flusher.flush_now,
         )
+
+    def _can_not_follow(self, why: str) -> None:
+        if self.replicas is not None:
+            self.replicas.can_not_follow(why)
 
     def _make_server(self) -> None:
         config = self.config
@@ -771,11 +792,18 @@ class BrokerController:
         await self._threads.run(check_directory, self.config, self._disk)
 
     def _recover_log(self) -> None:
-        replicas = self.replicas
-        if replicas is None:
+        replicas, slave = self.replicas, self.plain_slave
+        if slave is not None:
             refuse_members(self.config, self._disk)
+            slave.load()
+            recover_log(self.config, self.store, following=True)
+            slave.begin()
+        elif replicas is None:
+            refuse_members(self.config, self._disk)
+            refuse_slaves(self._disk, self.config.root)
             recover_log(self.config, self.store)
         else:
+            refuse_slaves(self._disk, self.config.root)
             recover_log(self.config, self.store, confirmed=replicas.load())
             replicas.begin()
         if isinstance(self.guard, SignatureGuard):  # changes of users go through it
@@ -783,7 +811,9 @@ class BrokerController:
 
     def _load_tables(self) -> None:
         tables = (self.topics, self.groups, self.offsets, self.schedule, self.modes)
-        load_all((*tables, self.metadata, self.timers, self.transactions))
+        # What waits in an Apache master's log is in RocketMQ's own form, and the master's.
+        waiting = () if self.plain_slave is not None else (self.timers, self.transactions)
+        load_all((*tables, self.metadata, *waiting))
         add_system_tables(self.config, self.topics, self.groups)
 
     async def _open_archive(self) -> None:
@@ -794,7 +824,7 @@ class BrokerController:
 
     async def _settle_positions(self) -> None:
         """What follows from log and archive together: no position is above its queue's end; then what is popped."""
-        if self.replicas is not None:
+        if self.replicas is not None or self.plain_slave is not None:
             return  # when it is master: until then its books stand still, and its log may be confirmed further
         for line in self.offsets.clip(self.store.max_offset):
             log.warning("group offset above the end of its queue: %s", line)
@@ -870,6 +900,10 @@ class BrokerController:
             self._supervisor.keep("broker-set", self.replicas.run)
             self._supervisor.keep("synchronize", self.synchronize.run)
             every("broker-set-tick", TICK_S, self.replicas.tick, first_s=0.0)
+        if self.plain_slave is not None:
+            self._supervisor.keep("follow-master", self.plain_slave.run)
+            self._supervisor.keep("synchronize", self.synchronize.run)
+            every("slave", _TICK, self.plain_slave.tick)
         every("disk-mark", _TICK, self._disk_mark.look)
         every("totals", _TICK, self.totals.sample)
         every("stats", _TICK, self.stats.sample)

@@ -21,8 +21,8 @@ class BrokerConfig(SecurityConfig):
 
     broker_name: str = key("broker-a")
     broker_cluster_name: str = key("DefaultCluster")
-    broker_id: int = key(0, low=0, high=0)
-    broker_role: str = key("ASYNC_MASTER", choices=("ASYNC_MASTER", "SYNC_MASTER"))
+    broker_id: int = key(0, low=0, high=(1 << 31) - 1)
+    broker_role: str = key("ASYNC_MASTER", choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"))
     broker_ip1: str = key("", name="brokerIP1")
     listen_port: int = key(10911, low=0, high=65535)
     bind_address: str = key("0.0.0.0")

@@ -47,14 +47,17 @@ def check_directory(config: BrokerConfig, disk: Disk) -> None:
         )
 
 
-def recover_log(config: BrokerConfig, store: MessageStore, *, confirmed: int | None = None) -> None:
+def recover_log(
+    config: BrokerConfig, store: MessageStore, *, following: bool = False, confirmed: int | None = None
+) -> None:
     """The log, its queues and its end. StartupError, and nothing is locked then.
 
-    `confirmed`: of a set's member, how much of it is; it takes no record of its own until it is elected.
+    `following`: it takes no record of its own. `confirmed`: of a set's member, how much of it is; it follows until it
+    is elected.
     """
     root = config.root
     try:
-        report = store.load(following=confirmed is not None, confirmed=confirmed)
+        report = store.load(following=following or confirmed is not None, confirmed=confirmed)
     except StoreLocked as error:
         raise StartupError(f"data directory {root} is in use by another broker", EXIT_IN_USE) from error
     except StoreFull as error:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from access.guard import inner_credentials
 from broker.archiving.pins import Pins
 from broker.change_of_role import ChangeOfRole
+from broker.clients.master_api import MasterApi
 from broker.config import BrokerConfig
 from broker.ha.controller_calls import Identity
 from broker.ha.controllers import Controllers
@@ -18,9 +19,11 @@ from broker.ha.frames import Hello
 from broker.ha.ha_service import HaService
 from broker.ha.master_session import StreamRules
 from broker.ha.member_file import MemberFile
+from broker.ha.plain_slave import PlainSlave
 from broker.ha.reign import Reign
 from broker.ha.replicas_manager import Keep, ReplicasManager
 from broker.ha.settings import SetSettings
+from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import BrokerRole
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
@@ -91,7 +94,7 @@ class Membership:
         return ReplicasManager(
             settings.rules,
             own,
-            hello=self._hello(),
+            hello=hello_of(config, 0),
             stream=StreamRules(
                 batch=config.ha_transfer_batch_size,
                 rate=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else 0,
@@ -116,24 +119,68 @@ class Membership:
             threads=self._threads,
         )
 
-    def _hello(self) -> Hello:
-        """But for its life, its epoch and its nonces."""
-        config = self._config
-        return Hello(
-            cluster=config.broker_cluster_name,
-            broker_set=config.broker_name,
-            member_id=0,
-            incarnation="",
-            starts=0,
-            process="",
-            nonce="",
-            mapped_file_size_commit_log=config.mapped_file_size_commit_log,
-            message_delay_level=config.message_delay_level,
-            master_epoch=0,
-        )
-
     def _signed(self, ext: dict[str, str], body: bytes) -> dict[str, str]:
         return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
+
+
+def hello_of(config: BrokerConfig, member_id: int) -> Hello:
+    """But for its life, its epoch and its nonces."""
+    return Hello(
+        cluster=config.broker_cluster_name,
+        broker_set=config.broker_name,
+        member_id=member_id,
+        incarnation="",
+        starts=0,
+        process="",
+        nonce="",
+        mapped_file_size_commit_log=config.mapped_file_size_commit_log,
+        message_delay_level=config.message_delay_level,
+        master_epoch=0,
+    )
+
+
+def plain_slave(
+    config: BrokerConfig,
+    role: BrokerRole,
+    synchronize: SlaveSynchronize,
+    *,
+    store: MessageStore,
+    disk: Disk,
+    clock: Clock,
+    threads: Threads,
+    sync_log: Callable[[], Awaitable[None]],
+) -> PlainSlave:
+    """Of a broker whose master is Apache's and has no controller."""
+    return PlainSlave(
+        hello_of(config, config.broker_id),
+        store=store,
+        disk=disk,
+        root=config.root,
+        api=MasterApi(config),
+        following=lambda address, life: synchronize.follow(Master(address, life, is_stock=True)),
+        advanced=synchronize.advance,
+        role=role,
+        clock=clock,
+        entropy=system_entropy,
+        sync_log=sync_log if config.sync_flush else None,
+        threads=threads,
+    )
+
+
+class NoPins:
+    """Of a slave whose master keeps what waits: its log goes when its time has come, as the master's does."""
+
+    def lowest(self) -> int | None:
+        return None
+
+    def reappend(self, below: int) -> bool:
+        return True
+
+    async def save(self) -> None:
+        """Nothing waits here."""
+
+    def counts(self) -> dict[str, int]:
+        return {}
 
 
 class SlavePins:

@@ -308,8 +308,10 @@ class Refusal(NamedTuple):
 _ONE_COPY = "there is one copy, and nothing would be replicated: see replication"
 _AUTH = "org.apache.rocketmq.auth"
 REFUSED: Mapping[str, Refusal] = {
-    "brokerRole": Refusal(("ASYNC_MASTER",), "there is one copy: no slave, and none to wait for", "replication"),
-    "brokerId": Refusal(("0",), "a master is 0, and a controller gives the others their ids"),
+    "brokerRole": Refusal(
+        ("ASYNC_MASTER", "SLAVE"), "there is one copy: no slave, and none to wait for", "replication"
+    ),
+    "brokerId": Refusal(("0",), "a master is 0, and a controller gives the others their ids", "brokerRole"),
     "haMasterAddress": Refusal(("",), _ONE_COPY),
     "duplicationEnable": Refusal(("false",), _ONE_COPY),
     "enableDLegerCommitLog": Refusal(("false",), _ONE_COPY),

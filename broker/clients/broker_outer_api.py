@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -35,6 +35,8 @@ class BrokerOuterApi:
         self._ha_port = ha_port or (lambda: address[1] + 1)
         #: As what it is known: a master is 0.
         self.broker_id = config.broker_id
+        #: Told with each registration of a slave for which a name server knows a master: its address, its HA port's.
+        self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
         self._connections: dict[str, Connection] = {}
         self._credentials = inner_credentials(config)
         self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
@@ -58,8 +60,11 @@ class BrokerOuterApi:
             "bodyCrc32": str(checksum),
         }
         request = (RequestCode.REGISTER_BROKER, ext, body)
-        results = await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
-        return sum(results)
+        answers = await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
+        masters = (_master(answer.ext) for answer in answers if answer is not None)
+        if self.broker_id and (master := next(filter(None, masters), None)) is not None:
+            self.on_master(*master)
+        return sum(answer is not None for answer in answers)
 
     async def unregister(self) -> None:
         request = (RequestCode.UNREGISTER_BROKER, self._identity(), b"")
@@ -93,21 +98,21 @@ class BrokerOuterApi:
             "brokerId": str(self.broker_id),
         }
 
-    async def _ask(self, server: str, code: RequestCode, ext: dict[str, str], body: bytes) -> bool:
+    async def _ask(self, server: str, code: RequestCode, ext: dict[str, str], body: bytes) -> RemotingCommand | None:
         try:
             connection = await self._connect(server)
             request = RemotingCommand(code, ext=self._signed(ext, body), body=body)
             answer = await connection.invoke(request, _TIMEOUT)
         except (OSError, TimeoutError, NeveError) as error:
             self._failed(server, str(error) or type(error).__name__)
-            return False
+            return None
         if answer.code != ResponseCode.SUCCESS:
             self._failed(server, answer.remark or f"code {answer.code}")
-            return False
+            return None
         if server not in self.registered:
             log.info("known to name server %s", server)
         self.registered.add(server)
-        return True
+        return answer
 
     def _failed(self, server: str, reason: str) -> None:
         self.failures += 1
@@ -128,6 +133,12 @@ class BrokerOuterApi:
             connection = await open_connection(host, int(port), tls=self._tls)
         self._connections[server] = connection
         return connection
+
+
+def _master(ext: Mapping[str, str]) -> tuple[str, str] | None:
+    """Out of the answer to a slave's registration; None: no master is known there."""
+    address, ha_address = ext.get("masterAddr"), ext.get("haServerAddr")
+    return (address, ha_address) if address and ha_address else None
 
 
 def _registration(topics: dict[str, Any]) -> tuple[bytes, int]:

@@ -156,8 +156,10 @@ class PlainSession:
             return [self._attach()]
         if local.end <= master.end_at_start:
             return [self._attach()]
-        if master.end_at_start < local.begin:
-            text = f"the master began again at {master.end_at_start}, below {local.begin}, where this log begins"
+        if master.end_at_start <= local.begin:
+            text = (
+                f"the master began again at {master.end_at_start}: of this log, from {local.begin} on, it has nothing"
+            )
             return [self._end(text, Reason.NOTHING_IN_COMMON)]
         self.state = SlaveState.PARTING
         return [Cut(master.end_at_start)]

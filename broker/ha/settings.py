@@ -24,16 +24,20 @@ class SetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_of(config: BrokerConfig) -> SetSettings | None:
-    """None: this broker stands alone. Raises ConfigError with all that does not fit."""
+    """None: this broker is in no set: it stands alone, or follows. Raises ConfigError with all that does not fit."""
     replication = Replication(config.replication)
     if replication is Replication.NONE:
-        _check_alone(config)
+        _check_slave(config) if is_slave(config) else _check_alone(config)
         return None
     controllers = tuple(part.strip() for part in re.split(r"[;,]", config.controller_addr) if part.strip())
     least = max(config.min_in_sync_replicas, 2 if replication is Replication.SYNC else 1)
     faults = [*_faults_of_addresses(controllers), *_faults_of_mode(config, replication, least)]
     if config.authentication_enabled:
         faults.append("authenticationEnabled with replication: the HA port does not ask who follows")
+    if config.broker_id:
+        faults.append(f"brokerId={config.broker_id} with replication: a controller gives the ids")
+    if config.broker_role == "SLAVE":
+        faults.append("brokerRole=SLAVE with replication: a controller says who is what")
     if config.store_url:
         faults.append("storeUrl with replication: a broker set has no archive yet")
     if faults:
@@ -55,19 +59,43 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
     )
 
 
+def is_slave(config: BrokerConfig) -> bool:
+    """Whether it follows an Apache master that has no controller."""
+    return config.replication == Replication.NONE.value and config.broker_role == "SLAVE"
+
+
+def _check_slave(config: BrokerConfig) -> None:
+    faults = [*_faults_of_copies(config, "a slave of a master without a controller decides nothing")]
+    if config.broker_id == 0:
+        faults.append("brokerRole=SLAVE with brokerId=0: that is the master's")
+    if not config.name_servers:
+        faults.append("brokerRole=SLAVE without namesrvAddr: the name servers know who the master is")
+    if config.store_url:
+        faults.append("storeUrl with brokerRole=SLAVE: what an Apache master has is not archived yet")
+    if faults:
+        raise ConfigError(*faults)
+
+
 def _check_alone(config: BrokerConfig) -> None:
-    """What asks for copies, where nothing is replicated."""
     why = "nothing is replicated with replication=none"
+    faults = [*_faults_of_copies(config, why)]
+    if config.broker_role != "ASYNC_MASTER":
+        faults.append(f"brokerRole={config.broker_role}: {why}")
+    if config.broker_id:
+        faults.append(f"brokerId={config.broker_id}: a master is 0, and a controller gives the others their ids")
+    if faults:
+        raise ConfigError(*faults)
+
+
+def _faults_of_copies(config: BrokerConfig, why: str) -> list[str]:
+    """What asks for copies, where nobody waits for them."""
     asked = {
-        f"brokerRole={config.broker_role}": config.broker_role != "ASYNC_MASTER",
         f"controllerAddr={config.controller_addr}": bool(config.controller_addr),
         f"inSyncReplicas={config.in_sync_replicas}": config.in_sync_replicas > 1,
         f"minInSyncReplicas={config.min_in_sync_replicas}": config.min_in_sync_replicas > 1,
         "allAckInSyncStateSet=true": config.all_ack_in_sync_state_set,
     }
-    faults = [f"{key}: {why}" for key, is_asked in asked.items() if is_asked]
-    if faults:
-        raise ConfigError(*faults)
+    return [f"{key}: {why}" for key, is_asked in asked.items() if is_asked]
 
 
 def _faults_of_addresses(controllers: tuple[str, ...]) -> list[str]:

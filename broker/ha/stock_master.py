@@ -56,7 +56,7 @@ def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str
             int(table["bootTimestamp"]),
             int(ha_info["masterFlushOffset"]),
         )
-        begin, end = int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+        begin, end = max(int(table["commitLogMinOffset"]), 0), int(table["commitLogMaxOffset"])  # -1: an empty log's
         ha_address = ha_info["masterHaAddress"]
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         raise NeveError(None, f"the master does not say of itself what a slave has to know: {error!r}") from error

@@ -138,13 +138,14 @@ def test_what_has_no_effect_is_in_the_log(capsys: pytest.CaptureFixture[str]) ->
 def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     told = faults(
         tmp_path,
-        "brokerNmae=a\nlistenPort=x\nbrokerRole=SLAVE\nno value\n=\nfileReservedTime=48\nmapedFileSizeCommitlog=1g\n",
+        "brokerNmae=a\nlistenPort=x\nbrokerRole=SYNC_MASTER\nno value\n=\n"
+        "fileReservedTime=48\nmapedFileSizeCommitlog=1g\n",
     )
     for (number, text), fault in zip(
         [
             (1, "unknown key brokerNmae; did you mean brokerName?"),
             (2, "listenPort=x: allowed: a whole number"),
-            (3, "brokerRole=SLAVE is refused: there is one copy"),
+            (3, "brokerRole=SYNC_MASTER is refused: there is one copy"),
             (4, "unknown key no"),
             (5, "is not key=value"),
             (7, "did you mean mapedFileSizeCommitLog?"),
@@ -162,7 +163,7 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     ("line", "beside"),
     [
         ("brokerRole=SYNC_MASTER", ""),
-        ("brokerId=1", ""),
+        ("brokerId=1", "brokerRole=SLAVE"),
         ("aclEnable=true", "authenticationEnabled=true"),
         ("enableDLegerCommitLog=true", ""),
         ("enableControllerMode=true", ""),

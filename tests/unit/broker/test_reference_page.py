@@ -52,8 +52,9 @@ def fields_of(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def set_to(config: type[Any], key: str, text: str, attribute: str) -> Any:
-    """What a line of the configuration file with this text sets; of a broker set, where that is what it is about."""
+    """What a line of the configuration file with this text sets, beside the key that it is about."""
     beside = ["replication=sync"] if key.endswith("InSyncReplicas") or key == "inSyncReplicas" else []
+    beside += ["brokerRole=SLAVE"] if key == "brokerId" else []
     return getattr(load(config, None, [*beside, f"{key}={text}"]), attribute)
 
 

@@ -133,6 +133,7 @@ def test_what_the_master_has_written_since_its_start_is_not_cut() -> None:
         (0, 200, LIFE, master(begin=300), Reason.GONE),
         (0, 1001, LIFE, master(), Reason.AHEAD),
         (600, 800, replace(LIFE, boot_ms=1), master(), Reason.NOTHING_IN_COMMON),
+        (0, 800, LIFE, master(replace(LIFE, boot_ms=1, end_at_start=0)), Reason.NOTHING_IN_COMMON),
         (0, 0, None, master(brokerId="1", brokerRole="SLAVE"), Reason.NOT_MASTER),
         (0, 0, None, master(enableControllerMode="true"), Reason.NOT_MASTER),
         (0, 0, None, master(brokerClusterName="staging"), Reason.CLUSTER),
@@ -230,6 +231,12 @@ def test_a_silent_slave_reports_what_it_has_and_a_silent_master_is_left() -> Non
 PROPERTIES = "".join(f"{name}={value}\n" for name, value in SETTINGS.items()) + "namesrvAddr=a:1;b:1=2\n\n"
 RUNTIME = b'{"table":{"bootTimestamp":"1700000000000","commitLogMinOffset":"0","commitLogMaxOffset":"1000"}}'
 HA_INFO = {"masterFlushOffset": "500", "masterHaAddress": "m:10912", "masterAddress": "m:10911"}
+
+
+def test_a_master_whose_log_is_empty_begins_at_0() -> None:
+    runtime = b'{"table":{"bootTimestamp":"1700000000000","commitLogMinOffset":"-1","commitLogMaxOffset":"0"}}'
+    found = read_stock_master(PROPERTIES, runtime, HA_INFO | {"masterFlushOffset": "0"})
+    assert (found.begin, found.end) == (0, 0)
 
 
 def test_a_master_is_read_out_of_its_three_answers() -> None:

@@ -1,0 +1,229 @@
+"""A broker that follows an Apache master without a controller (RocketMQ's `brokerRole=SLAVE`).
+
+    ha/followed.json     the life of the master that the log is of, JSON: `Life`; written before its first byte
+
+The name servers say who the master is, with each registration. What it is, is asked of it on each connection, and where
+it lost its tail, so does this log (`plain_session`). It is never anything but a slave: nobody elects here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from broker.ha.epoch_file import EpochFile
+from broker.ha.epochs import EpochCache
+from broker.ha.frames import Hello
+from broker.ha.ha_client import HaClient, Target
+from broker.ha.slave_session import SlaveState
+from broker.ha.stock_master import Life, StockMaster, read_stock_master
+from broker.role import BrokerRole, Role
+from broker.store.message_store import MessageStore
+from infra.clock import Clock
+from infra.disk import Disk
+from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
+from infra.threads import SYSTEM_THREADS, Threads
+from neve.entropy import Entropy
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+DIRECTORY, _NAME = "ha", "followed.json"
+
+
+class Api(Protocol):
+    """How a master is asked."""
+
+    async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
+        """The answer, a success. Raises OSError, TimeoutError and NeveError."""
+
+
+class FollowedFile:
+    """Which life of which master the log is of."""
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self._disk, self._directory = disk, root / DIRECTORY
+        self._path = self._directory / _NAME
+
+    @property
+    def is_there(self) -> bool:
+        """Whether this directory was a slave's."""
+        return self._disk.exists(self._path)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def load(self) -> Life | None:
+        """None: of none. StartupError for what can't be read."""
+        self._disk.make_dirs(self._directory)
+        if not self.is_there:
+            return None
+        try:
+            return msgspec.json.decode(self._disk.read(self._path), type=Life)
+        except msgspec.MsgspecError as error:
+            raise StartupError(f"{self._path} can't be read: {error}", EXIT_FAILED) from error
+
+    def save(self, life: Life) -> None:
+        """On the disk when it returns."""
+        self._disk.write_atomic(self._path, msgspec.json.encode(life))
+
+
+def refuse_slaves(disk: Disk, root: Path) -> None:
+    """StartupError for a slave's directory that is to serve alone."""
+    file = FollowedFile(disk, root)
+    if file.is_there:
+        raise StartupError(
+            f"{root} is the copy of an Apache master's log, and brokerRole is not SLAVE: both would give the same "
+            f"offsets. What waits in such a log neve can't go on with yet",
+            EXIT_CONFIG,
+        )
+
+
+class PlainSlave:
+    """See the module. On the loop."""
+
+    def __init__(
+        self,
+        own: Hello,
+        *,
+        store: MessageStore,
+        disk: Disk,
+        root: Path,
+        api: Api,
+        following: Callable[[str, int], None],
+        advanced: Callable[[], None],
+        role: BrokerRole,
+        clock: Clock,
+        entropy: Entropy,
+        sync_log: Callable[[], Awaitable[None]] | None,
+        threads: Threads = SYSTEM_THREADS,
+    ) -> None:
+        """`own` is what has to be equal at the master.
+
+        `following` is told with address and start of the master whose log all of this is, `advanced` when there is more
+        of it; `sync_log`: where an acknowledgement promises the disk.
+        """
+        self._store, self._role, self._api, self._threads = store, role, api, threads
+        self._following, self._advanced = following, advanced
+        self._file = FollowedFile(disk, root)
+        self._followed: Life | None = None
+        self._told: StockMaster | None = None
+        self._address = self._ha_address = ""
+        self._changed = asyncio.Event()
+        role.become(Role.FENCED)
+        self.client = HaClient(
+            store,
+            EpochCache(),
+            EpochFile(disk, root / DIRECTORY),
+            self,
+            own=own,
+            clock=clock,
+            entropy=entropy,
+            confirm=lambda: 0,
+            followed_epoch=lambda: 0,
+            sync=sync_log,
+            ask_stock_master=self._ask_master,
+            threads=threads,
+        )
+
+    # ---- a start
+
+    def load(self) -> None:
+        """Before the log is opened."""
+        self._followed = self._file.load()
+
+    def begin(self) -> None:
+        """Behind the log's recovery: what is here may be read. StartupError where nobody knows whose it is."""
+        if self._followed is None and self._store.max_physical_offset > 0:
+            raise StartupError(
+                "brokerRole=SLAVE begins with an empty storePathRootDir: this log is no master's copy", EXIT_CONFIG
+            )
+        self._role.become(Role.SLAVE)
+
+    # ---- whom it follows
+
+    def master_is(self, address: str, ha_address: str) -> None:
+        """A name server says so; it may say it again and again."""
+        if (address, ha_address) != (self._address, self._ha_address):
+            log.info("the master is %s, its HA port %s", address, ha_address)
+            self._address, self._ha_address = address, ha_address
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Never ends: follows the master, and another one from when there is one."""
+        while True:
+            self._changed.clear()
+            target = self._target()
+            following = None if target is None else asyncio.create_task(self.client.follow(target))
+            try:
+                await self._changed.wait() if following is None else await self._until_changed(following)
+            finally:
+                if following is not None:
+                    following.cancel()
+                    await asyncio.wait([following])
+
+    async def _until_changed(self, following: asyncio.Task[None]) -> None:
+        changed = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait({following, changed}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()  # raises: it never ends by itself
+        finally:
+            changed.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await changed
+
+    def _target(self) -> Target | None:
+        host, _, port = self._ha_address.rpartition(":")
+        if not host or not port.isdigit():
+            return None
+        return Target(host=host.strip("[]"), port=int(port), master_epoch=0, is_plain=True)
+
+    @property
+    def is_attached(self) -> bool:
+        """All that is here is the master's, and more comes."""
+        session = self.client.session
+        return session is not None and session.state is SlaveState.FOLLOWING
+
+    def tick(self) -> None:
+        """Each second: readers are sent to the master while there is one."""
+        self._role.become(Role.SLAVE, has_master=self.is_attached)
+
+    async def _ask_master(self) -> tuple[StockMaster, Life | None]:
+        ask, address = self._api.ask, self._address
+        properties = await ask(address, RequestCode.GET_BROKER_CONFIG, {})
+        runtime = await ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
+        ha_info = await ask(address, RequestCode.EXCHANGE_BROKER_HA_INFO, {})
+        text = bytes(properties.body).decode("utf-8", "replace")
+        self._told = read_stock_master(text, bytes(runtime.body), ha_info.ext)
+        return self._told, self._followed
+
+    # ---- what following does besides (SlaveEvents)
+
+    async def cut(self, to: int) -> None:
+        """The master lost what is above."""
+        store = self._store
+        start = store.record_start(to)
+        kept = store.truncate(start, epoch=0, floor=start)
+        log.warning("the master lost its log above %d: what was copied of it is in %s", to, kept)
+
+    async def following(self, master_epoch: int) -> None:
+        """Its life is on the disk before its first byte."""
+        assert self._told is not None
+        life = self._told.life
+        if life != self._followed:
+            await self._threads.run(self._file.save, life)
+            self._followed = life
+        self._following(self._address, life.boot_ms)
+
+    def confirmed(self, offset: int) -> None:
+        """So much of the log is here; nobody says how much of it is anywhere else."""
+        self._advanced()

@@ -1,0 +1,197 @@
+"""A neve slave under an Apache master without a controller, with nothing changed at the master."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.wire import PULL, Client, pull_ext
+from neve.record.codec import MessageRecord, iter_records
+from neve.remoting.body import lenient_loads
+from tests.servers.apache import ApacheServer
+from tests.servers.neve import Serving, settings_as_options
+from tests.servers.processes import free_ports
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+
+TOPIC, GROUP = "orders", "readers"
+FILE_SIZE = 4 << 20
+_CHANGE_S = 60.0
+_UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _TOPIC_CONFIG, _HA_STATUS = 15, 43, 200, 351, 907
+_SYSTEM_BUSY = 2
+
+
+def apache(directory: Path, **settings: str) -> ApacheServer:
+    return ApacheServer(
+        directory, heap="512m", quick=True, settings={"mappedFileSizeCommitLog": str(FILE_SIZE), **settings}
+    )
+
+
+def slave_of(master: ApacheServer, directory: Path, **settings: object) -> Serving:
+    """On ports that it keeps over a restart."""
+    port, admin_port = free_ports(2)
+    own = {
+        "brokerRole": "SLAVE",
+        "brokerId": 1,
+        "brokerName": "stock",
+        "namesrvAddr": master.namesrv,
+        "storePathRootDir": directory / "store",
+        "listenPort": port,
+        "adminPort": admin_port,
+        "bindAddress": "127.0.0.1",
+        "brokerIP1": "127.0.0.1",
+        "mappedFileSizeCommitLog": FILE_SIZE,
+        "registerNameServerPeriod": "10s",
+        "slaveReadEnable": "true",
+    }
+    return Serving(directory, "broker", *settings_as_options({**own, **settings}))
+
+
+def send(master: ApacheServer, count: int, size: int = 100, properties: str = "") -> None:
+    with Client(master.broker) as client:
+        for number in range(count):
+            client.send(TOPIC, 0, b"%08d" % number + bytes(size - 8), properties)
+
+
+def log_of(store: Path) -> bytes:
+    """Its files, one after the other; what nobody has written is zero."""
+    return b"".join(path.read_bytes() for path in sorted((store / "commitlog").iterdir()))
+
+
+def end_at(master: ApacheServer) -> int:
+    with Client(master.broker) as client:
+        return int(json.loads(client.ask(_HA_STATUS, {}).body)["masterCommitLogMaxOffset"])
+
+
+def ack_at(master: ApacheServer) -> list[int]:
+    """What the master's slaves have."""
+    with Client(master.broker) as client:
+        slaves = json.loads(client.ask(_HA_STATUS, {}).body)["haConnectionInfo"]
+    return [int(slave["slaveAckOffset"]) for slave in slaves]
+
+
+def catches_up(master: ApacheServer) -> int:
+    """To the end of the master's log."""
+    wait_until(lambda: ack_at(master) == [end_at(master)], "the slave has all of the log", _CHANGE_S)
+    return end_at(master)
+
+
+def assert_same_log(master: ApacheServer, slave: Serving) -> None:
+    end = catches_up(master)
+    theirs, ours = log_of(master.directory / "store"), log_of(slave.directory / "store")
+    assert ours[:end] == theirs[:end]
+
+
+def offsets_at(address: str) -> dict[str, dict[int, int]]:
+    with Client(address) as client:
+        table = lenient_loads(client.ask(_ALL_OFFSETS, {}).body)["offsetTable"]
+    return {name: {int(queue): offset for queue, offset in queues.items()} for name, queues in table.items()}
+
+
+def commit(master: ApacheServer, offset: int) -> None:
+    with Client(master.broker) as client:
+        ext = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0, "commitOffset": offset}
+        client.ask(_UPDATE_OFFSET, ext)
+
+
+def read(address: str, count: int, start: int = 0) -> list[MessageRecord]:
+    with Client(address) as client:
+        return list(client.read(TOPIC, 0, start, count))
+
+
+def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_serves_reads(tmp_path: Path) -> None:
+    with apache(tmp_path / "apache") as master, slave_of(master, tmp_path / "neve") as slave:
+        with Client(master.broker) as client:
+            client.create_topic(TOPIC, 1)
+            client.ask(_UPDATE_GROUP, {}, json.dumps({"groupName": GROUP}).encode())
+        send(master, 300)
+        send(master, 30, 200_000)  # over a file's end
+        send(master, 5, properties="DELAY\x011\x02")
+        commit(master, 250)
+        assert_same_log(master, slave)
+        assert catches_up(master) > FILE_SIZE
+
+        wait_until(lambda: offsets_at(slave.broker).get(f"{TOPIC}@{GROUP}") == {0: 250}, "the offsets", _CHANGE_S)
+        with Client(slave.broker) as ours, Client(master.broker) as theirs:
+            topic = [json.loads(client.ask(_TOPIC_CONFIG, {"topic": TOPIC}).body) for client in (ours, theirs)]
+            assert topic[0]["writeQueueNums"] == topic[1]["writeQueueNums"] == 1
+            end = theirs.bounds(TOPIC, 0)[1]
+        commit(master, 20)
+        wait_until(lambda: offsets_at(slave.broker)[f"{TOPIC}@{GROUP}"] == {0: 20}, "a group goes back", _CHANGE_S)
+
+        copies, originals = read(slave.broker, end), read(master.broker, end)
+        assert copies == originals
+        assert len(copies) == end >= 330
+
+        with Client(slave.broker) as client:  # it promises nothing
+            refused = client.invoke(310, {"a": "p", "b": TOPIC, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0,
+                                          "i": "", "j": 0, "k": "false", "m": "false"}, b"m")  # fmt: skip
+            assert refused.code == _SYSTEM_BUSY, refused.remark
+
+        slave.kill()
+        send(master, 50)
+        slave.start()
+        assert_same_log(master, slave)
+        send(master, 20)
+        assert_same_log(master, slave)
+
+        master.kill()
+        assert read(slave.broker, end)[:end] == originals[:end], "a reader goes on while the master is away"
+        assert "Traceback" not in slave.log()
+
+
+def test_a_master_that_waits_for_a_slave_acknowledges_with_neves(tmp_path: Path) -> None:
+    settings = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2", "totalReplicas": "2"}
+    with apache(tmp_path / "apache", **settings) as master:
+        ext = {"a": "p", "b": TOPIC, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0,
+               "k": "false", "m": "false"}  # fmt: skip
+        with Client(master.broker) as client:
+            client.create_topic(TOPIC, 1)
+            assert client.invoke(310, ext, b"alone").code != 0
+            with slave_of(master, tmp_path / "neve", flushDiskType="SYNC_FLUSH") as slave:
+                wait_until(lambda: client.invoke(310, ext, b"two").code == 0, "an acknowledgement", _CHANGE_S)
+                for number in range(50):
+                    assert client.invoke(310, ext, b"%d" % number).code == 0
+                assert_same_log(master, slave)
+        master.kill()  # it takes minutes to stop without its slave
+
+
+def test_what_the_master_lost_in_a_power_cut_the_slave_keeps_aside_and_the_logs_are_equal_again(tmp_path: Path) -> None:
+    with apache(tmp_path / "apache") as master, slave_of(master, tmp_path / "neve") as slave:
+        with Client(master.broker) as client:
+            client.create_topic(TOPIC, 1)
+        send(master, 200)
+        kept = catches_up(master)
+        send(master, 100)
+        end = catches_up(master)
+
+        master.kill()
+        path = min((master.directory / "store" / "commitlog").iterdir())  # the next one is made, and empty
+        assert end < FILE_SIZE
+        with path.open("r+b") as file:  # what the kernel had not written yet
+            file.seek(kept)
+            file.write(bytes(end - kept))
+        for name in ("checkpoint", "consumequeue", "index"):
+            _remove(master.directory / "store" / name)
+        master.start()
+        send(master, 40, 120)
+        assert_same_log(master, slave)
+        (lost,) = (slave.directory / "store" / "diverged").iterdir()
+        assert len(list(iter_records(lost.read_bytes()))) == 100
+        assert [record.queue_offset for record in read(slave.broker, 240)] == list(range(240))
+        with Client(slave.broker) as client:
+            answer = client.invoke(PULL, pull_ext("raw_reader", TOPIC, 0, 240))
+            assert answer.code != 0
+        assert "Traceback" not in slave.log()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        for below in path.iterdir():
+            _remove(below)
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)

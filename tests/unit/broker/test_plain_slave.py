@@ -1,0 +1,242 @@
+"""A broker with `brokerRole=SLAVE`: what it refuses to start with, whom it follows, what it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.wire import pull_ext
+from broker.broker_controller import BrokerController
+from broker.config import BrokerConfig
+from broker.ha.settings import is_slave, settings_of
+from broker.role import Role
+from infra.config import ConfigError, load
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, RemotingServer
+from infra.startup import StartupError
+from neve.record.codec import iter_records
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.command import RemotingCommand
+from tests.broker_in_process import ask, running, send
+from tests.unit.broker.ha.test_plain_over_sockets import PlainMaster
+from tests.unit.broker.metadata.test_stock_tables import GROUPS, MODES, TOPICS
+from tests.waiting import until
+
+FILE_SIZE = 1 << 20
+SLAVE = ["brokerRole=SLAVE", "brokerId=1", "slaveReadEnable=true"]
+
+
+class Front:
+    """The name server, and the Remoting side of an Apache master whose log is a neve broker's."""
+
+    def __init__(self, source: BrokerController) -> None:
+        self.source, self.ha = source, PlainMaster(source.store, FILE_SIZE)
+        self.server = RemotingServer(self._serve, host="127.0.0.1", port=0)
+        self.offsets = '{"offsetTable":{"t@g":{0:2}}}'
+        self.knows_master = True
+        self.registered: list[dict[str, str]] = []
+        self.settings: dict[str, str] = {}
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    def _serve(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        body, ext = "", dict[str, str]()
+        store, config = self.source.store, self.source.config
+        match request.code:
+            case Code.REGISTER_BROKER:
+                self.registered.append(dict(request.ext))
+                ext = {"masterAddr": self.address, "haServerAddr": f"127.0.0.1:{self.ha.port}"}
+                ext = ext if self.knows_master else {}
+            case Code.GET_BROKER_CONFIG:
+                settings = {
+                    "brokerClusterName": config.broker_cluster_name, "brokerName": config.broker_name, "brokerId": "0",
+                    "mappedFileSizeCommitLog": str(FILE_SIZE), "messageDelayLevel": config.message_delay_level,
+                }  # fmt: skip
+                body = "".join(f"{name}={value}\n" for name, value in {**settings, **self.settings}.items())
+            case Code.GET_BROKER_RUNTIME_INFO:
+                table = {
+                    "bootTimestamp": str(self.ha.boot_ms), "commitLogMinOffset": str(store.min_physical_offset),
+                    "commitLogMaxOffset": str(store.max_physical_offset),
+                }  # fmt: skip
+                body = json.dumps({"table": table})
+            case Code.EXCHANGE_BROKER_HA_INFO:
+                ext = {"masterFlushOffset": str(self.ha.end_at_start), "masterHaAddress": f"127.0.0.1:{self.ha.port}"}
+            case Code.GET_BROKER_HA_STATUS:
+                body = json.dumps({"master": True, "masterCommitLogMaxOffset": store.max_physical_offset})
+            case Code.GET_ALL_TOPIC_CONFIG:
+                body = TOPICS % (7, "")
+            case Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+                body = GROUPS
+            case Code.GET_ALL_MESSAGE_REQUEST_MODE:
+                body = MODES
+            case Code.GET_ALL_DELAY_OFFSET:
+                body = '{"offsetTable":{}}'
+            case Code.GET_ALL_CONSUMER_OFFSET:
+                body = self.offsets
+        return RemotingCommand.response(request, 0, ext=ext, body=body.encode())
+
+
+@asynccontextmanager
+async def master(root: Path) -> AsyncIterator[tuple[Front, Connection]]:
+    """With three messages, of which a group has consumed two."""
+    async with running(root / "master") as (source, connection):
+        for number in range(3):
+            await send(connection, "t", b"%d" % number)
+        front = Front(source)
+        await front.ha.start()
+        await front.server.start()
+        try:
+            yield front, connection
+        finally:
+            await front.ha.stop()
+            await front.server.shutdown()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def bodies(connection: Connection, start: int = 0) -> list[bytes]:
+    answer = await ask(connection, Code.PULL_MESSAGE, **pull_ext("g", "t", 0, start))
+    return [record.body for record in iter_records(bytes(answer.body))] if answer.code == 0 else []
+
+
+def test_it_follows_whom_the_name_server_names_and_serves_what_it_has(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with master(tmp_path) as (front, theirs):
+            settings = [*SLAVE, f"namesrvAddr={front.address}"]
+            async with running(tmp_path / "slave", *settings) as (slave, connection):
+                assert front.registered[0]["brokerId"] == "1"
+                await until(lambda: slave.offsets.table() == {"t@g": {0: 2}})
+                assert await bodies(connection) == [b"0", b"1", b"2"]
+                assert slave.groups.groups["g"].retry_max_times == 3
+                await send(theirs, "t", b"3")
+                await until(lambda: slave.store.max_offset("t", 0) == 4)
+                assert await bodies(connection, 3) == [b"3"]
+                await until(lambda: slave.role.has_master)
+                answer = await ask(connection, Code.GET_MAX_OFFSET, topic="t", queueId=0)
+                assert answer.code == 2, "it may lack what the master has acknowledged"
+                with pytest.raises(AssertionError, match="REJECTREQUEST"):
+                    await send(connection, "t")
+
+                await front.ha.stop()
+                await until(lambda: not slave.role.has_master)
+                assert slave.role.current is Role.SLAVE
+                assert await bodies(connection, 3) == [b"3"], "a reader goes on"
+                await front.ha.start()
+            async with running(tmp_path / "slave", *settings) as (slave, connection):
+                await send(theirs, "t", b"4")
+                await until(lambda: slave.store.max_offset("t", 0) == 5)
+
+    run(scenario)
+
+
+def test_a_master_that_moves_is_followed_to_where_it_is(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with master(tmp_path) as (front, theirs):
+            front.knows_master = False
+            settings = [*SLAVE, f"namesrvAddr={front.address}"]
+            async with running(tmp_path / "slave", *settings) as (slave, _):
+                assert slave.store.max_physical_offset == 0
+                front.knows_master = True
+                await slave.registration.now()
+                await until(lambda: slave.store.max_offset("t", 0) == 3)
+                await front.ha.stop()
+                front.ha.port, before = 0, front.ha.port
+                await front.ha.start()
+                assert front.ha.port != before
+                await send(theirs, "t", b"3")
+                await slave.registration.now()
+                await until(lambda: slave.store.max_offset("t", 0) == 4)
+
+    run(scenario)
+
+
+def test_a_master_that_can_not_be_followed_is_told_by_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with master(tmp_path) as (front, _):
+            front.settings["enableDLegerCommitLog"] = "true"
+            async with running(tmp_path / "slave", *SLAVE, f"namesrvAddr={front.address}") as (slave, _connection):
+                assert slave.plain_slave is not None
+                client = slave.plain_slave.client
+                await until(lambda: client.trouble is not None)
+                assert client.trouble is not None
+                assert "enableDLegerCommitLog=true" in client.trouble.text
+                assert slave.store.max_physical_offset == 0
+
+    run(scenario)
+
+
+def test_a_directory_with_a_log_of_its_own_becomes_no_slaves(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (_, connection):
+            await send(connection, "t")
+        with pytest.raises(StartupError, match="begins with an empty storePathRootDir"):
+            async with running(tmp_path, *SLAVE, "namesrvAddr=127.0.0.1:1"):
+                raise AssertionError
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "settings", [[], ["replication=sync", "controllerAddr=127.0.0.1:1"]], ids=["alone", "in a set"]
+)
+def test_a_slaves_directory_gives_no_offsets_of_its_own(tmp_path: Path, settings: list[str]) -> None:
+    async def scenario() -> None:
+        async with (
+            master(tmp_path) as (front, _),
+            running(tmp_path / "slave", *SLAVE, f"namesrvAddr={front.address}") as (slave, _connection),
+        ):
+            await until(lambda: slave.store.max_offset("t", 0) == 3)
+        with pytest.raises(StartupError, match="copy of an Apache master's log"):
+            async with running(tmp_path / "slave", *settings):
+                raise AssertionError
+
+    run(scenario)
+
+
+def test_whom_the_log_is_of_must_be_readable(tmp_path: Path) -> None:
+    (tmp_path / "ha").mkdir()
+    RealDisk().write_atomic(tmp_path / "ha" / "followed.json", b'{"cluster":')
+
+    async def scenario() -> None:
+        with pytest.raises(StartupError, match=r"followed\.json can't be read"):
+            async with running(tmp_path, *SLAVE, "namesrvAddr=127.0.0.1:1"):
+                raise AssertionError
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        (["brokerRole=SLAVE", "namesrvAddr=a:1"], "brokerId=0: that is the master's"),
+        (["brokerRole=SLAVE", "brokerId=1"], "without namesrvAddr"),
+        ([*SLAVE, "namesrvAddr=a:1", "storeUrl=dir:/a"], "not archived yet"),
+        ([*SLAVE, "namesrvAddr=a:1", "controllerAddr=a:1"], "controllerAddr=a:1: a slave"),
+        (["brokerId=1", "brokerRole=ASYNC_MASTER"], "a master is 0"),
+        ([*SLAVE, "replication=sync", "controllerAddr=a:1"], "a controller says who is what"),
+    ],
+)
+def test_a_configuration_that_can_not_be_meant_is_refused(settings: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        settings_of(load(BrokerConfig, None, settings))
+
+
+def test_only_a_slave_outside_of_a_set_follows_an_apache_master() -> None:
+    slave = load(BrokerConfig, None, [*SLAVE, "namesrvAddr=a:1"])
+    assert is_slave(slave)
+    assert settings_of(slave) is None
+    assert not is_slave(load(BrokerConfig, None, []))
