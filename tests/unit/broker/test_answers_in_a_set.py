@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
-from broker.intake.replication import NOT_ENOUGH
+from broker.intake.message import NewMessage
+from broker.intake.replication import NOT_ENOUGH, AppendRefused
 from broker.requests.promises import PROMISES
 from infra.clock import ManualClock
 from infra.remoting_server import Connection
@@ -584,14 +585,19 @@ def test_what_the_set_has_not_confirmed_nobody_pops(tmp_path: Path) -> None:
     in_a_set(tmp_path, work)
 
 
+@pytest.mark.parametrize("confirmed", [0, 1])
 @pytest.mark.parametrize("stands_at", [1, 2, 3])
-def test_a_group_that_another_master_brought_further_is_not_moved_back(tmp_path: Path, stands_at: int) -> None:
+def test_a_group_that_another_master_brought_further_is_not_moved_back(
+    tmp_path: Path, stands_at: int, confirmed: int
+) -> None:
     """The new master has its messages, and does not know yet that they are confirmed."""
 
     async def work(world: World) -> None:
         await _group(world)
+        for _ in range(confirmed):
+            await send(world.connection, "t")
         world.slaves.hold()
-        for _ in range(3):
+        for _ in range(3 - confirmed):
             await send(world.connection, "t", properties="WAIT\x01false\x02")
         code, ext = READS["pull"]
         answer = await ask(world.connection, code, **{**ext, "queueOffset": stands_at})
@@ -709,5 +715,85 @@ def test_a_client_that_never_waits_for_answers_does_not_fill_the_memory(
         assert world.broker.store.max_physical_offset == end
         world.slaves.let_go()
         assert [(await each).code for each in (waiting, asking(_send()(world)))] == [ResponseCode.SUCCESS] * 2
+
+    in_a_set(tmp_path, work)
+
+
+def test_a_refused_send_makes_no_files_for_its_queue(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        topic = {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "defaultTopic": "TBW102"}
+        assert (await ask(world.connection, Code.UPDATE_AND_CREATE_TOPIC, topic="t", **topic)).code == 0
+        world.slaves.has_enough = False
+        assert (await _send()(world)).code == ResponseCode.SYSTEM_ERROR
+        assert not (tmp_path / "consumequeue" / "t").exists()
+
+    in_a_set(tmp_path, work)
+
+
+def test_a_group_that_is_not_known_reads_while_the_set_takes_nothing(tmp_path: Path) -> None:
+    """It is made when the set takes it."""
+
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        world.slaves.has_enough = False
+        code, ext = READS["pull"]
+        answer = await ask(world.connection, code, **{**ext, "consumerGroup": "new", "queueOffset": 0})
+        assert answer.code == ResponseCode.SUCCESS
+        subscription = {"topic": "t", "subString": "*", "subVersion": 1}
+        data = {"groupName": "new", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+        consumer = {**data, "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}
+        beat = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [consumer]}
+        assert (await ask(world.connection, Code.HEART_BEAT, json.dumps(beat).encode())).code == ResponseCode.SUCCESS
+        assert "new" not in world.broker.groups.groups
+        world.slaves.has_enough = True
+        assert (await ask(world.connection, Code.HEART_BEAT, json.dumps(beat).encode())).code == ResponseCode.SUCCESS
+        assert "new" in world.broker.groups.groups
+
+    in_a_set(tmp_path, work)
+
+
+def test_who_is_told_an_error_or_nothing_does_not_wait(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        place, transaction = _place(await _popped(world)), await _half(world)
+        world.slaves.hold()
+        await send(world.connection, "t", properties="WAIT\x01false\x02")
+        wrong = await ask(world.connection, Code.ACK_MESSAGE, **{**place, "offset": 99})
+        assert wrong.code == ResponseCode.NO_MESSAGE
+        none = await ask(world.connection, Code.RECALL_MESSAGE, topic="t", recallHandle="none", producerGroup="p")
+        assert none.code == ResponseCode.ILLEGAL_OPERATION
+        ext = {name: str(value) for name, value in {**transaction, "commitOrRollback": 8}.items()}
+        world.connection.send_oneway(RemotingCommand(Code.END_TRANSACTION, ext=ext))
+        await world.a_round_trip()
+        assert not world.broker.transactions.waiting()
+        assert world.broker.group_transfer is not None
+        assert world.broker.group_transfer.waiting == 0
+
+    in_a_set(tmp_path, work)
+
+
+def test_the_broker_itself_looks_who_has_waited_too_long(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        world.slaves.hold()
+        asked = asking(_send()(world))
+        await world.until_it_waits(asked)
+        world.clock.advance(3000)
+        assert (await asked).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert world.broker.group_transfer is not None
+        assert world.broker.group_transfer.timeouts == 1
+
+    in_a_set(tmp_path, work)
+
+
+def test_each_append_is_asked_for_whatever_was_made_ready_before(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        message = NewMessage(topic="t", queue_id=0, body=b"body", born_timestamp=1)
+        ready = world.broker.writer.send_of(message)
+        world.slaves.has_enough = False
+        with pytest.raises(AppendRefused):
+            world.broker.writer.append([ready], ("127.0.0.1", 1), world.clock.now_ms())
+        with pytest.raises(AppendRefused):
+            world.broker.writer.put(message)
 
     in_a_set(tmp_path, work)
