@@ -368,7 +368,9 @@ REFUSED: Mapping[str, Refusal] = {
     "clusterTest": Refusal(("false",), "routes of another environment would be missing"),
     "supportActingMaster": Refusal(("false",), "no slave would act for its master"),
     "notifyMinBrokerIdChanged": Refusal(("false",), "no slave would act for its master"),
-    "enableControllerInNamesrv": Refusal(("false",), "the controller is a server of its own: run `neve controller`"),
+    "enableControllerInNamesrv": Refusal(
+        ("false",), "the controller has a file of its own: run `neve namesrv --controller controller.conf`"
+    ),
     "enableTopicList": Refusal(("true",), "lists of topics would be answered; enableAllTopicList is honoured"),
 }
 

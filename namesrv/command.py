@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from controller.controller_config import ControllerConfig
 from infra.config import Loaded, read
 from infra.server_command import announce, catch_signals, run_and_exit, settings_option
 from infra.startup import check_port
@@ -14,33 +15,52 @@ from namesrv.namesrv_config import NamesrvConfig
 
 @click.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="Configuration file (namesrv.conf).")
+@click.option(
+    "--controller",
+    "beside",
+    type=click.Path(path_type=Path),
+    help="Run the controller of this controller.conf as well.",
+)
 @settings_option
-def namesrv(path: Path | None, settings: tuple[str, ...]) -> None:
-    """Run a name server."""
+def namesrv(path: Path | None, beside: Path | None, settings: tuple[str, ...]) -> None:
+    """Run a name server; with --controller also a controller, in the same process."""
 
     def start() -> Awaitable[int]:
         loaded = read(NamesrvConfig, path, settings)
         check_port(loaded.config.bind_address, loaded.config.listen_port)
-        return _run(loaded)
+        controller = None if beside is None else read(ControllerConfig, beside)
+        if controller is not None:
+            check_port(controller.config.bind_address, controller.config.port)
+        return _run(loaded, controller)
 
     run_and_exit(start)
 
 
-async def _run(loaded: Loaded[NamesrvConfig]) -> int:
+async def _run(loaded: Loaded[NamesrvConfig], beside: Loaded[ControllerConfig] | None) -> int:
+    from controller.controller_manager import ControllerManager
+    from controller.registers import register_of
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
     from namesrv.namesrv_controller import NamesrvController
 
     config = loaded.config
-    logs.configure(config.log_level, loaded.warnings)
-    disk = RealDisk()
+    logs.configure(config.log_level, [*loaded.warnings, *(beside.warnings if beside is not None else ())])
+    disk, clock, controller = RealDisk(), SystemClock(), None
     disk.make_dirs(config.kv_path.parent)
-    server = NamesrvController(config, SystemClock(), disk)
+    server = NamesrvController(config, clock, disk)
     stopped = asyncio.Event()
     catch_signals(stopped.set)
+    if beside is not None:
+        controller = ControllerManager(beside.config, clock, disk, *register_of(beside.config, disk))
+        await controller.start()
     await server.start()
-    announce({"namesrv": f"{config.bind_address}:{server.port}"})
+    addresses = {"namesrv": f"{config.bind_address}:{server.port}"}
+    if beside is not None and controller is not None:
+        addresses["controller"] = f"{beside.config.bind_address}:{controller.port}"
+    announce(addresses)
     await stopped.wait()
     await server.shutdown()
+    if controller is not None:
+        await controller.shutdown()
     return 0

@@ -1,0 +1,55 @@
+"""`neve namesrv --controller`: one process, two servers, each on its port."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.wire import Client, Refused
+from tests.servers.neve import Serving, settings_as_options
+from tests.servers.processes import NotReady, accepts
+
+GET_METADATA_INFO, GET_BROKER_CLUSTER_INFO, APPLY, SYNC_STATE_DATA = 1005, 106, 1013, 1006
+
+
+def both(directory: Path, controller: str) -> Serving:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "controller.conf"
+    path.write_text(f"bindAddress=127.0.0.1\ncontrollerStorePath={directory / 'register'}\n{controller}\n")
+    settings = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": directory / "kv.json"}
+    return Serving(directory, "namesrv", "--controller", str(path), *settings_as_options(settings))
+
+
+def test_each_answers_on_its_port_what_is_its_own_and_both_end_together(tmp_path: Path) -> None:
+    with both(tmp_path, "listenPort=0") as server:
+        names, controller = server.namesrv, str(server.ready["controller"])
+        assert names != controller
+        with Client(controller) as client:
+            assert client.ask(GET_METADATA_INFO, {}).extFields["controllerLeaderAddress"] == controller
+            applied = {"clusterName": "c", "brokerName": "b", "appliedBrokerId": 1, "registerCheckCode": "h:1;1"}
+            client.ask(APPLY, applied)
+        with Client(names) as client:
+            assert json.loads(client.ask(GET_BROKER_CLUSTER_INFO, {}).body)["brokerAddrTable"] == {}
+            with pytest.raises(Refused, match="not supported"):
+                client.ask(GET_METADATA_INFO, {})
+        assert server.stop() == 0
+        assert not accepts(names) and not accepts(controller)
+        server.start()
+        with Client(server.ready["controller"]) as client:
+            table = json.loads(client.ask(SYNC_STATE_DATA, {}, b'["b"]').body)["replicasInfoTable"]
+        assert [one["brokerId"] for one in table["b"]["notInSyncReplicas"]] == [1], "it has kept what it was told"
+
+
+@pytest.mark.parametrize(
+    ("controller", "why"),
+    [
+        ("listenPort=x", "listenPort=x"),
+        ("listenPort=0\nregisterUrl=etcd://h", "expected a prefix"),
+        ("listenPort=0\ncontrollerDLegerPeers=n0-a:1;n1-b:1", "each elect a master of their own"),
+    ],
+)
+def test_a_controller_that_can_not_be_stops_the_start_of_both(tmp_path: Path, controller: str, why: str) -> None:
+    with pytest.raises(NotReady, match=why):
+        both(tmp_path, controller).start()
