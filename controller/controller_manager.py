@@ -24,7 +24,7 @@ from infra.supervisor import Supervisor, Trouble
 
 log = logging.getLogger(__name__)
 
-STANDSTILL_MS = 1_000  # beyond the time of the next scan: brokers may have been silent for less than their time-out
+STANDSTILL_MS = 2_000  # beyond the time of the next scan; brokers beat each second, and may be silent for some
 
 
 class ControllerManager:

@@ -50,7 +50,8 @@ class Rules:
 
     enable_elect_unclean_master: bool = False
     max_members: int = 64
-    # Who has only begun to listen has not heard the living: it waits one time-out before it calls a master dead.
+    # Who has only begun to listen, or stood still, has not heard the living: it waits one time-out before it calls a
+    # master dead, that of the member if it is known, else until the first of these.
     elects_from_ms: int = 0
     hears_since_ms: int = 0
     # Epochs that the register once had for the set: one that has lower ones now was set back.
@@ -580,10 +581,12 @@ def _knows(report: Report, frozen: Frozen) -> bool:
 
 
 def _not_heard_yet(stored: BrokerSet, case: _Case) -> str:
-    if case.now_ms >= case.rules.elects_from_ms:
-        return ""
-    since, named = case.rules.hears_since_ms, {*stored.sync_state_set, *stored.eligible, *stored.unclean}
-    missing = [id for id in named if id not in case.reports or case.reports[id].heard_ms < since]
+    since, missing = case.rules.hears_since_ms, []
+    for broker_id in {*stored.sync_state_set, *stored.eligible, *stored.unclean}:
+        report = case.reports.get(broker_id)
+        until_ms = case.rules.elects_from_ms if report is None else since + report.timeout_ms
+        if (report is None or report.heard_ms < since) and case.now_ms < until_ms:
+            missing.append(broker_id)
     return f"this controller has not heard of {sorted(missing)} since it began, and waits for them" if missing else ""
 
 

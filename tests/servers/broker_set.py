@@ -27,23 +27,35 @@ class BrokerSet:
     """
 
     def __init__(
-        self, directory: Path, *, members: int = 3, settings: Mapping[str, object] | None = None, **more: object
+        self,
+        directory: Path,
+        *,
+        members: int = 3,
+        controllers: int = 1,
+        register_url: str = "",
+        settings: Mapping[str, object] | None = None,
+        **more: object,
     ):
-        """`settings` and `more` are keys of all members."""
-        (port,) = free_ports(1)
+        """`settings` and `more` are keys of all members. Several controllers need an etcd, `register_url`."""
         local = {"bindAddress": "127.0.0.1"}
-        register = {"listenPort": port, "controllerStorePath": directory / "register"}
-        self.controller = Serving(directory / "controller", "controller", *settings_as_options(local | register))
+        ports = free_ports(controllers)
+        self.controllers = []
+        for number, port in enumerate(ports):
+            register = {"listenPort": port, "controllerStorePath": directory / f"register{number}"}
+            own = settings_as_options(local | register | {"registerUrl": register_url})
+            self.controllers.append(Serving(directory / f"controller{number}", "controller", *own))
+        self.controller = self.controllers[0]  # who is asked
         names = {"listenPort": 0, "kvConfigPath": directory / "kv.json"}
         self.name_server = Serving(directory / "namesrv", "namesrv", *settings_as_options(local | names))
         self._directory, self._count = directory, members
-        self._settings = {**(settings or {}), **more, "controllerAddr": f"127.0.0.1:{port}"}
+        self._settings = {**(settings or {}), **more, "controllerAddr": ";".join(f"127.0.0.1:{port}" for port in ports)}
         self.members: list[Serving] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(self.controller)
+            for controller in self.controllers:
+                stack.enter_context(controller)
             stack.enter_context(self.name_server)
             for number in range(1, self._count + 1):
                 self.members.append(stack.enter_context(self._member(self._directory / str(number))))

@@ -671,6 +671,21 @@ def test_whose_id_was_given_to_another_can_be_designated_under_a_new_one_while_t
     assert world.elect(C, designate=True).master == C
 
 
+def test_who_was_not_heard_since_a_standstill_is_waited_for_as_long_as_it_may_be_silent() -> None:
+    world = in_sync(A, B)
+    world.hear(A, timeout_ms=3_000)
+    world.now_ms += 60_000
+    world.rules = Rules(elects_from_ms=world.now_ms + 10_000, hears_since_ms=world.now_ms)
+    world.hear(B)
+    waits = world(Scan("b"))
+    assert waits.code == Code.CONTROLLER_MASTER_NOT_AVAILABLE and "has not heard of [1]" in waits.remark
+    world.now_ms += 2_999
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
+    world.now_ms += 1
+    world.hear(B)
+    assert world(Scan("b")).master == B
+
+
 def test_a_register_that_had_higher_epochs_is_not_believed_though_no_broker_tells() -> None:
     world = in_sync(A, B)
     world.die(A)

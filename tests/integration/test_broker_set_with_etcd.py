@@ -1,0 +1,111 @@
+"""neve's brokers, two controllers and an etcd, as processes: each may go, and what may be decided without it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.wire import Client, Refused
+from tests.servers import etcd as servers
+from tests.servers.broker_set import NAME, BrokerSet
+from tests.servers.etcd import Node, register_url
+from tests.servers.neve import Serving
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+TOPIC, ELECT_MASTER = "orders", 1002
+_CHANGE_S = 60.0
+
+
+@contextmanager
+def with_etcd(directory: Path) -> Iterator[tuple[Node, BrokerSet]]:
+    """Three members, two controllers; the topic is there."""
+    with servers.node(directory / "etcd") as etcd:
+        shared = register_url(etcd)
+        with BrokerSet(directory, replication="sync", controllers=2, register_url=shared) as brokers:
+            with Client(brokers.master.broker) as client:
+                client.create_topic(TOPIC, 1)
+            yield etcd, brokers
+
+
+def takes(member: Serving) -> bool:
+    try:
+        with Client(member.broker) as client:
+            client.send(TOPIC, 0, b"0")
+    except (OSError, Refused):
+        return False
+    return True
+
+
+def is_frozen(brokers: BrokerSet) -> bool:
+    return "is frozen" in brokers.controller.log()
+
+
+def designate(brokers: BrokerSet, broker_id: int) -> None:
+    fields = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": broker_id, "designateElect": "true"}
+    with Client(brokers.controller.ready["controller"]) as client:
+        client.ask(ELECT_MASTER, fields)
+
+
+def test_the_set_goes_on_whatever_of_those_who_decide_about_it_goes(tmp_path: Path) -> None:
+    with with_etcd(tmp_path) as (etcd, brokers):
+        assert takes(brokers.master)
+        one, other = brokers.controllers
+
+        # A controller goes, and then the master: the other controller elects.
+        one.kill()
+        brokers.controller = other
+        former, epoch = brokers.master, brokers.epoch
+        former.kill()
+        assert takes_after(brokers, former)
+        assert brokers.epoch == epoch + 1
+        one.start()
+        former.start()
+        brokers.wait_until_in_sync(*brokers.members)
+
+        # etcd goes: what is in sync goes on, and nobody seems dead when it is back.
+        epoch = brokers.epoch
+        master = brokers.master
+        etcd.kill()
+        assert takes(master)
+        etcd.start()
+        wait_until(lambda: takes(master) and brokers.epoch == epoch, "it goes on under its master", _CHANGE_S)
+        brokers.wait_until_in_sync(*brokers.members)
+
+
+def takes_after(brokers: BrokerSet, former: Serving) -> bool:
+    master = brokers.master_after(former)
+    wait_until(lambda: takes(master), "the new master takes messages", _CHANGE_S)
+    return True
+
+
+def kept_before_an_election(brokers: BrokerSet, etcd: Node, backup: Path) -> None:
+    etcd.kept(backup)
+    etcd.start()
+    former = brokers.master
+    former.kill()
+    assert takes_after(brokers, former)
+    former.start()
+    brokers.wait_until_in_sync(*brokers.members)
+
+
+def test_a_backup_of_etcd_elects_nobody_until_an_operator_has_said_who_knows_most(tmp_path: Path) -> None:
+    with with_etcd(tmp_path) as (etcd, brokers):
+        kept_before_an_election(brokers, etcd, tmp_path / "backup")
+        master, epoch = brokers.master, brokers.epoch
+        etcd.restored(tmp_path / "backup")
+        etcd.start()
+        wait_until(lambda: is_frozen(brokers), "the set is frozen", _CHANGE_S)
+        assert takes(master), "the brokers go on as they are"
+        id_of_master = next(
+            one["brokerId"]
+            for one in (*brokers.told()["inSyncReplicas"], *brokers.told()["notInSyncReplicas"])
+            if one["brokerAddress"] == master.broker
+        )
+        designate(brokers, id_of_master)
+        wait_until(lambda: brokers.epoch > epoch, "an epoch above all that was", _CHANGE_S)
+        brokers.wait_until_in_sync(*brokers.members)
+        wait_until(lambda: takes(master), "it takes messages", _CHANGE_S)
