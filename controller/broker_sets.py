@@ -119,14 +119,16 @@ class BrokerSets:
                 self._living.pop(name, None)
 
     async def scan(self) -> None:
-        """Every set, one after the other; what is wrong with one keeps back no other."""
+        """Every set; what is wrong with one keeps back no other. Most have a master that lives: one read shows it."""
         damaged: DamagedBrokerSet | None = None
-        for name in await self._register.names():
-            try:
+        for name, stored in (await self._register.all()).items():
+            if isinstance(stored, DamagedBrokerSet):
+                log.error("broker set %r can't be read from the register: %s", name, stored)
+                damaged = stored
+                continue
+            found = self._decide(stored, {}, Scan(name), {})
+            if isinstance(found, Ask) or found.broker_set is not None:
                 await self.carry_out(Scan(name))
-            except DamagedBrokerSet as error:
-                log.error("broker set %r can't be read from the register: %s", name, error)
-                damaged = error
         if damaged is not None:
             raise damaged
 

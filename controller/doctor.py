@@ -46,7 +46,7 @@ def _check_etcd(config: ControllerConfig) -> Check:
         register, _ = register_of(config, RealDisk())
         try:
             await register.open()
-            return len(await register.names())
+            return len(await register.all())
         finally:
             await register.close()
 

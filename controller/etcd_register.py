@@ -20,7 +20,7 @@ from controller.broker_set import BrokerSet, DamagedBrokerSet, decode, encode
 from controller.controller_config import ControllerConfig
 from controller.etcd_controllers import EtcdControllers
 from controller.register import MAX_BROKER_SETS, NEVER, RegisterUnavailable, Revision, Stored
-from infra.etcd import Etcd, EtcdAway, EtcdError, EtcdRefused, KeyValue, Read, parse_url
+from infra.etcd import Etcd, EtcdAway, EtcdError, EtcdRefused, Header, KeyValue, parse_url
 from infra.startup import EXIT_CONFIG, StartupError
 from infra.tls import client_context
 
@@ -96,9 +96,27 @@ class EtcdRegister:
             read = await self._etcd.read(self._key(name))
         except EtcdError as error:
             raise RegisterUnavailable(None, str(error)) from error
-        held = read.kvs[0] if read.kvs else None
+        return self._stored(name, before, read.header, read.kvs[0] if read.kvs else None)
+
+    async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
+        known = dict(self._known)
+        try:
+            read = await self._etcd.read_all(self._prefix, MAX_BROKER_SETS)
+        except EtcdError as error:
+            raise RegisterUnavailable(None, str(error)) from error
+        found: dict[str, Stored | DamagedBrokerSet] = {}
+        for kv in read.kvs:
+            name = kv.key.removeprefix(self._prefix).decode(errors="replace")
+            try:
+                found[name] = self._stored(name, known.get(name), read.header, kv)
+            except DamagedBrokerSet as error:
+                found[name] = error
+        return found
+
+    def _stored(self, name: str, before: _Known | None, header: Header, held: KeyValue | None) -> Stored:
+        """What a read has found, seen against what was known when it was asked for."""
         broker_set = _decoded(name, held) if held is not None else None
-        had = _had(before, read)
+        had = _had(before, header, held)
         if held is None or broker_set is None:
             if had == _NOTHING and self._known.get(name) is before:
                 self._known.pop(name, None)
@@ -106,7 +124,7 @@ class EtcdRegister:
         if broker_set.epochs >= had:
             had = _NOTHING
             if self._known.get(name) is before:  # else a write was answered meanwhile
-                self._remember(_Known(broker_set, held.mod_revision, read.header.cluster_id))
+                self._remember(_Known(broker_set, held.mod_revision, header.cluster_id))
         return Stored(broker_set, Revision(held.mod_revision, held.value), had)
 
     async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
@@ -136,13 +154,6 @@ class EtcdRegister:
         self._known.pop(name, None)
         return True
 
-    async def names(self) -> list[str]:
-        try:
-            read = await self._etcd.read_all(self._prefix, MAX_BROKER_SETS, keys_only=True)
-        except EtcdError as error:
-            raise RegisterUnavailable(None, str(error)) from error
-        return [kv.key.removeprefix(self._prefix).decode(errors="replace") for kv in read.kvs]
-
     def _remember(self, known: _Known) -> None:
         if known.broker_set.name in self._known or len(self._known) < MAX_KNOWN:
             self._known[known.broker_set.name] = known
@@ -154,14 +165,13 @@ class EtcdRegister:
         return KeyValue(self._key(name), expected.value, 0, expected.number) if expected != NEVER else None
 
 
-def _had(before: _Known | None, read: Read) -> tuple[int, int]:
+def _had(before: _Known | None, header: Header, held: KeyValue | None) -> tuple[int, int]:
     """The epochs that a set had before this read was asked for, unless it was removed since."""
     if before is None:
         return _NOTHING
-    held = read.kvs[0] if read.kvs else None
     # It was removed after the write that is known: the revision went on, and what is there now was made later.
-    since = held.create_revision > before.revision if held is not None else read.header.revision >= before.revision
-    return _NOTHING if since and read.header.cluster_id == before.cluster_id else before.broker_set.epochs
+    since = held.create_revision > before.revision if held is not None else header.revision >= before.revision
+    return _NOTHING if since and header.cluster_id == before.cluster_id else before.broker_set.epochs
 
 
 def _decoded(name: str, held: KeyValue) -> BrokerSet:

@@ -86,8 +86,8 @@ class Register(Protocol):
     async def remove(self, name: str, expected: Revision) -> bool:
         """Whether it had the expected revision, and is gone."""
 
-    async def names(self) -> list[str]:
-        """All that there are."""
+    async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
+        """All that there are, by name; what can't be read is in its place."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -168,8 +168,8 @@ class FileRegister:
     async def remove(self, name: str, expected: Revision) -> bool:
         return await self._to_its_end(self._remove(name, expected.number))
 
-    async def names(self) -> list[str]:
-        return sorted(self._entries)
+    async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
+        return {name: await self.get(name) for name in sorted(self._entries)}
 
     async def _to_its_end(self, write: Coroutine[Any, Any, T]) -> T:
         """Whether who asked for it waits or not: what is in the file is what is in memory, one write at a time."""

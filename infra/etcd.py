@@ -336,7 +336,10 @@ class Etcd:
             if _AUTH_IS_OFF in error.remark:
                 return
             raise
-        self._token = msgspec.json.decode(answer, type=_Token).token
+        try:
+            self._token = msgspec.json.decode(answer, type=_Token).token
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise _Failed(f"an answer that is none: {error}") from error
 
     async def _post(self, endpoint: str, path: str, body: bytes) -> bytes:
         scheme = "https" if self._tls is not None else "http"

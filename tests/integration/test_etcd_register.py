@@ -135,7 +135,7 @@ def test_of_two_controllers_that_read_the_same_revision_one_writes(shared: Node)
             (won,) = [result for result in results if result is not None]
             winner = value(epoch=2 + results.index(won))
             assert await other.get("b") == Stored(winner, won)
-            assert await one.names() == ["b"]
+            assert list(await one.all()) == ["b"]
 
     run(main)
 
@@ -164,7 +164,7 @@ def test_names_are_any_text_and_end_where_the_prefix_ends(shared: Node) -> None:
             for name in names:
                 assert await found.put(value(name), NEVER) is not None
             shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets0"), "value": servers.text("not a set")})
-            assert await found.names() == sorted(names, key=str.encode)
+            assert list(await found.all()) == sorted(names, key=str.encode)
             for name in names:
                 assert (await found.get(name)).broker_set == value(name)
 
@@ -179,7 +179,10 @@ def test_what_is_no_broker_set_is_told_and_not_taken_for_none(shared: Node) -> N
             shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": servers.text("{}")})
             with pytest.raises(DamagedBrokerSet):
                 await found.get("b")
-            await found.put(value("other"), NEVER)
+            revision = await found.put(value("other"), NEVER)
+            assert revision is not None
+            both = await found.all()
+            assert isinstance(both["b"], DamagedBrokerSet) and both["other"] == Stored(value("other"), revision)
             held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/other")})["kvs"][0]
             shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": held["value"]})
             with pytest.raises(DamagedBrokerSet, match="'b' is of 'other'"):
@@ -356,6 +359,7 @@ def test_a_restored_etcd_is_known_to_have_had_more(own: Node, tmp_path: Path) ->
             own.restored(tmp_path / "backup")
             own.start()
             assert await found.get("b") == Stored(value(), first, (3, 3))
+            assert await found.all() == {"b": Stored(value(), first, (3, 3))}
 
     run(main)
 

@@ -38,6 +38,7 @@ class MemoryRegister:
         self.revision = 0
         self.had = (0, 0)
         self.damaged: list[str] = []
+        self.reads = 0
         self.before_write: Callable[[], object] = lambda: None
         self.loses_answers = False
         self.writes = 0
@@ -54,8 +55,7 @@ class MemoryRegister:
         return self.value
 
     async def get(self, name: str) -> Stored:
-        if name in self.damaged:
-            raise DamagedBrokerSet(None, "no broker set")
+        self.reads += 1
         return Stored(self.value, Revision(self.revision) if self.value is not None else NEVER, self.had)
 
     async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
@@ -74,8 +74,11 @@ class MemoryRegister:
         self.value, self.revision = None, self.revision + 1
         return True
 
-    async def names(self) -> list[str]:
-        return sorted([*self.damaged, *(["b"] if self.value is not None else [])])
+    async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
+        found: dict[str, Stored | DamagedBrokerSet] = {name: DamagedBrokerSet(None, "none") for name in self.damaged}
+        if self.value is not None:
+            found["b"] = await self.get("b")
+        return dict(sorted(found.items()))
 
 
 class Calls:
@@ -309,6 +312,17 @@ def test_a_value_that_is_damaged_keeps_back_no_other_set_and_is_told() -> None:
         with pytest.raises(DamagedBrokerSet):
             await world.sets.scan()
         assert world.value.master == 2
+
+    run(work)
+
+
+def test_a_scan_reads_no_set_alone_whose_master_lives() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        world.register.reads = 0
+        await world.sets.scan()
+        assert world.register.reads == 1, "of all of them together"
+        assert world.value.master == 1
 
     run(work)
 

@@ -56,7 +56,7 @@ def test_of_two_who_read_the_same_revision_one_writes() -> None:
         results = await asyncio.gather(*(register.put(value(epoch=epoch), first) for epoch in (2, 3, 4)))
         assert [result is None for result in results] == [False, True, True] and results[0] is not None
         assert await register.get("b") == Stored(value(epoch=2), results[0])
-        assert await register.names() == ["b"]
+        assert list(await register.all()) == ["b"]
 
     run(main)
 
@@ -202,7 +202,7 @@ def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(tmp_pa
         assert await second is not None
         await register.close()
         again = await opened(RealDisk(), tmp_path / "register.json")
-        assert await again.names() == ["a", "b"] == await register.names()
+        assert list(await again.all()) == ["a", "b"] == list(await register.all())
 
     run(main)
 
