@@ -15,7 +15,9 @@ import pytest
 
 from bench import jvm
 from bench.wire import Client, Refused
+from tests.servers import etcd
 from tests.servers.apache import ApacheController, ApacheMember
+from tests.servers.etcd import register_url
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
@@ -29,10 +31,11 @@ TOPIC = "orders"
 _CHANGE_S = 60.0  # a role takes a second or two; the machine is shared
 
 
-def controller(directory: Path) -> Serving:
+def controller(directory: Path, register_url: str = "") -> Serving:
     """On a port that it keeps over a restart."""
     (port,) = free_ports(1)
     settings = {"listenPort": port, "bindAddress": "127.0.0.1", "controllerStorePath": directory / "register"}
+    settings["registerUrl"] = register_url
     return Serving(directory, "controller", *settings_as_options(settings))
 
 
@@ -104,6 +107,32 @@ def test_apaches_brokers_change_roles_as_neves_controller_says(tmp_path: Path) -
             assert (master_of(server), broker_set(server)["masterEpoch"]) == (other.broker, epoch + 1)
             assert not may_send(first)
         assert "Traceback" not in server.log()
+
+
+def test_apaches_brokers_go_on_when_one_of_two_controllers_is_killed_and_the_master_after_it(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        start = stack.enter_context
+        shared = register_url(start(etcd.node(tmp_path / "etcd")))
+        one, other = (start(controller(tmp_path / name, shared)) for name in ("one", "other"))
+        addresses = ";".join(server.ready["controller"] for server in (one, other))
+        names = start(name_server(tmp_path / "namesrv"))
+        a, b = (
+            start(ApacheMember(tmp_path / name, namesrv=names.namesrv, controller=addresses)) for name in ("a", "b")
+        )
+        # Each of the controllers hears them, or is told by the other.
+        wait_until(lambda: in_sync(one) == in_sync(other) == {a.broker, b.broker}, "both in sync", _CHANGE_S)
+        first, second = (a, b) if master_of(one) == a.broker else (b, a)
+        epoch = broker_set(one)["masterEpoch"]
+        wait_until(lambda: may_send(first), "a master that takes messages", _CHANGE_S)
+        one.kill()
+        assert may_send(first)
+        first.kill()
+        wait_until(lambda: master_of(other) == second.broker, "the other one is master", _CHANGE_S)
+        assert broker_set(other)["masterEpoch"] == epoch + 1
+        wait_until(lambda: may_send(second), "the new master takes messages", _CHANGE_S)
+        first.start()
+        wait_until(lambda: in_sync(other) == {a.broker, b.broker}, "it comes back in sync", _CHANGE_S)
+        assert "Traceback" not in other.log()
 
 
 def test_a_register_that_was_lost_elects_nobody_over_a_log_until_an_operator_designates_one(tmp_path: Path) -> None:
