@@ -18,7 +18,7 @@ from neve.client.model import (
 )
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import TopicRoute
-from neve.client.net.session import Session, parse_body, require_success
+from neve.client.net.session import NOT_MASTER, Session, parse_body, require_success
 from neve.errors import BrokerError, ClientError, ProtocolError, UnknownOutcome
 from neve.record.codec import MalformedRecord, decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 _SHOWN_TO_ALL = 10_000  # ms that an id search looks ahead of our clock
 _KEY_RESULTS = 32
-# Of a member that answers no such thing, or not now: another may.
-_ELSEWHERE = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
 
 class Admin:
@@ -224,7 +222,7 @@ class Admin:
             except (ConnectionFailed, UnknownOutcome) as error:
                 log.info("%s: %s", address, error)
             else:
-                if answer.code not in _ELSEWHERE:
+                if answer.code not in NOT_MASTER:
                     return answer
         return await self._session.pool.invoke(members[-1], code, ext, timeout=self._session.options.timeout)
 

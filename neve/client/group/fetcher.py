@@ -14,7 +14,7 @@ from neve.client.group.pull import Puller, Subscription
 from neve.client.group.received import Settles, received
 from neve.client.group.refusals import Refusals
 from neve.client.model import MessageQueue, PullStatus
-from neve.client.net.session import Session
+from neve.client.net.session import NOT_MASTER, Session
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode, ResponseCode
 
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 _PAUSE_AFTER_ERROR = 1.0
 _PAUSE_AFTER_FLOW_CONTROL = 0.02
-# Of a member of a set that serves no reads, or not now: another may be the master.
-_ELSEWHERE = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 _LOCK_CHECK = 1.0  # how often a loop looks whether its queue is locked again
 
 
@@ -121,7 +119,7 @@ class Fetcher:
             self._refusals.over(what)
         except BrokerError as error:
             self._refusals.note(what, error)
-            if error.code in _ELSEWHERE:
+            if error.code in NOT_MASTER:
                 self._session.forget_route(process_queue.queue.topic)
             is_throttled = error.code == ResponseCode.FLOW_CONTROL
             await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)

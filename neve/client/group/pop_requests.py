@@ -194,7 +194,7 @@ class Popper:
     async def ack(self, queue: MessageQueue, receipt: Receipt) -> None:
         """Done with the message; `queue` is the one that was popped."""
         ext = self._ext(queue, receipt)
-        await self._session.ask(await self._session.master(queue), RequestCode.ACK_MESSAGE, ext)
+        await self._session.at_master(queue, RequestCode.ACK_MESSAGE, ext, may_repeat=True)
 
     async def ack_batch(self, queue: MessageQueue, receipts: Iterable[tuple[str, Receipt]]) -> None:
         """As `ack`, for messages of several topics of the broker of `queue`, in one request."""
@@ -205,14 +205,12 @@ class Popper:
             key = _OnePop(topic, r.retry, r.start_offset, r.queue_id, r.revive_queue, r.pop_time, r.invisible_time)
             acks[key] |= 1 << (r.offset - r.start_offset)
         body = {"brokerName": queue.broker_name, "acks": [self._batch_ack(key, bits) for key, bits in acks.items()]}
-        address = await self._session.master(queue)
-        await self._session.ask(address, RequestCode.BATCH_ACK_MESSAGE, {}, body=dumps(body))
+        await self._session.at_master(queue, RequestCode.BATCH_ACK_MESSAGE, {}, body=dumps(body), may_repeat=True)
 
     async def change_invisible(self, queue: MessageQueue, receipt: Receipt, seconds: float) -> Receipt:
         """The message becomes visible `seconds` from now; the receipt that is valid from then on."""
         ext = {**self._ext(queue, receipt), "invisibleTime": str(int(seconds * 1000))}
-        address = await self._session.master(queue)
-        answer = await self._session.ask(address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
+        answer = await self._session.at_master(queue, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
         return replace(
             receipt,
             start_offset=receipt.offset,

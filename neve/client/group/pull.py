@@ -200,11 +200,12 @@ class Puller:
     async def commit(self, group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> None:
         """Stores the next offset that the group should read: at the master, what a replica is told is lost."""
         ext = {**_fields(queue), "consumerGroup": group, "commitOffset": str(offset)}
-        address, code = await self._session.master(queue), RequestCode.UPDATE_CONSUMER_OFFSET
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
         if oneway:
+            address = await self._session.master(queue)
             await self._session.pool.send_oneway(address, code, ext, timeout=self._session.options.attempt_timeout)
         else:
-            await self._session.ask(address, code, ext)
+            await self._session.at_master(queue, code, ext, may_repeat=True)
 
     def keeper(self, queue: MessageQueue) -> object:
         """Who has the group's offset of a queue; see `OffsetStore.keeper`."""

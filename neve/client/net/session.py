@@ -28,6 +28,9 @@ RequestHandler = Callable[[Connection, RemotingCommand], bool]
 _SEPARATORS = re.compile(r"[;,\s]+")
 _FORGOTTEN = float("-inf")  # instead of the time at which a route was asked for: it did not work
 _DOUBT_S = 0.25  # a route that is younger is not asked for again on a mere doubt
+#: Of these a member of a set answers that is a slave now, that has no role yet, or that hands its role over.
+NOT_MASTER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+_ELECTION_PAUSE_S = 0.1
 _WATCH_S = 0.25  # from one question who is master to the next
 _PATIENCE_S = 1.0  # so long a route that is at hand waits for a newer one
 
@@ -234,10 +237,10 @@ class Session:
         """
         return await asyncio.shield(self._asked(topic))
 
-    async def publish_route(self, topic: str) -> TopicRoute:
+    async def publish_route(self, topic: str, *, fresh: bool = False) -> TopicRoute:
         """As `route`; of a topic that does not exist the one that it would be created with."""
         try:
-            return await self.route(topic)
+            return await self.route(topic, fresh=fresh)
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
@@ -253,7 +256,7 @@ class Session:
             ClientError: no master of that broker is known.
         """
         for fresh in (False, True):
-            address = (await self.route(queue.topic, fresh=fresh)).master(queue.broker_name)
+            address = (await self.publish_route(queue.topic, fresh=fresh)).master(queue.broker_name)
             if address is not None:
                 return address
         raise ClientError(f"no master of {queue.broker_name} is known")
@@ -284,6 +287,42 @@ class Session:
             return await pool.invoke(address, code, ext, body=body, timeout=timeout)
         finally:
             timer.cancel()
+
+    async def at_master(
+        self,
+        queue: MessageQueue,
+        code: int,
+        ext: Mapping[str, str],
+        *,
+        body: bytes = b"",
+        may_repeat: bool = False,
+        within: float | None = None,
+    ) -> RemotingCommand:
+        """The answer of the queue's master, if it is a success. Of a broker with replicas that is whoever is master
+        `within` the time, by default of a whole call: it may be another one by now, or nobody yet.
+
+        `may_repeat`: to ask a second time does no harm, should it have been done already.
+
+        Raises:
+            NeveError: as `ask`; of who was asked last.
+        """
+        now = asyncio.get_running_loop().time
+        deadline = now() + (within or self.options.timeout)
+        while True:
+            try:
+                return await self.ask(await self.master(queue), code, ext, body=body)
+            except UnknownOutcome as error:
+                problem: NeveError = error
+                is_final = not may_repeat
+            except BrokerError as error:
+                problem, is_final = error, error.code not in NOT_MASTER
+            except (ConnectionFailed, ClientError) as error:
+                problem, is_final = error, False
+            known = self._routes.get(queue.topic)
+            if is_final or known is None or not known[1].is_set(queue.broker_name) or now() >= deadline:
+                raise problem
+            self.forget_route(queue.topic)
+            await asyncio.sleep(_ELECTION_PAUSE_S)
 
     def _watch(self, queue: MessageQueue, pool: ConnectionPool, address: str) -> None:
         connection = pool.open_connection(address)
@@ -326,9 +365,13 @@ class Session:
 
     def keeper(self, queue: MessageQueue) -> Connection | None:
         """The connection to the queue's master, as far as both are known: another one may not have what was said."""
-        known = self._routes.get(queue.topic)
-        address = None if known is None else known[1].master(queue.broker_name)
+        address = self.known_master(queue)
         return None if address is None else self.pool.open_connection(address)
+
+    def known_master(self, queue: MessageQueue) -> str | None:
+        """The address of the queue's master, as the route at hand has it."""
+        known = self._routes.get(queue.topic)
+        return None if known is None else known[1].master(queue.broker_name)
 
     def drop_route(self, topic: str) -> None:
         """The topic is no more."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES, TopicRoute
-from neve.client.net.session import Session, ext_int
+from neve.client.net.session import NOT_MASTER, Session, ext_int
 from neve.client.send.draft import Draft, Drafts, Sending
 from neve.client.send.latency import FaultTable
 from neve.client.send.queue_selector import Queue
@@ -31,8 +31,6 @@ _STATUS = {
 }
 
 
-# Of these a member of a set answers that is a slave now, that has no role yet, or that hands its role over.
-_NOT_MASTER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 _PATIENCE_S = 1.0  # an answer takes so long only where something is wrong
 _ELECTION_PAUSES_S = (0.05, 0.1, 0.2)
 
@@ -135,7 +133,7 @@ class Producer:
                 if error.code not in retry_on:
                     raise
                 problem = error
-                may_be_elected = error.code in _NOT_MASTER and route.is_set(target.broker_name)
+                may_be_elected = error.code in NOT_MASTER and route.is_set(target.broker_name)
             except UnknownOutcome as error:
                 problem = unknown = error
             except ConnectionFailed as error:

@@ -224,8 +224,6 @@ class TransactionProducer:
 
     async def _end(self, transaction: Transaction, state: LocalTransactionState) -> None:
         sent = transaction.sent
-        route = await self._session.publish_route(transaction.message.topic)
-        address = route.require_master(sent.queue.broker_name)
         ext = {
             "topic": transaction.message.topic,
             "producerGroup": self.group,
@@ -237,8 +235,8 @@ class TransactionProducer:
             "transactionId": sent.transaction_id or "",
             "bname": sent.queue.broker_name,
         }
-        self._checks.trace_end(transaction.message, ext, state, address)
-        await self._session.ask(address, RequestCode.END_TRANSACTION, ext)
+        self._checks.trace_end(transaction.message, ext, state, self._session.known_master(sent.queue) or "")
+        await self._session.at_master(sent.queue, RequestCode.END_TRANSACTION, ext)
 
 
 class Checks:

@@ -11,7 +11,7 @@ import pytest
 from neve.client import connect
 from neve.client.group import pop_requests as pop_module
 from neve.client.group import pull as pull_module
-from neve.client.group.pop_requests import Popper
+from neve.client.group.pop_requests import Popper, Receipt
 from neve.client.group.positions import Positions
 from neve.client.group.pull import Puller, Subscription
 from neve.client.model import MessageQueue, parse_address
@@ -31,6 +31,7 @@ from tests.unit.client.group_broker import GroupBroker
 from tests.waiting import until
 
 QUEUE = MessageQueue("t", "b0", 0)
+RECEIPT = Receipt.parse("0 1 60000 0 0 b0 0 7")
 
 
 class BrokerSet:
@@ -238,8 +239,8 @@ def test_a_replica_that_becomes_master_hears_of_its_producers_at_once() -> None:
 
 
 @asynccontextmanager
-async def session_of(broker_set: BrokerSet) -> AsyncIterator[Session]:
-    session = Session(broker_set.namesrv.address, ClientOptions())
+async def session_of(broker_set: BrokerSet, *, attempt_timeout: float = 3.0) -> AsyncIterator[Session]:
+    session = Session(broker_set.namesrv.address, ClientOptions(attempt_timeout=attempt_timeout))
     await session.start()
     try:
         yield session
@@ -363,6 +364,53 @@ def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named
             if not is_named:  # what lies there is another broker's
                 with pytest.raises(BrokerError):
                     await client.view_message(offset_msg_id(("127.0.0.1", 1), 100))
+
+    run(work)
+
+
+# ---- what only a master does
+
+
+def refuses(code: int, request_code: int) -> Handler:
+    return lambda request: (code if request.code == request_code else 0, {}, b"")
+
+
+@pytest.mark.parametrize("how", ["refused", "dead", "silent"])
+def test_an_acknowledgement_reaches_the_next_master(how: str) -> None:
+    """Else the message would come again: to acknowledge it twice does no harm."""
+    handler = {"refused": refuses(2, 200051), "dead": send_ok, "silent": silent}[how]
+
+    async def work() -> None:
+        async with running(handler, send_ok) as broker_set, session_of(broker_set, attempt_timeout=0.2) as session:
+            old, new = broker_set.members
+            assert await session.master(QUEUE) == old.address
+            broker_set.ids = {1: new}
+            broker_set.asked = elected(broker_set, 5, new)
+            if how == "dead":
+                await old.stop()
+            await Popper(session, "g").ack(QUEUE, RECEIPT)
+            assert new.codes().count(200051) == 1
+
+    run(work)
+
+
+def test_what_must_not_be_done_twice_is_asked_once_where_nobody_knows_whether_it_was() -> None:
+    async def work() -> None:
+        async with running(silent, send_ok) as broker_set, session_of(broker_set, attempt_timeout=0.2) as session:
+            broker_set.asked = elected(broker_set, 2, broker_set.members[1])
+            with pytest.raises(UnknownOutcome):
+                await session.at_master(QUEUE, 37, {})
+            assert 37 not in broker_set.members[1].codes()
+
+    run(work)
+
+
+def test_without_replicas_a_refusal_of_a_master_is_told_at_once() -> None:
+    async def work() -> None:
+        async with running(refuses(2, 200051)) as broker_set, session_of(broker_set) as session:
+            with pytest.raises(BrokerError):
+                await Popper(session, "g").ack(QUEUE, RECEIPT)
+            assert broker_set.members[0].codes().count(200051) == 1
 
     run(work)
 
