@@ -482,6 +482,7 @@ class BrokerController:
             clock,
             self._disk,
             self._machine.outside,
+            broker_set=None if self.membership is None else self.membership.reign,
         )
         self.topic_deletion = TopicDeletion(
             store=self.store,
@@ -533,10 +534,12 @@ class BrokerController:
             timers=self.timers,
             transactions=self.transactions,
             registration=self.registration,
+            go_on=lambda: self.archive.go_on(),  # noqa: PLW0108 - settled by the start
         )
         self.replicas = membership.manager(
             self.role,
             books,
+            lambda: self.archive,
             on_confirmed=transfer.confirmed,
             stop_acknowledging=self.intake.stop_acknowledging,
             spawn=self._supervisor.spawn,

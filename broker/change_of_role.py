@@ -13,6 +13,7 @@ To master is one turn of the loop: nobody finds it half done.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from broker.clients.registration import Registration
 from broker.ha.reign import Reign
@@ -40,11 +41,13 @@ class ChangeOfRole:
         timers: Loaded,
         transactions: Loaded,
         registration: Registration,
+        go_on: Callable[[], None],
     ) -> None:
+        """`go_on`: the log does so above all that its archive names."""
         self._store, self._reign = store, reign
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
-        self._registration = registration
+        self._registration, self._go_on = registration, go_on
 
     def lead(self, epoch: int) -> None:
         """All of the log is confirmed: it takes this broker's own records from now on, of this epoch.
@@ -57,6 +60,7 @@ class ChangeOfRole:
         store.lead()
         self._reign.leads = True
         try:
+            self._go_on()
             # First: where a crash tore the end of a transaction from its mark, that is appended before all else.
             load_all((self._transactions, self._timers, self._pops))
             for line in self._metadata.lead():

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from access.guard import inner_credentials
+from broker.archiving.archive import AnyArchive
 from broker.archiving.pins import Pins
 from broker.change_of_role import ChangeOfRole
 from broker.clients.master_api import MasterApi
@@ -72,6 +73,7 @@ class Membership:
         self,
         role: BrokerRole,
         books: ChangeOfRole,
+        archive: Callable[[], AnyArchive],
         *,
         on_confirmed: Callable[[], None],
         stop_acknowledging: Callable[[], None],
@@ -107,6 +109,7 @@ class Membership:
             reign=self.reign,
             role=role,
             books=books,
+            archive=archive,
             on_confirmed=on_confirmed,
             stop_acknowledging=stop_acknowledging,
             clock=self._clock,

@@ -81,16 +81,40 @@ class Evict:
     """The job, and a step of an offload that is to free the disk."""
 
     def __init__(
-        self, hot: HotStore, settled: Settled, policy: Callable[[], Policy], clock: Clock, turns: Turns
+        self,
+        hot: HotStore,
+        settled: Settled,
+        policy: Callable[[], Policy],
+        clock: Clock,
+        turns: Turns,
+        *,
+        is_member: bool = False,
     ) -> None:
+        """`is_member`: of a broker set, whose new members ask where their logs may begin."""
+        self._is_member = is_member
         self._hot, self._settled, self._policy, self._clock, self._turns = hot, settled, policy, clock, turns
         self.evicted = 0  # segments, since the start
+        self.frontier = 0  # below it the log may go, wherever there is no room for it; as of the last run
 
     def run(self) -> list[int]:
         """Bases of the segments that went."""
         with self._turns:
             self._settled.begin()
-            return self.in_turn()
+            evicted = self.in_turn()
+            if self._is_member:
+                self.frontier = self._frontier()
+            return evicted
+
+    def _frontier(self) -> int:
+        """A log that begins there lacks nothing that is needed, but what is read cold."""
+        pinned, through, policy = self._hot.pinned_from(), self._settled.through(), self._policy()
+        moment = Moment(self._clock.now_ms(), self._settled.expired_by_ms(), crowded=True)
+        frontier = 0
+        for segment in sorted(self._hot.segments(), key=_base_of):
+            frontier = segment.base
+            if not may_evict(segment, through, policy, moment, pinned):
+                break
+        return frontier
 
     def in_turn(self, progress: Progress | None = None, *, everything: bool = False) -> list[int]:
         """For who has the turn: with `everything` segments of any age go that lose nothing."""

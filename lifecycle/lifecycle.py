@@ -94,12 +94,11 @@ class ArchiveLifecycle:
         self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside)
         self.throttle = UploadThrottle(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
         self._rounds = Rounds(self._round, self._due, self.throttle, turns, clock, threads, settled)
-        self.evict = Evict(hot, SettledInArchive(journal, safe_clock), policy, clock, turns)
+        is_member = settled is not None
+        self.evict = Evict(hot, SettledInArchive(journal, safe_clock), policy, clock, turns, is_member=is_member)
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)
-        self.expire = ExpireArchived(
-            hot, journal, self._hot_expiry, policy, safe_clock, turns, is_member=settled is not None
-        )
+        self.expire = ExpireArchived(hot, journal, self._hot_expiry, policy, safe_clock, turns, is_member=is_member)
         self.unexpire = UnexpireArchived(journal, self._hot_expiry, policy, safe_clock, turns)
         self.checkpoint = WriteCheckpoint(journal, turns)
         self.sweep = Sweep(journal, worker, safe_clock, turns)

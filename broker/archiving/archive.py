@@ -21,9 +21,9 @@ from infra.object_store.protocol import ObjectStoreError
 from lifecycle.lifecycle import ArchiveLifecycle, LocalLifecycle
 from lifecycle.safe_clock import SafeClock
 from lifecycle.scheduler import JobScheduler
-from neve.archive.journal import NewerFormat
+from neve.archive.journal import MalformedEntry, NewerFormat
 from neve.archive.state import StateTooLarge
-from tiered.journal.errors import Fenced
+from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.writer import GoOnFrom
 from tiered.worker.client import WorkerClient
 
@@ -63,14 +63,26 @@ class WithoutArchive:
     def state(self) -> State:
         return self._attachment.state
 
+    @property
+    def log_uuid(self) -> str:
+        return ""
+
+    @property
+    def eviction_frontier(self) -> int:
+        return 0
+
+    def is_same_log(self, log_uuid: str) -> None:
+        """A master's, by which an archive knows it."""
+
     def follow(self) -> None:
         """This member of a broker set is no master."""
 
     def lead(self, master_epoch: int) -> None:
         """This member is the master."""
 
-    async def settle(self) -> None:
+    async def settle(self) -> bool:
         """It may lack what an archive names."""
+        return True
 
     def go_on(self) -> None:
         """Its log takes its own records."""
@@ -119,6 +131,20 @@ class Archive:
 
     # ---- role, in a broker set; on the loop
 
+    @property
+    def log_uuid(self) -> str:
+        """By which the archive knows this log, and those of the other members."""
+        return self.journal.log_uuid
+
+    @property
+    def eviction_frontier(self) -> int:
+        """Below it the log was needed for nothing, as of the last look at what may be evicted."""
+        return self.lifecycle.evict.frontier
+
+    def is_same_log(self, log_uuid: str) -> None:
+        """This member follows a master, whose log the archive knows by this."""
+        self.journal.is_same_log(log_uuid)
+
     def follow(self) -> None:
         """This member is no master from here on: what is under way may end in the store, nothing more is begun."""
         self.journal.become_slave()
@@ -131,18 +157,23 @@ class Archive:
         if _FIRST_AS_MASTER in self.jobs.names():
             self.jobs.run_now(_FIRST_AS_MASTER)
 
-    async def settle(self) -> None:
+    async def settle(self) -> bool:
         """Of a new master that may lack what the archive names, before its log takes anything of its own.
 
         The journal's end is read, and what this log holds of what the archive misses goes there; an answer of the store
-        is waited for. Raises Fenced where this is over: another is the master, or it is no master any more.
+        is waited for. False: another is the master by now.
         """
+        told = ""
         while True:
             try:
                 if await self._local.outside.in_thread(self._settle):
-                    return
-            except ObjectStoreError as error:
-                log.warning("nothing is appended until the end of the archive is known: %s", error)
+                    return True
+            except Fenced:
+                return False
+            except (ObjectStoreError, ArchiveRefused, NewerFormat, MalformedEntry) as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.error("nothing is appended until the end of the archive is known: %s", error)
             await asyncio.sleep(_SETTLE_AGAIN_S)
 
     def _settle(self) -> bool:

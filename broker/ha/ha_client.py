@@ -203,13 +203,13 @@ class HaClient:
                     async with asyncio.timeout(max(session.wake_at - clock.monotonic(), 0.0)):
                         data = await reader.read(READ_BYTES)
                 except TimeoutError:
-                    await driver.do(session.tick(clock.monotonic()))
+                    await driver.do(session.tick(clock.monotonic(), self._log.flushed_offset))
                     continue
                 if not data:
                     log.info("the master has closed the connection")
                     break
                 await driver.do(session.receive_data(data, clock.monotonic()))
-                await driver.do(session.tick(clock.monotonic()))
+                await driver.do(session.tick(clock.monotonic(), self._log.flushed_offset))
                 await writer.drain()
                 await asyncio.sleep(0)  # a read that has bytes at hand gives nobody else the loop
         except (OSError, NeveError) as error:  # or the disk could not take what has to be on it first

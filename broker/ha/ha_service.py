@@ -63,11 +63,17 @@ class Leadership:
         *,
         rules: StreamRules,
         is_member: Callable[[int], bool],
+        now: Callable[[Hello], Hello] | None = None,
     ) -> None:
-        """`own` is the HELLO but for its nonces."""
+        """`own` is the HELLO but for its nonces; `now` says in it what changes from connection to connection."""
         assert own.master_epoch == confirm.master_epoch and own.member_id == confirm.own_id
         self.own, self.epochs, self.confirm, self.events = own, epochs, confirm, events
-        self.rules, self.is_member = rules, is_member
+        self.rules, self.is_member, self._now = rules, is_member, now
+
+    @property
+    def hello(self) -> Hello:
+        """As a slave that comes now gets it."""
+        return self.own if self._now is None else self._now(self.own)
 
 
 class HaService:
@@ -256,7 +262,7 @@ class _Link:
             return
         self._leadership = leadership
         now = service.clock.monotonic()
-        own = _with_nonce(leadership.own, service.entropy)
+        own = _with_nonce(leadership.hello, service.entropy)
         self.session = MasterSession(
             service.source,
             leadership.epochs,

@@ -118,8 +118,8 @@ class PlainSession:
         """When `tick` has something to do."""
         return min(self._spoke + HEARTBEAT_S, self._heard + SILENCE_S)
 
-    def tick(self, now: float) -> list[Action]:
-        """Time went by."""
+    def tick(self, now: float, synced: int = -1) -> list[Action]:
+        """Time went by. What is on the disk a plain master is not told."""
         if self.is_ended:
             return []
         if now - self._heard >= SILENCE_S:

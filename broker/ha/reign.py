@@ -5,9 +5,13 @@ Asked for every message; told by the `ReplicasManager`, which knows the member a
 
 from __future__ import annotations
 
+import logging
+
 from broker.ha.ha_service import HaService
 from broker.ha.member import Member
 from infra.clock import Clock
+
+log = logging.getLogger(__name__)
 
 
 class Reign:
@@ -26,6 +30,15 @@ class Reign:
     def acknowledged(self) -> int:
         """Below this a record may be acknowledged; -1: nothing may."""
         return -1 if self.member is None else self.member.acknowledged(self._now())
+
+    def archivable(self, synced: int) -> int:
+        """How far a round of the archive may go, with so much on the own disk; -1: not known, or no master."""
+        confirming = None if self.member is None else self.member.confirming
+        return -1 if confirming is None else confirming.archivable(synced)
+
+    def deposed(self) -> None:
+        """The archive has a later master's EPOCH: who that is the next look at the controllers shows (1004)."""
+        log.warning("the archive has a later master: this one archives nothing until it knows who that is")
 
     def appended(self) -> None:
         """The log has grown: it leaves for the slaves in this turn of the loop."""

@@ -61,7 +61,7 @@ from broker.ha.member_events import (
 )
 from broker.ha.member_file import MemberFile, MemberFileDamaged
 from broker.ha.reign import Reign
-from broker.ha.slave_session import SlaveState
+from broker.ha.slave_session import SlaveSession, SlaveState
 from broker.role import FOLLOWING, BrokerRole, Role
 from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
@@ -107,6 +107,30 @@ class Books(Protocol):
         """Who leads, who follows: the name servers have to hear it."""
 
 
+class SetArchive(Protocol):
+    """The set's archive, as a change of role finds it. Called on the loop; `settle` alone waits."""
+
+    @property
+    def log_uuid(self) -> str:
+        """By which it knows the log that all members have; empty: there is no archive."""
+
+    @property
+    def eviction_frontier(self) -> int:
+        """Below it nothing of the log is needed: a new member's log may begin there."""
+
+    def lead(self, master_epoch: int) -> None:
+        """This member is the master, and has appended nothing yet."""
+
+    async def settle(self) -> bool:
+        """Of a master that may lack what is archived, before it appends: waits for the store. False: it is over."""
+
+    def follow(self) -> None:
+        """It is master no more."""
+
+    def is_same_log(self, log_uuid: str) -> None:
+        """The own log is the master's; by this the archive knows that."""
+
+
 Keep = Callable[[str, Callable[[], Coroutine[Any, Any, object]]], "asyncio.Task[None]"]
 
 
@@ -134,6 +158,7 @@ class ReplicasManager:
         reign: Reign,
         role: BrokerRole,
         books: Books,
+        archive: Callable[[], SetArchive],
         on_confirmed: Callable[[], None],
         stop_acknowledging: Callable[[], None],
         clock: Clock,
@@ -148,11 +173,12 @@ class ReplicasManager:
         """`hello` is what this broker says of itself, but for its id and life; `sync_log` as in `StateFile`.
 
         `spawn` runs something once, `keep` for as long as it is not cancelled; `sign` and `tls` are for what is asked
-        of others. `on_confirmed`: more may be acknowledged; `stop_acknowledging`: who waits is told that nobody knows.
+        of others. `archive` is settled by the start, before anything is asked of it. `on_confirmed`: more may be
+        acknowledged; `stop_acknowledging`: who waits is told that nobody knows.
         """
         self._rules, self._own, self._hello, self._stream = rules, own, hello, stream
         self._store, self._file, self._controllers, self._ha_service = store, member_file, controllers, ha_service
-        self._reign, self._role, self._books = reign, role, books
+        self._reign, self._role, self._books, self._archive = reign, role, books, archive
         self._on_confirmed, self._stop_acknowledging = on_confirmed, stop_acknowledging
         role.become(Role.FENCED)
         self._clock, self._entropy, self._spawn, self._keep = clock, entropy, spawn, keep
@@ -165,6 +191,8 @@ class ReplicasManager:
         self._is_copy = False
         self._confirming: Confirm | None = None  # the member's, from its election to its end
         self._leads = False  # the log takes this broker's records
+        self._was_in_sync = False  # when it was elected, as far as it knew: it has all that is archived then
+        self._is_settled = False  # above all that the archive names
         self._follower: asyncio.Task[None] | None = None
         self._client: HaClient | None = None
         self._cut_waits: asyncio.Future[None] | None = None
@@ -291,10 +319,12 @@ class ReplicasManager:
         if self._is_stopped:
             return
         member, reigning = self.member, self._confirming
-        before, state = member.confirm, member.state
+        before, state, was_in_sync = member.confirm, member.state, member.is_in_sync
         actions = member.happens(event, self._clock.monotonic())
         if member.state is not state:
             log.info("member %d is %s, by epoch %d.%d", member.broker_id, member.state.value, *member.role.pair)
+            if member.state is State.TURNING_MASTER:
+                self._was_in_sync = was_in_sync
         if reigning is not None and member.confirming is not reigning:
             self._end_reign()
         elif reigning is not None:
@@ -331,13 +361,14 @@ class ReplicasManager:
         self._confirming = None
         self._stop_acknowledging()
         self._ha_service.stop_leading()
+        self._archive().follow()
         if self._leads:
             self._leads = False
             self._books.follow()
 
     def _lead_when_confirmed(self) -> None:
         reigning = self._confirming
-        if reigning is None or self._leads or reigning.value < reigning.epoch_start:
+        if reigning is None or self._leads or reigning.value < reigning.epoch_start or not self._is_settled:
             return
         if not any(isinstance(action, _Lead) for action in self._actions):
             self._actions.append(_Lead(reigning))
@@ -427,13 +458,33 @@ class ReplicasManager:
             return
         self.switches["master"] += 1
         self._confirming = confirming
+        self._archive().lead(confirming.master_epoch)
+        self._is_settled = self._was_in_sync
         own = replace(self._hello, **_who(member), master_epoch=confirming.master_epoch)
         self._ha_service.lead(
             Leadership(
-                own, self._epochs, confirming, self, rules=self._stream, is_member=lambda member_id: member_id > 0
+                own,
+                self._epochs,
+                confirming,
+                self,
+                rules=self._stream,
+                is_member=lambda member_id: member_id > 0,
+                now=self._with_archive,
             )
         )
+        if not self._is_settled:
+            self._spawn("settle-archive", partial(self._settle, confirming))
         self.confirmed(confirming.value)
+
+    def _with_archive(self, hello: Hello) -> Hello:
+        archive = self._archive()
+        return replace(hello, log_uuid=archive.log_uuid, eviction_frontier=archive.eviction_frontier)
+
+    async def _settle(self, confirming: Confirm) -> None:
+        """Elected though not in sync, as far as it knew: the archive may name more than is here."""
+        if await self._archive().settle() and self._confirming is confirming:
+            self._is_settled = True
+            self._lead_when_confirmed()
 
     def _lead(self, confirming: Confirm) -> None:
         if self._confirming is not confirming or self._leads:
@@ -556,6 +607,10 @@ class ReplicasManager:
 
     async def attached(self, follow: Follow, master_epoch: int) -> None:
         """All that is here is the master's."""
+        session = None if self._client is None else self._client.session
+        master = session.master if isinstance(session, SlaveSession) else None
+        if master is not None and master.log_uuid:
+            self._archive().is_same_log(master.log_uuid)
         await self._threads.run(self._file.follows, master_epoch)
         self._books.following(follow.address, master_epoch)
 

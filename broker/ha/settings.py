@@ -38,8 +38,6 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
         faults.append(f"brokerId={config.broker_id} with replication: a controller gives the ids")
     if config.broker_role == "SLAVE":
         faults.append("brokerRole=SLAVE with replication: a controller says who is what")
-    if config.store_url:
-        faults.append("storeUrl with replication: a broker set has no archive yet")
     if faults:
         raise ConfigError(*faults)
     seconds = config.ha_max_time_slave_not_catchup / 1000

@@ -35,6 +35,7 @@ from broker.ha.greeting import Reason, refusal, unlike
 from neve.errors import ProtocolError
 
 HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
+SYNCED_EVERY_S = 1.0  # what was only in memory when it was acknowledged is told of again once it is on the disk
 SILENCE_S = 20.0  # RocketMQ's haHousekeepingInterval
 
 
@@ -156,7 +157,7 @@ class SlaveSession:
         self._reported = (-1, -1)
         self._end_of_log, self._masters_confirm, self._confirm = local.end, -1, local.confirm
         self._frames = MasterFrames()
-        self._heard = self._spoke = 0.0
+        self._heard = self._spoke = self._looked = 0.0
 
     def start(self, now: float) -> list[Action]:
         """The connection stands."""
@@ -172,14 +173,25 @@ class SlaveSession:
     @property
     def wake_at(self) -> float:
         """When `tick` has something to do."""
-        return min(self._spoke + HEARTBEAT_S, self._heard + SILENCE_S)
+        soon = self._looked + SYNCED_EVERY_S if self._awaits_sync else self._spoke + HEARTBEAT_S
+        return min(soon, self._spoke + HEARTBEAT_S, self._heard + SILENCE_S)
 
-    def tick(self, now: float) -> list[Action]:
-        """Time went by."""
+    @property
+    def _awaits_sync(self) -> bool:
+        """Whether the master, which archives what all have on their disks, was told of more than is there."""
+        end, synced = self._reported
+        return self.state is SlaveState.FOLLOWING and 0 <= synced < end
+
+    def tick(self, now: float, synced: int = -1) -> list[Action]:
+        """Time went by; the log is on the disk up to `synced`."""
         if self.is_ended:
             return []
         if now - self._heard >= SILENCE_S:
             return [self._end(f"the master is silent for {SILENCE_S:.0f} s")]
+        if self._awaits_sync and now - self._looked >= SYNCED_EVERY_S:
+            self._looked = now
+            if synced > self._reported[1]:
+                return self.stored(self._reported[0], synced, now)
         if self.state is SlaveState.FOLLOWING and now - self._spoke >= HEARTBEAT_S:
             return [self._report(now)]
         return []

@@ -89,6 +89,7 @@ class JournalWriter:
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._state = JournalState()
         self._proof = proof
+        self._told_uuid = ""  # by the master that is followed
         self._promoted_at = 0  # where the log ended then
         self._role: int | None = _ALONE  # the own master epoch, as was told last; None: a member that is not the master
         self._met: int | None = _ALONE  # the role that the state goes by
@@ -184,6 +185,7 @@ class JournalWriter:
         with self._lock:
             self._meet_role()
             if not self.online:
+                self._probe_as_member()
                 self._take_over(_Claim(master_epoch=self._met or _ALONE))
 
     def renew_epoch(self) -> None:
@@ -218,6 +220,7 @@ class JournalWriter:
         with self._lock:
             self._meet_role()
             if not self.online:
+                self._probe_as_member()
                 self._take_over(_Claim(master_epoch=self._met or _ALONE, goes_on_above=True))
             return self._go_on_from(None, self._promoted_at)
 
@@ -232,14 +235,24 @@ class JournalWriter:
             raise NotMaster(f"archive of {self.broker}: this member is not the master of its set")
 
     def is_same_log(self, log_uuid: str) -> None:
-        """A member's log is its master's as far as it goes; `log_uuid`: the archive's name of that. In a thread."""
-        with self._lock:
-            self._known.log_uuid = log_uuid
-            self._known.save(self.epoch)
+        """A member's log is its master's as far as it goes; `log_uuid`: the archive's name of that.
+
+        From any thread, at once; written down with the next look at the journal, and before an EPOCH.
+        """
+        self._told_uuid = log_uuid
+
+    def _probe_as_member(self) -> None:
+        """As `attach` does; a member's start asks nothing of the store."""
+        if self._met != _ALONE and self.epoch == 0:
+            probe(self.store, self._entropy)
 
     def _is_of_this_log(self) -> bool:
         """Whether the archive is of the own log, by its name or by what it holds."""
         known, catalog = self._known, self.catalog
+        if self._told_uuid not in {"", known.log_uuid}:
+            known.log_uuid = self._told_uuid
+            known.save(self.epoch)
+        self._told_uuid = ""
         has_name = not catalog.log_uuid or catalog.log_uuid == known.log_uuid
         is_follower = self._met is None
         if self._met == _ALONE or self._proof is None or (has_name and is_follower):

@@ -192,7 +192,7 @@ class Members:
         member.archive.lead(self.master_epoch)
         member.store.confirm(member.end)
         if not in_sync:
-            drive(member.archive.settle())
+            assert drive(member.archive.settle())
         member.store.lead()
         member.archive.go_on()
 

@@ -21,6 +21,7 @@ from broker.ha.frames import (
 from broker.ha.slave_session import (
     HEARTBEAT_S,
     SILENCE_S,
+    SYNCED_EVERY_S,
     Action,
     Append,
     Attached,
@@ -366,6 +367,18 @@ def test_a_slave_that_has_nothing_to_acknowledge_says_so_every_five_seconds() ->
     assert made.tick(4.9) == []
     assert made.tick(5.0) == [Send(encode_ack(40, 40))]
     assert made.wake_at == 2 * HEARTBEAT_S
+
+
+def test_what_was_only_in_memory_when_it_was_acknowledged_is_told_of_once_it_is_on_the_disk() -> None:
+    """The master archives what all have there: in a log that stands still its end would never be archived."""
+    made = following()
+    made.receive_data(t2(0, b"abcdef"), 0.0)
+    assert made.stored(6, 2, 0.0) == [Send(encode_ack(6, 2))]
+    assert made.wake_at == SYNCED_EVERY_S
+    assert made.tick(SYNCED_EVERY_S, 2) == []
+    assert made.wake_at == 2 * SYNCED_EVERY_S, "it looks again, and not at once"
+    assert made.tick(2 * SYNCED_EVERY_S, 6) == [Send(encode_ack(6, 6))]
+    assert made.wake_at == 2 * SYNCED_EVERY_S + HEARTBEAT_S
 
 
 @pytest.mark.parametrize("make", [session, greeted, following])

@@ -1,0 +1,83 @@
+"""A broker set in processes, and its archive: masters are killed while they archive, and the archive is one."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from bench.wire import Client
+from infra.object_store.open import open_store
+from neve.archive.follow import catalogs
+from neve.archive.journal import Epoch, decode_entry
+from neve.archive.keys import journal_key
+from tests.integration.test_broker_set import TOPIC, create_topic, producing
+from tests.servers.broker_set import NAME, BrokerSet
+from tests.servers.neve import Serving
+from tests.waiting import wait_until
+
+_ARCHIVED_S = 60.0
+
+
+def archived(url: str) -> list[tuple[int, bytes]]:
+    """(offset, body) of each row of each object that readers see, as any reader of Parquet has them."""
+    store = open_store(url)
+    catalog = catalogs(store)[NAME]
+    rows: list[tuple[int, bytes]] = []
+    for name in catalog.objects(TOPIC):
+        table = pq.read_table(io.BytesIO(store.get(name.key)), columns=["queue_offset", "body"])
+        rows += zip(table.column("queue_offset").to_pylist(), table.column("body").to_pylist(), strict=True)
+    return sorted(rows)
+
+
+def archived_end(url: str) -> int:
+    try:
+        return catalogs(open_store(url))[NAME].max_offset(TOPIC, 0) or 0
+    except FileNotFoundError:
+        return 0  # the first master has not had its first round
+
+
+def archives_above(url: str, offset: int) -> bool:
+    return archived_end(url) > offset
+
+
+def read_from_the_first(member: Serving) -> list[bytes]:
+    with Client(member.broker) as client:
+        _, end = client.bounds(TOPIC, 0)
+        return [bytes(record.body) for record in client.read(TOPIC, 0, 0, end)]
+
+
+def test_masters_are_killed_while_they_archive_and_no_message_is_missing_or_twice(tmp_path: Path) -> None:
+    url = f"dir:{tmp_path / 'bucket'}"
+    settings = {"archiveMinBytes": 1, "archivePeriod": "1s", "statePeriod": "1s"}
+    with BrokerSet(tmp_path, replication="sync", storeUrl=url, settings=settings) as brokers:
+        create_topic(brokers)
+        with producing(brokers) as producer:
+            for _ in range(3):
+                producer.has_sent(200)
+                reached = archived_end(url)
+                wait_until(partial(archives_above, url, reached), "the master archives", _ARCHIVED_S)
+                former = brokers.master
+                former.kill()
+                assert brokers.master_after(former) is not former
+                producer.has_sent(200)
+                former.start()
+                brokers.wait_until_in_sync(*brokers.members)
+        with Client(brokers.master.broker) as client:
+            _, end = client.bounds(TOPIC, 0)
+        wait_until(lambda: archived_end(url) == end, "all is archived", _ARCHIVED_S)
+        rows, read = archived(url), read_from_the_first(brokers.master)
+        assert [offset for offset, _ in rows] == list(range(end)), "none missing, none twice"
+        assert [body for _, body in rows] == read
+        assert set(producer.acknowledged) <= {int(body) for body in read}
+        store = open_store(url)
+        catalog = catalogs(store)[NAME]
+        assert catalog.gaps() == []
+        entries = [decode_entry(store.get(journal_key("", NAME, seq))) for seq in range(catalog.next_seq)]
+        said = [entry.master_epoch or 0 for entry in entries if isinstance(entry, Epoch)]
+        assert said == sorted(said)
+        assert len(set(said)) == 4
+        assert len({entry.log_uuid for entry in entries if isinstance(entry, Epoch)}) == 1
+        assert all("Traceback" not in member.log() for member in brokers.members)
