@@ -5,9 +5,12 @@ BIN := $(VENV)/bin
 STORE ?= dir
 SEEDS ?= 2000
 JOBS ?= 1
+ROUNDS ?= 20
+MODES ?= sync sync-available async
+SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo servers test identity kills fuzz simulate soak check bench format clean
+.PHONY: help setup lock demo servers test identity kills fuzz simulate histories soak check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -53,6 +56,9 @@ fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers
 
 simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, outages, forks, broker sets (SEEDS=5000 or 100-200, JOBS=2)
 	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs $(JOBS)
+
+histories: setup ## kills, freezes and cut links on a real broker set, and what clients were told and saw (ROUNDS=200 MODES=sync SEED=7)
+	for mode in $(MODES); do $(BIN)/python -m tests.histories.run --mode $$mode --rounds $(ROUNDS) --seed $(SEED) || exit 1; done
 
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
 	$(BIN)/python -m tests.servers.go_build minio

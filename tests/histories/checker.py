@@ -13,12 +13,12 @@
   both ways     what was rolled back is never seen
   topics        a topic that was made is there, one that was deleted is not
   missed        a group was given all that is stored
-  restless      groups are at rest within `rest_within_ms` of the healing
+  restless      the set serves, and groups are at rest, within `rest_within_ms` of the healing
   logs          the members' logs are equal, byte by byte
   blind         the history has what the checks need: without it nothing is proven
 
-In `async` acknowledged messages may go, and their offsets be given again: `vanished`, `two at one` and `missed` are no
-promises there.
+In `async` acknowledged messages may go, and their offsets be given again: `vanished`, `two at one`, `missed`, and what
+a reader is given in which order, are no promises there.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from tests.histories.history import (
     Rested,
     Seen,
     Sent,
+    Serves,
     Stored,
     TopicGone,
     TopicMade,
@@ -81,9 +82,9 @@ def check(events: Iterable[Event], promise: Promise) -> Report:
     checks = [
         _blind(history),
         _lost(history, promise),
-        _order(history),
+        _order(history, promise),
         _doubled(history),
-        _holes(history),
+        _holes(history, promise),
         _early(history),
         _both_ways(history),
         _topics(history),
@@ -110,6 +111,7 @@ class _History:
         self.gone: list[TopicGone] = by_type[TopicGone]
         self.topics: list[Topics] = by_type[Topics]
         self.healed: list[Healed] = by_type[Healed]
+        self.serves: list[Serves] = by_type[Serves]
         self.rested: list[Rested] = by_type[Rested]
         self.log: list[LogPart] = by_type[LogPart]
         self.kept: list[Kept] = by_type[Kept]
@@ -194,7 +196,7 @@ def _two_at_one(history: _History) -> Iterator[Violation]:
             yield Violation("two at one", f"{topic}/{queue} at {offset}: {told}")
 
 
-def _order(history: _History) -> Iterator[Violation]:
+def _order(history: _History, promise: Promise) -> Iterator[Violation]:
     sent_to: dict[tuple[str, str, int], list[Sent]] = defaultdict(list)
     for sent in history.acknowledged:
         if _is_plain(sent) and history.at.get((sent.topic, sent.queue, sent.offset)) == sent.key:
@@ -208,7 +210,7 @@ def _order(history: _History) -> Iterator[Violation]:
                     "order", f"{where}: {before.key} at {before.offset}, then {after.key} at {after.offset}"
                 )
     given: dict[tuple[str, str, int], dict[int, None]] = defaultdict(dict)
-    for seen in history.seen:
+    for seen in history.seen if promise.keeps_acknowledged else ():
         if seen.in_order:
             given[seen.group, seen.topic, seen.queue].setdefault(seen.offset)
     for (group, topic, queue), offsets in given.items():
@@ -239,7 +241,7 @@ def _doubled(history: _History) -> Iterator[Violation]:
             yield Violation("doubled", f"{topic} holds {key} {count} times, it was sent once")
 
 
-def _holes(history: _History) -> Iterator[Violation]:
+def _holes(history: _History, promise: Promise) -> Iterator[Violation]:
     for bounds in history.bounds:
         missing = [
             offset
@@ -250,7 +252,7 @@ def _holes(history: _History) -> Iterator[Violation]:
             where = f"{bounds.topic}/{bounds.queue} from {bounds.first} to {bounds.end}"
             yield Violation("hole", f"{where} lacks {len(missing)}: {missing[:5]}")
     read: dict[tuple[str, str, int], list[int]] = defaultdict(list)
-    for seen in history.seen:
+    for seen in history.seen if promise.keeps_acknowledged else ():
         if not seen.group:
             read[seen.who, seen.topic, seen.queue].append(seen.offset)
     for (who, topic, queue), offsets in read.items():
@@ -312,12 +314,14 @@ def _missed(history: _History) -> Iterator[Violation]:
 
 def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
     healed = max((one.at for one in history.healed), default=0)
-    for rested in history.rested:
-        took = rested.at - healed
-        if not rested.at:
-            yield Violation("restless", f"{rested.group} did not come to rest")
-        elif took > promise.rest_within_ms:
-            yield Violation("restless", f"{rested.group} came to rest {took} ms after the healing")
+    ends = [(one.what, one.at) for one in history.serves] + [
+        (f"{one.group} rests{one.lacks and ': it lacks ' + one.lacks}", one.at) for one in history.rested
+    ]
+    for what, at in ends:
+        if not at:
+            yield Violation("restless", f"after the healing it never came about that {what}")
+        elif at - healed > promise.rest_within_ms:
+            yield Violation("restless", f"{what}, but only {at - healed} ms after the healing")
 
 
 def _logs(history: _History) -> Iterator[Violation]:

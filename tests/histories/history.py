@@ -5,7 +5,9 @@
     Stored    a message that the healed set holds, read by offset from its master
     Bounds    of a queue of the healed set
     TopicMade, TopicGone    administrative changes that were acknowledged, and Topics: those of the healed set
-    Healed, Rested          when the last fault was over, and when a group had nothing left to read
+    Healed    when the last fault was over
+    Serves    what of the set did its work again, and when
+    Rested    when a group had nothing left to read
     LogPart   a stretch of a member's CommitLog, as a digest
     Kept, Gap for `async`: what the new master lacked and lies elsewhere, and what the archive says is missing
     Told      a fault, for who reads a history; it promises nothing
@@ -114,11 +116,19 @@ class Healed(msgspec.Struct, frozen=True, kw_only=True, tag="healed"):
     at: int
 
 
+class Serves(msgspec.Struct, frozen=True, kw_only=True, tag="serves"):
+    """After the healing: all members are in sync, a producer is acknowledged. `at` is 0 if that did not happen."""
+
+    what: str
+    at: int
+
+
 class Rested(msgspec.Struct, frozen=True, kw_only=True, tag="rested"):
     """A group at rest: all that is stored was given to it, and its offsets say so. `at` is 0 if that did not happen."""
 
     group: str
     at: int
+    lacks: str = ""  # where it did not
 
 
 class LogPart(msgspec.Struct, frozen=True, kw_only=True, tag="log"):
@@ -151,7 +161,22 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
     what: str
 
 
-Event = Sent | Seen | Stored | Bounds | TopicMade | TopicGone | Topics | Healed | Rested | LogPart | Kept | Gap | Told
+Event = (
+    Sent
+    | Seen
+    | Stored
+    | Bounds
+    | TopicMade
+    | TopicGone
+    | Topics
+    | Healed
+    | Serves
+    | Rested
+    | LogPart
+    | Kept
+    | Gap
+    | Told
+)
 
 _DECODER = msgspec.json.Decoder(Event)
 

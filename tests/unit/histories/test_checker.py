@@ -22,6 +22,7 @@ from tests.histories.history import (
     Rested,
     Seen,
     Sent,
+    Serves,
     Stored,
     Told,
     TopicGone,
@@ -32,6 +33,7 @@ from tests.histories.history import (
 SYNC = Promise(keeps_acknowledged=True)
 ASYNC = Promise(keeps_acknowledged=False)
 HEALED = 100_000
+SERVES = Serves(what="p is acknowledged", at=HEALED + 5_000)
 
 
 def sent(number: int, **more: object) -> Sent:
@@ -73,6 +75,7 @@ def whole() -> list[Event]:
         seen("halves-0", 0, who="h1", group="h", topic="halves"),
         Told(at=60_000, what="master killed"),
         Healed(at=HEALED),
+        SERVES,
         *(Rested(group=group, at=HEALED + 30_000) for group in "glh"),
         *(stored(f"p-{number}", number) for number in range(4)),
         stored("p-5", 4),
@@ -148,6 +151,8 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("a group comes to rest late", "restless",
      lambda h: changed(h, Rested(group="g", at=HEALED + 30_000), at=HEALED + 30_001)),
     ("a group never rests", "restless", lambda h: changed(h, Rested(group="g", at=HEALED + 30_000), at=0)),
+    ("nobody is acknowledged again", "restless", lambda h: changed(h, SERVES, at=0)),
+    ("it takes long until somebody is", "restless", lambda h: changed(h, SERVES, at=HEALED + 30_001)),
     ("a member's log differs", "logs",
      lambda h: changed(h, LogPart(member="c", start=0, end=9_000, digest="d"), digest="e")),
     ("nobody reads a queue", "blind", lambda h: without(h, SHORTER[0])),

@@ -1,0 +1,107 @@
+"""What befalls a set in one round: a plan out of a seed, pure. `Injector` carries it out.
+
+Who is meant by a role is known only when it happens: the same seed meets the same roles, not the same processes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+
+class Kind(StrEnum):
+    """See `_WEIGHTS` for how often."""
+
+    KILL = "kill"  # kill -9, all its processes
+    STOP = "stop"  # SIGTERM: a restart by an operator
+    FREEZE = "freeze"  # SIGSTOP
+    CUT = "cut"  # two of them from one another
+    ISOLATE = "isolate"  # one from the rest of the set, and perhaps from clients
+    RESET = "reset"  # connections break and may be made again at once
+
+
+class Way(StrEnum):
+    """Of a cut."""
+
+    BOTH = "both ways"
+    TO = "to it"  # nothing arrives there
+    FROM = "from it"  # nothing comes from there
+
+
+MASTER, SLAVE, OTHER_SLAVE, ANY = "the master", "a slave", "the other slave", "a member"
+ALL = "all members"
+CONTROLLER, NAME_SERVER = "controller", "namesrv"
+CLIENTS = "clients"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """From `at` for `lasts` seconds; a dead process is started again then."""
+
+    at: float
+    lasts: float
+    kind: Kind
+    target: str
+    peer: str = ""  # of a cut
+    way: Way = Way.BOTH
+    breaks: bool = False  # the healing breaks connections instead of letting the held bytes through
+    with_clients: bool = False  # clients are cut off as well
+
+    def __str__(self) -> str:
+        words = [self.kind, self.target]
+        words += [f"from {self.peer}"] if self.peer else []
+        words += [self.way] if self.kind in (Kind.CUT, Kind.ISOLATE) else []
+        words += ["and from clients"] if self.with_clients else []
+        return f"{' '.join(words)} for {self.lasts:.1f} s"
+
+
+#: Kind, target, peer; how often.
+_WEIGHTS: dict[tuple[Kind, str, str], float] = {
+    (Kind.KILL, MASTER, ""): 4,
+    (Kind.KILL, SLAVE, ""): 3,
+    (Kind.KILL, OTHER_SLAVE, ""): 1,
+    (Kind.KILL, ALL, ""): 0.5,
+    (Kind.KILL, CONTROLLER, ""): 1,
+    (Kind.KILL, NAME_SERVER, ""): 0.5,
+    (Kind.STOP, MASTER, ""): 1,
+    (Kind.STOP, SLAVE, ""): 1,
+    (Kind.FREEZE, MASTER, ""): 4,
+    (Kind.FREEZE, SLAVE, ""): 2,
+    (Kind.FREEZE, OTHER_SLAVE, ""): 1,
+    (Kind.FREEZE, CONTROLLER, ""): 1,
+    (Kind.CUT, MASTER, SLAVE): 3,
+    (Kind.CUT, MASTER, OTHER_SLAVE): 1,
+    (Kind.CUT, MASTER, CONTROLLER): 3,
+    (Kind.CUT, SLAVE, CONTROLLER): 1,
+    (Kind.CUT, MASTER, CLIENTS): 1,
+    (Kind.CUT, MASTER, NAME_SERVER): 1,
+    (Kind.ISOLATE, MASTER, ""): 4,
+    (Kind.ISOLATE, SLAVE, ""): 2,
+    (Kind.RESET, MASTER, ""): 1,
+}
+SHORTEST_S, LONGEST_S = 0.2, 5.0
+MOST = 4
+
+
+def plan(chance: random.Random, seconds: float, kinds: Sequence[Kind] = tuple(Kind)) -> list[Fault]:
+    """Of a round that lasts so long, in the order in which they begin; of these kinds."""
+    choices = {what: weight for what, weight in _WEIGHTS.items() if what[0] in kinds}
+    faults = []
+    for _ in range(chance.randint(1, MOST)):
+        kind, target, peer = chance.choices(list(choices), list(choices.values()))[0]
+        at = chance.uniform(0.2, max(0.3, seconds - 1.0))
+        lasts = min(chance.uniform(SHORTEST_S, LONGEST_S), seconds - at)
+        fault = Fault(
+            at,
+            0.0 if kind is Kind.RESET else lasts,
+            kind,
+            target,
+            peer,
+            way=chance.choice(list(Way)),
+            breaks=chance.random() < 0.5,
+            with_clients=kind is Kind.ISOLATE and chance.random() < 0.5,
+        )
+        faults.append(fault)
+    return sorted(faults, key=lambda one: one.at)

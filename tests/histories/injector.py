@@ -1,0 +1,133 @@
+"""Carries out a plan of faults on real processes and links, and heals all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable
+
+from tests.histories.faults import (
+    ALL,
+    ANY,
+    CLIENTS,
+    CONTROLLER,
+    MASTER,
+    NAME_SERVER,
+    OTHER_SLAVE,
+    SLAVE,
+    Fault,
+    Kind,
+    Way,
+)
+from tests.histories.links import Direction, Links
+from tests.histories.servers import JAVA_CLIENTS, MEMBERS, NEVE_CLIENTS, BrokerSet
+
+Undo = Callable[[], Coroutine[None, None, None]]
+
+
+class Injector:
+    """`tell` is called with each step, as it is done."""
+
+    def __init__(self, brokers: BrokerSet, links: Links, chance: random.Random, tell: Callable[[str], None]) -> None:
+        self._brokers, self._links, self._chance, self._tell = brokers, links, chance, tell
+        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of those who start and end a server
+
+    async def carry_out(self, plan: Iterable[Fault]) -> None:
+        """Each at its time, beside one another; at the end everything is healed."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for fault in plan:
+                    group.create_task(self._one(fault))
+        finally:
+            await self.heal()
+
+    async def heal(self) -> None:
+        """Every server runs and every link is open."""
+        self._links.heal(breaks=self._chance.random() < 0.5)
+        await self._thaw(name for name, server in self._brokers.servers.items() if server.is_frozen)
+        await self._start(self._brokers.servers)
+        self._tell("all is healed")
+
+    async def _one(self, fault: Fault) -> None:
+        await _passed(fault.at)
+        names = await self._names(fault.target)
+        peers = await self._peers(fault, names)
+        self._tell(f"{', '.join(names)}: {fault}")
+        undo = await self._begin(fault, names, peers)
+        await _passed(fault.lasts)
+        await undo()
+        self._tell(f"{', '.join(names)}: over: {fault}")
+
+    async def _names(self, target: str) -> list[str]:
+        """Who that is now."""
+        if target in (CONTROLLER, NAME_SERVER):
+            return [target]
+        if target == ALL:
+            return list(MEMBERS)
+        if target == ANY:
+            return [self._chance.choice(MEMBERS)]
+        master = await self._brokers.master() or self._chance.choice(MEMBERS)
+        slaves = [name for name in MEMBERS if name != master]
+        return [{MASTER: master, SLAVE: slaves[0], OTHER_SLAVE: slaves[1]}[target]]
+
+    async def _peers(self, fault: Fault, names: list[str]) -> list[str]:
+        clients = [NEVE_CLIENTS, JAVA_CLIENTS]
+        if fault.kind is Kind.CUT:
+            return clients if fault.peer == CLIENTS else await self._names(fault.peer)
+        if fault.kind in (Kind.ISOLATE, Kind.RESET):
+            rest = [name for name in (*MEMBERS, CONTROLLER, NAME_SERVER) if name not in names]
+            return rest + (clients if fault.with_clients or fault.kind is Kind.RESET else [])
+        return []
+
+    async def _begin(self, fault: Fault, names: list[str], peers: list[str]) -> Undo:
+        """What ends it."""
+        links = [link for name in names for peer in peers for link in _directions(name, peer, fault.way)]
+        match fault.kind:
+            case Kind.KILL | Kind.STOP:
+                await asyncio.gather(*(self._end(name, fault.kind) for name in names))
+                return lambda: self._start(names)
+            case Kind.FREEZE:
+                for name in names:
+                    self._brokers.servers[name].freeze()
+                return lambda: self._thaw(names)
+            case Kind.CUT | Kind.ISOLATE:
+                self._links.cut(links)
+                return lambda: self._join(links, breaks=fault.breaks)
+            case Kind.RESET:
+                self._links.break_off(links)
+                return lambda: self._join([], breaks=False)
+
+    async def _end(self, name: str, kind: Kind) -> None:
+        server = self._brokers.servers[name]
+        async with self._turns[name]:
+            await asyncio.to_thread(server.kill if kind is Kind.KILL else server.stop)
+
+    async def _start(self, names: Iterable[str]) -> None:
+        for name in names:
+            server = self._brokers.servers[name]
+            async with self._turns[name]:
+                if not server.is_running:
+                    await asyncio.to_thread(server.begin)
+
+    async def _thaw(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._brokers.servers[name].thaw()
+
+    async def _join(self, links: Iterable[Direction], *, breaks: bool) -> None:
+        self._links.heal(links, breaks=breaks)
+
+
+async def _passed(seconds: float) -> None:
+    """A plan says when."""
+    come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = asyncio.get_running_loop().call_later(seconds, come.set_result, None)
+    try:
+        await come
+    finally:
+        timer.cancel()
+
+
+def _directions(name: str, peer: str, way: Way) -> list[Direction]:
+    towards, back = (peer, name), (name, peer)
+    return {Way.BOTH: [towards, back], Way.TO: [towards], Way.FROM: [back]}[way]

@@ -1,0 +1,246 @@
+"""One round on a set: clients at work, faults, healing, rest, and all that is stored read back.
+
+begin ──▶ faults, healed at their end ──▶ the set serves ──▶ sends stop ──▶ groups rest ──▶ the set is read ──▶ check
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from neve import NeveError
+from neve.client import PullStatus
+from tests.histories.clients import QUEUES, Work, key_of, now_ms
+from tests.histories.faults import Fault
+from tests.histories.history import (
+    Bounds,
+    Decision,
+    Event,
+    Healed,
+    Kept,
+    LogPart,
+    Outcome,
+    Rested,
+    Seen,
+    Sent,
+    Serves,
+    Stored,
+    Told,
+    TopicGone,
+    TopicMade,
+    Topics,
+)
+from tests.histories.injector import Injector
+from tests.histories.java_workers import JavaWorkers
+from tests.histories.links import Links
+from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet
+from tests.waiting import until
+
+_READ_S = 60.0
+_KEYS = re.compile(rb"KEYS\x01([^\x01\x02]+)")
+_CHUNK = 1 << 20
+_ZEROS = 20  # digits of a log file's name
+
+
+class Place(msgspec.Struct):
+    """Where rounds are run: one after the other on the same set."""
+
+    brokers: BrokerSet
+    links: Links
+    java: JavaWorkers | None
+    patience: float  # seconds after the healing until everything rests; then it is said that it did not
+    log_read_to: int = 0  # the members' logs were compared up to there
+
+
+async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *, keeps: bool) -> list[Event]:
+    """Its history. `keeps`: the mode keeps what was acknowledged, so that it can be waited for."""
+    chance = random.Random(seed)
+    history: list[Event] = []
+    work = Work(place.brokers.name_servers[NEVE_CLIENTS], name, history, chance)
+
+    def tell(what: str) -> None:
+        history.append(Told(at=now_ms(), what=what))
+
+    try:
+        await work.begin()
+        if place.java is not None:
+            await place.java.begin(work.topics, name, seed, history)
+        await Injector(place.brokers, place.links, chance, tell).carry_out(plan)
+        work.failed()
+        healed = now_ms()
+        history.append(Healed(at=healed))
+        rest = _Rest(place, work, history, healed, keeps=keeps)
+        await rest.serves()
+        await work.stop()
+        if place.java is not None:
+            await place.java.stop()
+        await rest.rested()
+        work.failed()
+        await _Reading(place, work, history).read()
+    finally:
+        await work.close()
+        if place.java is not None:
+            await place.java.end()
+    return history
+
+
+class _Rest:
+    """Waits, as long as patience lasts, and writes down what came about when."""
+
+    def __init__(self, place: Place, work: Work, history: list[Event], healed: int, *, keeps: bool) -> None:
+        self._place, self._work, self._history, self._healed, self._keeps = place, work, history, healed, keeps
+
+    async def _when(self, condition: Callable[[], bool | Awaitable[bool]]) -> int:
+        left = self._place.patience - (now_ms() - self._healed) / 1000
+        try:
+            await until(condition, timeout=max(left, 0.1))
+        except AssertionError:
+            return 0
+        return now_ms()
+
+    async def serves(self) -> None:
+        at = await self._when(self._place.brokers.is_whole)
+        self._history.append(Serves(what="all members are in sync", at=at))
+        producers = {one.producer for one in self._history if isinstance(one, Sent)}
+        for producer in sorted(producers):
+            at = await self._when(partial(self._is_acknowledged, producer))
+            self._history.append(Serves(what=f"{producer} is acknowledged", at=at))
+
+    def _is_acknowledged(self, producer: str) -> bool:
+        java = self._place.java
+        by_java = 0 if java is None else java.last_acknowledged.get(producer, 0)
+        return max(by_java, self._work.last_acknowledged.get(producer, 0)) > self._healed
+
+    async def rested(self) -> None:
+        java = self._place.java
+        groups = self._work.groups | (java.groups if java is not None else {})
+        # In `async` what was acknowledged may be gone, and where a pop stands is its broker's own affair.
+        watched = {group: topics for group, topics in groups.items() if self._keeps or not group.endswith("_pop")}
+        await asyncio.gather(*(self._group(group, topics) for group, topics in watched.items()))
+
+    async def _group(self, group: str, topics: tuple[str, ...]) -> None:
+        wanted = self._wanted(topics) if self._keeps else set[str]()
+        asked = () if group.endswith("_pop") else topics
+        lacks = ""
+
+        async def is_at_rest() -> bool:
+            nonlocal lacks
+            lacks = await self._lacks(group, asked, wanted)
+            return not lacks
+
+        at = await self._when(is_at_rest)
+        self._history.append(Rested(group=group, at=at, lacks=lacks))
+
+    def _wanted(self, topics: tuple[str, ...]) -> set[str]:
+        return {
+            one.key
+            for one in self._history
+            if isinstance(one, Sent)
+            and one.topic in topics
+            and one.outcome is Outcome.ACKNOWLEDGED
+            and one.decision is not Decision.ROLLBACK
+        }
+
+    async def _lacks(self, group: str, topics: tuple[str, ...], wanted: set[str]) -> str:
+        """What keeps a group from rest; "": it rests."""
+        given = {one.key for one in self._history if isinstance(one, Seen) and one.group == group}
+        missing = sorted(wanted - given)
+        if missing:
+            return f"{len(missing)} messages: {', '.join(missing[:3])}"
+        try:
+            for topic in topics:
+                stats = await self._work.client.consume_stats(group, topic)
+                lags = {queue.queue_id: one.lag for queue, one in stats.items() if one.lag}
+                if lags or len(stats) != QUEUES:
+                    return f"offsets of {topic}: {lags or 'not all queues'}"
+        except NeveError as error:
+            return f"an answer: {error}"
+        return ""
+
+
+class _Reading:
+    """What the healed set holds."""
+
+    def __init__(self, place: Place, work: Work, history: list[Event]) -> None:
+        self._place, self._work, self._history = place, work, history
+
+    async def read(self) -> None:
+        for topic in self._work.topics.all:
+            for queue in range(QUEUES):
+                await self._queue(topic, queue)
+        await self._topics()
+        await self._logs()
+        self._diverged()
+
+    async def _queue(self, topic: str, queue: int) -> None:
+        client = self._work.client
+        first, end = await client.min_offset(topic, queue), await client.max_offset(topic, queue)
+        self._history.append(Bounds(topic=topic, queue=queue, first=first, end=end))
+        offset = first
+        async with asyncio.timeout(_READ_S):
+            while offset < end:
+                result = await client.pull(topic, queue, offset, wait=1.0)
+                for message in result.messages:
+                    stored = Stored(
+                        topic=topic,
+                        queue=queue,
+                        offset=message.queue_offset,
+                        key=key_of(message.body),
+                        stored=message.store_timestamp,
+                    )
+                    self._history.append(stored)
+                if result.status is not PullStatus.FOUND and result.next_offset <= offset:
+                    return  # the checker finds what is missing
+                offset = result.next_offset
+
+    async def _topics(self) -> None:
+        queues = {}
+        for topic in {one.topic for one in self._history if isinstance(one, (TopicMade, TopicGone))}:
+            try:
+                queues[topic] = (await self._work.client.topic_config(topic)).write_queues
+            except NeveError:
+                continue  # it is not there
+        self._history.append(Topics(queues=queues))
+
+    async def _logs(self) -> None:
+        """What all members have, from where the last round has looked."""
+        brokers = self._place.brokers
+        ends = {name: await brokers.log_end(name) for name in MEMBERS}
+        start, end = self._place.log_read_to, min(ends.values())
+        for name in MEMBERS:
+            digest = await asyncio.to_thread(digest_of, brokers.log_files[name], start, end)
+            self._history.append(LogPart(member=name, start=start, end=end, digest=digest))
+        self._place.log_read_to = end
+
+    def _diverged(self) -> None:
+        for member in MEMBERS:
+            for path in sorted((self._place.brokers.data(member) / "diverged").glob("*.log")):
+                keys = {key.decode(errors="replace") for key in _KEYS.findall(path.read_bytes())}
+                self._history += [Kept(key=key, where=f"{member}'s {path.name}") for key in sorted(keys)]
+
+
+def digest_of(directory: Path, start: int, end: int) -> str:
+    """Of the log's bytes between two offsets; a file's name is the offset at which it begins."""
+    digest = hashlib.blake2b(digest_size=16)
+    files = sorted(path for path in directory.iterdir() if path.name.isdigit() and len(path.name) == _ZEROS)
+    at = start
+    for path in files:
+        begin, size = int(path.name), path.stat().st_size
+        upto = min(begin + size, end)
+        if not begin <= at < upto:
+            continue
+        with path.open("rb") as file:
+            file.seek(at - begin)
+            while at < upto:
+                data = file.read(min(_CHUNK, upto - at))
+                digest.update(data)
+                at += len(data)
+    assert at >= end, f"{directory} ends at {at}, before {end}"
+    return digest.hexdigest()

@@ -1,0 +1,131 @@
+"""`python -m tests.histories.run --rounds 200 --mode sync --seed 1`: rounds of faults on a real broker set.
+
+Each round's faults come out of the seed and the round's number. A round that breaks a promise is told at once; its
+history stays in the directory, beside the members' data and logs. Exits with 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from tests.histories import history
+from tests.histories.checker import Promise, Report, check, told
+from tests.histories.faults import Fault, plan
+from tests.histories.history import Told
+from tests.histories.java_workers import JavaWorkers
+from tests.histories.links import Links
+from tests.histories.round import Place, run_round
+from tests.histories.servers import JAVA_CLIENTS, NEVE_CLIENTS, BrokerSet
+
+MODES = {
+    "sync": Promise(keeps_acknowledged=True),
+    "sync-available": Promise(keeps_acknowledged=True),
+    "async": Promise(keeps_acknowledged=False),
+}
+#: A set that finds out in a second or two what the defaults find out in ten: rounds are short.
+SETTINGS: dict[str, object] = {
+    "mappedFileSizeCommitLog": "4m",
+    "brokerHeartbeatInterval": "300",
+    "controllerHeartBeatTimeoutMills": "2000",
+    "haMaxTimeSlaveNotCatchup": "1000",
+    "slaveTimeout": "1500",
+    "registerNameServerPeriod": "10s",
+    "transactionTimeOut": "1000",
+    "transactionCheckInterval": "1000",
+    "transactionCheckMax": "100000",
+}
+_PATIENCE = 2.0  # times what is promised: then it is said that it did not happen
+
+
+async def run(
+    directory: Path, *, mode: str, rounds: int, seed: int, java: bool, seconds: float = 8.0,
+    promise: Promise | None = None, plans: list[list[Fault]] | None = None, settings: dict[str, object] | None = None,
+) -> list[Report]:  # fmt: skip
+    """The reports of all rounds. `plans`: instead of those that the seed makes."""
+    promised = promise or MODES[mode]
+    reports: list[Report] = []
+    async with AsyncExitStack() as stack:
+        owners: list[tuple[str, int]] = [(NEVE_CLIENTS, os.getpid())]
+        links = Links(lambda: [*brokers.owners(), *owners], random.Random(seed))
+        stack.push_async_callback(links.close)
+        brokers = BrokerSet(directory, links, SETTINGS | {"replication": mode} | (settings or {}))
+        stack.callback(brokers.stop)
+        await brokers.start()
+        workers: JavaWorkers | None = None
+        if java:
+            workers = JavaWorkers(brokers.name_servers[JAVA_CLIENTS], directory / "java")
+            await stack.enter_async_context(workers)
+            owners.append((JAVA_CLIENTS, workers.pid))
+        place = Place(brokers, links, workers, patience=_PATIENCE * promised.rest_within_ms / 1000)
+        for number in range(rounds):
+            name = f"r{number}"
+            chance = random.Random(f"{seed}-{number}")
+            faults = plans[number] if plans is not None else plan(chance, seconds)
+            began = time.monotonic()
+            events = await run_round(place, name, faults, seed + number, keeps=promised.keeps_acknowledged)
+            report = check(events, promised)
+            reports.append(report)
+            history.write(directory / f"{name}.jsonl", events)
+            steps = [event for event in events if isinstance(event, Told)]
+            _say(name, report, steps, time.monotonic() - began)
+            if not report.violations:
+                (directory / f"{name}.jsonl").unlink()
+        if links.unknown:
+            print(f"{links.unknown} connections of nobody", flush=True)
+    return reports
+
+
+def _say(name: str, report: Report, steps: list[Told], took: float) -> None:
+    counts = ", ".join(f"{what} {count}" for what, count in report.counts.items())
+    print(f"{name}: {took:.1f} s; {counts}", flush=True)
+    for step in steps:
+        print(f"    {step.at % 1_000_000 / 1000:8.3f} {step.what}", flush=True)
+    if report.violations:
+        print(told(report.violations), flush=True)
+
+
+def main() -> int:
+    options = _arguments()
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="neve-histories-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=directory / "clients.log", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    work = run(
+        directory, mode=options.mode, rounds=options.rounds, seed=options.seed, seconds=options.seconds,
+        java=not options.without_java,
+    )  # fmt: skip
+    reports = asyncio.run(work)
+    broken: Counter[str] = Counter()
+    for report in reports:
+        broken.update({violation.kind for violation in report.violations})
+    print(f"{options.mode}, seed {options.seed}: {len(reports)} rounds; rounds broken by: {dict(broken) or 'none'}")
+    if broken:
+        print(f"histories, data and logs: {directory}")
+    elif options.directory is None:
+        shutil.rmtree(directory)
+    return 1 if broken else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.histories.run", description=__doc__)
+    parser.add_argument("--mode", choices=list(MODES), default="sync")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of faults in a round")
+    parser.add_argument("--without-java", action="store_true", help="neve's clients alone")
+    parser.add_argument("--directory", type=Path, help="for data, logs and histories; else a temporary one")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""A broker set of three, its controller and its name server as processes behind links that can be cut.
+
+Servers listen on addresses of their own on loopback, 127.0.2.x; the address by which a member is known is its face,
+127.0.3.x at the same port. Controller and name server have a face for each that connects to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.wire import Client
+from tests.histories.faults import CONTROLLER, NAME_SERVER
+from tests.histories.links import Links
+from tests.servers.neve import NEVE, settings_as_options
+from tests.servers.processes import Processes, accepts, free_ports
+from tests.waiting import until
+
+_SYNC_STATE_DATA = 1006
+_EPOCH_CACHE = 1007
+_READY_S = 60.0
+MEMBERS = ("a", "b", "c")
+SET = "broker-a"
+#: Those that have faces of their own at the name server beside the members.
+NEVE_CLIENTS, JAVA_CLIENTS = "neve clients", "java clients"
+
+
+class Server(Processes):
+    """One that may be killed, frozen and started again at its place; nobody waits until it is ready."""
+
+    def __init__(self, name: str, directory: Path, verb: str, settings: Mapping[str, object]) -> None:
+        super().__init__(directory)
+        self.name = name
+        self.is_frozen = False
+        self._command = [NEVE, verb, *settings_as_options(settings)]
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self.roots) and self.roots[0].poll() is None
+
+    @property
+    def pids(self) -> list[int]:
+        return [root.pid for root in self.roots if root.poll() is None]
+
+    def begin(self) -> None:
+        """Start it; of a former life there is nothing left."""
+        self.kill()
+        self.is_frozen = False
+        self.spawn(self._command, "neve.log")
+
+    def freeze(self) -> None:
+        self.is_frozen = True
+        self._to_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.is_frozen = False
+        self._to_all(signal.SIGCONT)
+
+    def _to_all(self, number: int) -> None:
+        for root in self.roots:
+            with suppress(ProcessLookupError):
+                os.killpg(root.pid, number)
+
+    def log_text(self) -> str:
+        path = self.directory / "neve.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+class BrokerSet:
+    """See the module. Its parts are made and linked by `start`."""
+
+    def __init__(self, directory: Path, links: Links, settings: Mapping[str, object]) -> None:
+        """`settings`: keys of all members."""
+        self._directory, self._links, self._settings = directory, links, settings
+        self.servers: dict[str, Server] = {}
+        self.name_servers: dict[str, str] = {}  # as each client knows it
+        self._controller = ""
+        self._real: dict[str, str] = {}  # of members, past the links
+        self._face: dict[str, str] = {}
+
+    @property
+    def members(self) -> dict[str, Server]:
+        return {name: self.servers[name] for name in MEMBERS}
+
+    @property
+    def log_files(self) -> dict[str, Path]:
+        """The directories of the members' CommitLogs."""
+        return {name: self.data(name) / "commitlog" for name in MEMBERS}
+
+    def data(self, member: str) -> Path:
+        """Its data directory."""
+        return self._directory / member / "store"
+
+    def owners(self) -> list[tuple[str, int]]:
+        """Whose process is whose; clients are told by who runs them."""
+        return [(name, pid) for name, server in self.servers.items() for pid in server.pids]
+
+    async def start(self) -> None:
+        """Returns when all members are in sync."""
+        controller_port, names_port, port, ha_port = free_ports(4)
+        real = {CONTROLLER: ("127.0.0.1", controller_port), NAME_SERVER: ("127.0.0.1", names_port)}
+        self._controller = f"127.0.0.1:{controller_port}"
+        controllers: dict[str, str] = {}
+        for name in MEMBERS:
+            at = await self._links.face("127.0.0.1", 0, real[CONTROLLER], CONTROLLER, name)
+            controllers[name] = f"127.0.0.1:{at}"
+        for name in (*MEMBERS, NEVE_CLIENTS, JAVA_CLIENTS):
+            at = await self._links.face("127.0.0.1", 0, real[NAME_SERVER], NAME_SERVER, name)
+            self.name_servers[name] = f"127.0.0.1:{at}"
+
+        local = {"bindAddress": "127.0.0.1"}
+        register = {"listenPort": controller_port, "controllerStorePath": self._directory / "register"}
+        names = {"listenPort": names_port, "kvConfigPath": self._directory / "kv.json"}
+        self._add(CONTROLLER, "controller", local | register)
+        self._add(NAME_SERVER, "namesrv", local | names)
+        for number, name in enumerate(MEMBERS, 1):
+            host, face = f"127.0.2.{number}", f"127.0.3.{number}"
+            for each in (port, ha_port):
+                await self._links.face(face, each, (host, each), name)
+            self._real[name], self._face[name] = f"{host}:{port}", f"{face}:{port}"
+            own: dict[str, object] = {
+                "brokerName": SET,
+                "brokerIP1": face,
+                "bindAddress": host,
+                "listenPort": port,
+                "haListenPort": ha_port,
+                "adminPort": -1,
+                "storePathRootDir": self.data(name),
+                "namesrvAddr": self.name_servers[name],
+                "controllerAddr": controllers[name],
+            }
+            self._add(name, "broker", {**own, **self._settings})
+        for server in self.servers.values():
+            server.begin()
+        await until(lambda: accepts(self._controller), "the controller", _READY_S)
+        await self.whole(_READY_S)
+
+    def _add(self, name: str, verb: str, settings: Mapping[str, object]) -> None:
+        self.servers[name] = Server(name, self._directory / name, verb, settings)
+
+    def stop(self) -> None:
+        """All of it, at once."""
+        for server in self.servers.values():
+            server.kill()
+
+    # -- what is asked past the links
+
+    async def told(self) -> dict[str, Any]:
+        """What the controller says of the set; nothing while it can't be asked."""
+        return await asyncio.to_thread(self._told)
+
+    def _told(self) -> dict[str, Any]:
+        try:
+            with Client(self._controller, 2.0) as client:
+                answer = client.ask(_SYNC_STATE_DATA, {}, json.dumps([SET]).encode())
+        except OSError:
+            return {}
+        return dict(json.loads(answer.body)["replicasInfoTable"].get(SET, {}))
+
+    async def master(self) -> str:
+        """Who is elected; "" for nobody."""
+        address = (await self.told()).get("masterAddress", "")
+        return next((name for name, face in self._face.items() if face == address), "")
+
+    async def is_whole(self) -> bool:
+        """Somebody leads, and all are in sync."""
+        told = await self.told()
+        in_sync = {one["brokerAddress"] for one in told.get("inSyncReplicas", ()) if one["alive"]}
+        return bool(told.get("masterAddress")) and in_sync == set(self._face.values())
+
+    async def whole(self, within: float) -> None:
+        await until(self.is_whole, "all members are in sync", within)
+
+    async def log_end(self, member: str) -> int:
+        """Of the member's CommitLog, by its own account."""
+
+        def ask() -> int:
+            with Client(self._real[member], 5.0) as client:
+                return int(json.loads(client.ask(_EPOCH_CACHE, {}).body)["maxOffset"])
+
+        return await asyncio.to_thread(ask)

@@ -1,0 +1,39 @@
+"""A few rounds on real processes for every commit; `make histories` has more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.histories.checker import Promise, told
+from tests.histories.faults import CONTROLLER, MASTER, OTHER_SLAVE, SLAVE, Fault, Kind, Way
+from tests.histories.run import run
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+
+#: On a machine that is busy with other tests nothing has to be quick; it has to come about.
+PATIENT_MS = 90_000
+
+ROUNDS = [
+    [Fault(0.5, 3.0, Kind.KILL, MASTER)],
+    [
+        Fault(0.3, 4.0, Kind.FREEZE, MASTER),
+        Fault(0.5, 2.0, Kind.CUT, SLAVE, CONTROLLER, Way.TO),
+        Fault(3.5, 1.0, Kind.KILL, OTHER_SLAVE),
+    ],
+    [
+        Fault(0.3, 3.5, Kind.ISOLATE, MASTER, way=Way.FROM),
+        Fault(2.5, 1.0, Kind.KILL, MASTER),
+    ],
+]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_members_die_freeze_and_are_cut_off_and_every_promise_is_kept(tmp_path: Path, mode: str) -> None:
+    promise = Promise(keeps_acknowledged=mode == "sync", rest_within_ms=PATIENT_MS)
+    work = run(tmp_path, mode=mode, rounds=len(ROUNDS), seed=1, java=True, promise=promise, plans=ROUNDS)
+    for number, report in enumerate(asyncio.run(work)):
+        assert not report.violations, f"round {number}: {told(report.violations)}"
+        assert report.counts["sent, acknowledged"] > 100
