@@ -230,6 +230,7 @@ class BrokerController:
                 mapped_queue_files=self._descriptors.queue_files,
                 code_of=code_of_entry,
                 coded_topics=CODED_TOPICS,
+                queues_may_begin_again=is_slave(config),
             ),
             self._disk,
             self.clock,

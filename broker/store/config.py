@@ -42,5 +42,7 @@ class StoreConfig:
     scan_entries: int = 16_000
     # an entry's code made anew, where a power cut left the record of an unflushed send and not the code, and on a slave
     code_of: Callable[[MessageRecord], int] = code_of_tags
+    # of a slave whose master is Apache's: a topic that is deleted and made again there has its offsets from 0 on
+    queues_may_begin_again: bool = False
     # topics of which that is not the code of the tags alone
     coded_topics: frozenset[str] = frozenset()

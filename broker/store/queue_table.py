@@ -195,6 +195,17 @@ class QueueTable:
             queue.go_to(offset)
         return queue
 
+    def begin_again(self, topic: str, queue_id: int) -> None:
+        """The topic has come again at its master, which had deleted it behind this queue's last record.
+
+        Its other queues go with it if they have nothing from above that record; those that have begin again by
+        themselves, or have done so: no record of a new life lies below one of an old.
+        """
+        queue = self.by_name[topic, queue_id]
+        last = queue.entry(queue.used_end - 1)
+        assert last is not None, "a queue that ends above 0 has a last entry"
+        self.delete(topic, max(last[0] + last[1], self.gone_below(topic)), begin_again=True)
+
     def begin_at(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Make a queue go on at an offset, behind a hole; recovery takes one only from below its checkpoint."""
         queue = self.get(topic, queue_id) or self.add(topic, queue_id)

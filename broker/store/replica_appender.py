@@ -12,7 +12,9 @@ file comes as bytes or not (a member of the same kind leaves it out). The next f
 begins higher, behind a hole of the master's log, `go_on_at` says so first.
 
 Store times are the master's. They are compared with nothing: the clock of the next master may be an hour behind.
-A queue may go on higher than it ended, as its master's does that goes on above an archive; never lower.
+A queue may go on higher than it ended, as its master's does that goes on above an archive; never lower. But for this:
+where the configuration says so (`queues_may_begin_again`), offset 0 of a queue that has it already is the first of a
+topic that was deleted and made again.
 """
 
 from __future__ import annotations
@@ -82,6 +84,7 @@ class ReplicaAppender:
         self._end, self._queues, self._index = end, queues, index
         self._tails, self._visibility = tails, visibility
         self._code_of, self._coded_topics = config.code_of, config.coded_topics
+        self._may_begin_again = config.queues_may_begin_again
         self._max_record = config.max_message_size + _RECORD_OVERHEAD
         self._names: dict[bytes, str] = {}
         # Where the next byte of the stream belongs; the begin of a record, of which so many bytes say what is to come.
@@ -201,6 +204,9 @@ class ReplicaAppender:
             return
         try:
             queue = queues.go_to(topic, queue_id, offset)
+            if queue is None and offset == 0 and self._may_begin_again:
+                queues.begin_again(topic, queue_id)
+                queue = queues.go_to(topic, queue_id, offset)
         except MessageIllegal as error:
             raise self._wrong(str(error)) from error
         if queue is None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.servers
 TOPIC, GROUP = "orders", "readers"
 FILE_SIZE = 4 << 20
 _CHANGE_S = 60.0
-_UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _TOPIC_CONFIG, _HA_STATUS = 15, 43, 200, 351, 907
+_UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _DELETE_TOPIC, _TOPIC_CONFIG, _HA_STATUS = 15, 43, 200, 215, 351, 907
 _SYSTEM_BUSY = 2
 
 
@@ -102,6 +102,18 @@ def read(address: str, count: int, start: int = 0) -> list[MessageRecord]:
         return list(client.read(TOPIC, 0, start, count))
 
 
+def come_again(master: ApacheServer) -> None:
+    """A topic is deleted and made again: its offsets begin at 0."""
+    with Client(master.broker) as client:
+        client.create_topic("again", 1)
+        for number in range(5):
+            assert client.send("again", 0, b"old %d" % number) == number
+        client.ask(_DELETE_TOPIC, {"topic": "again"})
+        client.create_topic("again", 1)
+        for number in range(3):
+            assert client.send("again", 0, b"new %d" % number) == number
+
+
 def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_serves_reads(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as master, slave_of(master, tmp_path / "neve") as slave:
         with Client(master.broker) as client:
@@ -137,6 +149,12 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
         assert_same_log(master, slave)
         send(master, 20)
         assert_same_log(master, slave)
+
+        come_again(master)
+        assert_same_log(master, slave)
+        with Client(slave.broker) as client:
+            wait_until(lambda: client.invoke(_TOPIC_CONFIG, {"topic": "again"}).code == 0, "its topic", _CHANGE_S)
+            assert [bytes(record.body) for record in client.read("again", 0, 0, 3)] == [b"new 0", b"new 1", b"new 2"]
 
         master.kill()
         assert read(slave.broker, end)[:end] == originals[:end], "a reader goes on while the master is away"

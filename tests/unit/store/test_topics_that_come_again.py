@@ -1,0 +1,165 @@
+"""Under an Apache master a topic that is deleted and made again has its offsets from 0 on; its log alone tells."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from broker.store.errors import LogMismatch
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from neve.record.codec import iter_records
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.conftest import put_one
+from tests.unit.store.replicas import open_store
+
+TOPIC, QUEUES = "t", 3
+
+
+class Pair:
+    """A master that deletes, and a slave that hears nothing but its log."""
+
+    def __init__(self, seed: int = 0, *, may: bool = True) -> None:
+        self.dice, self.clock = random.Random(seed), ManualClock()
+        self.master = open_store(SimDisk(seed=seed), self.clock)
+        self.disk, self._may = SimDisk(seed=seed + 1), may
+        self.slave = self._open()
+
+    def _open(self) -> MessageStore:
+        return open_store(self.disk, self.clock, following=True, queues_may_begin_again=self._may)
+
+    def put(self, queue: int, body: bytes = b"m", topic: str = TOPIC) -> None:
+        put_one(self.master, topic, queue, body)
+
+    def recreate(self) -> None:
+        self.master.delete_topic(TOPIC, begin_again=True)
+
+    def pass_on(self, most: int = 1 << 30) -> None:
+        while most > 0:
+            start = self.slave.replica_offset if self.slave.segments() else 0
+            at, data = self.master.log_bytes(start, 1 << 62, min(most, self.dice.choice((50, 700, 1 << 20))))
+            if not data:
+                return
+            self.slave.append_replica(data, at)
+            most -= len(data)
+
+    def kill(self) -> None:
+        self.slave.abandon()
+        self.slave = self._open()
+
+    def power_cut(self) -> None:
+        self.disk = self.disk.power_cut()
+        self.slave = self._open()
+
+
+def bodies(store: MessageStore, queue: int, topic: str = TOPIC) -> list[tuple[int, bytes]]:
+    """From the queue's first message to its last."""
+    found, offset = list[tuple[int, bytes]](), store.min_offset(topic, queue)
+    while offset < store.max_offset(topic, queue):
+        got = store.get(topic, queue, offset, 100, 1 << 20)
+        found += [(record.queue_offset, record.body) for buffer in got.buffers for record in iter_records(buffer)]
+        assert got.next_offset > offset
+        offset = got.next_offset
+    return found
+
+
+def assert_same(pair: Pair) -> None:
+    for queue in range(QUEUES):
+        assert bodies(pair.slave, queue) == bodies(pair.master, queue), f"queue {queue}"
+        assert pair.slave.next_offset(TOPIC, queue) == pair.master.next_offset(TOPIC, queue), f"queue {queue}"
+    assert bodies(pair.slave, 0, "other") == bodies(pair.master, 0, "other")
+
+
+def test_what_comes_again_is_read_from_0_on_and_nothing_of_before_is() -> None:
+    pair = Pair()
+    for number in range(5):
+        pair.put(0, b"old %d" % number)
+        pair.put(1, b"old %d" % number)
+        pair.put(0, b"kept", "other")
+    pair.pass_on()
+    pair.recreate()
+    pair.put(1, b"new")
+    pair.pass_on()
+    assert bodies(pair.slave, 1) == [(0, b"new")]
+    assert pair.slave.next_offset(TOPIC, 0) == 0, "it ended before what is new"
+    pair.put(0, b"new")
+    pair.pass_on()
+    assert_same(pair)
+
+
+def test_a_queue_that_has_messages_of_the_new_life_keeps_them() -> None:
+    """It had none before: nothing told that it began again."""
+    pair = Pair()
+    for number in range(5):
+        pair.put(0, b"old %d" % number)
+    pair.recreate()
+    pair.put(1, b"new")
+    pair.put(1, b"newer")
+    pair.put(0, b"new")
+    pair.put(2, b"new")
+    pair.pass_on()
+    assert_same(pair)
+    assert bodies(pair.slave, 1) == [(0, b"new"), (1, b"newer")]
+
+
+def test_a_queue_whose_last_old_message_is_the_topics_last_begins_again_after_the_others() -> None:
+    pair = Pair()
+    pair.put(0, b"old")
+    pair.put(1, b"old, and the last")
+    pair.recreate()
+    pair.put(0, b"new")
+    pair.pass_on()
+    assert bodies(pair.slave, 0) == [(0, b"new")]
+    pair.put(1, b"new")
+    pair.pass_on()
+    assert_same(pair)
+
+
+@pytest.mark.parametrize("end", [Pair.kill, Pair.power_cut])
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_ends_the_slave_it_ends_as_its_master(seed: int, end: Callable[[Pair], None]) -> None:
+    pair = Pair(seed)
+    dice = pair.dice
+    for number in range(250):
+        match dice.randrange(30):
+            case 0:
+                pair.recreate()
+            case 1:
+                pair.pass_on(dice.randrange(2000))
+                end(pair)
+            case 2:
+                pair.slave.after_flush(pair.slave.flush())
+                pair.slave.upkeep()
+            case 3:
+                pair.put(0, b"%d" % number, "other")
+            case _:
+                pair.put(dice.randrange(QUEUES), b"%d" % number)
+        pair.pass_on(dice.randrange(400))
+    for queue in range(QUEUES):
+        pair.put(queue, b"last")  # else a queue that has not begun again has its old messages still
+    pair.pass_on()
+    assert_same(pair)
+    end(pair)
+    pair.pass_on()
+    assert_same(pair)
+
+
+def test_no_other_slave_takes_an_offset_twice_and_no_queue_goes_back_to_its_middle() -> None:
+    pair = Pair(may=False)
+    pair.put(0, b"old")
+    pair.recreate()
+    pair.put(0, b"new")
+    with pytest.raises(LogMismatch, match="offset 0 of 't', queue 0, which has all below 1 already"):
+        pair.pass_on()
+
+    pair = Pair()
+    for _ in range(3):
+        pair.put(0)
+    pair.pass_on()
+    pair.recreate()
+    pair.master.create_queue_at(TOPIC, 0, 1)
+    pair.put(0)
+    with pytest.raises(LogMismatch, match="offset 1 of 't', queue 0, which has all below 3 already"):
+        pair.pass_on()
