@@ -54,8 +54,8 @@ class Rules:
     # master dead, that of the member if it is known, else until the first of these.
     elects_from_ms: int = 0
     hears_since_ms: int = 0
-    # Epochs that the register once had for the set: one that has lower ones now was set back.
-    had: tuple[int, int] = (0, 0)
+    # What the register once had for the set, with higher epochs than it has now: it was set back.
+    had: BrokerSet | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,8 @@ class _Case:
         """None where the stored value is as new as anything that was ever reported."""
         known = self.stored.frozen if self.stored is not None else None
         epochs = self.stored.epochs if self.stored is not None else (0, 0)
-        heard = max(self.highest_heard(), self.rules.had)
+        had = self.rules.had.epochs if self.rules.had is not None else (0, 0)
+        heard = max(self.highest_heard(), had)
         if heard <= (known.epochs if known is not None else epochs):
             return known
         knowing = [broker_id for broker_id, report in self.reports.items() if report.epochs == heard]
@@ -340,7 +341,7 @@ def _refuse(code: int, remark: str) -> Decision:
 @_decide.register
 def _(request: GetNextBrokerId, case: _Case) -> Decision:
     stored = case.stored
-    return Decision(Answer(next_broker_id=_next_id(stored, case) if stored is not None else FIRST_BROKER_ID))
+    return Decision(Answer(next_broker_id=_next_id(stored, case)))
 
 
 @_decide.register
@@ -356,9 +357,7 @@ def _(request: ApplyBrokerId, case: _Case) -> Decision:
         remark = f"Fail to apply brokerId: {broker_id} in broker-set: {request.name}"
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
     frozen = case.frozen()
-    if frozen and stored is None:
-        return case.refuse_frozen(Code.CONTROLLER_BROKER_ID_INVALID, frozen)
-    if stored is None and broker_id != FIRST_BROKER_ID:
+    if stored is None and not frozen and broker_id != FIRST_BROKER_ID:
         remark = (
             f"Broker-set: {request.name} hasn't been registered in controller, "
             f"but broker try to apply brokerId: {broker_id}"
@@ -371,15 +370,17 @@ def _(request: ApplyBrokerId, case: _Case) -> Decision:
         remark = f"broker-set: {request.name} has {len(joined.members)} members, more are refused"
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
     newcomer = Member(id=broker_id, address=request.address, register_check_code=request.check_code)
-    # Also while the set is frozen: whose id was given to another one needs a new one to be designated under.
+    # Also while the set is frozen, and where it was wiped: whose id was given to another one needs a new one to be
+    # designated under, and so does who is in no register any more.
     now = replace(_with_member(joined, newcomer, case), frozen=frozen)
     return Decision(Answer(), now)
 
 
-def _next_id(stored: BrokerSet, case: _Case) -> int:
+def _next_id(stored: BrokerSet | None, case: _Case) -> int:
     """Above every id that is heard of: a register that was set back does not know who has joined since."""
     heard = (broker_id + 1 for broker_id in case.reports if broker_id <= HIGHEST_BROKER_ID)
-    return max(stored.next_broker_id, *heard) if case.reports else stored.next_broker_id
+    known = (one.next_broker_id for one in (stored, case.rules.had) if one is not None)
+    return max((FIRST_BROKER_ID, *known, *heard))
 
 
 class _Start(Enum):

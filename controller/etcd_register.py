@@ -27,7 +27,6 @@ from infra.tls import client_context
 log = logging.getLogger(__name__)
 
 MAX_KNOWN = 2 * MAX_BROKER_SETS  # also those that another controller has removed
-_NOTHING = (0, 0)
 
 
 def etcd_register(config: ControllerConfig) -> tuple[EtcdRegister, EtcdControllers]:
@@ -118,11 +117,11 @@ class EtcdRegister:
         broker_set = _decoded(name, held) if held is not None else None
         had = _had(before, header, held)
         if held is None or broker_set is None:
-            if had == _NOTHING and self._known.get(name) is before:
+            if had is None and self._known.get(name) is before:
                 self._known.pop(name, None)
             return Stored(None, NEVER, had)
-        if broker_set.epochs >= had:
-            had = _NOTHING
+        if had is None or broker_set.epochs >= had.epochs:
+            had = None
             if self._known.get(name) is before:  # else a write was answered meanwhile
                 self._remember(_Known(broker_set, held.mod_revision, header.cluster_id))
         return Stored(broker_set, Revision(held.mod_revision, held.value), had)
@@ -165,13 +164,13 @@ class EtcdRegister:
         return KeyValue(self._key(name), expected.value, 0, expected.number) if expected != NEVER else None
 
 
-def _had(before: _Known | None, header: Header, held: KeyValue | None) -> tuple[int, int]:
-    """The epochs that a set had before this read was asked for, unless it was removed since."""
+def _had(before: _Known | None, header: Header, held: KeyValue | None) -> BrokerSet | None:
+    """What a set was before this read was asked for, unless it was removed since."""
     if before is None:
-        return _NOTHING
+        return None
     # It was removed after the write that is known: the revision went on, and what is there now was made later.
     since = held.create_revision > before.revision if held is not None else header.revision >= before.revision
-    return _NOTHING if since and header.cluster_id == before.cluster_id else before.broker_set.epochs
+    return None if since and header.cluster_id == before.cluster_id else before.broker_set
 
 
 def _decoded(name: str, held: KeyValue) -> BrokerSet:

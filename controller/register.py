@@ -40,11 +40,11 @@ class Revision(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a register has under a name. `had`: higher epochs, if it once had such: it was set back."""
+    """What a register has under a name. `had`: what it once had, with higher epochs: it was set back."""
 
     broker_set: BrokerSet | None
     revision: Revision
-    had: tuple[int, int] = (0, 0)
+    had: BrokerSet | None = None
 
 
 NEVER = Revision(0)  # of what is not there

@@ -100,12 +100,43 @@ def test_a_backup_of_etcd_elects_nobody_until_an_operator_has_said_who_knows_mos
         etcd.start()
         wait_until(lambda: is_frozen(brokers), "the set is frozen", _CHANGE_S)
         assert takes(master), "the brokers go on as they are"
-        id_of_master = next(
-            one["brokerId"]
-            for one in (*brokers.told()["inSyncReplicas"], *brokers.told()["notInSyncReplicas"])
-            if one["brokerAddress"] == master.broker
-        )
-        designate(brokers, id_of_master)
+        designate(brokers, id_of(brokers, master))
         wait_until(lambda: brokers.epoch > epoch, "an epoch above all that was", _CHANGE_S)
         brokers.wait_until_in_sync(*brokers.members)
         wait_until(lambda: takes(master), "it takes messages", _CHANGE_S)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_etcd_that_lost_everything_makes_no_empty_broker_master(tmp_path: Path, restarts: bool) -> None:
+    """Neither by controllers that remember the set, nor by such as have to be told by its brokers."""
+    with with_etcd(tmp_path) as (etcd, brokers):
+        master, epoch = brokers.master, brokers.epoch
+        if restarts:
+            for controller in brokers.controllers:
+                controller.kill()
+        etcd.wiped()
+        etcd.start()
+        if restarts:
+            for controller in brokers.controllers:
+                controller.start()
+        wait_until(lambda: len(known(brokers)) == len(brokers.members), "all are members again", _CHANGE_S)
+        with brokers.newcomer() as empty:
+            wait_until(lambda: empty.broker in known(brokers), "the empty one as well", _CHANGE_S)
+            assert brokers.told().get("masterBrokerId") is None
+            assert takes(master), "the brokers go on as they are"
+            designate(brokers, id_of(brokers, master))
+            wait_until(lambda: brokers.epoch > epoch, "an epoch above all that was", _CHANGE_S)
+            brokers.wait_until_in_sync(*brokers.members, empty)
+            wait_until(lambda: takes(master), "it takes messages", _CHANGE_S)
+
+
+def known(brokers: BrokerSet) -> dict[str, int]:
+    """The ids of those who live, by address."""
+    told = brokers.told()
+    everybody = (*told.get("inSyncReplicas", ()), *told.get("notInSyncReplicas", ()))
+    return {one["brokerAddress"]: int(one["brokerId"]) for one in everybody if one["alive"]}
+
+
+def id_of(brokers: BrokerSet, member: Serving) -> int:
+    wait_until(lambda: member.broker in known(brokers), "it is a living member", _CHANGE_S)
+    return known(brokers)[member.broker]

@@ -333,13 +333,13 @@ def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
             await found.put(value(epoch=4), NEVER)
             own.wiped()
             own.start()
-            assert await found.get("b") == Stored(None, NEVER, (4, 4))
+            assert await found.get("b") == Stored(None, NEVER, value(epoch=4))
             # Somebody begins anew: that is no better.
             async with register(register_url(own)) as newcomer:
                 assert await newcomer.get("b") == Stored(None, NEVER)
                 revision = await newcomer.put(value(epoch=1), NEVER)
                 assert revision is not None
-                assert await found.get("b") == Stored(value(epoch=1), revision, (4, 4))
+                assert await found.get("b") == Stored(value(epoch=1), revision, value(epoch=4))
                 # Until somebody has decided above all that was.
                 revision = await found.put(value(epoch=5), revision)
             assert revision is not None
@@ -358,8 +358,8 @@ def test_a_restored_etcd_is_known_to_have_had_more(own: Node, tmp_path: Path) ->
             assert await found.put(value(epoch=3), first) is not None
             own.restored(tmp_path / "backup")
             own.start()
-            assert await found.get("b") == Stored(value(), first, (3, 3))
-            assert await found.all() == {"b": Stored(value(), first, (3, 3))}
+            assert await found.get("b") == Stored(value(), first, value(epoch=3))
+            assert await found.all() == {"b": Stored(value(), first, value(epoch=3))}
 
     run(main)
 
@@ -408,7 +408,7 @@ def test_a_read_that_a_write_overtook_sets_nothing_back(shared: Node) -> None:
             for epoch in range(1, 20):
                 assert revision is not None
                 read, revision = await asyncio.gather(found.get("b"), found.put(value(epoch=epoch), revision))
-                assert read.had == (0, 0)
+                assert read.had is None
                 assert found.glance("b") == value(epoch=epoch)
 
     run(main)

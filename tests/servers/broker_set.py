@@ -66,6 +66,10 @@ class BrokerSet:
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
 
+    def newcomer(self) -> Serving:
+        """One more, with an empty directory; not started."""
+        return self._member(self._directory / "newcomer")
+
     def _member(self, directory: Path) -> Serving:
         port, ha_port, admin_port = free_ports(3)
         own: dict[str, object] = {

@@ -36,7 +36,7 @@ class MemoryRegister:
     def __init__(self) -> None:
         self.value: BrokerSet | None = None
         self.revision = 0
-        self.had = (0, 0)
+        self.had: BrokerSet | None = None
         self.damaged: list[str] = []
         self.reads = 0
         self.before_write: Callable[[], object] = lambda: None
@@ -295,7 +295,7 @@ def test_the_others_are_told_of_a_set_until_they_know_that_nobody_of_it_is_left(
 def test_a_register_that_was_set_back_elects_nobody_and_is_frozen() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
-        world.register.had = (6, 9)
+        world.register.had = replace(world.value, master_epoch=6, sync_state_set_epoch=9)
         world.liveness.closed("connection 1")
         assert (await world.sets.carry_out(Scan("b"))).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
         assert world.value.frozen is not None and world.value.frozen.epochs == (6, 9)

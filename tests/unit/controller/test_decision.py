@@ -686,33 +686,58 @@ def test_who_was_not_heard_since_a_standstill_is_waited_for_as_long_as_it_may_be
     assert world(Scan("b")).master == B
 
 
+def had(master_epoch: int, sync_state_set_epoch: int, next_broker_id: int = 3) -> Rules:
+    """Of a controller that has read these once."""
+    epochs = (master_epoch, sync_state_set_epoch)
+    empty = BrokerSet(cluster="c", name="b", next_broker_id=next_broker_id)
+    return Rules(had=replace(empty, master_epoch=epochs[0], sync_state_set_epoch=epochs[1]))
+
+
 def test_a_register_that_had_higher_epochs_is_not_believed_though_no_broker_tells() -> None:
     world = in_sync(A, B)
     world.die(A)
-    had = (world.value.master_epoch + 3, 7)
-    world.rules = changed(world.rules, had=had)
+    master_epoch = world.value.master_epoch + 3
+    world.rules = had(master_epoch, 7)
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     frozen = world.value.frozen
-    assert frozen is not None and frozen.epochs == had and "this controller has read" in frozen.why
+    assert frozen is not None and frozen.epochs == (master_epoch, 7) and "this controller has read" in frozen.why
     world.rules = Rules()  # another controller: the freeze is in the register
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    world.hear(B, master_epoch=had[0], sync_state_set_epoch=had[1])
-    assert world.elect(B, designate=True).master_epoch == had[0] + 1
-    world.rules = Rules(had=had)
+    world.hear(B, master_epoch=master_epoch, sync_state_set_epoch=7)
+    assert world.elect(B, designate=True).master_epoch == master_epoch + 1
+    world.rules = had(master_epoch, 7)
     assert world.elect(B).code == Code.CONTROLLER_MASTER_STILL_EXIST
 
 
-def test_where_a_set_was_nobody_begins_one_anew() -> None:
+@pytest.mark.parametrize("is_told", [True, False])
+def test_where_a_set_was_an_empty_member_is_given_no_role_and_nobodys_id(is_told: bool) -> None:
+    """The register was wiped: a broker tells of it, or the controller has read it before."""
     world = World()
-    world.rules = Rules(had=(3, 7))
-    assert world(ApplyBrokerId("c", "b", A, "h1:10911;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
-    assert world.set is None
+    if is_told:
+        world.reports[B] = Report(NOW, max_offset=9, epoch=3, master_epoch=3, sync_state_set_epoch=7)
+    else:
+        world.rules = had(3, 7)
+    assert world(GetNextBrokerId("c", "b")).next_broker_id == 3
+    assert world(ApplyBrokerId("c", "b", 3, "new;1")).code == Code.SUCCESS
+    assert world(taken(3, "new;1")).master is None
+    world.reports[3] = Report(NOW, max_offset=0, incarnation="inew;1", starts=1, process="p")
+    assert world.elect(3).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.elect(3, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    # Those who were members are so again, under their ids, and one that knows all is designated.
+    for broker_id in (A, B):
+        assert world(ApplyBrokerId("c", "b", broker_id, f"h{broker_id}:10911;1")).code == Code.SUCCESS
+        assert world.start(broker_id).code == Code.SUCCESS
+        world.hear(broker_id, max_offset=9, epoch=3, master_epoch=3, sync_state_set_epoch=7)
+    assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    answer = world.elect(B, designate=True)
+    assert (answer.master, answer.master_epoch, answer.sync_state_set) == (B, 4, (B,))
+    assert world.value.next_broker_id == 4 and world.value.frozen is None
 
 
 def test_of_an_apache_broker_the_epoch_of_its_log_is_enough_to_be_designated() -> None:
     world = in_sync(A, B, stock=True)
-    world.rules = Rules(had=(4, 9))
+    world.rules = had(4, 9)
     world.hear(B, epoch=3)
     world.hear(A, epoch=4)
     assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
@@ -756,11 +781,12 @@ def test_whatever_tells_of_higher_epochs_freezes(heard: dict[str, Any]) -> None:
     assert world.value.frozen
 
 
-def test_a_wiped_register_takes_no_new_members_while_somebody_knows_better() -> None:
+def test_a_wiped_register_begins_no_set_anew_while_somebody_knows_better() -> None:
     world = World()
     world.hear(A, epoch=3, max_offset=1000)
-    assert world(ApplyBrokerId("c", "b", 1, "new:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
-    assert world.set is None
+    assert world(ApplyBrokerId("c", "b", 2, "new:1;1")).code == Code.SUCCESS
+    assert world.value.frozen is not None
+    assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
 
 
 def test_a_broker_of_another_cluster_with_the_same_name_freezes_nothing() -> None:
