@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from neve.client.model import MASTER_ID, Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
 from neve.client.net.route import Reader
-from neve.client.net.session import Session, ext_int, require_success
+from neve.client.net.session import Session, ext_int
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -179,23 +179,24 @@ class Puller:
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, ext)
 
     async def _offset(self, code: RequestCode, queue: MessageQueue, more: Mapping[str, str]) -> int:
-        answer = await self._session.ask(await self.address(queue), code, {**_fields(queue), **more})
-        return ext_int(answer, "offset")
+        return ext_int(await self._known(queue, code, {**_fields(queue), **more}), "offset")
+
+    async def _known(self, queue: MessageQueue, code: RequestCode, ext: Mapping[str, str]) -> RemotingCommand:
+        """What a replica may know, too: while there is no master it is asked, and who can't tell is asked again."""
+        return await self._session.at_master(queue, code, ext, may_repeat=True, find=self.address)
 
     # ---- a group's offsets
 
     async def committed(self, group: str, queue: MessageQueue) -> int | None:
         """The group's stored offset; None when the broker has none."""
         ext = {**_fields(queue), "consumerGroup": group}
-        answer = await self._session.pool.invoke(
-            await self.address(queue),
-            RequestCode.QUERY_CONSUMER_OFFSET,
-            ext,
-            timeout=self._session.options.attempt_timeout,
-        )
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            return None
-        return ext_int(require_success(answer), "offset")
+        try:
+            answer = await self._known(queue, RequestCode.QUERY_CONSUMER_OFFSET, ext)
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        return ext_int(answer, "offset")
 
     async def commit(self, group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> None:
         """Stores the next offset that the group should read: at the master, what a replica is told is lost."""

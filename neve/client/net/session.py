@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from neve.client.model import MASTER_ID, BrokerInfo, MessageQueue
@@ -296,21 +296,23 @@ class Session:
         *,
         body: bytes = b"",
         may_repeat: bool = False,
-        within: float | None = None,
+        find: Callable[[MessageQueue], Awaitable[str]] | None = None,
     ) -> RemotingCommand:
         """The answer of the queue's master, if it is a success. Of a broker with replicas that is whoever is master
-        `within` the time, by default of a whole call: it may be another one by now, or nobody yet.
+        within the time of a whole call: it may be another one by now, or nobody yet.
 
-        `may_repeat`: to ask a second time does no harm, should it have been done already.
+        `may_repeat`: to ask a second time does no harm, should it have been done already. `find` gives the address, in
+        place of the master's.
 
         Raises:
             NeveError: as `ask`; of who was asked last.
         """
         now = asyncio.get_running_loop().time
-        deadline = now() + (within or self.options.timeout)
+        deadline = now() + self.options.timeout
+        find = find or self.master
         while True:
             try:
-                return await self.ask(await self.master(queue), code, ext, body=body)
+                return await self.ask(await find(queue), code, ext, body=body)
             except UnknownOutcome as error:
                 problem: NeveError = error
                 is_final = not may_repeat

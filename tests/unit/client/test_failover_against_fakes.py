@@ -394,6 +394,29 @@ def test_an_acknowledgement_reaches_the_next_master(how: str) -> None:
     run(work)
 
 
+@pytest.mark.parametrize("code", [14, 30])
+def test_where_a_queue_ends_and_a_group_stands_is_asked_until_somebody_can_tell(code: int) -> None:
+    """A replica that is not in sync can not; one that can is as good as the master."""
+
+    async def work() -> None:
+        async with running(send_ok, refuses(2, code), GroupBroker(5, stored=4)) as broker_set:
+            _, cannot, can = broker_set.members
+            broker_set.ids = {1: cannot, 2: can}
+
+            def leaves(number: int) -> None:
+                if number >= 4:
+                    broker_set.ids = {2: can}
+
+            broker_set.asked = leaves
+            async with session_of(broker_set) as session:
+                puller = Puller(session)
+                found = await (puller.committed("g", QUEUE) if code == 14 else puller.max_offset(QUEUE))
+            assert found == (4 if code == 14 else 5)
+            assert cannot.codes().count(code) >= 2
+
+    run(work)
+
+
 def test_what_must_not_be_done_twice_is_asked_once_where_nobody_knows_whether_it_was() -> None:
     async def work() -> None:
         async with running(silent, send_ok) as broker_set, session_of(broker_set, attempt_timeout=0.2) as session:
