@@ -88,10 +88,13 @@ def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_path: Pat
             async with client_of(brokers) as client, client.consumer(GROUP, TOPIC, start="first") as consumer:
                 read = set[int]()
                 reading = asyncio.create_task(receive_all(consumer, 300, read))
-                await send(client, range(100))
+                first = await client.send(TOPIC, "0", keys="first")
+                await send(client, range(1, 100))
                 brokers.master.kill()
                 await send(client, range(100, 300))
                 await reading
+                assert (await client.view_message(first.offset_msg_id)).body == b"0", "who stored it is gone"
+                assert [message.body for message in await client.query_messages(TOPIC, "first")] == [b"0"]
 
                 async def is_known() -> bool:
                     end = len([None async for _ in client.reader(TOPIC)])
