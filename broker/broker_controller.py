@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from access.guard import SignatureGuard
 from access.wiring import make_guard, make_server
 from broker.archiving.archive import AnyArchive, open_archive
-from broker.archiving.deletion import GroupDeletion, TopicDeletion
+from broker.archiving.deletion import DoomedQueues, GroupDeletion, TopicDeletion
 from broker.archiving.local_side import LocalSide
-from broker.archiving.pins import Pins, WaitingMessages
+from broker.archiving.pins import Pins, SetPins, WaitingMessages
 from broker.archiving.restore import Restore, refuse_unfinished
 from broker.archiving.state import Tables
 from broker.broker_stats import BrokerStats
@@ -30,7 +30,7 @@ from broker.clients.rebalance_lock import RebalanceLock
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
 from broker.ha.plain_slave import PlainSlave, refuse_slaves
-from broker.ha.replicas_manager import TICK_S, ReplicasManager
+from broker.ha.replicas_manager import TICK_S, HandOverRefused, ReplicasManager
 from broker.ha.settings import is_slave, settings_of
 from broker.intake.disk_mark import DiskMark, used_ratio
 from broker.intake.express_lane import ExpressSend
@@ -44,7 +44,7 @@ from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.machine import Machine
-from broker.membership import Membership, NoPins, SlavePins, plain_slave
+from broker.membership import Membership, NoPins, plain_slave
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import SlaveSynchronize
@@ -136,8 +136,8 @@ _VIP_OFFSET = 2
 
 # What each step of a stop may take; together, where one hangs, less than the 120 s that conf/neve-broker.service gives.
 _STOP_S = {
-    "name servers": 15.0, "archive": 45.0, "broker set": 5.0, "tables": 10.0, "flush": 10.0, "connections": 5.0,
-    "tasks": 10.0, "last state": 15.0, "pages": 5.0, "reads": 5.0, "flusher": 10.0, "store": 30.0,
+    "hand over": 3.0, "name servers": 15.0, "archive": 45.0, "broker set": 5.0, "tables": 10.0, "flush": 10.0,
+    "connections": 5.0, "tasks": 10.0, "last state": 15.0, "pages": 5.0, "reads": 5.0, "flusher": 10.0, "store": 30.0,
 }  # fmt: skip
 
 
@@ -275,8 +275,16 @@ class BrokerController:
 
     def _make_tables(self, directory: Path) -> None:
         config, clock, disk, threads = self.config, self.clock, self._disk, self._threads
+        sync_log = self._sync_positions
+        sync_tables = None if self.membership is None else sync_log
         self.topics = TopicConfigManager(
-            disk, directory / "topics.json", clock, lambda: config.max_topics, threads=threads, journal=self.journal
+            disk,
+            directory / "topics.json",
+            clock,
+            lambda: config.max_topics,
+            threads=threads,
+            journal=self.journal,
+            sync_log=sync_tables,
         )
         self.groups = SubscriptionGroupManager(
             disk,
@@ -286,10 +294,10 @@ class BrokerController:
             auto_create=lambda: config.auto_create_subscription_group,
             threads=threads,
             journal=self.journal,
+            sync_log=sync_tables,
         )
-        sync_log = self._sync_positions
         self.offsets = ConsumerOffsetManager(disk, directory / "consumerOffset.json", sync_log, threads, self.journal)
-        self.modes = RequestModes(disk, directory / "messageRequestMode.json", threads, self.journal)
+        self.modes = RequestModes(disk, directory / "messageRequestMode.json", threads, self.journal, sync_tables)
         self.retry_names = RetryNames(
             self.topics.topics, self.groups.groups, self.offsets.stands, lambda: config.enable_retry_topic_v2
         )
@@ -470,8 +478,11 @@ class BrokerController:
         """The archive itself is settled by the start, once the log is recovered."""
         config, clock = self.config, self.clock
         pins = pins or WaitingMessages(self.schedule, self.timers, self.transactions, self.pops, self.metadata)
+        self._set_pins: SetPins | None = None
+        self._doomed: DoomedQueues | None = None
         if self.membership is not None:
-            pins = SlavePins(self.store, pins)
+            pins = self._set_pins = SetPins(self.store, pins)
+            self._doomed = DoomedQueues(self.store)
         elif is_slave(config):
             pins = NoPins()
         self._local_side = LocalSide(
@@ -497,6 +508,7 @@ class BrokerController:
             pops=self.pops,
             arriving=self.arriving,
             registration=self.registration,
+            doomed=self._doomed,
         )
 
     def _make_replicas(self) -> None:
@@ -504,11 +516,12 @@ class BrokerController:
         self.replicas: ReplicasManager | None = None
         #: Follows an Apache master that has no controller; None: this broker does not.
         self.plain_slave: PlainSlave | None = None
-        membership, transfer = self.membership, self.group_transfer
+        membership, transfer, doomed = self.membership, self.group_transfer, self._doomed
         self.synchronize = SlaveSynchronize(
             self.metadata,
             MasterApi(self.config),
             confirmed=lambda: self.store.confirmed_offset,
+            on_frontier=self._frontier_told,
             on_unreadable=self._can_not_follow,
         )
         if is_slave(self.config):
@@ -523,7 +536,7 @@ class BrokerController:
                 sync_log=self.flusher.flush_now,
             )
             self.name_servers.on_master = self.plain_slave.master_is
-        if membership is None or transfer is None:
+        if membership is None or transfer is None or doomed is None:
             return
         books = ChangeOfRole(
             self.store,
@@ -534,9 +547,11 @@ class BrokerController:
             pops=self.pops,
             timers=self.timers,
             transactions=self.transactions,
+            doomed=doomed,
             registration=self.registration,
             go_on=lambda: self.archive.go_on(),  # noqa: PLW0108 - settled by the start
         )
+        self.change_of_role = books
         self.replicas = membership.manager(
             self.role,
             books,
@@ -739,7 +754,9 @@ class BrokerController:
                 config.broker_name, self.clients, self.tiered, topics=self.topics, groups=self.groups
             ),
             inspect=AdminInspectProcessor(self.store, self.topics, self.clients, self.stats),
-            polls=SlavePollsProcessor(self.metadata, topics, offsets, self.guard, self._leads_in),
+            polls=SlavePollsProcessor(
+                self.metadata, topics, offsets, self.guard, leads_in=self._leads_in, frontier=self._frontier
+            ),
             broker_set=BrokerSetProcessor(
                 self.store,
                 self.replicas,
@@ -751,6 +768,13 @@ class BrokerController:
 
     def _leads_in(self) -> int | None:
         return None if self.replicas is None else self.replicas.leads_in
+
+    def _frontier_told(self, frontier: int) -> None:
+        if self._set_pins is not None:
+            self._set_pins.told(frontier)
+
+    def _frontier(self) -> int:
+        return 0 if self._set_pins is None else self._set_pins.frontier()
 
     # ---- start
 
@@ -815,8 +839,8 @@ class BrokerController:
 
     def _load_tables(self) -> None:
         tables = (self.topics, self.groups, self.offsets, self.schedule, self.modes)
-        # What waits in an Apache master's log is in RocketMQ's own form, and the master's.
-        waiting = () if self.plain_slave is not None else (self.timers, self.transactions)
+        # What waits in an Apache master's log is in RocketMQ's own form, and the master's; a set's is its master's.
+        waiting = (self.timers, self.transactions) if self.plain_slave is None and self.replicas is None else ()
         load_all((*tables, self.metadata, *waiting))
         add_system_tables(self.config, self.topics, self.groups)
 
@@ -828,8 +852,11 @@ class BrokerController:
 
     async def _settle_positions(self) -> None:
         """What follows from log and archive together: no position is above its queue's end; then what is popped."""
-        if self.replicas is not None or self.plain_slave is not None:
-            return  # when it is master: until then its books stand still, and its log may be confirmed further
+        if self.replicas is not None:  # until it is master its log may be confirmed further, and no group is clipped
+            load_all((self.pops,))
+            return
+        if self.plain_slave is not None:
+            return
         for line in self.offsets.clip(self.store.max_offset):
             log.warning("group offset above the end of its queue: %s", line)
         load_all((self.pops,))
@@ -855,6 +882,16 @@ class BrokerController:
         await self.server.shutdown()
         await self._admin.shutdown()
 
+    async def _hand_over(self) -> None:
+        """Who takes over has all of it then, and nobody waits for a time-out."""
+        assert self.replicas is not None
+        if not self.replicas.leads:
+            return
+        try:
+            await self.replicas.hand_over()
+        except HandOverRefused as error:
+            log.info("the set elects another master when this one is gone: %s", error)
+
     async def _leave_set(self) -> None:
         if self.replicas is not None:
             await self.replicas.shutdown()
@@ -868,7 +905,7 @@ class BrokerController:
 
     def _register_pages(self) -> None:
         metrics, archive = self.metrics, self.archive
-        conditions = Conditions(self.clock, self.life, archive)
+        conditions = Conditions(self.clock, self.life, archive, self.replicas)
         pages = AdminPages(
             self.config,
             self.life,
@@ -877,6 +914,7 @@ class BrokerController:
             topic_metrics=self.topic_metrics,
             health=self.health,
             conditions=conditions,
+            replicas=self.replicas,
         )
         register_pages(self._admin, pages)
         broker_metrics.register_traffic(metrics, self.totals, self.intake, self.stats)
@@ -885,6 +923,7 @@ class BrokerController:
         broker_metrics.register_clients(metrics, self.clients, self.locks, self.hold, self.name_servers)
         broker_metrics.register_store(metrics, self.store, self.flusher, self.topics, self._used_ratio)
         broker_metrics.register_replication(metrics, self.group_transfer)
+        broker_metrics.register_set(metrics, self.role, self.replicas)
         self.tiered.register_metrics(metrics)
         broker_metrics.register_tasks(metrics, self.health, self.faults, archive)
         broker_metrics.register_archive(metrics, archive, conditions)
@@ -904,6 +943,7 @@ class BrokerController:
             self._supervisor.keep("broker-set", self.replicas.run)
             self._supervisor.keep("synchronize", self.synchronize.run)
             every("broker-set-tick", TICK_S, self.replicas.tick, first_s=0.0)
+            every("follow-pops", _TICK, self.change_of_role.follow_pops)
         if self.plain_slave is not None:
             self._supervisor.keep("follow-master", self.plain_slave.run)
             self._supervisor.keep("synchronize", self.synchronize.run)
@@ -951,11 +991,12 @@ class BrokerController:
         """A step that fails or hangs keeps back no other."""
         run, synced, alone = self._threads.run, frozenset({_SYNC_FAILED}), frozenset({_LEFT_BEHIND})
         return (
+            *([] if self.replicas is None else [StopStep("hand over", self._hand_over)]),
             StopStep("name servers", self.registration.take_back),
             StopStep("archive", self.archive.shutdown),
-            *([] if self.replicas is None else [StopStep("broker set", self._leave_set)]),
             StopStep("tables", self.persistence.run, synced),
             StopStep("flush", self.flusher.flush_now, synced),
+            *([] if self.replicas is None else [StopStep("broker set", self._leave_set)]),
             StopStep("connections", self.server.shutdown),
             StopStep("tasks", self._supervisor.stop),
             StopStep("last state", self.archive.write_last_state, synced | alone),

@@ -1,29 +1,36 @@
 """What a change of role is for what the broker keeps besides its log (`broker.ha.replicas_manager`: Books).
 
               the log                          tables                        what waits, what is popped
-slave         takes its master's bytes alone   follow the log; where         lies in the log; the books stand still
-                                               groups stand is polled
-to master     confirmed to its end, then       followed to its end, no       read again, as at a start
+slave         takes its master's bytes alone   follow the log; where         lies in the log; the pops' book
+                                               groups stand is polled        follows it, the others are empty
+to master     confirmed to its end, then       followed to its end, no       read, as at a start
               open for own records             group above a queue's end
-to slave      closed for own records, at once  as the new master says        nothing is brought on its way
+to slave      closed for own records, at once  as the log is confirmed       forgotten
 
 To master is one turn of the loop: nobody finds it half done.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
+from broker.archiving.deletion import DoomedQueues
 from broker.clients.registration import Registration
 from broker.ha.reign import Reign
-from broker.loading import Loaded, load_all
+from broker.loading import load_all
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
+from broker.pop.pop_book import PopBook
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
+from broker.waiting.half_messages import HalfMessages
+from broker.waiting.timer_message import TimerMessages
 
 log = logging.getLogger(__name__)
+
+_EVENTS_AT_ONCE = 500
 
 
 class ChangeOfRole:
@@ -37,9 +44,10 @@ class ChangeOfRole:
         metadata: MetadataLog,
         synchronize: SlaveSynchronize,
         topics: TopicConfigManager,
-        pops: Loaded,
-        timers: Loaded,
-        transactions: Loaded,
+        pops: PopBook,
+        timers: TimerMessages,
+        transactions: HalfMessages,
+        doomed: DoomedQueues,
         registration: Registration,
         go_on: Callable[[], None],
     ) -> None:
@@ -47,7 +55,7 @@ class ChangeOfRole:
         self._store, self._reign = store, reign
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
-        self._registration, self._go_on = registration, go_on
+        self._doomed, self._registration, self._go_on = doomed, registration, go_on
 
     def lead(self, epoch: int) -> None:
         """All of the log is confirmed: it takes this broker's own records from now on, of this epoch.
@@ -62,7 +70,8 @@ class ChangeOfRole:
         try:
             self._go_on()
             # First: where a crash tore the end of a transaction from its mark, that is appended before all else.
-            load_all((self._transactions, self._timers, self._pops))
+            load_all((self._transactions, self._timers))
+            self._pops.lead()
             for line in self._metadata.lead():
                 log.warning("group offset above the end of its queue: %s", line)
             self._topics.lead(epoch)
@@ -75,9 +84,27 @@ class ChangeOfRole:
         self._reign.leads = False
         self._store.follow()
 
+    def retreat(self) -> None:
+        """What the books had of it that is not confirmed is nothing. Raises as `lead`."""
+        self._doomed.forget()
+        self._timers.forget()
+        self._transactions.forget()
+        self._metadata.reload()
+        self._pops.load()
+
     def confirmed(self) -> None:
-        """A slave's log shows more."""
-        self._synchronize.advance()
+        """The log shows more: of a master, or of what it follows."""
+        if self._store.is_following:
+            self._synchronize.advance()
+        else:
+            self._doomed.confirmed()
+
+    async def follow_pops(self) -> None:
+        """As a slave, a slice at a time: a master that begins has little left to read."""
+        has_more = True
+        while has_more and self._store.is_following:
+            has_more = self._pops.follow(_EVENTS_AT_ONCE)
+            await asyncio.sleep(0)
 
     def following(self, address: str, epoch: int) -> None:
         """All that is here is of this master's log."""

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 
 from access.guard import inner_credentials
 from broker.archiving.archive import AnyArchive
-from broker.archiving.pins import Pins
 from broker.change_of_role import ChangeOfRole
 from broker.clients.master_api import MasterApi
 from broker.config import BrokerConfig
@@ -184,22 +183,3 @@ class NoPins:
 
     def counts(self) -> dict[str, int]:
         return {}
-
-
-class SlavePins:
-    """Of a member: while it is a slave all of its log stays. Its own books stand still, they don't know what waits."""
-
-    def __init__(self, store: MessageStore, pins: Pins) -> None:
-        self._store, self._pins = store, pins
-
-    def lowest(self) -> int | None:
-        return self._store.min_physical_offset if self._store.is_following else self._pins.lowest()
-
-    def reappend(self, below: int) -> bool:
-        return self._pins.reappend(below)
-
-    async def save(self) -> None:
-        await self._pins.save()
-
-    def counts(self) -> dict[str, int]:
-        return self._pins.counts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from broker.archiving.tombstone import Tombstones
@@ -15,6 +16,39 @@ from broker.tables.retry_names import RetryNames
 from broker.tables.state_file import SyncLog
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
+
+log = logging.getLogger(__name__)
+
+
+class DoomedQueues:
+    """Of topics whose deletion the broker set has not confirmed yet: was it cut off, the topic is as it was.
+
+    What is left here when this broker is master no more, it deletes as a slave, by the log.
+    """
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._topics: dict[str, int] = {}  # topic → the end of the record that deletes it
+
+    def add(self, topic: str) -> None:
+        """Its record is the log's last."""
+        self._topics[topic] = self._store.max_physical_offset
+
+    def confirmed(self) -> None:
+        """More is. Messages of a later life of a topic stay."""
+        store = self._store
+        for topic, end in [item for item in self._topics.items() if item[1] <= store.confirmed_offset]:
+            del self._topics[topic]
+            try:
+                if store.gone_below(topic) < end:
+                    store.delete_topic(topic, below=end)
+            except OSError as error:
+                log.error("the queues of %r can't be deleted, a start does it: %s", topic, error)
+                store.fail(error)
+
+    def forget(self) -> None:
+        """This broker is master no more."""
+        self._topics.clear()
 
 
 class TopicDeletion:
@@ -38,8 +72,10 @@ class TopicDeletion:
         pops: PopBook,
         arriving: MessageArriving,
         registration: Registration,
+        doomed: DoomedQueues | None = None,
     ) -> None:
-        """`tombstones`: the archive's; it is settled after this is made."""
+        """`tombstones`: the archive's; it is settled after this is made. `doomed`: of a member of a broker set."""
+        self._doomed = doomed
         self._store, self._journal, self._sync_log, self._tombstones = store, journal, sync_log, tombstones
         self._topics, self._groups, self._offsets, self._retry_names = topics, groups, offsets, retry_names
         self._pops, self._arriving, self._registration = pops, arriving, registration
@@ -54,7 +90,7 @@ class TopicDeletion:
         named = tombstones.has_named(topic)
         if named:
             await self._record(topic, told)
-        begins_again = not named and tombstones.begin_again(topic)
+        begins_again = self._doomed is None and not named and tombstones.begin_again(topic)
         if not named and not begins_again:  # a round has named it meanwhile
             await self._record(topic, told)
         # no await from begin_again to here: no message may come in between
@@ -79,7 +115,10 @@ class TopicDeletion:
         change = self._topics.deletion(topic, ends, begins_again=begins_again)
         self._journal.record(change)
         try:
-            self._store.delete_topic(topic, begin_again=begins_again)
+            if self._doomed is None:
+                self._store.delete_topic(topic, begin_again=begins_again)
+            else:
+                self._doomed.add(topic)
         except OSError as error:
             self._store.fail(error)
             raise

@@ -44,7 +44,8 @@ class Registration:
             self._wanted.clear()
             try:
                 await self.now()
-                await self._topics.file.save()
+                if self._broker_id is None:  # in a set that may wait for others; what is there the log says as well
+                    await self._topics.file.save()
             except Exception:
                 self._wanted.set()  # for the next try
                 raise

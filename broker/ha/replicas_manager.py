@@ -18,12 +18,12 @@ import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from broker.ha.confirm import Confirm
+from broker.ha.confirm import Confirm, Held
 from broker.ha.controller_calls import Identity, call_of, event_of
 from broker.ha.controllers import Controllers, Sign, Unheard
 from broker.ha.epoch_file import EpochFile, EpochFileDamaged
@@ -48,6 +48,7 @@ from broker.ha.member_events import (
     EndTurn,
     Event,
     Follow,
+    HandOver,
     Heartbeat,
     MetadataSynced,
     RoleTaken,
@@ -78,11 +79,35 @@ from neve.remoting.command import RemotingCommand
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+# The epoch of a log that was written before there was a set: a controller's begin with 1. Nobody but the first master
+# of the set says it of a log: another that stood alone has other bytes there.
+BEFORE_THE_SET = 0
 _RESOLVE_S = 3.0
 _RESOLVE_AGAIN_S = 0.5
 
 _UNKNOWN_TO_CONTROLLERS = frozenset({State.HIDDEN, State.NAMELESS, State.UNREGISTERED})
 _LEADING = frozenset({State.MASTER, State.HANDING_OVER})
+
+
+_MEANINGS = {
+    Held.TOO_FEW: "sends are refused with code 1",
+    Held.AWAY: "sends are answered FLUSH_SLAVE_TIMEOUT, until it comes back or leaves the SyncStateSet",
+    Held.SILENT: "sends are answered FLUSH_SLAVE_TIMEOUT, until it reports or leaves the SyncStateSet",
+    Held.CUT_OFF: "sends are answered FLUSH_SLAVE_TIMEOUT: another may be master",
+}
+
+
+class Trouble(NamedTuple):
+    """One thing that a member can't do now: since when (ms), why, and what it means for its users."""
+
+    name: str
+    since_ms: int
+    why: str
+    means: str
+
+
+class HandOverRefused(Exception):
+    """Another member does not lead now; why."""
 
 
 class Books(Protocol):
@@ -97,8 +122,14 @@ class Books(Protocol):
     def follow(self) -> None:
         """From this instant on the log takes nothing of its own."""
 
+    def retreat(self) -> None:
+        """What the books have that is not confirmed is nothing: soon after `follow`, before a master is followed.
+
+        Raises as `lead`, and is tried again.
+        """
+
     def confirmed(self) -> None:
-        """Readers, and who follows the log, see more of it than before. Of a slave."""
+        """Readers, and who follows the log, see more of it than before."""
 
     def following(self, address: str, epoch: int) -> None:
         """All that is here is of this master's log."""
@@ -138,6 +169,10 @@ class _Lead(msgspec.Struct, frozen=True):
     """All that was here at the election is confirmed."""
 
     confirming: Confirm
+
+
+class _Retreat(msgspec.Struct, frozen=True):
+    """This member led the log, and does no more."""
 
 
 class ReplicasManager:
@@ -185,8 +220,8 @@ class ReplicasManager:
         self._sync_log, self._sign, self._tls, self._threads = sync_log, sign, tls, threads
         self._epoch_file = EpochFile(disk, member_file.directory)
         self._epochs = EpochCache()
-        self._actions: deque[Action | _Lead] = deque()
-        self._work = asyncio.Event()
+        self._actions: deque[Action | _Lead | _Retreat] = deque()
+        self._work, self._changed = asyncio.Event(), asyncio.Event()
         self._is_stopped = False
         self._is_copy = False
         self._confirming: Confirm | None = None  # the member's, from its election to its end
@@ -198,6 +233,8 @@ class ReplicasManager:
         self._cut_waits: asyncio.Future[None] | None = None
         self._resolving = ""  # why the master's HA port is not known
         self.end_at_start = 0
+        self._state_since_ms = clock.now_ms()
+        self.cuts = 0  # of the own log, that kept something in `diverged/`
         self.told = ""  # to the operator, last
         self.asked: Counter[str] = Counter()  # of controllers, by what
         self.unanswered = 0
@@ -300,6 +337,57 @@ class ReplicasManager:
             return 0
         return None if self._role.current is Role.FENCED else self.member.broker_id
 
+    def troubles(self) -> list[Trouble]:
+        """What keeps this member from what it is for; since when (ms, 0: not known), why, what it means for users."""
+        member, found = self.member, list[Trouble]()
+        state, since = member.state, self._state_since_ms
+        if state is State.REFUSED:
+            why = self.told or "it must not go on by itself"
+            found.append(Trouble("broker set: an operator is needed", since, why, "this member serves nobody"))
+        elif self._role.current is Role.FENCED:
+            unheard = "; ".join(f"{address}: {why}" for address, why in sorted(self._controllers.troubles.items()))
+            means = "this member serves nobody until a controller has told it its role"
+            found.append(Trouble("broker set: no role", since, unheard or f"it is {state.value}", means))
+        elif state is State.SLAVE and not self._is_attached:
+            fault = self._client.trouble if self._client is not None else None
+            why = fault.text if fault is not None else self._resolving or "the master can't be reached"
+            found.append(Trouble("broker set: follows nobody", 0, why, "what the set takes is not copied here"))
+        elif (confirming := self._confirming) is not None:
+            held, who = confirming.held(self._clock.monotonic())
+            if held in _MEANINGS:
+                why = f"{held.value} (member {who})" if who else held.value
+                found.append(Trouble("broker set: not confirmed", 0, why, _MEANINGS[held]))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        member, end = self.member, self._store.max_physical_offset
+        view, confirming = member.view, self._confirming
+        slaves = (
+            {} if confirming is None else {each: confirming.end_of(each) for each in sorted(self._ha_service.slaves)}
+        )
+        return {
+            "member": member.broker_id,
+            "state": member.state.value,
+            "role": self._role.current.name.lower().replace("_", " "),
+            "master": view.master,
+            "masterAddress": view.master_address,
+            "masterEpoch": view.master_epoch,
+            "syncStateSet": sorted(view.sync_state_set),
+            "syncStateSetEpoch": view.sync_state_set_epoch,
+            "end": end,
+            "confirmed": member.confirm,
+            "slaves": slaves,
+            "epochs": self._epochs.entries(),
+            "controllers": self._controllers.connected,
+            "troubles": [trouble._asdict() for trouble in self.troubles()],
+        }
+
+    @property
+    def unconfirmed(self) -> int:
+        """Bytes of the own log."""
+        return self._store.max_physical_offset - min(self.member.confirm, self._store.max_physical_offset)
+
     # ---- events
 
     def tick(self) -> None:
@@ -314,6 +402,29 @@ class ReplicasManager:
         """What the log says can't be applied here: this member must not become master."""
         self.happens(Disowned(why))
 
+    async def hand_over(self, target: int | None = None) -> int:
+        """Have another member lead, one that is in sync: the one that has most, where none is named. Its id.
+
+        Nothing is appended until that is decided. Raises HandOverRefused; then this member leads on, if it did.
+        """
+        confirming = self._confirming
+        if confirming is None or not self._leads:
+            raise HandOverRefused("this member is not the master")
+        in_sync = [member for member in self._ha_service.slaves if confirming.in_sync(member)]
+        if target is None:
+            target = max(in_sync, key=lambda member: (confirming.end_of(member), -member), default=0)
+        if target not in in_sync:
+            raise HandOverRefused(f"{target} does not follow in sync" if target else "no member follows in sync")
+        self.tick()  # so that it is known where the log ends now: from this turn on nothing is appended
+        self.happens(HandOver(target))
+        while self._confirming is confirming and self.member.state is State.HANDING_OVER:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._confirming is confirming:
+            raise HandOverRefused(f"{target} did not get all of it in time, or no controller has answered")
+        log.info("handed over to member %d", target)
+        return target
+
     def happens(self, event: Event) -> None:
         """Tell the member; what comes of it is done soon, but that it is master no more: that is so at once."""
         if self._is_stopped:
@@ -322,6 +433,8 @@ class ReplicasManager:
         before, state, was_in_sync = member.confirm, member.state, member.is_in_sync
         actions = member.happens(event, self._clock.monotonic())
         if member.state is not state:
+            self._changed.set()
+            self._state_since_ms = self._clock.now_ms()
             log.info("member %d is %s, by epoch %d.%d", member.broker_id, member.state.value, *member.role.pair)
             if member.state is State.TURNING_MASTER:
                 self._was_in_sync = was_in_sync
@@ -365,6 +478,7 @@ class ReplicasManager:
         if self._leads:
             self._leads = False
             self._books.follow()
+            self._actions.append(_Retreat())
 
     def _lead_when_confirmed(self) -> None:
         reigning = self._confirming
@@ -379,6 +493,7 @@ class ReplicasManager:
     def confirmed(self, offset: int) -> None:
         """All that are in sync have what lies below."""
         self._store.confirm(offset)
+        self._books.confirmed()  # before those are answered who wait for it
         self._on_confirmed()
         self._lead_when_confirmed()
 
@@ -400,7 +515,7 @@ class ReplicasManager:
             self._work.clear()
             await self._work.wait()
 
-    async def _carry_out(self, action: Action | _Lead) -> None:
+    async def _carry_out(self, action: Action | _Lead | _Retreat) -> None:
         match action:
             case Save(saved=saved):
                 await self._threads.run(self._file.save, saved)
@@ -413,7 +528,7 @@ class ReplicasManager:
             case _:
                 self._at_once(action)
 
-    def _at_once(self, action: Action | _Lead) -> None:
+    def _at_once(self, action: Action | _Lead | _Retreat) -> None:
         match action:
             case Answer():
                 self._stop_acknowledging()
@@ -434,19 +549,28 @@ class ReplicasManager:
                 log.error("this member of the broker set needs an operator: %s", reason)
             case _Lead(confirming=confirming):
                 self._lead(confirming)
+            case _Retreat():
+                self._books.retreat()
             case _:
                 self._ask_soon(action)
 
-    def _ask_soon(self, action: Action | _Lead) -> None:
+    def _ask_soon(self, action: Action | _Lead | _Retreat) -> None:
         assert isinstance(action, Ask)
         self._spawn("ask-controller", partial(self._ask, action))
 
     async def _begin_epoch(self, epoch: int) -> None:
         """Written down before its first byte."""
-        wanted = EpochCache(self._epochs.entries())
-        wanted.assign(epoch, self._store.max_physical_offset)
+        store = self._store
+        first, end = store.min_physical_offset, store.max_physical_offset
+        entries = self._epochs.entries()
+        if not entries and first < end:
+            entries = ((BEFORE_THE_SET, first),)  # a broker that stood alone, and is the first of a set now
+        wanted = EpochCache(entries)
+        wanted.assign(epoch, end)
         await self._threads.run(self._epoch_file.save, wanted.entries())
-        self._epochs.assign(epoch, self._store.max_physical_offset)
+        for entry in wanted.entries():
+            if entry[0] > self._epochs.last_epoch:
+                self._epochs.assign(*entry)
 
     def _end_turn(self, epoch: int) -> None:
         self.happens(RoleTaken(epoch, self._store.max_physical_offset))
@@ -601,6 +725,7 @@ class ReplicasManager:
                 waiter.set_exception(error)
             return
         if kept is not None:
+            self.cuts += 1
             log.warning("what this broker had alone is in %s", kept)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

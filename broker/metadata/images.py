@@ -8,6 +8,8 @@ logEnd     physical: an image is installed once the slave's own log is confirmed
            that nobody may ever have
 position   of the metadata log: what lies below it is in the image, what follows is applied on top
 ended      topic → queue → where it goes on, should the topic come again: none of its offsets is given twice
+frontier   physical: what lies below is needed by nothing that waits, is popped or changed, at `logEnd`: a slave that is
+           confirmed so far may evict it
 offsets    topic@group → queue → next offset; resets: the same, of what running consumers were not told yet
 """
 
@@ -59,6 +61,7 @@ class OffsetsImage(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     position: int
     offsets: Positions
     resets: Positions
+    frontier: int = 0
 
 
 class _Image(Protocol):

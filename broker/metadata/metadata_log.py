@@ -70,6 +70,9 @@ class Modes(Table, Protocol):
 
     file: StateFile
 
+    def load(self) -> None:
+        """As the file has it."""
+
     def image(self) -> ModesImage:
         """All of them, as `install` takes them."""
 
@@ -95,6 +98,9 @@ class Users(Protocol):
 
 class Delays(Protocol):
     """How far delayed messages are delivered."""
+
+    def load(self) -> None:
+        """As the log said last, or the file where that is silent."""
 
     def positions(self) -> dict[int, int]:
         """Level → the next one, as `install` takes them."""
@@ -163,6 +169,17 @@ class MetadataLog:
             if file.log_offset is None or file.log_offset > end:
                 # it speaks of changes that a power cut took: what comes in their places is not in it
                 file.save_now()
+
+    def reload(self) -> None:
+        """A master that is one no more: what its log has unconfirmed may be cut off, and has changed nothing then.
+
+        The files have nothing of that. Raises as `load`.
+        """
+        for table in (self._topics, self._groups, self._offsets, self._modes, self._delays):
+            table.load()
+        self.load()
+        self._gone.clear()  # the book is read anew, and follows the log
+        self._delays_followed = -1
 
     def settle(self) -> None:
         """Once the book of pops is read, too: what is gone is gone there, and where the book has put it back."""

@@ -89,12 +89,16 @@ class SlaveSynchronize:
         *,
         confirmed: Callable[[], int],
         on_unreadable: Callable[[str], None],
+        on_frontier: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`confirmed`: the own log is confirmed, and shown, so far.
+
+        `on_frontier` is told what nothing needs any more below, as the master's image says it.
 
         `on_unreadable` is told why the log can't be followed: this slave has to stop following its master.
         """
         self._tables, self._api, self._confirmed, self._on_unreadable = tables, master, confirmed, on_unreadable
+        self._on_frontier = on_frontier
         self._master: Master | None = None
         self._images, self._offsets = Polled[MetadataImage](), Polled[OffsetsImage]()
         self._stock = Polled[StockImage]()
@@ -222,6 +226,7 @@ class SlaveSynchronize:
         offsets = self._offsets.install_when(confirmed)
         if offsets is not None:
             self._tables.install_offsets(offsets)
+            self._on_frontier(offsets.frontier)
             self.installed += 1
 
     def _follow_stock(self) -> None:

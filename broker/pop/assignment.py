@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.tables.changes import Change, ModePut
 from broker.tables.journal import NO_JOURNAL, Journal
-from broker.tables.state_file import StateFile
+from broker.tables.state_file import StateFile, SyncLog
 from infra.disk import Disk
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.remoting.body import MessageQueue
@@ -50,16 +50,26 @@ class RequestModes:
     """Pull or pop, for each topic and group; groups that were never set pull."""
 
     def __init__(
-        self, disk: Disk, path: Path, threads: Threads = SYSTEM_THREADS, journal: Journal = NO_JOURNAL
+        self,
+        disk: Disk,
+        path: Path,
+        threads: Threads = SYSTEM_THREADS,
+        journal: Journal = NO_JOURNAL,
+        sync_log: SyncLog | None = None,
     ) -> None:
         self._modes: dict[str, dict[str, dict[str, Any]]] = {}
         self._journal = journal
         self.file = StateFile(
-            disk, path, lambda: {"messageRequestModeMap": dict(self._modes)}, threads=threads, journal=journal
+            disk,
+            path,
+            lambda: {"messageRequestModeMap": dict(self._modes)},
+            sync_log=sync_log,
+            threads=threads,
+            journal=journal,
         )
 
     def load(self) -> None:
-        self._modes |= self.file.load(messageRequestModeMap=_SHAPE).get("messageRequestModeMap", {})
+        self._modes = self.file.load(messageRequestModeMap=_SHAPE).get("messageRequestModeMap", {})
 
     def set(self, topic: str, group: str, mode: str, neighbours: int) -> None:
         """Raises BrokerError where the log takes nothing now, and nothing has changed then."""

@@ -67,6 +67,7 @@ class PopBook:
         self._due: list[tuple[int, Key, int]] = []
         self._image: Mapping[str, Any] = {}
         self._log_start = 0
+        self._followed = 0  # of a slave: the book has all below this offset of the log
         self._changed = False
         # The log refused a record that the next image has to say.
         self._unlogged = False
@@ -77,24 +78,46 @@ class PopBook:
     def load(self) -> None:
         """The last image and the log behind it, cut to what the recovered log still holds.
 
-        At a start, and where a slave becomes master: what was in the book is nothing then.
+        At a start, and where a master becomes a slave: what was in the book is nothing then.
         """
         self.queues.clear()
         self._due.clear()
+        self._changed = self._unlogged = False
         value = self.file.load()
         for row in value.get("queues", ()):
             self._load_queue(*row)
         end = self._store.max_offset(self._topic, _LOG_QUEUE)
-        self._log_start = min(int(value.get("logOffset", 0)), end)
-        for event in self._events(self._log_start):
-            self._apply(event)
-        for queue in self.queues.values():
-            self._clip(queue)
-            self._commit(queue)
+        self._log_start = self._followed = min(int(value.get("logOffset", 0)), end)
+        if self._store.is_following:
+            return  # `follow` goes on
+        self._lead()
         if self.queues or value:
             log_start = self._capture()
             self.file.save_now()
             self._log_start = log_start
+
+    def follow(self, at_most: int) -> bool:
+        """What the log has behind that, of a slave; False: that is all by now."""
+        for event, following in self._events(self._followed):
+            self._apply(event)
+            self._followed = following
+            at_most -= 1
+            if at_most <= 0:
+                return True
+        return False
+
+    def lead(self) -> None:
+        """All of the log is this broker's own from now on."""
+        self._lead()
+        self._changed = True
+
+    def _lead(self) -> None:
+        for event, following in self._events(self._followed):
+            self._apply(event)
+            self._followed = following
+        for queue in self.queues.values():
+            self._clip(queue)
+            self._commit(queue)
 
     def _load_queue(  # noqa: PLR0917
         self,
@@ -114,7 +137,8 @@ class PopBook:
         attempt, offsets, counts = batch
         queue.batch = Batch(attempt, offsets, {o: count for o, count in zip(offsets, counts, strict=True) if count})
 
-    def _events(self, start: int) -> Iterator[Event]:
+    def _events(self, start: int) -> Iterator[tuple[Event, int]]:
+        """With the offset behind each."""
         offset = start
         while True:
             got = self._store.get(self._topic, _LOG_QUEUE, offset, _BATCH, _BATCH_BYTES)
@@ -123,7 +147,7 @@ class PopBook:
             for buffer in got.buffers:
                 for record in iter_records(buffer):
                     try:
-                        yield decode_event(record.body)
+                        yield decode_event(record.body), record.queue_offset + 1
                     except msgspec.DecodeError as error:
                         log.error("revive log at %d: %s", record.queue_offset, error)
             offset = got.next_offset
@@ -137,8 +161,8 @@ class PopBook:
 
     @property
     def dirty(self) -> bool:
-        """Not a slave's: its book stands still, and an image of it would pass over what the log has said since."""
-        return (self._changed or self.file.dirty) and not self._store.is_following
+        """Whether the image on the disk is behind."""
+        return self._changed or self.file.dirty
 
     async def save(self) -> None:
         """A new image on the disk; only then is the log below it not needed any more."""
@@ -149,7 +173,8 @@ class PopBook:
     def _capture(self) -> int:
         """Take the image that the file writes next; returns the offset of the revive log from which it is continued."""
         # the image has what is applied, also what no sync has confirmed yet: told again it would undo what came after
-        log_start = self._store.next_offset(self._topic, _LOG_QUEUE)
+        store = self._store
+        log_start = self._followed if store.is_following else store.next_offset(self._topic, _LOG_QUEUE)
         self._image = {
             "logOffset": log_start,
             "queues": [_row(queue) for queue in self.queues.values()],

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from access.guard import Guard
 from broker.metadata.images import MetadataImage, OffsetsImage, deflated
 from broker.metadata.metadata_log import MetadataLog
@@ -32,11 +34,16 @@ class SlavePollsProcessor:
         topics: AdminTopicsProcessor,
         offsets: AdminOffsetsProcessor,
         guard: Guard,
+        *,
         leads_in: Callable[[], int | None],
+        frontier: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`leads_in`: the epoch in which this broker is its set's master; None where it is not."""
+        """`leads_in`: the epoch in which this broker is its set's master; None where it is not.
+
+        `frontier`: what nothing needs any more below.
+        """
         self._metadata, self._topics, self._offsets, self._guard = metadata, topics, offsets, guard
-        self._leads_in = leads_in
+        self._leads_in, self._frontier = leads_in, frontier
 
     async def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """21: with `masterEpoch` all tables."""
@@ -53,7 +60,7 @@ class SlavePollsProcessor:
         self._require_epoch(request)
         image = await in_turns(self._metadata.offsets_image())
         self._require_epoch(request)  # its turns may have been another's
-        return await self._answer(request, image)
+        return await self._answer(request, msgspec.structs.replace(image, frontier=self._frontier()))
 
     def _require_epoch(self, request: RemotingCommand) -> None:
         wanted, epoch = require_int(request.ext, MASTER_EPOCH), self._leads_in()

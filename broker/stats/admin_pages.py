@@ -13,6 +13,7 @@ import msgspec
 
 from broker.archiving.archive import AnyArchive
 from broker.config import BrokerConfig
+from broker.ha.replicas_manager import HandOverRefused, ReplicasManager
 from broker.life import BrokerLife
 from broker.stats.conditions import Condition, Conditions
 from broker.stats.health import Health
@@ -28,6 +29,7 @@ from neve.archive.keys import journal_key
 R = TypeVar("R")
 
 _PAGE = 10_000
+_HAND_OVER_S = 10.0
 # What runs in threads has its own: it may wait for the store, and tables are written by asyncio's.
 _THREADS = 8
 _CHEAP = 2
@@ -65,7 +67,9 @@ class AdminPages:
         topic_metrics: TopicMetrics,
         health: Health,
         conditions: Conditions,
+        replicas: ReplicasManager | None = None,
     ) -> None:
+        self._replicas = replicas
         self._config, self._life, self._archive = config, life, archive
         self._metrics, self._topic_metrics, self._health, self._conditions = metrics, topic_metrics, health, conditions
         self._pool = ThreadPoolExecutor(_THREADS, "admin")
@@ -239,6 +243,28 @@ class AdminPages:
         before = await self._in_thread(self._archive.safe_clock.confirm)
         return json_response({"event": "confirmed", "before": msgspec.to_builtins(before)})
 
+    async def broker_set(self, request: Request) -> Response:
+        """What this member knows of its set."""
+        if self._replicas is None:
+            return Response(409, b"this broker is in no set: replication=none\n")
+        return json_response(self._replicas.status())
+
+    async def hand_over(self, request: Request) -> Response:
+        """Another member shall lead: `to` names it, or the one does that has most."""
+        text = request.query.get("to", "")
+        if text and not text.isdecimal():
+            return Response(400, b"to is the number of a member\n")
+        if self._replicas is None:
+            return Response(409, b"this broker is in no set: replication=none\n")
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                target = await self._replicas.hand_over(int(text) if text else None)
+        except HandOverRefused as error:
+            return Response(409, f"{error}\n".encode())
+        except TimeoutError:
+            return Response(504, b"no controller says who is master now; until one does nothing is taken here\n")
+        return json_response({"event": "handed over", "to": target})
+
     async def run_job(self, request: Request) -> Response:
         name = request.path.removeprefix("/jobs/").removesuffix("/run")
         try:
@@ -262,6 +288,8 @@ def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.route("POST", "/archive/sweep", pages.sweep, at_once=1)
     http.route("POST", "/clock/confirm", pages.confirm_clock)
     http.route("POST", "/jobs/", pages.run_job)
+    http.route("GET", "/set", pages.broker_set)
+    http.route("POST", "/set/hand-over", pages.hand_over, at_once=1)
 
 
 def _since(time_ms: int) -> str:

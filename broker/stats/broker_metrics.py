@@ -9,11 +9,13 @@ from broker.broker_stats import BrokerStats
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import ClientManager
 from broker.clients.rebalance_lock import RebalanceLock
+from broker.ha.replicas_manager import ReplicasManager
 from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
 from broker.intake.replication import GroupTransfer
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.pop.revive import PopRevive
+from broker.role import BrokerRole, Role
 from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.totals import Totals
@@ -22,6 +24,8 @@ from broker.tables.topic_config_manager import TopicConfigManager
 from infra.metrics import Metrics
 from infra.remoting_server import RemotingServer
 from infra.supervisor import Faults
+
+_ROLES = {Role.FENCED: 0, Role.SLAVE: 1, Role.SLAVE_IN_SYNC: 2, Role.MASTER: 3}
 
 
 def register_traffic(metrics: Metrics, totals: Totals, intake: Intake, stats: BrokerStats) -> None:
@@ -100,6 +104,30 @@ def register_replication(metrics: Metrics, transfer: GroupTransfer | None) -> No
         "answers that the broker set had not confirmed within slaveTimeout",
         lambda: transfer.timeouts if transfer else 0,
     )
+
+
+def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager | None) -> None:
+    """Of a broker in no set: a master without slaves."""
+    counter, gauge = metrics.counter, metrics.gauge
+
+    def of_set(take: Callable[[ReplicasManager], float]) -> Callable[[], float]:
+        return lambda: take(replicas) if replicas is not None else 0
+
+    gauge("set_role", "0 none yet, 1 slave, 2 slave in sync, 3 master or in no set", lambda: _ROLES[role.current])
+    gauge("set_epoch", "masters that the broker set has had", of_set(lambda set_: set_.member.view.master_epoch))
+    gauge("set_in_sync", "members in sync, as last heard", of_set(lambda set_: len(set_.member.view.sync_state_set)))
+    gauge("set_slaves", "members that follow this one", of_set(lambda set_: len(set_.ha_service.slaves)))
+    gauge(
+        "set_unconfirmed_bytes", "of the log, not known to be with all in sync", of_set(lambda set_: set_.unconfirmed)
+    )
+    gauge(
+        "set_controllers",
+        "controllers that this broker is connected to",
+        of_set(lambda set_: set_.controllers.connected),
+    )
+    counter("set_switches_total", "changes of this member's role", of_set(lambda set_: set_.switches.total()))
+    counter("set_cuts_total", "ends of the log cut off and kept in diverged/", of_set(lambda set_: set_.cuts))
+    counter("set_refused_total", "slaves turned away", of_set(lambda set_: set_.ha_service.refused.total()))
 
 
 def register_tasks(metrics: Metrics, health: Health, faults: Faults, archive: AnyArchive) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.archiving.archive import AnyArchive
+from broker.ha.replicas_manager import ReplicasManager
 from broker.life import BrokerLife
 from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
@@ -28,8 +29,10 @@ class Condition(NamedTuple):
 class Conditions:
     """Of one broker, once its archive is settled."""
 
-    def __init__(self, clock: Clock, life: BrokerLife, archive: AnyArchive) -> None:
-        self._clock, self._life, self._archive = clock, life, archive
+    def __init__(
+        self, clock: Clock, life: BrokerLife, archive: AnyArchive, replicas: ReplicasManager | None = None
+    ) -> None:
+        self._clock, self._life, self._archive, self._replicas = clock, life, archive, replicas
         self._boot_ms = clock.now_ms()
 
     def now(self) -> list[Condition]:
@@ -40,6 +43,8 @@ class Conditions:
             since = self._ago(self._clock.monotonic() - self._life.refused_since)
             means = "sends are refused with code 14; reads, acks and archiving go on"
             found.append(Condition("disk full", since, why, means))
+        if self._replicas is not None:
+            found += [Condition(*trouble) for trouble in self._replicas.troubles()]
         if archive.journal is not None and archive.journal.fenced:
             means = "nothing is archived, deleted or evicted here; hot messages are served"
             found.append(Condition("archive fenced", 0, "another process has taken it over", means))

@@ -44,6 +44,8 @@ class ConsumerOffsetManager:
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
+        for part in (self._offsets, self._topics, self._groups, self._resets):
+            part.clear()
         self._take(self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {}))
 
     def _snapshot(self) -> Steps[Mapping[str, Any]]:

@@ -58,7 +58,8 @@ class StateFile:
     ) -> None:
         """`journal`: where the table's changes are before they are in it.
 
-        `sync_log` is what a table of positions needs; one that says nothing of the log has none.
+        `sync_log` is what a table of positions needs, one that says nothing of the log has none; and in a broker set
+        every table, whose file must not have what the set may yet lose.
 
         `snapshot` gives dictionaries that nobody changes any more; a row may be written as it is a moment later. It may
         take steps: each row is then captured in one of them, and all of them before the log is synced.
@@ -132,6 +133,7 @@ class StateFile:
         if position is not None and not (type(position) is int and position >= 0):
             raise ValueError(f"{self._path}: damaged: {_LOG_OFFSET} {position!r}")
         self._log_offset = position
+        self._own_first = self._own_end = 0
         try:
             shaped = {
                 name: msgspec.convert(value[name], shape, strict=False, str_keys=True)

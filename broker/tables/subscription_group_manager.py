@@ -10,7 +10,7 @@ import msgspec
 
 from broker.tables.changes import Change, GroupForbidden, GroupGone, GroupPut, row_of
 from broker.tables.journal import NO_JOURNAL, Journal
-from broker.tables.state_file import DataVersion, StateFile
+from broker.tables.state_file import DataVersion, StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk import Disk
 from infra.threads import SYSTEM_THREADS, Threads
@@ -81,6 +81,7 @@ class SubscriptionGroupManager:
         auto_create: Callable[[], bool] = lambda: True,
         threads: Threads = SYSTEM_THREADS,
         journal: Journal = NO_JOURNAL,
+        sync_log: SyncLog | None = None,
     ) -> None:
         """`auto_create`: whether a group that a client names is made with the defaults."""
         self._clock, self._limit, self._auto_create, self._journal = clock, limit, auto_create, journal
@@ -88,9 +89,12 @@ class SubscriptionGroupManager:
         # group → topics it may not read (request 353).
         self._forbidden: dict[str, set[str]] = {}
         self.data_version = DataVersion(clock.now_ms())
-        self.file = StateFile(disk, path, self._snapshot, threads=threads, journal=journal)
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
+        """As the file has it, at a start and where a master becomes a slave: others hold the table itself."""
+        self.groups.clear()
+        self._forbidden.clear()
         value = self.file.load(
             subscriptionGroupTable=dict[str, SubscriptionGroupConfig],
             forbiddenTable=dict[str, dict[str, int]],

@@ -9,7 +9,7 @@ import msgspec
 
 from broker.tables.changes import Change, TopicGone, TopicPut, row_of
 from broker.tables.journal import NO_JOURNAL, Journal
-from broker.tables.state_file import DataVersion, StateFile
+from broker.tables.state_file import DataVersion, StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk import Disk
 from infra.threads import SYSTEM_THREADS, Threads
@@ -55,17 +55,21 @@ class TopicConfigManager:
         *,
         threads: Threads = SYSTEM_THREADS,
         journal: Journal = NO_JOURNAL,
+        sync_log: SyncLog | None = None,
     ) -> None:
         """`limit` is for what clients name; what the broker itself needs, and a restore, is always taken."""
-        self._clock, self._limit, self._journal = clock, limit, journal
+        self._clock, self._limit, self._journal, self._waits_for_set = clock, limit, journal, sync_log is not None
         self.topics: dict[str, TopicConfig] = {}
         self.data_version = DataVersion(clock.now_ms())
         self.system: set[str] = set()
         # New since the file was written, as far as somebody asked: topic → its change.
         self.unsaved: dict[str, int] = {}
-        self.file = StateFile(disk, path, self._snapshot, threads=threads, journal=journal)
+        self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
+        """As the file has it, at a start and where a master becomes a slave: others hold the table itself."""
+        self.topics.clear()
+        self.unsaved.clear()
         value = self.file.load(topicConfigTable=dict[str, TopicConfig], dataVersion=dict[str, int])
         self.topics |= value.get("topicConfigTable", {})
         self.data_version.read(value.get("dataVersion", {}))
@@ -192,9 +196,9 @@ class TopicConfigManager:
         return config
 
     def create_now(self, topic: str, queue_nums: int) -> TopicConfig:
-        """On disk when it returns. It holds the loop: for what a broker does once in its life."""
+        """On disk when it returns, in a set in the log. It holds the loop: for what a broker does once in its life."""
         config = self.create_plain(topic, queue_nums)
-        if not self.is_saved(topic):
+        if not self.is_saved(topic) and not self._waits_for_set:
             self.file.save_now()
         return config
 

@@ -245,10 +245,7 @@ class HalfMessages:
     def load(self) -> None:
         """Read the waiting half messages out of the log, at a start and where a slave becomes master."""
         store = self._store
-        self._pending.clear()
-        self._reappended.clear()
-        self._outcomes.clear()
-        self._unmarked.clear()
+        self.forget()
         half_from, op_from = self._floors()
         ended: set[int] = set()
         checks: dict[int, int] = {}
@@ -279,6 +276,11 @@ class HalfMessages:
         raw = store.newest_record()
         if raw is not None:
             self._end_if_committed(decode_record(raw))
+
+    def forget(self) -> None:
+        """A slave knows of none: they are its master's to bring to their end."""
+        for part in (self._pending, self._reappended, self._outcomes, self._unmarked):
+            part.clear()
 
     def _leave(self, first: int) -> None:
         """What was reappended counts where it came to, though a crash left no mark of that."""

@@ -89,6 +89,8 @@ class ScheduleMessage:
         self.on_delivered: Callable[[], None] = lambda: None
 
     def load(self) -> None:
+        self._offsets.clear()
+        self._unsaid = False
         value = self.file.load(offsetTable=dict[int, int], saidBelow=int)
         self._take(value.get("offsetTable", {}))
         said_below, end = value.get("saidBelow", 0), self._store.max_offset(METADATA_LOG, DELAYS)

@@ -384,7 +384,7 @@ class TimerMessages:
     def load(self) -> None:
         """At a start, and as a slave becomes master, find what waits: the entries that the last mark doesn't cover."""
         store = self._store
-        self._forget()
+        self.forget()
         start = self._read_mark()
         runs = store.entries(WHEEL_TIMER_TOPIC, max(start, store.min_physical_offset), store.max_physical_offset)
         run = runs.get(_MESSAGES)
@@ -397,7 +397,8 @@ class TimerMessages:
                 if code < 0:
                     self._load_recall(position, offset)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """A slave knows of none: they are its master's to deliver."""
         for part in (self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls):
             part.clear()
         self._delivered, self._rewind_below = (0, -1), None

@@ -80,7 +80,7 @@ class Slave:
 
 def polls_of(member: Member, leads_in: Callable[[], int | None], guard: Guard | None = None) -> SlavePollsProcessor:
     stock = cast("Any", None)
-    return SlavePollsProcessor(member.metadata, stock, stock, guard or Unguarded(), leads_in)
+    return SlavePollsProcessor(member.metadata, stock, stock, guard or Unguarded(), leads_in=leads_in)
 
 
 @pytest.fixture

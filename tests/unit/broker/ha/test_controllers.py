@@ -1,0 +1,162 @@
+"""What a member asks of a real controller, and what it makes of the answers; controllers that are away or strangers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from broker.ha.controller_calls import Identity, call_of, event_of
+from broker.ha.controllers import Controllers, Unheard
+from broker.ha.member_events import (
+    Alter,
+    AlterRefused,
+    ApplyBrokerId,
+    Ask,
+    AskNextBrokerId,
+    AskReplicaInfo,
+    AskSyncStateData,
+    BrokerIdApplied,
+    BrokerIdLost,
+    BrokerIdTaken,
+    Disowned,
+    Elect,
+    Event,
+    Heartbeat,
+    Life,
+    NextBrokerId,
+    NotRegistered,
+    Register,
+    Registered,
+    Seen,
+    SyncStateData,
+)
+from controller.controller_config import ControllerConfig
+from controller.controller_manager import ControllerManager
+from controller.registers import register_of
+from infra.clock import SystemClock
+from infra.config import load
+from infra.disk import RealDisk
+from infra.remoting_server import Connection, RemotingServer
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from tests.servers.processes import free_ports
+
+LIFE = Life(1, "incarnation", 1, "process")
+CODE = "127.0.0.1:1;1"
+
+
+def identity(address: str = "127.0.0.1:1") -> Identity:
+    return Identity(
+        cluster="DefaultCluster", name="b", address=address, min_in_sync_replicas=2, heartbeat_timeout_ms=10_000,
+        election_priority=5,
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def controller(directory: Path) -> AsyncIterator[str]:
+    (port,) = free_ports(1)
+    lines = [f"listenPort={port}", "bindAddress=127.0.0.1", f"controllerStorePath={directory / 'register'}"]
+    config, disk = load(ControllerConfig, None, lines), RealDisk()
+    manager = ControllerManager(config, SystemClock(), disk, *register_of(config, disk))
+    await manager.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await manager.shutdown()
+
+
+def to(*addresses: str) -> Controllers:
+    return Controllers(addresses, sign=lambda ext, body: ext)
+
+
+async def told(controllers: Controllers, ask: Ask, broker_id: int = 1, *, is_known: bool = True) -> Event | None:
+    own = identity()
+    answer = await controllers.ask(call_of(ask, own, broker_id, log_epoch=-1))
+    return event_of(ask, answer, own, broker_id, is_known=is_known)
+
+
+def run(main: object) -> None:
+    asyncio.run(asyncio.wait_for(main, 30))  # type: ignore[arg-type]
+
+
+def test_a_member_joins_is_elected_and_alters_the_set(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with controller(tmp_path) as address:
+            controllers = to(address)
+            assert await told(controllers, AskReplicaInfo(1)) == NotRegistered()
+            assert await told(controllers, AskNextBrokerId()) == NextBrokerId(1)
+            assert await told(controllers, ApplyBrokerId(1, CODE)) == BrokerIdApplied(1)
+            assert await told(controllers, ApplyBrokerId(1, CODE)) == BrokerIdApplied(1), "the answer was lost"
+            assert await told(controllers, ApplyBrokerId(1, "another;2")) == BrokerIdTaken()
+            assert await told(controllers, Register(LIFE, CODE)) == Registered(None)
+            heartbeat = call_of(Heartbeat(LIFE, 0, 0, (0, 0)), identity(), 1, log_epoch=-1)
+            (answer,) = await controllers.tell(heartbeat)
+            assert answer.code == ResponseCode.SUCCESS
+            seen = await told(controllers, Elect())
+            assert isinstance(seen, Seen)
+            assert (seen.view.pair, seen.view.master, seen.view.master_address) == ((1, 1), 1, "127.0.0.1:1")
+            asked = await told(controllers, AskReplicaInfo(7))
+            assert asked == Seen(seen.view, 7)
+            assert await told(controllers, AskSyncStateData()) == SyncStateData(True)
+            assert await told(controllers, AskSyncStateData(), broker_id=2) == SyncStateData(False)
+            again = await told(controllers, Register(LIFE, CODE))
+            assert again == Registered(seen.view), "the master lives"
+            assert await told(controllers, Alter("r", 1, 0, (1,))) == AlterRefused("r", has_moved=True)
+            assert await told(controllers, Alter("r", 1, 1, (1, 9))) == AlterRefused("r")
+            controllers.close()
+
+    run(main())
+
+
+def test_who_is_told_of_a_later_life_of_its_directory_is_a_copy_or_comes_too_early(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with controller(tmp_path) as address:
+            controllers = to(address)
+            await told(controllers, ApplyBrokerId(1, CODE))
+            await told(controllers, Register(LIFE, CODE))
+            other = Register(Life(1, "incarnation", 1, "another process"), CODE)
+            assert await told(controllers, other, is_known=False) is None, "the one before may only just have ended"
+            assert isinstance(await told(controllers, other, is_known=True), Disowned)
+            assert await told(controllers, Register(LIFE, "another;2")) == BrokerIdLost(1)
+            controllers.close()
+
+    run(main())
+
+
+def test_a_controller_that_is_away_is_passed_over_and_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        (nobody,) = free_ports(1)
+        async with controller(tmp_path) as address:
+            controllers = to(f"127.0.0.1:{nobody}", address)
+            assert await told(controllers, AskNextBrokerId()) == NextBrokerId(1)
+            assert controllers.connected == 1
+            assert list(controllers.troubles) == [f"127.0.0.1:{nobody}"]
+            heartbeat = call_of(Heartbeat(LIFE, 0, 0, (0, 0)), identity(), 1, log_epoch=-1)
+            assert len(await controllers.tell(heartbeat)) == 1
+            controllers.close()
+        with pytest.raises(Unheard, match=str(nobody)):
+            await controllers.ask(heartbeat)
+
+    run(main())
+
+
+def test_a_controller_that_can_not_tell_one_life_from_the_next_is_refused() -> None:
+    """It would elect a member that has lost what it acknowledged."""
+
+    def answers(_: Connection, request: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"isLeader": "true"})
+
+    async def main() -> None:
+        server = RemotingServer(answers, host="127.0.0.1", port=0)
+        await server.start()
+        controllers = to(f"127.0.0.1:{server.port}")
+        with pytest.raises(Unheard, match="no neve controller"):
+            await told(controllers, AskNextBrokerId())
+        assert controllers.connected == 0
+        await server.shutdown()
+
+    run(main())

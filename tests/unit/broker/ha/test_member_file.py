@@ -1,0 +1,57 @@
+"""What a member keeps about itself outlives its process, and a copy of it is known for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from broker.ha.member_events import Saved
+from broker.ha.member_file import MemberFile, MemberFileDamaged
+from tests.doubles.sim_disk import SimDisk
+
+ROOT = Path("/store")
+SAVED = Saved(
+    broker_id=2, check_code="a;1", incarnation="i", starts=3, master_epoch=4, sync_state_set=(1, 2), confirm=9
+)
+
+
+def loaded(disk: SimDisk) -> tuple[MemberFile, bool]:
+    file = MemberFile(disk, ROOT)
+    return file, file.load()
+
+
+def test_what_is_saved_and_whom_the_log_follows_are_there_after_a_power_cut() -> None:
+    disk = SimDisk()
+    file, is_copy = loaded(disk)
+    assert not is_copy
+    assert not file.is_there
+    file.save(SAVED)
+    file.follows(7)
+    again, is_copy = loaded(disk.power_cut())
+    assert (again.saved, again.followed_epoch, is_copy) == (SAVED, 7, False)
+    again.save(msgspec.structs.replace(SAVED, confirm=10))
+    assert again.followed_epoch == 7
+
+
+def test_a_copy_of_the_directory_is_known_for_one_until_it_has_saved_its_own() -> None:
+    disk = SimDisk()
+    loaded(disk)[0].save(SAVED)
+    copy = disk.copy()
+    file, is_copy = loaded(copy)
+    assert is_copy
+    file.save(Saved())
+    assert not loaded(copy)[1]
+    assert not loaded(disk)[1], "the copied one is what it was"
+
+
+def test_what_can_not_be_read_is_never_guessed() -> None:
+    disk = SimDisk()
+    file, _ = loaded(disk)
+    file.save(SAVED)
+    path = file.directory / "member.json"
+    for damaged in (b"", b"{", b'{"version":2}', b'{"saved":{"broker_id":"x"}}'):
+        disk.write_atomic(path, damaged)
+        with pytest.raises(MemberFileDamaged):
+            loaded(disk)

@@ -1,0 +1,69 @@
+"""A combination of keys that only looks safe is refused, and what is left says what it means."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config import BrokerConfig
+from broker.ha.confirm import Replication
+from broker.ha.settings import SetSettings, settings_of
+from infra.config import ConfigError, load
+
+
+def settings(*lines: str) -> SetSettings | None:
+    return settings_of(load(BrokerConfig, None, lines))
+
+
+def of_set(*lines: str) -> SetSettings:
+    found = settings("controllerAddr=c:9878", *lines)
+    assert found is not None
+    return found
+
+
+def test_a_broker_that_says_nothing_of_a_set_stands_alone() -> None:
+    assert settings() is None
+    assert settings("brokerRole=ASYNC_MASTER", "inSyncReplicas=1", "minInSyncReplicas=1") is None
+
+
+@pytest.mark.parametrize(("mode", "least"), [("sync", 2), ("sync-available", 1), ("async", 1)])
+def test_each_mode_has_its_least_number_of_members(mode: str, least: int) -> None:
+    found = of_set(f"replication={mode}")
+    assert found.rules.confirm.replication is Replication(mode)
+    assert found.rules.confirm.min_in_sync == least
+
+
+def test_more_members_than_two_may_be_asked_for() -> None:
+    assert of_set("replication=sync", "minInSyncReplicas=3", "inSyncReplicas=3").rules.confirm.min_in_sync == 3
+
+
+def test_what_is_acknowledged_from_memory_follows_the_flush_rule() -> None:
+    assert of_set("replication=sync").rules.acknowledges_from_memory
+    assert not of_set("replication=sync", "flushDiskType=SYNC_FLUSH").rules.acknowledges_from_memory
+
+
+def test_several_controllers_are_told_apart() -> None:
+    assert settings("replication=sync", "controllerAddr=a:1; b:2,c:3") is not None
+    found = settings("replication=sync", "controllerAddr=a:1; b:2,c:3")
+    assert found is not None
+    assert found.controllers == ("a:1", "b:2", "c:3")
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (("replication=sync",), "without controllerAddr"),
+        (("replication=sync", "controllerAddr=here"), "not host:port"),
+        (("controllerAddr=c:9878",), "nothing is replicated"),
+        (("replication=async", "controllerAddr=c:9878", "allAckInSyncStateSet=true"), "waits for nobody"),
+        (("replication=async", "controllerAddr=c:9878", "brokerRole=SYNC_MASTER"), "waits for nobody"),
+        (("replication=async", "controllerAddr=c:9878", "minInSyncReplicas=2"), "only sync stops"),
+        (("replication=sync-available", "controllerAddr=c:9878", "minInSyncReplicas=2"), "only sync stops"),
+        (
+            ("replication=sync", "controllerAddr=c:9878", "minInSyncReplicas=3", "inSyncReplicas=2"),
+            "waits for all that are in sync",
+        ),
+    ],
+)
+def test_what_only_looks_safe_is_refused(lines: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        settings(*lines)

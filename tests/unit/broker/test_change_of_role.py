@@ -1,0 +1,232 @@
+"""Members of a broker set in one process: what a change of role makes of their logs, tables and books."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.ha.confirm import Held
+from broker.ha.member import State
+from broker.ha.replicas_manager import HandOverRefused
+from broker.role import Role
+from neve.record.codec import iter_records
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from tests.broker_in_process import ask, running, send
+from tests.set_in_process import Member, Set, broker_set
+from tests.waiting import until
+
+TOPIC = "orders"
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+def bodies(member: Member, topic: str = TOPIC) -> list[bytes]:
+    got = member.broker.store.get(topic, 0, 0, 1000, 1 << 20)
+    return [bytes(record.body) for buffer in got.buffers for record in iter_records(buffer)]
+
+
+async def shows(member: Member, *expected: bytes) -> None:
+    """Wait for it."""
+    await until(lambda: bodies(member) == list(expected), f"it has {expected}")
+
+
+async def put(member: Member, *sent: bytes, topic: str = TOPIC, properties: str = "") -> None:
+    """Once enough members are in sync."""
+    await until(member.broker.membership.reign.may_append, "the set takes messages")  # type: ignore[union-attr]
+    connection = await member.connect()
+    try:
+        for body in sent:
+            await send(connection, topic, body, properties)
+    finally:
+        connection.close()
+
+
+async def hand_to(brokers: Set, target: Member) -> None:
+    """As an operator does it: a controller designates another master, at once."""
+    connection = await target.connect()
+    connection.close()
+    ext = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "designateElect": "true"}
+    call = await target.replicas.controllers.ask(_elect(ext, target))
+    assert call.code == ResponseCode.SUCCESS, call.remark
+    await until(lambda: target.leads, "the designated one leads")
+
+
+def _elect(ext: dict[str, str], target: Member) -> Any:
+    from broker.ha.controller_calls import Call
+
+    return Call(Code.CONTROLLER_ELECT_MASTER, {**ext, "brokerId": str(target.replicas.member.broker_id)})
+
+
+def test_what_is_put_is_on_all_members_and_a_master_that_is_replaced_follows(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            former = await brokers.master()
+            slaves = await brokers.slaves()
+            await put(former, b"1", b"2")
+            for slave in slaves:
+                await shows(slave, b"1", b"2")
+            await until(lambda: {slave.role for slave in slaves} == {Role.SLAVE_IN_SYNC}, "they hear that they are")
+            await hand_to(brokers, slaves[0])
+            await until(lambda: former.state is State.SLAVE, "the former master follows")
+            assert former.broker.store.is_following
+            await put(slaves[0], b"3")
+            for member in brokers.members:
+                await shows(member, b"1", b"2", b"3")
+            connection = await former.connect()
+            refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", a="p", b=TOPIC, c="TBW102", d=1, e=0, f=0, g=1,
+                                h=0, i="", j=0, k="false", m="false")  # fmt: skip
+            assert refused.code == ResponseCode.SYSTEM_BUSY
+            connection.close()
+
+    run(scenario)
+
+
+def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
+    """A topic, a delayed message, and a group's position: the next master has them."""
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            former = await brokers.master()
+            (heir, _) = await brokers.slaves()
+            await put(former, b"delayed", properties="DELAY\x013\x02")
+            await put(former, b"timer", properties="TIMER_DELAY_MS\x018000\x02")
+            await put(former, b"now")
+            connection = await former.connect()
+            group = b'{"groupName":"g"}'
+            answer = await ask(connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group)
+            assert answer.code == ResponseCode.SUCCESS
+            answer = await ask(
+                connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic=TOPIC, queueId=0, commitOffset=1
+            )
+            assert answer.code == ResponseCode.SUCCESS
+            connection.close()
+            await until(lambda: heir.broker.offsets.query("g", TOPIC, 0) == 1, "the position is polled")
+            await hand_to(brokers, heir)
+            assert TOPIC in heir.broker.topics.topics
+            assert "g" in heir.broker.groups.groups
+            assert heir.broker.offsets.query("g", TOPIC, 0) == 1
+            assert len(heir.broker.timers) == 1
+            assert len(former.broker.timers) == 0
+            await until(lambda: sorted(bodies(heir)) == [b"delayed", b"now", b"timer"], "both come from the new master")
+
+    run(scenario)
+
+
+def test_a_topics_queues_stay_until_its_deletion_is_confirmed(tmp_path: Path) -> None:
+    """Were they gone before, a master that is replaced would lack what the others have."""
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, "flushDiskType=SYNC_FLUSH") as brokers:
+            former = await brokers.master()
+            slaves = await brokers.slaves()
+            await put(former, b"1", b"2")
+            for slave in slaves:
+                await shows(slave, b"1", b"2")
+            for slave in slaves:
+                await slave.stop()
+            connection = await former.connect()
+            answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
+            assert answer.code != ResponseCode.SUCCESS, "nobody else has heard of it"
+            assert former.broker.store.queues_of(TOPIC) == [0]
+            connection.close()
+            await former.stop()
+            for slave in slaves:
+                await slave.start()
+            master = await brokers.master()
+            assert bodies(master) == [b"1", b"2"]
+            await put(master, b"3")
+            await former.start()
+            await until(lambda: bodies(former) == [b"1", b"2", b"3"], "the former master has all of it")
+            assert TOPIC in former.broker.topics.topics
+
+    run(scenario)
+
+
+def test_a_confirmed_deletion_takes_the_queues_of_all_members(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            master = await brokers.master()
+            await brokers.slaves()
+            await put(master, b"1")
+            connection = await master.connect()
+            assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SUCCESS
+            connection.close()
+            stores = [member.broker.store for member in brokers.members]
+            await until(lambda: not any(store.queues_of(TOPIC) for store in stores), "they are gone")
+            await put(master, b"again")
+            assert master.broker.store.max_offset(TOPIC, 0) == 2, "no offset is given twice"
+
+    run(scenario)
+
+
+def test_a_master_hands_over_without_a_time_out_and_a_stop_does_so_by_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            former = await brokers.master()
+            slaves = await brokers.slaves()
+            await put(former, b"1")
+            (heir, other) = slaves
+            with pytest.raises(HandOverRefused, match="does not follow in sync"):
+                await former.replicas.hand_over(9)
+            assert former.leads
+            target = heir.replicas.member.broker_id
+            assert await former.replicas.hand_over(target) == target
+            assert not former.leads
+            await until(lambda: heir.leads, "the one that was named leads")
+            with pytest.raises(HandOverRefused, match="not the master"):
+                await former.replicas.hand_over()
+            await put(heir, b"2")
+            assert await brokers.slaves()
+            epoch = heir.replicas.member.view.master_epoch
+            await heir.stop()
+            await until(lambda: former.leads or other.leads, "another one leads")
+            master = await brokers.master()
+            assert master.replicas.member.view.master_epoch == epoch + 1, "it was elected before the former was gone"
+            await shows(master, b"1", b"2")
+
+    run(scenario)
+
+
+def test_a_broker_that_stood_alone_becomes_the_first_of_a_set_with_all_it_has(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "1") as (_, connection):
+            await send(connection, TOPIC, b"before there was a set")
+        async with broker_set(tmp_path) as brokers:
+            first = brokers.members[0]
+            await until(lambda: first.state is State.WAITING, "nobody elects by itself over a log that is not empty")
+            await hand_to(brokers, first)
+            for slave in await brokers.slaves():
+                await shows(slave, b"before there was a set")
+
+    run(scenario)
+
+
+def test_what_a_member_can_not_do_is_on_its_pages(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with broker_set(tmp_path, members=2) as brokers:
+            master = await brokers.master()
+            (slave,) = await brokers.slaves()
+            assert master.replicas.troubles() == []
+            await until(lambda: slave.replicas.troubles() == [], "it follows")
+            assert slave.replicas.status()["master"] == master.replicas.member.broker_id
+            await slave.stop()
+            await put_unconfirmed(master)
+            (trouble,) = master.replicas.troubles()
+            assert trouble.why.startswith(Held.AWAY.value)
+
+    run(scenario)
+
+
+async def put_unconfirmed(master: Member) -> None:
+    connection = await master.connect()
+    answer = await ask(connection, Code.SEND_MESSAGE_V2, b"alone", a="p", b=TOPIC, c="TBW102", d=1, e=0, f=0, g=1, h=0,
+                       i="", j=0, k="false", m="false")  # fmt: skip
+    assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+    connection.close()
