@@ -104,14 +104,15 @@ class Set:
 
 @asynccontextmanager
 async def broker_set(
-    directory: Path, *settings: str, members: int = 3, replication: str = "sync"
+    directory: Path, *settings: str, members: int = 3, replication: str = "sync", security: tuple[str, ...] = ()
 ) -> AsyncIterator[Set]:
+    """`security` are keys of the controller as well."""
     (port,) = free_ports(1)
-    own = [f"listenPort={port}", "bindAddress=127.0.0.1", f"controllerStorePath={directory / 'register'}"]
+    own = [f"listenPort={port}", "bindAddress=127.0.0.1", f"controllerStorePath={directory / 'register'}", *security]
     config, disk = load(ControllerConfig, None, own), RealDisk()
     controller = ControllerManager(config, SystemClock(), disk, *register_of(config, disk))
     await controller.start()
-    of_set = (f"replication={replication}", *settings)
+    of_set = (f"replication={replication}", *settings, *security)
     made = [Member(directory / str(number), f"127.0.0.1:{port}", of_set) for number in range(1, members + 1)]
     try:
         async with asyncio.timeout(DEADLINE_S):

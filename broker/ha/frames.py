@@ -20,6 +20,7 @@ master to slave
     slave                         master
     HELLO (between neves only)  ->
                                 <-  HELLO, or REFUSAL and the end
+    HELLO, with a proof (where the set has a secret)
     H1                          ->
                                 <-  H2
     T1: from where              ->
@@ -93,6 +94,7 @@ class Hello(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     message_delay_level: _Text
     master_epoch: int  # which master it follows, or is
     log_uuid: _Token = ""  # the master's: by which the archive knows the log that all members have
+    proof: _Token = ""  # that it knows the secret of its set, where there is one: see `proof`
     eviction_frontier: _Offset = 0  # the master's: below it a log may be evicted, so that a new member begins there
 
 

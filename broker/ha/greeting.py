@@ -15,6 +15,7 @@ class Reason(Enum):
     FORMAT = "another-format"
     MEMBER = "no-member"  # of this set, or it says that it is the one that it speaks to
     FILE_SIZE = "unequal-file-size"
+    STRANGER = "not-proven"  # it does not know the secret of the set
     DELAY_LEVELS = "unequal-delay-levels"
     MASTER_EPOCH = "another-master-epoch"
     NOT_MASTER = "not-master"

@@ -119,6 +119,7 @@ class HaClient:
         sync: Callable[[], Awaitable[None]] | None = None,
         begins_at_frontier: bool = False,
         ask_stock_master: AskStockMaster | None = None,
+        secret: bytes = b"",
         tls: ssl.SSLContext | None = None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
@@ -131,7 +132,7 @@ class HaClient:
         self._log, self._epochs, self._epoch_file, self._events = replica, epochs, epoch_file, events
         self._own, self._clock, self._entropy, self._threads = own, clock, entropy, threads
         self._confirm, self._followed_epoch, self._sync = confirm, followed_epoch, sync
-        self._begins_at_frontier, self._tls = begins_at_frontier, tls
+        self._begins_at_frontier, self._tls, self._secret = begins_at_frontier, tls, secret
         self._ask_stock_master = ask_stock_master
         self.session: Session | None = None
         self.connections = 0
@@ -188,6 +189,7 @@ class HaClient:
             master_epoch=target.master_epoch,
             hello=None if target.is_stock else hello,
             begins_at_frontier=self._begins_at_frontier,
+            secret=self._secret,
         )
 
     async def _run(

@@ -1,8 +1,9 @@
 """A master's side of one connection from a slave: bytes in, what is to be done out. Pure.
 
 state       takes         then
-NEW         HELLO         it is checked against the own one, which answers it          GREETED
+NEW         HELLO         it is checked against the own one, which answers it          GREETED, with a secret PROVING
             H1            from a stock member, where those are admitted; H2            SHAKEN
+PROVING     HELLO         the same once more, with its proof                           GREETED
 GREETED     H1            of the same member; H2                                       SHAKEN
 SHAKEN      T1            from where to stream: `Came`, `Reported`                     STREAMING
 STREAMING   T1            `Reported`
@@ -35,6 +36,7 @@ from broker.ha.frames import (
     encode_transfer_head,
 )
 from broker.ha.greeting import Reason, refusal, unlike
+from broker.ha.proof import MASTER, SLAVE, is_proven, proven
 from neve.errors import ProtocolError
 
 HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
@@ -74,6 +76,7 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 32 << 10  # haTransferBatchSize
     rate: int = 0  # bytes a second to a slave that is far behind; 0: no limit
     admits_stock: bool = False
+    secret: bytes = b""  # of the set, which a slave has to know; none: nobody is asked
 
 
 # -- what is to be done
@@ -114,6 +117,7 @@ class MasterState(Enum):
     """See the module."""
 
     NEW = auto()
+    PROVING = auto()
     GREETED = auto()
     SHAKEN = auto()
     STREAMING = auto()
@@ -122,12 +126,14 @@ class MasterState(Enum):
 
 _EXPECTED: dict[MasterState, tuple[type, ...]] = {
     MasterState.NEW: (Hello, SlaveHandshake),
+    MasterState.PROVING: (Hello,),
     MasterState.GREETED: (SlaveHandshake,),
     MasterState.SHAKEN: (Ack,),
     MasterState.STREAMING: (Ack,),
     MasterState.ENDED: (),
 }
 assert _EXPECTED.keys() == set(MasterState)
+_NOT_PROVEN = refusal(Reason.STRANGER, "it does not prove that it knows the set's credentials")
 
 
 class MasterSession:
@@ -216,10 +222,12 @@ class MasterSession:
     # -- before the first byte of the log
 
     def _answer(self, frame: SlaveFrame, now: float) -> list[Action]:
+        if self.state is MasterState.PROVING and isinstance(frame, SlaveHandshake):
+            return self._refuse(_NOT_PROVEN)
         if not isinstance(frame, _EXPECTED[self.state]):
             raise ProtocolError(f"a {type(frame).__name__} while {self.state.name}")
         if isinstance(frame, Hello):
-            return self._greet(frame, now)
+            return self._prove(frame) if self.state is MasterState.PROVING else self._greet(frame, now)
         if isinstance(frame, SlaveHandshake):
             return self._shake(frame, now)
         return self._begin(frame)
@@ -235,13 +243,27 @@ class MasterSession:
         if fault is not None:
             return self._refuse(fault)
         self.slave, self.member_id = slave, slave.member_id
-        self.state = MasterState.GREETED
         self._spoke = now
-        return [Send((encode_hello(msgspec.structs.replace(own, answers=slave.nonce)),))]
+        answer, secret = msgspec.structs.replace(own, answers=slave.nonce), self._rules.secret
+        if secret:
+            self.state = MasterState.PROVING
+            return [Send((encode_hello(proven(answer, MASTER, secret)),))]
+        self.state = MasterState.GREETED
+        return [Send((encode_hello(answer),))]
+
+    def _prove(self, again: Hello) -> list[Action]:
+        """Nothing of the log is told before."""
+        slave, secret = self.slave, self._rules.secret
+        assert slave is not None
+        same = msgspec.structs.replace(again, answers="", proof="") == slave
+        if not same or again.answers != self._own.nonce or not is_proven(again, SLAVE, secret):
+            return self._refuse(_NOT_PROVEN)
+        self.state = MasterState.GREETED
+        return []
 
     def _shake(self, h1: SlaveHandshake, now: float) -> list[Action]:
         if self.slave is None:
-            if not self._rules.admits_stock:
+            if not self._rules.admits_stock or self._rules.secret:
                 return [self._end("a stock member, and none is admitted", refusal(Reason.STOCK, "says no HELLO"))]
             if not self._is_member(h1.member_id) or h1.member_id == self._own.member_id:
                 fault = refusal(Reason.MEMBER, f"the set {self._own.broker_set!r} has no member {h1.member_id}")

@@ -663,6 +663,7 @@ class ReplicasManager:
             confirm=lambda: member.confirm,
             followed_epoch=lambda: self._file.followed_epoch,
             sync=None if self._rules.acknowledges_from_memory else self._sync_log,
+            secret=self._stream.secret,
             tls=self._tls,
             threads=self._threads,
         )

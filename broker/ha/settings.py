@@ -32,8 +32,7 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
     controllers = tuple(part.strip() for part in re.split(r"[;,]", config.controller_addr) if part.strip())
     least = max(config.min_in_sync_replicas, 2 if replication is Replication.SYNC else 1)
     faults = [*_faults_of_addresses(controllers), *_faults_of_mode(config, replication, least)]
-    if config.authentication_enabled:
-        faults.append("authenticationEnabled with replication: the HA port does not ask who follows")
+    faults += _faults_of_users(config)
     if config.broker_id:
         faults.append(f"brokerId={config.broker_id} with replication: a controller gives the ids")
     if config.broker_role == "SLAVE":
@@ -104,6 +103,21 @@ def _faults_of_addresses(controllers: tuple[str, ...]) -> list[str]:
         for address in controllers
         if not (address.rpartition(":")[0] and address.rpartition(":")[2].isdigit())
     ]
+
+
+def _faults_of_users(config: BrokerConfig) -> list[str]:
+    """Where users are asked who they are, members are: the log has all that users may not read."""
+    if not config.authentication_enabled:
+        return []
+    faults = list[str]()
+    if not config.inner_client_authentication_credentials:
+        faults.append(
+            "authenticationEnabled with replication: members know each other by "
+            "innerClientAuthenticationCredentials, the same on all"
+        )
+    if config.tls_server_mode != "enforcing" or not config.tls_enable:
+        faults.append("authenticationEnabled with replication: set tlsServerMode=enforcing and tlsEnable=true")
+    return faults
 
 
 def _faults_of_mode(config: BrokerConfig, replication: Replication, least: int) -> list[str]:

@@ -32,6 +32,7 @@ from broker.ha.frames import (
     encode_slave_handshake,
 )
 from broker.ha.greeting import Reason, refusal, unlike
+from broker.ha.proof import MASTER, SLAVE, is_proven, proven
 from neve.errors import ProtocolError
 
 HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
@@ -138,8 +139,9 @@ class SlaveSession:
         begins_at_frontier: bool = False,
         from_last_file: bool = False,
         is_learner: bool = False,
+        secret: bytes = b"",
     ) -> None:
-        """`hello` is the own one; None: the master is Apache's, which knows none.
+        """`hello` is the own one; None: the master is Apache's, which knows none. `secret`: of the set, if it has one.
 
         `master_epoch` is what a controller said. With `begins_at_frontier` an empty log begins where the master's may
         be evicted below: what lies there is archived.
@@ -147,7 +149,7 @@ class SlaveSession:
         self.state = SlaveState.GREETING if hello is not None else SlaveState.SHAKING
         self.master: Hello | None = None
         self.received = 0  # bytes of the log
-        self._hello, self._master_epoch = hello, master_epoch
+        self._hello, self._master_epoch, self._secret = hello, master_epoch, secret
         self._h1 = SlaveHandshake(member_id, from_last_file, is_learner)
         self._begins_at_frontier = begins_at_frontier
         self._local = local
@@ -240,6 +242,9 @@ class SlaveSession:
         assert own is not None
         if master.answers != own.nonce:
             raise ProtocolError("a HELLO that answers another one")
+        if self._secret and not is_proven(master, MASTER, self._secret):
+            text = "this master does not prove that it knows the set's credentials"
+            return self._end(text, refusal(Reason.STRANGER, text))
         fault = unlike(own, master)
         if fault is not None:
             return self._end(f"this master is not followed: {fault.text}", fault)
@@ -249,7 +254,11 @@ class SlaveSession:
         self.master = master
         self.state = SlaveState.SHAKING
         self._spoke = now
-        return Send(encode_slave_handshake(self._h1))
+        h1 = encode_slave_handshake(self._h1)
+        if not self._secret:
+            return Send(h1)
+        again = msgspec.structs.replace(own, answers=master.nonce)
+        return Send(encode_hello(proven(again, SLAVE, self._secret)) + h1)
 
     def _part(self, h2: MasterHandshake) -> Action:
         """Where the two logs part."""

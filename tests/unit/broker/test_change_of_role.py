@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from broker.ha.confirm import Held
+from broker.ha.frames import (
+    Hello,
+    MasterFrames,
+    Refusal,
+    SlaveHandshake,
+    encode_ack,
+    encode_hello,
+    encode_slave_handshake,
+)
 from broker.ha.member import State
 from broker.ha.replicas_manager import HandOverRefused
 from broker.role import Role
+from infra.tls import client_context
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running, send
+from tests.integration.test_security import make_certificate
 from tests.set_in_process import Member, Set, broker_set
 from tests.waiting import until
 
@@ -220,6 +233,42 @@ def test_what_a_member_can_not_do_is_on_its_pages(tmp_path: Path) -> None:
             await put_unconfirmed(master)
             (trouble,) = master.replicas.troubles()
             assert trouble.why.startswith(Held.AWAY.value)
+
+    run(scenario)
+
+
+def test_where_users_are_asked_members_are_too(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "set")
+    security = (
+        "authenticationEnabled=true",
+        'initAuthenticationUser={"username":"root","password":"root-secret"}',
+        'innerClientAuthenticationCredentials={"accessKey":"member","secretKey":"members-secret"}',
+        "tlsServerMode=enforcing",
+        "tlsEnable=true",
+        *(f"{name}={path}" for name, path in (("tlsCertPath", certificate), ("tlsKeyPath", key))),
+        f"tlsTrustCertPath={certificate}",
+    )
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, security=security) as brokers:
+            master = await brokers.master()
+            slaves = await brokers.slaves()
+            master.broker.topics.create_plain("secret", 1)
+            await until(
+                lambda: all("secret" in slave.broker.topics.topics for slave in slaves), "it comes with the log"
+            )
+            host, port = "127.0.0.1", master.replicas.ha_service.port
+            member = replace(master.replicas.ha_service.leadership.own, member_id=9, nonce="n")  # type: ignore[union-attr]
+            reader, writer = await asyncio.open_connection(host, port, ssl=client_context(str(certificate)))
+            writer.write(encode_hello(member) + encode_slave_handshake(SlaveHandshake(9)) + encode_ack(0, 0))
+            frames = MasterFrames().receive_data(await reader.read())
+            assert [type(frame) for frame in frames] == [Hello, Refusal], "and nothing of the log"
+            writer.close()
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(encode_hello(member))
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b"", "nor is plain text spoken"
+            writer.close()
 
     run(scenario)
 

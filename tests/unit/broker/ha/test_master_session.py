@@ -41,11 +41,13 @@ A, B = 1, 2
 class Master:
     """A master's session with its log, and what a slave would read."""
 
-    def __init__(self, log: ByteLog | None = None, epochs: EpochCache | None = None, **rules: object) -> None:
+    def __init__(
+        self, log: ByteLog | None = None, epochs: EpochCache | None = None, nonce: str = "n1", **rules: object
+    ) -> None:
         self.log = log or ByteLog()
         self.epochs = epochs if epochs is not None else EpochCache([(3, 0)])
         self.confirm = 0
-        own = hello(A, nonce="n1", eviction_frontier=7)
+        own = hello(A, nonce=nonce, eviction_frontier=7)
         self.session = MasterSession(
             self.log,
             self.epochs,

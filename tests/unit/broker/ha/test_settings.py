@@ -58,6 +58,8 @@ def test_several_controllers_are_told_apart() -> None:
         (("replication=async", "controllerAddr=c:9878", "brokerRole=SYNC_MASTER"), "waits for nobody"),
         (("replication=async", "controllerAddr=c:9878", "minInSyncReplicas=2"), "only sync stops"),
         (("replication=sync-available", "controllerAddr=c:9878", "minInSyncReplicas=2"), "only sync stops"),
+        (("replication=sync", "controllerAddr=c:9878", "authenticationEnabled=true"), "members know each other"),
+        (("replication=sync", "controllerAddr=c:9878", "authenticationEnabled=true"), "tlsServerMode=enforcing"),
         (
             ("replication=sync", "controllerAddr=c:9878", "minInSyncReplicas=3", "inSyncReplicas=2"),
             "waits for all that are in sync",

@@ -1,0 +1,85 @@
+"""Where a set has a secret, nobody gets a byte of its log, and nobody is followed, who does not know it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from broker.ha.frames import Hello, SlaveHandshake, encode_hello, encode_slave_handshake
+from broker.ha.greeting import Reason
+from broker.ha.master_session import MasterState
+from broker.ha.proof import MASTER, SLAVE, is_proven, proven
+from broker.ha.slave_session import Send, SlaveSession
+from tests.unit.broker.ha.test_master_session import Master, frames, refused
+from tests.unit.broker.ha.test_slave_session import EMPTY, hello, why
+
+SECRET = b"user\0password"
+H1 = encode_slave_handshake(SlaveHandshake(2))
+
+
+def slave(secret: bytes = SECRET) -> SlaveSession:
+    made = SlaveSession(EMPTY, member_id=2, master_epoch=3, hello=hello(), secret=secret)
+    made.start(0.0)
+    return made
+
+
+def greeting_of(master: Master) -> Hello:
+    (answer,) = frames(master.greet())
+    assert isinstance(answer, Hello)
+    return answer
+
+
+def test_two_that_know_it_shake_hands() -> None:
+    master, follower = Master(secret=SECRET), slave()
+    (sent,) = follower.receive_data(encode_hello(greeting_of(master)), 0.0)
+    assert isinstance(sent, Send)
+    (h2,) = frames(master.session.receive_data(sent.data, 0.0))
+    assert not isinstance(h2, Hello)
+    assert master.session.state is MasterState.SHAKEN
+
+
+def test_a_slave_that_does_not_prove_it_is_refused_by_name() -> None:
+    for made_by in (b"", b"user\0another"):
+        master = Master(secret=SECRET)
+        greeting = greeting_of(master)
+        again = replace(hello(), answers=greeting.nonce)
+        said = encode_hello(proven(again, SLAVE, made_by) if made_by else again)
+        assert refused(master.session.receive_data(said + H1, 0.0)) == (Reason.STRANGER.value, True)
+    master = Master(secret=SECRET)
+    greeting_of(master)
+    assert refused(master.session.receive_data(H1, 0.0)) == (Reason.STRANGER.value, True)
+
+
+def test_what_was_proven_once_is_of_no_use_on_another_connection_nor_as_another_member() -> None:
+    first = Master(secret=SECRET)
+    answer = proven(replace(hello(), answers=greeting_of(first).nonce), SLAVE, SECRET)
+    assert first.session.receive_data(encode_hello(answer), 0.0) == []
+    for stolen in (answer, replace(answer, member_id=3)):
+        other = Master(secret=SECRET, nonce="another")
+        other.greet(replace(hello(), member_id=stolen.member_id))
+        assert refused(other.session.receive_data(encode_hello(stolen), 0.0)) == (Reason.STRANGER.value, True)
+
+
+def test_a_master_that_does_not_prove_it_is_not_followed() -> None:
+    for master in (Master(), Master(secret=b"user\0another")):
+        assert why(slave().receive_data(encode_hello(greeting_of(master)), 0.0)) == Reason.STRANGER.value
+    mirrored = proven(replace(hello(1), answers="n2"), SLAVE, SECRET)  # what a slave said, given back
+    assert why(slave().receive_data(encode_hello(mirrored), 0.0)) == Reason.STRANGER.value
+
+
+def test_a_stock_member_is_not_admitted_where_there_is_a_secret() -> None:
+    master = Master(secret=SECRET, admits_stock=True)
+    assert refused(master.shake()) == (Reason.STOCK.value, False)
+
+
+@pytest.mark.parametrize("side", [MASTER, SLAVE])
+def test_each_word_of_a_hello_is_under_its_proof(side: str) -> None:
+    said = proven(replace(hello(), answers="n1"), side, SECRET)
+    assert is_proven(said, side, SECRET)
+    for other in (
+        replace(said, nonce="x"),
+        replace(said, answers="x"),
+        replace(said, master_epoch=4),
+        replace(said, eviction_frontier=1),
+    ):
+        assert not is_proven(other, side, SECRET)
