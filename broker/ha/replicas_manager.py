@@ -475,10 +475,15 @@ class ReplicasManager:
         self._stop_acknowledging()
         self._ha_service.stop_leading()
         self._archive().follow()
-        if self._leads:
-            self._leads = False
+        if not self._leads:
+            return
+        self._leads = False
+        self._actions.append(_Retreat())
+        try:
             self._books.follow()
-            self._actions.append(_Retreat())
+        except OSError as error:  # nothing is appended all the same, and a start finds the log as it is
+            log.critical("this log can't be marked as one that follows: %s", error)
+            self._store.fail(error)
 
     def _lead_when_confirmed(self) -> None:
         reigning = self._confirming

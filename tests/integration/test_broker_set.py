@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ class Producer:
 
     def _send_while_taken(self, member: Serving) -> None:
         try:
-            with Client(member.broker, timeout=10) as client:
+            with Client(member.broker, timeout=4) as client:
                 while not self._stop.is_set():
                     number, self._next = self._next, self._next + 1
                     client.send(TOPIC, 0, b"%d" % number)
@@ -168,3 +169,24 @@ def test_after_a_stop_of_all_the_set_goes_on_with_what_it_had(tmp_path: Path) ->
         wait_until(lambda: any(takes(member, b"after") for member in brokers.members), "one takes messages", _CHANGE_S)
         assert brokers.epoch > epoch
         assert bodies(brokers.master)[0] == b"before"
+
+
+def test_a_master_that_was_frozen_acknowledges_nothing_when_it_wakes_and_follows(tmp_path: Path) -> None:
+    """Its time-out is over, and another one serves; it finds out by what it hears, not by its clock."""
+    with BrokerSet(tmp_path, replication="sync", controllerHeartBeatTimeoutMills="2s") as brokers:
+        create_topic(brokers)
+        with producing(brokers) as producer:
+            for _ in range(2):
+                producer.has_sent(200)
+                former = brokers.master
+                former.signal(signal.SIGSTOP)
+                try:
+                    assert brokers.master_after(former) is not former
+                    producer.has_sent(200)
+                finally:
+                    former.signal(signal.SIGCONT)
+                brokers.wait_until_in_sync(*brokers.members)
+        found = [int(body) for body in bodies(brokers.master) if body.isdigit()]
+        assert len(found) == len(set(found))
+        assert found == sorted(found)
+        assert set(producer.acknowledged) <= set(found)
