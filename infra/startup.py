@@ -18,7 +18,7 @@ PACKAGES = ("neve", "infra", "access", "namesrv", "controller", "tiered", "lifec
 
 #: What `neve[server]` brings. Some are only loaded by workers, hours after the start: an upgrade without its packages
 #: must not look well until then.
-REQUIRED = ("click", "msgspec", "boto3", "numpy", "pyarrow", "xxhash", "obstore", "prometheus_client",
+REQUIRED = ("aiohttp", "click", "msgspec", "boto3", "numpy", "pyarrow", "xxhash", "obstore", "prometheus_client",
             "uvloop", "zlib_ng")  # fmt: skip
 
 
