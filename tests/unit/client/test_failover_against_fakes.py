@@ -396,7 +396,7 @@ def test_an_acknowledgement_reaches_the_next_master(how: str) -> None:
             if how == "dead":
                 await old.stop()
             await Popper(session, "g").ack(QUEUE, RECEIPT)
-            assert new.codes().count(200051) == 1
+            assert 200051 in new.codes()
 
     run(work)
 
