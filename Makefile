@@ -10,7 +10,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo servers test identity kills fuzz simulate histories soak check bench format clean
+.PHONY: help setup lock demo demo-ha servers test identity kills fuzz simulate histories soak check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ lock: ## renew requirements.lock: the newest versions that fit, in an environmen
 demo: setup ## the whole way on real flights: publish, consume, offload, read cold, analyse (STORE=dir or minio)
 	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.servers.go_build minio)
 	$(BIN)/python examples/flights.py --store $(STORE)
+
+demo-ha: setup ## a broker set of three loses its master under load: the timeline, and that nothing acknowledged is lost
+	$(BIN)/python examples/failover.py
 
 servers: setup ## find or build the servers that tests start: S3, etcd
 	$(BIN)/python -m tests.servers.go_build

@@ -46,8 +46,13 @@ def connect(namesrv: str) -> AsyncClient:
     """A client as the running command's options want it."""
     from neve.client import connect as open_client
 
-    chosen = security(_chosen())
+    chosen = security_of_the_command()
     return open_client(namesrv, credentials=chosen.credentials, tls=chosen.tls)
+
+
+def security_of_the_command() -> Security:
+    """As the running command's options want it."""
+    return security(_chosen())
 
 
 def security(chosen: dict[str, Any]) -> Security:

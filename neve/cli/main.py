@@ -33,8 +33,9 @@ class Verb(NamedTuple):
 VERBS: Mapping[str, Verb] = {
     "archive": Verb("neve.cli.archive:archive", "Look into the archive, check it, offload into it."),
     "broker": Verb("", "Run a broker."),
+    "cluster": Verb("neve.cli.cluster_verbs:cluster", "Broker sets: who is in sync, hand-over, members."),
     "consume": Verb("neve.cli.messages:consume", "Print the messages of a topic."),
-    "controller": Verb("", "Run a controller for Apache RocketMQ's brokers."),
+    "controller": Verb("", "Run a controller: it elects the masters of broker sets."),
     "doctor": Verb("neve.cli.doctor:doctor", "Check this machine, a store, a broker's configuration."),
     "namesrv": Verb("", "Run a name server."),
     "produce": Verb("neve.cli.messages:produce", "Send the lines of stdin, or one message."),

@@ -1,7 +1,8 @@
-"""The demo on a short run: it compares all that comes back with what went in, so its exit code is the test."""
+"""The demos on short runs: they compare all that comes back with what went in, so their exit codes are the test."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,25 @@ import pytest
 
 pytestmark = pytest.mark.servers
 
-DEMO = Path(__file__).parents[2] / "examples" / "flights.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("store", ["dir", "minio"])
 def test_the_demo_on_a_few_flights(store: str) -> None:
-    command = [sys.executable, str(DEMO), "--store", store, "--limit", "3000"]
+    command = [sys.executable, str(EXAMPLES / "flights.py"), "--store", store, "--limit", "3000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "everything that came back is what went in" in done.stdout
+
+
+def test_the_demo_of_a_failover_loses_nothing_and_tells_when_what_happened() -> None:
+    command = [sys.executable, str(EXAMPLES / "failover.py"), "--seconds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every acknowledged message is read where it was acknowledged" in done.stdout
+    former = re.search(r"the master is (\S+)", done.stdout)
+    elected = re.search(r"(\S+) is elected, in epoch 2", done.stdout)
+    assert former is not None
+    assert elected is not None
+    assert former[1] != elected[1]
+    assert f"{former[1]} is back, and in sync again" in done.stdout

@@ -45,6 +45,7 @@ class BrokerSet:
             own = settings_as_options(local | register | {"registerUrl": register_url})
             self.controllers.append(Serving(directory / f"controller{number}", "controller", *own))
         self.controller = self.controllers[0]  # who is asked
+        self.register = directory / "register0"
         names = {"listenPort": 0, "kvConfigPath": directory / "kv.json"}
         self.name_server = Serving(directory / "namesrv", "namesrv", *settings_as_options(local | names))
         self._directory, self._count = directory, members
@@ -83,6 +84,23 @@ class BrokerSet:
             "mappedFileSizeCommitLog": "1m",
         }
         return Serving(directory, "broker", *settings_as_options({**own, **self._settings}))
+
+    def another(self, configuration: str) -> Serving:
+        """A member more, that is not started yet, by a broker.conf without what is a machine's own."""
+        directory = self._directory / "another"
+        directory.mkdir()
+        own = [line for line in configuration.splitlines() if line and not line.endswith("=")]
+        (directory / "broker.conf").write_text("\n".join(own))
+        port, ha_port = free_ports(2)
+        machine: dict[str, object] = {
+            "storePathRootDir": directory / "store",
+            "listenPort": port,
+            "haListenPort": ha_port,
+            "adminPort": -1,
+            "bindAddress": "127.0.0.1",
+            "brokerIP1": "127.0.0.1",
+        }
+        return Serving(directory, "broker", "-c", str(directory / "broker.conf"), *settings_as_options(machine))
 
     # -- what the controller says
 

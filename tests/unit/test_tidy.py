@@ -50,6 +50,7 @@ TOUCH_FILES = {
     "neve/archive/source.py": "users read an archive in a directory without a server's packages",
     "neve/cli/cluster.py": "a user's list of topics or messages",
     "neve/cli/checks.py": "looks at a machine on which nothing runs yet",
+    "neve/cli/diverged.py": "what a broker gave up, read on its machine without it",
     "neve/cli/doctor.py": "looks at a machine on which nothing runs yet",
     "neve/cli/stdin_lines.py": "standard input",
     "neve/client/group/offset_store.py": "a broadcasting consumer's offsets, on the user's machine",

@@ -1,0 +1,74 @@
+"""What a member had alone and gave up when it followed another master: `diverged/` in its data directory.
+
+<epoch>-<from>-<to>.log   the log's bytes between two offsets, as they lay; `epoch` is that of its end
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from neve.cli.failures import FAILED, Failure
+from neve.cli.message_lines import to_line
+from neve.client.model import message_from_record
+from neve.record.codec import MalformedRecord, MessageRecord, decode_record
+from neve.record.layout import MAGIC_BLANK
+from neve.remoting.names import is_system_topic
+
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)(?:\.\d+)?\.log")
+_END = struct.Struct(">ii")  # the log's file ends behind it: its size there, MAGIC_BLANK
+
+
+class _File(NamedTuple):
+    path: Path
+    epoch: int
+    start: int
+    end: int
+
+
+def files(data: Path) -> Iterator[dict[str, Any]]:
+    """What each holds."""
+    for path, epoch, start, end in _files(data):
+        topics = Counter(record.topic for record in _records(path))
+        yield {
+            "file": path.name,
+            "epoch": epoch,
+            "from": start,
+            "to": end,
+            "messages": sum(count for name, count in topics.items() if not is_system_topic(name)),
+            "topics": dict(sorted(topics.items())),
+        }
+
+
+def lines(data: Path) -> Iterator[str]:
+    """Its messages, but for those in the servers' own topics."""
+    for path, *_ in _files(data):
+        for record in _records(path):
+            if not is_system_topic(record.topic):
+                yield to_line(message_from_record(record, ""), "auto")
+
+
+def _files(data: Path) -> list[_File]:
+    folder = data / "diverged"
+    found = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
+    named = [_File(path, *(int(part) for part in match.groups())) for path, match in found if match]
+    return sorted(named, key=lambda one: (one.start, one.epoch, one.path))
+
+
+def _records(path: Path) -> Iterator[MessageRecord]:
+    """Raises Failure where it is not as it was written."""
+    view, position = memoryview(path.read_bytes()), 0
+    while position < len(view):
+        if len(view) - position >= _END.size and _END.unpack_from(view, position)[1] == MAGIC_BLANK:
+            position += _END.size
+            continue
+        try:
+            record = decode_record(view, position)
+        except MalformedRecord as error:
+            raise Failure(FAILED, f"{path} is damaged at byte {position}: {error}") from error
+        yield record
+        position += record.size

@@ -1,0 +1,163 @@
+"""`neve cluster` on a set of processes: what it shows is so, what it does is done, and what would lose is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.wire import Client, Refused
+from neve.cli import main
+from tests.servers.broker_set import NAME, BrokerSet, store_of
+from tests.servers.neve import Serving, settings_as_options
+from tests.waiting import wait_until
+
+FAILED, NOT_FOUND, CONFLICT, UNREACHABLE = 1, 3, 5, 6
+_CHANGE_S = 60.0
+TOPIC = "orders"
+
+
+@pytest.fixture
+def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerSet]:
+    with BrokerSet(tmp_path, replication="sync") as found:
+        monkeypatch.setenv("NAMESRV_ADDR", found.name_server.namesrv)
+        with Client(found.master.broker) as client:
+            client.create_topic(TOPIC, 1)
+            client.send(TOPIC, 0, b"first")
+        yield found
+
+
+class Neve:
+    """The command line, and what it says."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        ended = main.run(["cluster", *arguments])
+        said = self._capfd.readouterr()
+        assert ended == code, said.err
+        self.err = said.err
+        return said.out
+
+    def rows(self, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self(*arguments, "-o", "json", code=code))
+        return found
+
+
+@pytest.fixture
+def neve(capfd: pytest.CaptureFixture[str]) -> Neve:
+    return Neve(capfd)
+
+
+def member(neve: Neve, address: str) -> dict[str, Any]:
+    return next(row for row in neve.rows("members", NAME) if row["address"] == address)
+
+
+def acknowledges(address: str) -> bool:
+    try:
+        with Client(address) as client:
+            client.send(TOPIC, 0, b"again")
+    except (OSError, Refused):
+        return False
+    return True
+
+
+def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: BrokerSet, neve: Neve) -> None:
+    master = brokers.master
+    (row,) = neve.rows("status")
+    assert (row["set"], row["address"], row["epoch"]) == (NAME, master.broker, brokers.epoch)
+    assert (row["in_sync"], row["living"], row["members"]) == (3, 3, 3)
+    rows = neve.rows("members", NAME)
+    assert [row["role"] for row in rows if row["address"] == master.broker] == ["master"]
+    wait_until(lambda: len({row["log_end"] for row in neve.rows("members", NAME)}) == 1, "equal", _CHANGE_S)
+    assert {(row["member"], row["epoch"], row["start"]) for row in neve.rows("epochs", NAME)} == {
+        (row["id"], brokers.epoch, 0) for row in rows
+    }
+    neve("members", "no-such", code=NOT_FOUND)
+
+    own = member(neve, master.broker)["id"]
+    neve("switch", NAME, "--to", str(own), code=CONFLICT)
+    neve("remove", NAME, str(own), "--yes", code=CONFLICT)
+    slave = brokers.slaves[0]
+    other = member(neve, slave.broker)["id"]
+    neve("switch", NAME, "--to", str(other))
+    assert brokers.master is slave
+    assert acknowledges(slave.broker)
+    brokers.wait_until_in_sync(*brokers.members)
+    neve("init", NAME, "--master", str(own), "--yes", code=CONFLICT)
+    assert "living master" in neve.err
+
+    neve("remove", NAME, str(own), "--yes", code=CONFLICT)
+    assert "stop it first" in neve.err
+    master.stop()
+    new = brokers.another(neve("add", NAME))
+    with new:
+        neve("add", NAME, "--wait-for", new.broker, "--within", "60")
+        neve("replace", NAME, str(own), "--by", new.broker, "--yes", "--within", "60")
+        assert own not in {row["id"] for row in neve.rows("members", NAME)}
+        assert member(neve, new.broker)["in_sync"]
+        assert acknowledges(slave.broker)
+
+
+def test_a_set_whose_register_is_lost_is_given_a_master_by_an_operator(
+    brokers: BrokerSet, neve: Neve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, slaves = brokers.master, brokers.slaves
+    for one in (*slaves, master):  # whoever went first has not seen the next one leave
+        one.stop()
+    brokers.controller.stop()
+    (brokers.register / "register.json").unlink()
+    brokers.controller.start()
+    for one in brokers.members:
+        one.start()
+    wait_until(lambda: len(brokers.told().get("notInSyncReplicas", ())) == 3, "all are members", _CHANGE_S)
+    neve("status", code=NOT_FOUND)
+    monkeypatch.setenv("NEVE_CONTROLLER", brokers.controller.ready["controller"])
+    (row,) = neve.rows("status", NAME, code=FAILED)
+    assert row["master"] is None
+    assert f"no living master: {NAME}" in neve.err
+    chosen, behind = member(neve, master.broker), member(neve, slaves[0].broker)
+    neve("switch", NAME, code=CONFLICT)
+    neve("init", NAME, "--master", str(behind["id"]), "--yes", code=CONFLICT)
+    assert f"{behind['id']} is behind, ask for one of [{chosen['id']}" in neve.err
+    neve("init", NAME, "--master", str(chosen["id"]), "--yes")
+    assert brokers.master is master
+    brokers.wait_until_in_sync(*brokers.members)
+    assert acknowledges(master.broker)
+
+
+def test_what_a_member_gave_up_is_listed_and_its_messages_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neve: Neve
+) -> None:
+    with BrokerSet(tmp_path, replication="sync", flushDiskType="SYNC_FLUSH") as brokers:
+        with Client(brokers.master.broker) as client:
+            client.create_topic(TOPIC, 1)
+            client.send(TOPIC, 0, b"with all")
+        former, slaves = brokers.master, brokers.slaves
+        assert neve.rows("diverged", str(store_of(former))) == []
+        for slave in slaves:
+            slave.kill()
+        assert not acknowledges(former.broker)
+        former.kill()
+        for slave in slaves:
+            slave.start()
+        brokers.master_after(former)
+        former.start()
+        brokers.wait_until_in_sync(*brokers.members)
+        (row,) = neve.rows("diverged", str(store_of(former)))
+        assert row["topics"][TOPIC] == row["messages"] == 1
+        (line,) = neve("diverged", str(store_of(former)), "--messages").splitlines()
+        assert json.loads(line)["body"] == "again"
+
+
+def test_without_a_controller_nothing_is_said_to_be_so(tmp_path: Path, neve: Neve) -> None:
+    theirs = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": tmp_path / "kv"}
+    with Serving(tmp_path / "namesrv", "namesrv", *settings_as_options(theirs)) as names:
+        neve("status", "-n", names.namesrv, code=NOT_FOUND)
+        assert "name one with --controller" in neve.err
+        neve("status", "-n", names.namesrv, "--controller", "127.0.0.1:1", code=UNREACHABLE)
+        assert "no controller answers" in neve.err
