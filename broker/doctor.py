@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from access.server_checks import check_free_port, check_tls, check_users
-from broker import rocketmqs_store
+from broker import doctor_of_set, rocketmqs_store
 from broker.config import BrokerConfig
 from infra.clock import Clock, SystemClock
 from infra.config import ConfigError, read
@@ -44,6 +44,8 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
     yield from _check_ports(config, running=running)
     yield from check_tls(config, clock or SystemClock())
     yield from _check_name_servers(config)
+    if config.replication != "none":
+        yield from doctor_of_set.checks(config, clock or SystemClock())
     yield from _check_archive(config)
 
 

@@ -1,7 +1,7 @@
 """What is asked of a broker set: of its controller by RocketMQ's codes, and of its members.
 
     controller   1005 who answers · 1006 who is in sync · 1002 designate · 1011 forget members
-    member       26 its configuration · 907 who follows it · 1007 who wrote its log
+    member       26 its configuration · 28 how long it has run · 907 who follows it · 1007 who wrote its log
 
 Apache's controllers and brokers answer the same.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from neve.remoting.command import RemotingCommand
 _CONNECT_S = 3.0
 _ASK_S = 10.0
 _POLL_S = 0.25
+_SECONDS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 
 
 class Replica(NamedTuple):
@@ -157,12 +159,17 @@ class BrokerSets:
         entries = tuple((one["epoch"], one["startOffset"], one["endOffset"]) for one in told["epochList"])
         return LogOf(int(told["maxOffset"]), entries)
 
-    async def acknowledged(self, address: str) -> dict[str, int]:
-        """Of a master: up to where each slave has the log, by `member N` (Apache: by its address)."""
-        answer = await self._of_member(address, RequestCode.GET_BROKER_HA_STATUS)
-        if answer is None:
-            return {}
-        return {one["addr"]: int(one["slaveAckOffset"]) for one in parse_body(answer)["haConnectionInfo"]}
+    async def clock_ms(self, address: str) -> int | None:
+        """What it is by the member's clock, to the second; None of one that does not say."""
+        answer = await self._of_member(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        table: Mapping[str, str] = {} if answer is None else parse_body(answer)["table"]
+        began, runs = (
+            table.get("bootTimestamp", ""),
+            re.findall(r"(\d+) (day|hour|minute|second)", table.get("runtime", "")),
+        )
+        if not began.isdigit() or not runs:
+            return None
+        return int(began) + 1000 * sum(int(count) * _SECONDS[unit] for count, unit in runs)
 
     async def _leads(self, address: str) -> bool:
         answer = await self._of_member(address, RequestCode.GET_BROKER_HA_STATUS)
@@ -189,12 +196,11 @@ class BrokerSets:
 @asynccontextmanager
 async def broker_sets(namesrv: str, controllers: str | None) -> AsyncGenerator[tuple[BrokerSets, list[str]]]:
     """Of the controllers that are named, or else that a broker of the name server's names; and the brokers' names."""
-    credentials, tls = security_of_the_command()
-    pool = ConnectionPool(_CONNECT_S, _refuse, lambda _: None, credentials=credentials, tls=tls)
+    pool = new_pool(*security_of_the_command())
     try:
         brokers = await _brokers(namesrv, has_controllers=controllers is not None)
         named = controllers or await _controllers_of(pool, brokers, namesrv)
-        yield BrokerSets(pool, await _who_answers(pool, named)), sorted(brokers)
+        yield BrokerSets(pool, await who_answers(pool, named)), sorted(brokers)
     finally:
         await pool.close()
 
@@ -231,8 +237,13 @@ async def _configuration(pool: ConnectionPool, address: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-async def _who_answers(pool: ConnectionPool, controllers: str) -> str:
-    """The leader that the first living one names; each of neve's names itself."""
+def new_pool(credentials: tuple[str, str] | None, tls: ssl.SSLContext | bool) -> ConnectionPool:
+    """To be closed."""
+    return ConnectionPool(_CONNECT_S, _refuse, lambda _: None, credentials=credentials, tls=tls)
+
+
+async def who_answers(pool: ConnectionPool, controllers: str) -> str:
+    """The leader that the first living one names; each of neve's names itself. Raises Failure."""
     addresses = [one.strip() for one in re.split("[;,]", controllers) if one.strip()]
     why = "--controller names none"
     for address in addresses:

@@ -1,0 +1,94 @@
+"""`neve doctor -c broker.conf` of a member: the controllers, and the set as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.doctor import checks
+from infra.clock import ManualClock, SystemClock
+from neve.cli.checks import FAIL, OK, WARN, Check
+from tests.servers.broker_set import NAME, BrokerSet
+from tests.servers.processes import free_ports
+from tests.waiting import wait_until
+
+_HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[BrokerSet]:
+    with BrokerSet(tmp_path / "set", replication="sync") as found:
+        yield found
+
+
+def looked(brokers: BrokerSet, home: Path, *, clock_ms: int = 0, **keys: object) -> dict[str, list[Check]]:
+    """At the file of a fourth member. By the name of the check."""
+    port, ha_port = free_ports(2)
+    fourth = {
+        "storePathRootDir": home / "fourth", "listenPort": port, "haListenPort": ha_port, "adminPort": -1,
+        "brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "namesrvAddr": brokers.name_server.namesrv,
+        "controllerAddr": brokers.controller.ready["controller"], "replication": "sync",
+        "mappedFileSizeCommitLog": "1m", **keys,
+    }  # fmt: skip
+    path = home / "broker.conf"
+    path.write_text("".join(f"{key}={value}\n" for key, value in fourth.items()))
+    clock = ManualClock(SystemClock().now_ms() + clock_ms)
+    found: dict[str, list[Check]] = {}
+    for check in checks(path, (), clock):
+        found.setdefault(check.check, []).append(check)
+    return found
+
+
+def the(found: dict[str, list[Check]], name: str) -> Check:
+    (check,) = found[name]
+    return check
+
+
+def test_who_joins_a_set_is_told_what_does_not_fit(brokers: BrokerSet, tmp_path: Path) -> None:
+    well = looked(brokers, tmp_path)
+    assert the(well, "controller").state == OK
+    assert the(well, "controllers").state == WARN, "one alone"
+    assert the(well, "broker set").state == OK
+    assert "3 of 3 members live" in the(well, "broker set").found
+    assert the(well, "machines").state == WARN
+    assert "all members are on 127.0.0.1" in the(well, "machines").found
+    assert [the(well, f"member {number}").state for number in (1, 2, 3)] == [OK, OK, OK]
+
+    other = looked(brokers, tmp_path, mappedFileSizeCommitLog="2m", replication="async")
+    for number in (1, 2, 3):
+        told = {check.found.partition(" ")[0]: check.state for check in other[f"member {number}"]}
+        assert told == {"mappedFileSizeCommitLog": FAIL, "replication": WARN}
+
+    late = looked(brokers, tmp_path, clock_ms=_HOUR_MS)
+    for number in (1, 2, 3):
+        assert the(late, f"member {number}").state == WARN
+        assert "s apart" in the(late, f"member {number}").found
+
+    elsewhere = looked(brokers, tmp_path, controllerAddr="127.0.0.1:1")
+    assert the(elsewhere, "controller").state == FAIL
+    assert the(elsewhere, "broker set").state == FAIL
+    both = looked(brokers, tmp_path, controllerAddr=f"127.0.0.1:1;{brokers.controller.ready['controller']}")
+    assert [check.state for check in both["controller"]] == [WARN, OK]
+    new = looked(brokers, tmp_path, brokerName="broker-b")
+    assert "first member" in the(new, "broker set").found
+
+
+def test_a_set_that_has_nobody_to_spare_or_no_master_is_told_to_be_so(brokers: BrokerSet, tmp_path: Path) -> None:
+    master, (one, other) = brokers.master, brokers.slaves
+    one.stop()
+    brokers.wait_until_in_sync(master, other)
+    found = looked(brokers, tmp_path)
+    assert the(found, "broker set").state == WARN
+    assert "no other one may die" in the(found, "broker set").found
+    other.stop()
+    wait_until(lambda: len(brokers.in_sync()) == 1, "one is left", 60)
+    found = looked(brokers, tmp_path)
+    assert the(found, "broker set").state == FAIL
+    assert "nothing is acknowledged" in the(found, "broker set").found
+    master.stop()
+    wait_until(lambda: not brokers.in_sync(), "nobody is left", 60)
+    found = looked(brokers, tmp_path)
+    assert the(found, "broker set").state == FAIL
+    assert f"{NAME} has no living master" in the(found, "broker set").found

@@ -1,0 +1,76 @@
+"""docs/high-availability.md: its tour runs as it stands, and what it says of `neve cluster` is a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from neve.cli.cluster_verbs import cluster
+from tests.servers.neve import Serving
+
+PAGE = (Path(__file__).parents[2] / "docs" / "high-availability.md").read_text("utf-8")
+ANY_PORTS = ("--namesrv-port", "0", "--controller-port", "0", "--port", "0")
+
+
+def tour() -> list[str]:
+    block = re.search(r"^## Try it$.*?^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    return [line.partition("   ")[0].strip() for line in block[1].splitlines()]
+
+
+def run(command: str, namesrv: str, directory: Path) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=directory, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PATH": path, "NAMESRV_ADDR": namesrv},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_the_tour_of_a_broker_set_runs(tmp_path: Path) -> None:
+    up, *commands = tour()
+    data = tmp_path / "set"
+    verb, *options = shlex.split(up.removesuffix("&"))[1:]
+    assert options == ["--replicas", "3", "--data", "/tmp/neve-set"]
+    printed: dict[str, str] = {}
+    with Serving(tmp_path, verb, "--replicas", "3", "--data", str(data), *ANY_PORTS) as servers:
+        for command in commands:
+            printed[command] = run(command.replace("/tmp/neve-set", str(data)), servers.namesrv, tmp_path)
+            if command == "neve cluster status":
+                assert servers.ready["master"] in printed[command]
+        (row,) = json.loads(run("neve cluster status -o json", servers.namesrv, tmp_path))
+        assert row["address"] != servers.ready["master"], "another one leads"
+        assert row["epoch"] == 2
+    assert len((tmp_path / "receipts.jsonl").read_text().splitlines()) == 2000
+    assert len(printed["neve consume orders --group tour --count 5"].split()) == 5
+
+
+def commands_of_the_page() -> set[str]:
+    found = re.findall(r"`neve cluster ([^`]+)`", PAGE) + re.findall(r"^neve cluster ([^#\n]+)", PAGE, re.MULTILINE)
+    return {text.strip() for text in found}
+
+
+@pytest.mark.parametrize("text", sorted(commands_of_the_page()))
+def test_each_command_for_a_broker_set_is_one(text: str, tmp_path: Path) -> None:
+    name, *arguments = shlex.split(text.replace("DIR", str(tmp_path)).replace("/tmp/neve-set/1", str(tmp_path)))
+    command = cluster.get_command(click.Context(cluster), name)
+    assert command is not None, name
+    if len(shlex.split(text)) > 1 or not any(
+        isinstance(one, click.Argument) and one.required for one in command.params
+    ):
+        with command.make_context(name, arguments):
+            pass
+
+
+def test_the_page_has_every_command_for_a_broker_set() -> None:
+    named = {text.split()[0] for text in commands_of_the_page()}
+    assert named == set(cluster.list_commands(click.Context(cluster)))
