@@ -41,10 +41,7 @@ async def start_controller(config: BrokerConfig, directory: Path, port: int) -> 
     settings = importlib.import_module("controller.controller_config").ControllerConfig(
         listen_port=port, bind_address=HERE, controller_store_path=str(directory), **_shared_security(config)
     )
-    disk = RealDisk()
-    register = importlib.import_module("controller.registers").register_of(settings, disk)
-    manager = importlib.import_module("controller.controller_manager").ControllerManager
-    server = manager(settings, SystemClock(), disk, register)
+    server = importlib.import_module("controller.command").made(settings)
     await _start(server, "controller", port)
     config.controller_addr = f"{HERE}:{server.port}"
     return server

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,12 +12,15 @@ from infra.config import Loaded, read
 from infra.server_command import announce, catch_signals, run_and_exit, settings_option
 from infra.startup import check_port
 
+if TYPE_CHECKING:
+    from controller.controller_manager import ControllerManager
+
 
 @click.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="Configuration file (controller.conf).")
 @settings_option
 def controller(path: Path | None, settings: tuple[str, ...]) -> None:
-    """Run a controller: it elects the masters of Apache RocketMQ's broker sets."""
+    """Run a controller: it elects the masters of broker sets, of neve's and of Apache RocketMQ's."""
 
     def start() -> Awaitable[int]:
         loaded = read(ControllerConfig, path, settings)
@@ -26,17 +30,23 @@ def controller(path: Path | None, settings: tuple[str, ...]) -> None:
     run_and_exit(start)
 
 
-async def _run(loaded: Loaded[ControllerConfig]) -> int:
+def made(config: ControllerConfig) -> "ControllerManager":
+    """A controller of this process, not started yet; `neve up` has one, too. StartupError."""
     from controller.controller_manager import ControllerManager
     from controller.registers import register_of
-    from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
 
+    disk = RealDisk()
+    return ControllerManager(config, SystemClock(), disk, *register_of(config, disk))
+
+
+async def _run(loaded: Loaded[ControllerConfig]) -> int:
+    from infra import log as logs
+
     config = loaded.config
     logs.configure(config.log_level, loaded.warnings)
-    disk = RealDisk()
-    server = ControllerManager(config, SystemClock(), disk, *register_of(config, disk))
+    server = made(config)
     stopped = asyncio.Event()
     catch_signals(stopped.set)
     await server.start()
