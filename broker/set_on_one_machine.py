@@ -86,7 +86,7 @@ def checked(replicas: int, places: Places, store: str | None, settings: Sequence
     if places.port + room > 65535:
         raise ConfigError(f"--port {places.port} leaves no ports for {replicas} members")
     own = [f"storePathRootDir={places.data / '1'}", f"controllerAddr={HERE}:{places.controller_port or 1}"]
-    loaded = read(BrokerConfig, None, [*_base(store), *settings, *own])
+    loaded = read(BrokerConfig, None, [*_base(places, store), *settings, *own])
     if loaded.config.authentication_enabled:
         raise ConfigError("authenticationEnabled with --replicas: the servers would not know each other's secrets")
     if loaded.config.replication == "none":
@@ -95,10 +95,11 @@ def checked(replicas: int, places: Places, store: str | None, settings: Sequence
     return loaded
 
 
-def _base(store: str | None) -> list[str]:
+def _base(places: Places, store: str | None) -> list[str]:
     """What may be set otherwise."""
     return [
-        f"storeUrl={store or ''}",
+        f"storeUrl={f'dir:{places.data}/archive' if store is None else store}",
+        "archiveMaxAge=10m",
         "replication=sync",
         "brokerIP1=127.0.0.1",
         f"bindAddress={HERE}",
@@ -118,7 +119,7 @@ async def run(replicas: int, places: Places, store: str | None, settings: Sequen
     try:
         name_server = await start_name_server(config, places.data / "namesrv" / "kvConfig.json", places.namesrv_port)
         controller = await start_controller(config, places.data / "controller", places.controller_port)
-        shared = _shared(config, store, settings)
+        shared = _shared(config, _base(places, store), settings)
         members += (_Member(number, places, shared) for number in range(1, replicas + 1))
         await asyncio.gather(*(member.start() for member in members))
         master = await _in_sync(config, replicas)
@@ -143,10 +144,10 @@ async def run(replicas: int, places: Places, store: str | None, settings: Sequen
                 await server.shutdown()
 
 
-def _shared(config: BrokerConfig, store: str | None, settings: Sequence[str]) -> list[str]:
+def _shared(config: BrokerConfig, base: Sequence[str], settings: Sequence[str]) -> list[str]:
     """The keys of all members; the last of two that are equal counts."""
     return [
-        *_base(store),
+        *base,
         *settings,
         f"tlsEnable={str(config.tls_enable).lower()}",
         f"tlsTrustCertPath={config.tls_trust_cert_path}",
