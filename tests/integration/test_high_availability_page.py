@@ -13,6 +13,9 @@ from pathlib import Path
 import click
 import pytest
 
+from broker.config import BrokerConfig
+from broker.ha.settings import settings_of
+from infra.config import read
 from neve.cli.cluster_verbs import cluster
 from tests.servers.neve import Serving
 
@@ -74,3 +77,15 @@ def test_each_command_for_a_broker_set_is_one(text: str, tmp_path: Path) -> None
 def test_the_page_has_every_command_for_a_broker_set() -> None:
     named = {text.split()[0] for text in commands_of_the_page()}
     assert named == set(cluster.list_commands(click.Context(cluster)))
+
+
+def test_the_settings_of_a_member_are_taken_as_they_stand_there(tmp_path: Path) -> None:
+    block = re.search(r"^```\n(brokerName=.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    path = tmp_path / "broker.conf"
+    path.write_text(block[1])
+    config = read(BrokerConfig, path).config
+    settings = settings_of(config)
+    assert settings is not None
+    assert settings.rules.confirm.min_in_sync == 2
+    assert len(settings.controllers) == 2
