@@ -1,21 +1,26 @@
-"""A broker in its set: its HA port (906), who follows (907), who wrote its log (1007), a controller's news (1008).
+"""A broker in its set: its HA port (906), who follows (907), hand-over (1002), who wrote its log (1007), news (1008).
 
-906 is RocketMQ's way for a slave to find the HA port: it asks its master with an empty request.
+906 is RocketMQ's way for a slave to find the HA port: it asks its master with an empty request. 1002 is a controller's
+request: asked of a master of neve's, it has all of its log reach the next one before that is elected.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from broker.ha.controller_calls import view_of
-from broker.ha.replicas_manager import ReplicasManager
+from broker.ha.replicas_manager import HandOverRefused, ReplicasManager
 from broker.store.message_store import MessageStore
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import dumps
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import optional_int
 
+_ANYBODY = -1
+_HAND_OVER_S = 8.0  # less than who asks waits
 _ALONE = "this request only for controllerMode"
 
 
@@ -69,6 +74,19 @@ class BrokerSetProcessor:
             "maxOffset": self._store.max_physical_offset,
             "transferredByteInSecond": 0,
         }
+
+    async def elect_master(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """1002: `brokerId` shall lead, or whoever has most. The answer comes when it is elected."""
+        replicas, target = self._in_set(), optional_int(request.ext, "brokerId", _ANYBODY)
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                elected = await replicas.hand_over(None if target == _ANYBODY else target)
+        except HandOverRefused as error:
+            raise BrokerError(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, str(error)) from error
+        except TimeoutError as error:
+            remark = "no controller says who is master now; until one does nothing is taken here"
+            raise BrokerError(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, remark) from error
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"masterBrokerId": str(elected)})
 
     def epoch_cache(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """1007: with which life of this broker answers, for a controller that is about to elect."""

@@ -165,6 +165,7 @@ RULES: Mapping[int, tuple[Who, Refusal]] = {
             Code.VIEW_BROKER_STATS_DATA,
             Code.EXCHANGE_BROKER_HA_INFO,
             Code.GET_BROKER_HA_STATUS,
+            Code.CONTROLLER_ELECT_MASTER,
             Code.NOTIFY_BROKER_ROLE_CHANGED,
             Code.GET_BROKER_EPOCH_CACHE,
             Code.CLEAN_EXPIRED_CONSUMEQUEUE,

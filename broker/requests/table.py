@@ -178,5 +178,6 @@ class Processors:
             Code.EXCHANGE_BROKER_HA_INFO: self.broker_set.exchange_ha_info,
             Code.GET_BROKER_HA_STATUS: self.broker_set.ha_status,
             Code.GET_BROKER_EPOCH_CACHE: self.broker_set.epoch_cache,
+            Code.CONTROLLER_ELECT_MASTER: self.broker_set.elect_master,
             Code.NOTIFY_BROKER_ROLE_CHANGED: self.broker_set.role_changed,
         }

@@ -1,6 +1,7 @@
 """What is asked of a broker set: of its controller by RocketMQ's codes, and of its members.
 
     controller   1005 who answers · 1006 who is in sync · 1002 designate · 1011 forget members
+    master       1002 hand over, of neve's alone
     member       26 its configuration · 28 how long it has run · 907 who follows it · 1007 who wrote its log
 
 Apache's controllers and brokers answer the same.
@@ -98,6 +99,16 @@ class BrokerSets:
             return state
         raise Failure(NOT_FOUND, f"the controller {self.controller} knows no broker set {name}")
 
+    async def hand_over(self, name: str, master: Replica, target: Replica) -> bool:
+        """By the master itself, once the target has all of its log. False: it is no broker that can. Raises Failure."""
+        ext = {"brokerName": name, "brokerId": str(target.id), "designateElect": "true"}
+        answer = await self._pool.invoke(master.address, RequestCode.CONTROLLER_ELECT_MASTER, ext, timeout=_ASK_S)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return False
+        if answer.code != ResponseCode.SUCCESS:
+            raise Failure(CONFLICT, f"{master.id} does not hand over: {answer.remark or answer.code}")
+        return True
+
     async def designate(self, name: str, broker_id: int) -> None:
         """Raises Failure with what the controller has against it."""
         ext = {"brokerName": name, "brokerId": str(broker_id), "designateElect": "true"}
@@ -132,13 +143,14 @@ class BrokerSets:
             what = "is no member" if found is None else f"is member {found.id}, and not in sync"
             raise Failure(FAILED, f"{address} {what} of {name} after {seconds:.0f} s") from None
 
-    async def until_it_leads(self, name: str, member: Replica, seconds: float) -> SetState:
-        """Elected, and its log takes messages. Raises Failure."""
+    async def until_it_leads(self, name: str, member: Replica, seconds: float, *, in_sync: int = 1) -> SetState:
+        """Elected, its log takes messages, and so many are in sync. Raises Failure."""
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     state = await self.state(name)
-                    if state.master == member.id and await self._leads(member.address):
+                    are = sum(one.in_sync and one.alive for one in state.replicas)
+                    if state.master == member.id and are >= in_sync and await self._leads(member.address):
                         return state
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:

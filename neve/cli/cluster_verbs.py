@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _LEADS_S = 60.0
+#: Whatever `replication` is; and there were so many, else nobody could be handed over to.
+_TAKES_SENDS = 2
 #: What a new member has to have in common with the set.
 _SHARED = (
     "brokerClusterName", "brokerName", "namesrvAddr", "controllerAddr", "replication", "minInSyncReplicas",
@@ -188,7 +190,8 @@ def diverged(data: Path, messages: bool, output: str) -> None:
 def switch(name: str, target: int | None, controllers: str | None, namesrv: str) -> None:
     """Hand over to another member that is in sync; returns when it leads.
 
-    Sends that are under way are answered with an error, and clients send them again: to the new master.
+    A master of neve's takes nothing more, until the other one has all of its log, then that is elected: nothing is
+    lost, whatever `replication` is. For a moment sends are refused, and clients send them again: to the new master.
     """
     said = asyncio.run(_switch(namesrv, controllers, name, target))
     say(said)
@@ -203,8 +206,9 @@ async def _switch(namesrv: str, controllers: str | None, name: str, target: int 
         if former is None:
             raise Failure(CONFLICT, f"{name} has no living master: nobody hands over. See `neve cluster init`")
         chosen = await _successor(sets, state, former, target)
-        await sets.designate(name, chosen.id)
-        now = await sets.until_it_leads(name, chosen, _LEADS_S)
+        if not await sets.hand_over(name, former, chosen):
+            await sets.designate(name, chosen.id)
+        now = await sets.until_it_leads(name, chosen, _LEADS_S, in_sync=_TAKES_SENDS)
         return f"{name}: {chosen.id} at {chosen.address} leads in epoch {now.master_epoch}, it was {former.id}"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from bench.wire import Client, Refused
 from neve.cli import main
+from tests.integration.test_broker_set import bodies, producing
 from tests.servers.broker_set import NAME, BrokerSet, store_of
 from tests.servers.neve import Serving, settings_as_options
 from tests.waiting import wait_until
@@ -161,3 +162,23 @@ def test_without_a_controller_nothing_is_said_to_be_so(tmp_path: Path, neve: Nev
         assert "name one with --controller" in neve.err
         neve("status", "-n", names.namesrv, "--controller", "127.0.0.1:1", code=UNREACHABLE)
         assert "no controller answers" in neve.err
+
+
+def test_a_switch_under_load_loses_nothing_though_nobody_waits_for_slaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neve: Neve
+) -> None:
+    with BrokerSet(tmp_path, replication="async") as brokers:
+        monkeypatch.setenv("NAMESRV_ADDR", brokers.name_server.namesrv)
+        with Client(brokers.master.broker) as client:
+            client.create_topic(TOPIC, 1)
+        with producing(brokers) as producer:
+            for _ in range(3):
+                producer.has_sent(200)
+                former = brokers.master
+                neve("switch", NAME)
+                assert brokers.master is not former
+                producer.has_sent(200)
+                brokers.wait_until_in_sync(*brokers.members)
+        found = [int(body) for body in bodies(brokers.master)]
+        assert found == sorted(set(found))
+        assert set(producer.acknowledged) <= set(found)
