@@ -17,6 +17,7 @@ from pathlib import Path
 from bench import jvm
 from tests.servers.apache import ApacheServer
 from tests.servers.neve import NeveServer
+from tests.servers.processes import Processes
 
 SIZE = 1024
 JAVA_SOURCES = Path(__file__).parent / "java"
@@ -72,7 +73,7 @@ def java_command(home: Path, *args: object) -> list[str]:
     return jvm.java(jvm.classes(JAVA_SOURCES), "Load", *map(str, args), home=home, flags=_LOAD_FLAGS)
 
 
-def settle(servers: Iterable[Server]) -> None:
+def settle(servers: Iterable[Processes]) -> None:
     """Wait until no server is busy with what came before: flushes, compaction of the heap, rounds of the archive."""
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     for server in servers:

@@ -1,10 +1,12 @@
 """A pipelined load generator: frames cut beforehand, as many answers as arrive turned into one write. The ceiling.
 
     python -m bench.raw_load produce BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS [USER SECRET]
+    python -m bench.raw_load timed   BROKER TOPIC SIZE IN_FLIGHT WARM_S SECONDS
     python -m bench.raw_load consume BROKER TOPIC COUNT
     python -m bench.raw_load fill    BROKER TOPIC SIZE COUNT
 
-Prints `MARK nanoseconds messages`, once when warm and once at the end, as the Java generator does.
+Prints `MARK nanoseconds messages`, once when warm and once at the end, as the Java generator does; `timed` also
+`WAITED p50 p99`, in microseconds, of what was answered between the marks.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from typing import cast
 
 import uvloop
+from typing_extensions import override
 
 from bench.wire import (
     OPAQUE_FIRST,
@@ -23,6 +26,7 @@ from bench.wire import (
     PULL_RETRY_IMMEDIATELY,
     SUCCESS,
     Client,
+    Response,
     Responses,
     SendFrames,
     Signer,
@@ -56,6 +60,7 @@ class Producer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answers = self._responses.feed(data)
+        self.note(answers)
         self.failed += sum(answer.code != SUCCESS for answer in answers)
         self.answered += len(answers)
         if self._limit is not None and self.answered - self.failed >= self._limit:
@@ -69,10 +74,33 @@ class Producer(asyncio.Protocol):
         if not self.done.done():
             self.done.set_exception(exc or ConnectionResetError("the broker closed the connection"))
 
+    def note(self, answers: list[Response]) -> None:
+        """Nothing of it is wanted here."""
+
     def _send(self, count: int) -> None:
         first, self._next = self._next, self._next + count
         frame = self._frames.frame
         self._transport.write(b"".join([frame(number) for number in range(first, first + count)]))
+
+
+class TimedProducer(Producer):
+    """The same, and how long each answer took: the clock is read once for what is written together."""
+
+    def __init__(self, frames: SendFrames, in_flight: int) -> None:
+        super().__init__(frames, in_flight)
+        self._sent: dict[int, int] = {}
+        self.waited: list[int] = []  # ns
+
+    @override
+    def note(self, answers: list[Response]) -> None:
+        now, sent = time.monotonic_ns(), self._sent
+        self.waited += [now - sent.pop(answer.opaque - OPAQUE_FIRST) for answer in answers]
+
+    @override
+    def _send(self, count: int) -> None:
+        now = time.monotonic_ns()
+        self._sent.update(dict.fromkeys(range(self._next, self._next + count), now))
+        super()._send(count)
 
 
 class Consumer(asyncio.Protocol):
@@ -148,6 +176,24 @@ async def produce(
     transport.abort()
 
 
+async def timed(broker: str, topic: str, size: int, in_flight: int, warm: float, seconds: float) -> None:
+    host, _, port = broker.rpartition(":")
+    frames = SendFrames(topic, b"x" * size, QUEUES)
+    loop = asyncio.get_running_loop()
+    transport, producer = await loop.create_connection(lambda: TimedProducer(frames, in_flight), host, int(port))
+    for pause in (warm, seconds):
+        producer.waited.clear()
+        await asyncio.wait([producer.done], timeout=pause)
+        if producer.done.done():
+            producer.done.result()
+        mark(producer.answered)
+    waited = sorted(producer.waited)
+    p50, p99 = (waited[len(waited) * percent // 100] // 1000 for percent in (50, 99))
+    print(f"WAITED {p50} {p99}", flush=True)
+    print(f"FAILED {producer.failed}", flush=True)
+    transport.abort()
+
+
 async def fill(broker: str, topic: str, size: int, count: int) -> None:
     host, _, port = broker.rpartition(":")
     frames = SendFrames(topic, b"x" * size, QUEUES)
@@ -173,6 +219,9 @@ def main(verb: str, broker: str, topic: str, *numbers: str) -> None:
         size, in_flight, warm, seconds, *user = numbers
         signer = Signer(*user) if user else None
         uvloop.run(produce(broker, topic, int(size), int(in_flight), float(warm), float(seconds), signer))
+    elif verb == "timed":
+        size, in_flight, warm, seconds = numbers
+        uvloop.run(timed(broker, topic, int(size), int(in_flight), float(warm), float(seconds)))
     elif verb == "fill":
         size, count = numbers
         uvloop.run(fill(broker, topic, int(size), int(count)))

@@ -28,6 +28,13 @@ _MODULE_FLAGS = [
 ]
 
 
+def _large(heap: str) -> list[str]:
+    """As RocketMQ's own script starts a broker, with another heap."""
+    flags = ["-server", f"-Xms{heap}", f"-Xmx{heap}", f"-XX:MaxDirectMemorySize={heap}"]
+    flags += ["-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25", "-XX:+AlwaysPreTouch"]
+    return [*flags, "-XX:InitiatingHeapOccupancyPercent=30", "-XX:SoftRefLRUPolicyMSPerMB=0", *_MODULE_FLAGS]
+
+
 class ApacheServer(Processes):
     """Name server and broker of Apache RocketMQ 5.3.3, default settings but for paths, ports and loopback.
 
@@ -70,9 +77,7 @@ class ApacheServer(Processes):
         conf = self.directory / "conf"
         start = "org.apache.rocketmq.{}.{}"
         small = ["-server", "-Xms256m", "-Xmx256m"]
-        large = ["-server", f"-Xms{self._heap}", f"-Xmx{self._heap}", f"-XX:MaxDirectMemorySize={self._heap}"]
-        large += ["-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25", "-XX:+AlwaysPreTouch"]
-        large += ["-XX:InitiatingHeapOccupancyPercent=30", "-XX:SoftRefLRUPolicyMSPerMB=0", *_MODULE_FLAGS]
+        large = _large(self._heap)
         small += self._quick
         large += self._quick
         namesrv = start.format("namesrv", "NamesrvStartup")
@@ -106,6 +111,26 @@ def mqadmin(namesrv: str, *args: str, home: Path, version: str = jvm.SERVER) -> 
     )
     # The 5.3 client prints how its logging was configured, a line for each step.
     return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if " |-" not in line)
+
+
+class ApacheNameServer(Processes):
+    """Apache's name server 5.3.3 alone."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        (port,) = free_ports(1)
+        self.namesrv = f"127.0.0.1:{port}"
+        self._conf = directory / "namesrv.conf"
+        self._conf.write_text(f"bindAddress=127.0.0.1\nlistenPort={port}\n")
+
+    @override
+    def start(self) -> Self:
+        flags = ["-Xms128m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+        command = jvm.java(f"{jvm.jars()}/*", main, "-c", str(self._conf), home=self.directory, flags=flags)
+        self.spawn(command, "namesrv.out", {"ROCKETMQ_HOME": str(self.directory)})
+        wait_until(lambda: accepts(self.namesrv), "Apache's name server", _READY_S)
+        return self
 
 
 class ApacheController(Processes):
@@ -150,9 +175,18 @@ class ApacheMember(Processes):
     """
 
     def __init__(
-        self, directory: Path, *, namesrv: str, controller: str, name: str = "stock", settings: Mapping[str, str] = {}
+        self,
+        directory: Path,
+        *,
+        namesrv: str,
+        controller: str = "",
+        name: str = "stock",
+        settings: Mapping[str, str] = {},
+        heap: str = "",
     ) -> None:
+        """`heap`: a server's compiler and collector, for measurements; without it starts are quick."""
         super().__init__(directory)
+        self._heap = heap
         port, ha_port = free_ports(2)
         self.broker, self.ha = f"127.0.0.1:{port}", f"127.0.0.1:{ha_port}"
         broker = {
@@ -184,6 +218,8 @@ class ApacheMember(Processes):
     def start(self) -> Self:
         flags = ["-server", "-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:TieredStopAtLevel=1"]
         flags += ["-XX:+UseSerialGC", *_MODULE_FLAGS]
+        if self._heap:
+            flags = _large(self._heap)
         library, main = f"{jvm.jars()}/*", "org.apache.rocketmq.broker.BrokerStartup"
         arguments = ["-c", str(self.directory / "conf" / "broker.conf")]
         command = jvm.java(library, main, *arguments, home=self.directory, flags=flags)

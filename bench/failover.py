@@ -1,0 +1,276 @@
+"""How long nobody's sends succeed when a broker set's master is killed, or frozen: neve beside Apache RocketMQ 5.3.3.
+
+Three members each, acknowledging what all in sync have, one controller, one name server, default times. Two producers
+work on each set throughout, one message after the other: neve's client with its default settings, and the stock Java
+client with `pollNameServerInterval` 3 s. What is told is the time from the moment at which the master is killed
+(`kill -9`) or frozen (`SIGSTOP`) to the end of the first send that another member acknowledges. Then the former master
+comes back, all are in sync again, and the next one follows; sets take turns, so both meet the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import bisect
+import json
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import neve
+from bench import jvm
+from bench.measure import JAVA_SOURCES
+from bench.wire import Client, Refused
+from neve import NeveError
+from neve.client import SendStatus
+from neve.record.ids import parse_offset_msg_id
+from tests.servers.apache import ApacheController, ApacheMember, ApacheNameServer
+from tests.servers.broker_set import BrokerSet
+from tests.servers.processes import Processes
+from tests.waiting import wait_until
+
+MEMBERS = 3
+TOPIC = "failover"
+KILLED, FROZEN = "killed", "frozen"
+_SYNC_STATE_DATA = 1006
+_PAUSE_S = 0.005
+_CHANGE_S = 240.0
+#: Apache's defaults; `ApacheMember` looks round more often, for tests.
+_APACHE_DEFAULTS = {
+    "syncBrokerMetadataPeriod": "5000",
+    "checkSyncStateSetPeriod": "5000",
+    "haSendHeartbeatInterval": "5000",
+}
+
+
+class Member(Protocol):
+    """A broker of either kind."""
+
+    @property
+    def broker(self) -> str:
+        """host:port"""
+
+    def kill(self) -> None:
+        """-9."""
+
+    def signal(self, number: int) -> None:
+        """To its process."""
+
+    def start(self) -> Any:
+        """Again."""
+
+
+class Set:
+    """Members, as their controller sees them."""
+
+    def __init__(self, name: str, controller: str, namesrv: str, members: list[Member]) -> None:
+        self._name, self._controller, self.namesrv, self._members = name, controller, namesrv, members
+
+    def _told(self) -> dict[str, Any]:
+        with Client(self._controller) as client:
+            answer = client.ask(_SYNC_STATE_DATA, {}, json.dumps([self._name]).encode())
+        return dict(json.loads(answer.body)["replicasInfoTable"].get(self._name, {}))
+
+    def _is_whole(self) -> bool:
+        told = self._told()
+        in_sync = [one for one in told.get("inSyncReplicas", ()) if one["alive"]]
+        return bool(told.get("masterAddress")) and len(in_sync) == MEMBERS
+
+    def whole(self) -> None:
+        """Wait until somebody leads and all are in sync."""
+        wait_until(self._is_whole, "all members are in sync", _CHANGE_S)
+
+    def master(self) -> Member:
+        address = self._told()["masterAddress"]
+        return next(member for member in self._members if member.broker == address)
+
+    def create(self) -> None:
+        with Client(self.master().broker) as client:
+            client.create_topic(TOPIC, 8)
+
+
+class Prober:
+    """A producer at work; `acks` are (when in ms, broker that stored it), one after the other."""
+
+    def __init__(self) -> None:
+        self.acks: list[tuple[float, str]] = []
+
+    def first_from_another(self, broker: str, since_ms: float) -> float | None:
+        """When a broker but this one acknowledged something for the first time since then."""
+        since = bisect.bisect_left(self.acks, (since_ms, ""))
+        return next((when for when, by in self.acks[since:] if by != broker), None)
+
+    def works_on(self, broker: str) -> bool:
+        """Whether its latest message went there, a moment ago."""
+        return bool(self.acks) and self.acks[-1][1] == broker and _now_ms() - self.acks[-1][0] < 500
+
+
+class NeveProber(Prober):
+    """neve's client, on a loop in a thread of its own."""
+
+    def __init__(self, namesrv: str) -> None:
+        super().__init__()
+        self._namesrv, self._stopped = namesrv, threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._work()), daemon=True)
+
+    async def _work(self) -> None:
+        async with neve.connect(self._namesrv) as client:
+            while not self._stopped.is_set():
+                try:
+                    result = await client.send(TOPIC, b"x" * 100)
+                except NeveError:
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                if result.status is SendStatus.SEND_OK:
+                    self.acks.append((_now_ms(), _stored_by(result.offset_msg_id)))
+                await asyncio.sleep(_PAUSE_S)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+class JavaProber(Prober, Processes):
+    """The stock client, in a JVM."""
+
+    def __init__(self, namesrv: str, directory: Path) -> None:
+        Prober.__init__(self)
+        Processes.__init__(self, directory)
+        self._command = jvm.java(jvm.classes(JAVA_SOURCES), "Failover", namesrv, TOPIC, home=directory)
+
+    def start(self) -> Self:
+        process = self.spawn(self._command, "java.log", piped=True)
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        return self
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            word, when, message_id = line.split("\t")
+            assert word == "ACK"
+            self.acks.append((float(when), _stored_by(message_id.strip())))
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+
+def _now_ms() -> float:
+    return time.time_ns() / 1e6
+
+
+def _stored_by(offset_msg_id: str) -> str:
+    host, port, _ = parse_offset_msg_id(offset_msg_id)
+    return f"{host}:{port}"
+
+
+def neve_set(stack: ExitStack, directory: Path) -> Set:
+    brokers = stack.enter_context(BrokerSet(directory, members=MEMBERS, replication="sync"))
+    controller = brokers.controller.ready["controller"]
+    return Set("broker-a", controller, brokers.name_server.namesrv, list[Member](brokers.members))
+
+
+def apache_set(stack: ExitStack, directory: Path) -> Set:
+    controller = stack.enter_context(ApacheController(directory / "controller"))
+    names = stack.enter_context(ApacheNameServer(directory / "namesrv"))
+    members = [
+        ApacheMember(
+            directory / str(number),
+            namesrv=names.namesrv,
+            controller=controller.address,
+            settings=_APACHE_DEFAULTS,
+            heap="512m",
+        )
+        for number in range(MEMBERS)
+    ]
+    for member in members:
+        stack.enter_context(member)
+    return Set("stock", controller.address, names.namesrv, list[Member](members))
+
+
+def change_master(brokers: Set, how: str, probers: dict[str, Prober]) -> dict[str, float]:
+    """Seconds until each had an acknowledgement from another member; afterwards all is as before."""
+    brokers.whole()
+    master = brokers.master()
+    wait_until(
+        lambda: all(one.works_on(master.broker) for one in probers.values()), "producers work on the master", _CHANGE_S
+    )
+    if how == KILLED:
+        begin = _now_ms()
+        master.kill()
+        undo: Callable[[], object] = master.start
+    else:
+        begin = _now_ms()
+        master.signal(signal.SIGSTOP)
+        undo = lambda: master.signal(signal.SIGCONT)  # noqa: E731
+    took: dict[str, float] = {}
+
+    def all_went_on() -> bool:
+        for name, prober in probers.items():
+            first = prober.first_from_another(master.broker, begin)
+            if first is not None:
+                took[name] = (first - begin) / 1000
+        return len(took) == len(probers)
+
+    try:
+        wait_until(all_went_on, "another member acknowledges", _CHANGE_S)
+    finally:
+        undo()
+    brokers.whole()
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=20, help="for each way to lose a master")
+    parser.add_argument("--only", choices=["neve", "apache"])
+    options = parser.parse_args()
+    makers = {"neve": neve_set, "apache": apache_set}
+    chosen = [options.only] if options.only else list(makers)
+    results: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="neve-bench-")))
+        sets, probers = {}, {}
+        for name in chosen:
+            sets[name] = makers[name](stack, root / name)
+            sets[name].whole()
+            wait_until(lambda name=name: _is_made(sets[name]), "a topic", _CHANGE_S)  # type: ignore[misc]
+            namesrv = sets[name].namesrv
+            probers[name] = {
+                "neve's client": stack.enter_context(NeveProber(namesrv)),
+                "stock client": stack.enter_context(JavaProber(namesrv, root / f"{name}-java")),
+            }
+        for turn in range(options.times):
+            for how in (KILLED, FROZEN):
+                for name in chosen:
+                    for client, seconds in change_master(sets[name], how, probers[name]).items():
+                        results[how, name, client].append(seconds)
+                        print(f"  {turn:3} {how} {name:7} {client:14} {seconds:7.3f} s", flush=True)
+    print("\nTo the first send that another member acknowledged, seconds: median (lowest-highest)")
+    for (how, name, client), times in sorted(results.items()):
+        span = f"{statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f})"
+        print(f"{how:8} {name:7} {client:14} {span:>24}  of {len(times)}")
+
+
+def _is_made(brokers: Set) -> bool:
+    """A master that was just elected may not take anything yet."""
+    try:
+        brokers.create()
+    except (OSError, Refused):
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
