@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import random
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -96,6 +98,8 @@ class _Rest:
 
     def __init__(self, place: Place, work: Work, history: list[Event], healed: int, *, keeps: bool) -> None:
         self._place, self._work, self._history, self._healed, self._keeps = place, work, history, healed, keeps
+        self._come: set[str] = set()
+        self._read_to: dict[tuple[str, int], int] = defaultdict(int)
 
     async def _when(self, condition: Callable[[], bool | Awaitable[bool]]) -> int:
         left = self._place.patience - (now_ms() - self._healed) / 1000
@@ -121,6 +125,8 @@ class _Rest:
     async def rested(self) -> None:
         java = self._place.java
         groups = self._work.groups | (java.groups if java is not None else {})
+        if not self._keeps:
+            await self._when(self._has_come)  # what has not, the checker misses
         # In `async` what was acknowledged may be gone, and where a pop stands is its broker's own affair.
         watched = {group: topics for group, topics in groups.items() if self._keeps or not group.endswith("_pop")}
         await asyncio.gather(*(self._group(group, topics) for group, topics in watched.items()))
@@ -137,6 +143,21 @@ class _Rest:
 
         at = await self._when(is_at_rest)
         self._history.append(Rested(group=group, at=at, lacks=lacks))
+
+    async def _has_come(self) -> bool:
+        """Whether all delayed and committed messages are in their topics that were not lost with a master."""
+        client, topics = self._work.client, (self._work.topics.later, self._work.topics.halves)
+        try:
+            for topic, queue in itertools.product(topics, range(QUEUES)):
+                end = await client.max_offset(topic, queue)
+                while (offset := self._read_to[topic, queue]) < end:
+                    result = await client.pull(topic, queue, offset)
+                    self._come |= {key_of(message.body) for message in result.messages}
+                    self._read_to[topic, queue] = result.next_offset
+        except NeveError:
+            return False
+        lacking = self._wanted(topics) - self._come
+        return lacking <= set(diverged(self._place.brokers))
 
     def _wanted(self, topics: tuple[str, ...]) -> set[str]:
         return {
@@ -220,10 +241,18 @@ class _Reading:
         self._place.log_read_to = end
 
     def _diverged(self) -> None:
-        for member in MEMBERS:
-            for path in sorted((self._place.brokers.data(member) / "diverged").glob("*.log")):
-                keys = {key.decode(errors="replace") for key in _KEYS.findall(path.read_bytes())}
-                self._history += [Kept(key=key, where=f"{member}'s {path.name}") for key in sorted(keys)]
+        found = diverged(self._place.brokers)
+        self._history += [Kept(key=key, where=where) for key, where in sorted(found.items())]
+
+
+def diverged(brokers: BrokerSet) -> dict[str, str]:
+    """The keys of the messages that members cut off their logs, and where they kept them."""
+    found: dict[str, str] = {}
+    for member in MEMBERS:
+        for path in sorted((brokers.data(member) / "diverged").glob("*.log")):
+            keys = _KEYS.findall(path.read_bytes())
+            found |= {key.decode(errors="replace"): f"{member}'s {path.name}" for key in keys}
+    return found
 
 
 def digest_of(directory: Path, start: int, end: int) -> str:

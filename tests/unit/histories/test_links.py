@@ -1,0 +1,126 @@
+"""Links between processes: each direction is cut by itself, and what was held arrives at the healing or never."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.histories.faults import Kind, plan
+from tests.histories.links import Links
+from tests.waiting import until
+
+THERE, BACK = ("client", "server"), ("server", "client")
+
+
+class Far:
+    """A server that keeps what it got, and the writer of its latest connection."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.is_closed = False
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer, self.is_closed = writer, False
+        while data := await reader.read(1000):
+            self.got += data
+        self.is_closed = True
+        writer.close()
+
+
+Talk = Callable[[Links, Far, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def linked(source: str = "client") -> AsyncIterator[tuple[Links, Far, int]]:
+    """A server behind a link; without a `source` who connects is found by its process."""
+    far, links = Far(), Links(lambda: [("other", 1), ("client", os.getpid())], random.Random(1))
+    server = await asyncio.start_server(far.serve, "127.0.0.1", 0)
+    async with server:
+        try:
+            yield links, far, await links.face("127.0.0.1", 0, server.sockets[0].getsockname()[:2], "server", source)
+        finally:
+            await links.close()
+
+
+def talk(work: Talk, source: str = "client") -> None:
+    async def main() -> None:
+        async with linked(source) as (links, far, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"hello")
+            await until(lambda: far.got == b"hello", "the first words")
+            await work(links, far, reader, writer)
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("source", ["client", ""])
+def test_a_direction_that_is_cut_holds_what_was_sent_until_it_is_healed(source: str) -> None:
+    async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        links.cut([THERE])
+        writer.write(b" late")
+        assert far.writer is not None
+        far.writer.write(b"answer")
+        assert await reader.readexactly(6) == b"answer"  # the other direction is whole
+        assert far.got == b"hello"
+        links.heal()
+        await until(lambda: far.got == b"hello late", "what was held")
+
+    talk(work, source)
+
+
+def test_who_is_cut_off_does_not_learn_of_the_others_end() -> None:
+    async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        links.cut([THERE])
+        writer.close()
+        assert far.writer is not None
+        far.writer.write(b"are you there?")
+        await far.writer.drain()
+        assert not far.is_closed
+        links.heal()
+        await until(lambda: far.is_closed, "the end is told")
+
+    talk(work)
+
+
+def test_a_healing_that_breaks_connections_lets_nothing_through() -> None:
+    async def work(links: Links, far: Far, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        links.cut([BACK, THERE])
+        writer.write(b" late")
+        links.heal(breaks=True)
+        await until(lambda: far.is_closed, "the connection is broken")
+        assert far.got == b"hello"
+        with pytest.raises((OSError, EOFError)):
+            await reader.readexactly(1)
+
+    talk(work)
+
+
+def test_a_connection_of_nobody_is_refused_and_counted() -> None:
+    async def main() -> None:
+        async with linked("") as (links, far, port):
+            links._owners = lambda: [("other", 1)]
+            reader, _ = await asyncio.open_connection("127.0.0.1", port)
+            with pytest.raises((OSError, EOFError)):
+                await reader.readexactly(1)
+            assert (links.unknown, far.got) == (1, b"")
+
+    asyncio.run(main())
+
+
+def test_a_plan_comes_out_of_its_seed_and_every_fault_ends_with_the_round() -> None:
+    kinds = set()
+    for seed in range(300):
+        faults = plan(random.Random(seed), 8.0)
+        assert faults == plan(random.Random(seed), 8.0)
+        assert faults == sorted(faults, key=lambda one: one.at)
+        assert all(one.at > 0 and one.at + one.lasts <= 8.0 for one in faults)
+        kinds |= {one.kind for one in faults}
+    assert kinds == set(Kind)
+    assert {one.kind for one in plan(random.Random(1), 8.0, [Kind.KILL])} == {Kind.KILL}
