@@ -397,3 +397,32 @@ def test_delay_positions_that_the_log_says_beat_a_file_that_speaks_of_more_than_
     assert member.schedule.positions() == said
     member.clock.advance(DELAY_MS)
     assert member.schedule.deliver_due() == 1
+
+
+@pytest.mark.parametrize("delivered_before", [0, 1])
+def test_a_delivery_that_was_cut_off_a_masters_log_is_made_again(tmp_path: Path, delivered_before: int) -> None:
+    """It is elected again, and no other master has delivered anything meanwhile."""
+    clock = ManualClock(1_700_000_000_000)
+    member = Member(tmp_path, clock)
+    member.topics.create_plain("t", 1)
+    for _ in range(delivered_before):
+        member.put_delayed("t")
+    clock.advance(10_000)
+    assert member.schedule.deliver_due() == delivered_before
+    member.save()
+    member.metadata.lead()  # of the term that ends now: it has followed its own log so far
+    member.put_delayed("t")
+    clock.advance(10_000)
+    confirmed = member.store.max_physical_offset
+    member.store.join_set(confirmed)
+    assert member.schedule.deliver_due() == 1
+    member.store.follow()
+    member.metadata.reload()
+    member.store.truncate(confirmed, epoch=1, floor=confirmed)
+    member.store.lead()
+    member.metadata.lead()
+    assert member.store.max_offset("t", 0) == delivered_before
+    assert member.schedule.deliver_due() == 1
+    member.store.confirm(member.store.max_physical_offset)
+    assert member.store.max_offset("t", 0) == delivered_before + 1
+    assert member.schedule.deliver_due() == 0
