@@ -69,7 +69,8 @@ class WithoutArchive:
 
     @property
     def eviction_frontier(self) -> int:
-        return 0
+        """Where a new member's log begins: what this one no longer has nobody gets."""
+        return self._local.store.min_physical_offset
 
     def is_same_log(self, log_uuid: str) -> None:
         """A master's, by which an archive knows it."""
@@ -139,7 +140,7 @@ class Archive:
     @property
     def eviction_frontier(self) -> int:
         """Below it the log was needed for nothing, as of the last look at what may be evicted."""
-        return self.lifecycle.evict.frontier
+        return max(self.lifecycle.evict.frontier, self._local.store.min_physical_offset)
 
     def is_same_log(self, log_uuid: str) -> None:
         """This member follows a master, whose log the archive knows by this."""

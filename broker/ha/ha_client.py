@@ -277,6 +277,8 @@ class HaClient:
         if self._sync is not None:
             await self._sync()
         self.trouble = None
+        if isinstance(session, SlaveSession) and session.begins_at:
+            self._log.go_on_with_master_at(session.begins_at)
         return session.attached(self._log.flushed_offset, self._clock.monotonic())
 
     def confirmed(self, offset: int) -> None:

@@ -669,6 +669,7 @@ class ReplicasManager:
             followed_epoch=lambda: self._file.followed_epoch,
             sync=None if self._rules.acknowledges_from_memory else self._sync_log,
             secret=self._stream.secret,
+            begins_at_frontier=True,
             tls=self._tls,
             threads=self._threads,
         )

@@ -307,14 +307,27 @@ class SlaveSession:
         self.state = SlaveState.ATTACHING
         return Attached(self._master_epoch)
 
+    @property
+    def _is_empty(self) -> bool:
+        return self._local.begin == self._local.end == 0
+
+    @property
+    def begins_at(self) -> int:
+        """Where an empty log has to begin, before it is asked for: the master may have nothing to send from there on.
+
+        0: the log is not empty, or begins with the first byte that comes.
+        """
+        told = self.master is not None and self._begins_at_frontier and self._is_empty
+        return self.master.eviction_frontier if told and self.master is not None else 0
+
     def attached(self, synced: int, now: float) -> list[Action]:
         """Ask for the log. `synced`: so much of it is on the disk."""
         if self.state is not SlaveState.ATTACHING:
             return []
         self.state = SlaveState.FOLLOWING
         asked = self._next
-        if self._local.begin == self._local.end == 0:
-            asked = self.master.eviction_frontier if self.master is not None and self._begins_at_frontier else 0
+        if self._is_empty:
+            asked = self._end_of_log = self.begins_at
             self._next = asked or -1
         self._reported = (asked, min(synced, asked) if self.master is not None else -1)
         return [self._report(now)]

@@ -1,7 +1,7 @@
 """Tables as a master says them to its slaves, each with the place in the log that it belongs to. JSON, on the wire
 deflated: names of topics and groups are much alike.
 
-MetadataImage    {"v", "logEnd", "position", "topics", "groups", "modes", "users", "delays", "ended"}
+MetadataImage    {"v", "logEnd", "position", "topics", "groups", "modes", "users", "delays", "ended", "ends"}
 OffsetsImage     {"v", "logEnd", "position", "offsets", "resets"}
 
 logEnd     physical: an image is installed once the slave's own log is confirmed so far, or it would speak of records
@@ -10,6 +10,7 @@ position   of the metadata log: what lies below it is in the image, what follows
 ended      topic → queue → where it goes on, should the topic come again: none of its offsets is given twice
 frontier   physical: what lies below is needed by nothing that waits, is popped or changed, at `logEnd`: a slave that is
            confirmed so far may evict it
+ends       topic → queue → the offset that its next message gets: a slave's log may begin behind all that it has had
 offsets    topic@group → queue → next offset; resets: the same, of what running consumers were not told yet
 """
 
@@ -51,6 +52,7 @@ class MetadataImage(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     users: UsersImage | None
     delays: dict[int, int]
     ended: Positions
+    ends: Positions = {}  # of a neve that says nothing of it: none
 
 
 class OffsetsImage(msgspec.Struct, rename="camel", frozen=True, kw_only=True):

@@ -302,6 +302,10 @@ class MetadataLog:
             users=None if self._users is None else self._users.image(),
             delays=self._delays.positions(),
             ended=self._store.deleted_below(),
+            ends={
+                topic: {queue: self._store.next_offset(topic, queue) for queue in queues}
+                for topic, queues in self._store.queues().items()
+            },
         )
 
     def install(self, image: MetadataImage) -> None:
@@ -323,6 +327,7 @@ class MetadataLog:
         if self._users is not None and image.users is not None:
             self._users.install(image.users)
         self._store.remember_ended(image.ended)
+        self._store.begin_queues(image.ends, image.log_end)
         for file in self._files:
             file.save_now()
         self._disk.remove(self._image_path)

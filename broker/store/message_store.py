@@ -523,6 +523,26 @@ class MessageStore:
                     self._queues.begin_at(topic, queue_id, end)
         self.checkpoint()
 
+    def begin_queues(self, ends: Mapping[str, Mapping[int, int]], log_end: int) -> None:
+        """Of queues that a slave's log has no record of: they go on where they do at its master, and never begin at 0.
+
+        The log is confirmed up to `log_end`, to which these ends belong: all that such a queue had by then lies below
+        the log's begin. A topic that was deleted since is as it was deleted.
+        """
+        missing = [
+            (topic, queue_id, end)
+            for topic, queues in ends.items()
+            for queue_id, end in queues.items()
+            if end and self._queues.get(topic, queue_id) is None and self.gone_below(topic) <= log_end
+        ]
+        if not missing:
+            return
+        # recovery takes a hole only from below its checkpoint
+        self.checkpoint()
+        for topic, queue_id, end in missing:
+            self._queues.begin_at(topic, queue_id, end)
+        self.checkpoint()
+
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
         """Where queues of deleted topics go on, should these come again, as their master knows it."""
         self._queues.remember_ended(ended)

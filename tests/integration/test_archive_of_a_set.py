@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from infra.object_store.open import open_store
 from neve.archive.follow import catalogs
 from neve.archive.journal import Epoch, decode_entry
 from neve.archive.keys import journal_key
-from tests.integration.test_broker_set import TOPIC, create_topic, producing
-from tests.servers.broker_set import NAME, BrokerSet
+from tests.integration.test_broker_set import TOPIC, create_topic, producing, takes
+from tests.servers.broker_set import NAME, BrokerSet, store_of
 from tests.servers.neve import Serving
 from tests.waiting import wait_until
 
@@ -81,3 +82,36 @@ def test_masters_are_killed_while_they_archive_and_no_message_is_missing_or_twic
         assert len(set(said)) == 4
         assert len({entry.log_uuid for entry in entries if isinstance(entry, Epoch)}) == 1
         assert all("Traceback" not in member.log() for member in brokers.members)
+
+
+def test_a_new_member_starts_where_its_masters_log_does_and_gives_no_offset_twice(tmp_path: Path) -> None:
+    """All messages of a topic are in the bucket alone when it comes; then all others die, and it takes the next."""
+    url = f"dir:{tmp_path / 'bucket'}"
+    settings = {"archiveMinBytes": 1, "archivePeriod": "1s"}
+    with ExitStack() as stack:
+        brokers = stack.enter_context(
+            BrokerSet(tmp_path, members=2, replication="sync-available", storeUrl=url, settings=settings)
+        )
+        create_topic(brokers)
+        former, (slave,) = brokers.master, brokers.slaves
+        for number in range(5):
+            assert takes(former, b"%d" % number)
+
+        def has_evicted() -> bool:
+            former.post("/archive/offload?roll=1&evict=1")
+            return not (store_of(former) / "commitlog" / f"{0:020d}").exists()
+
+        wait_until(has_evicted, "all is archived, and what may go is gone", _ARCHIVED_S)
+        young = stack.enter_context(brokers._member(tmp_path / "young"))
+        brokers.members.append(young)
+        brokers.wait_until_in_sync(*brokers.members)
+        assert not (store_of(young) / "commitlog" / f"{0:020d}").exists()
+        slave.kill()
+        brokers.wait_until_in_sync(former, young)
+        former.kill()
+        assert brokers.master_after(former) is young
+        wait_until(lambda: takes(young, b"5"), "the new master takes messages", _ARCHIVED_S)
+        assert read_from_the_first(young) == [b"%d" % number for number in range(6)]
+        wait_until(lambda: archived_end(url) == 6, "it archives", _ARCHIVED_S)
+        assert [offset for offset, _ in archived(url)] == list(range(6))
+        assert catalogs(open_store(url))[NAME].gaps() == []

@@ -315,6 +315,50 @@ def test_in_a_set_no_offset_of_a_deleted_topic_is_given_again(disk: SimDisk, clo
     assert_same(slave, master.store)
 
 
+def test_queues_that_a_slaves_log_has_nothing_of_go_on_where_they_do_at_its_master(
+    disk: SimDisk, clock: ManualClock
+) -> None:
+    """Its master has let go of the files that had them; as master it would give their offsets a second time."""
+    master = Master(0)
+    for topic, queue in (("orders", 0), ("payments", 1), ("käse", 0)):
+        for _ in range(4):
+            master.put(topic, queue, 10)
+    master.store.roll()
+    master.store.after_flush(master.store.flush())
+    master.store.evict(0)
+    master.put("orders", 0, 10)
+    slave = open_store(disk, clock, following=True)
+    Link(master, slave, 0).run()
+    assert slave.min_physical_offset == master.store.min_physical_offset > 0
+    ends = {topic: {queue: master.store.next_offset(topic, queue)} for topic, (queue,) in master.store.queues().items()}
+    log_end = master.store.max_physical_offset
+    for _ in range(2):
+        slave.begin_queues(ends, log_end)
+        following = [slave.next_offset(*queue) for queue in (("orders", 0), ("payments", 1), ("käse", 0))]
+        assert following == [5, 4, 4]
+        assert (slave.min_offset("payments", 1), slave.max_offset("payments", 1)) == (4, 4)
+        disk.kill()
+        slave = open_store(disk, clock, following=True)
+    slave.lead()
+    assert put_one(slave, "payments", 1).queue_offset == 4
+    assert put_one(slave, "orders", 0).queue_offset == 5
+    assert put_one(slave, "käse", 0).queue_offset == 4
+
+
+def test_a_topic_that_was_deleted_since_its_ends_were_told_does_not_come_back(
+    disk: SimDisk, clock: ManualClock
+) -> None:
+    master, slave = Master(0), open_store(disk, clock, following=True)
+    master.put("orders", 0, 10)
+    log_end = master.store.max_physical_offset
+    master.put("payments", 0, 10)
+    Link(master, slave, 0).run()
+    slave.delete_topic("orders", below=slave.max_physical_offset)
+    slave.begin_queues({"orders": {0: 1}}, log_end)
+    assert slave.queues() == {"payments": [0]}
+    assert slave.next_offset("orders", 0) == 1
+
+
 # -- what readers see
 
 

@@ -245,6 +245,7 @@ def test_a_new_member_asks_for_all_that_there_is() -> None:
 def test_a_new_member_with_an_archive_begins_where_the_masters_log_may_be_evicted_below() -> None:
     made = greeted(frontier=True, eviction_frontier=60)
     made.receive_data(encode_master_handshake(90, [(1, 0), (3, 50)]), 0.0)
+    assert made.begins_at == 60, "its log does before it asks: what it reports it has"
     assert made.attached(0, 0.0) == [Send(encode_ack(60, 0))]
     assert plain(made.receive_data(t2(60, b"abc", start=50), 0.0)) == [
         TakeEpochs(((1, 0), (3, 50))),

@@ -320,7 +320,9 @@ def test_a_log_that_begins_above_what_the_tables_hold_asks_for_an_image(member: 
     with pytest.raises(ImageNeeded, match="from 0 to 3"):
         young.metadata.catch_up()
     assert young.topics.topics == {}
+    member.put("new")
     young.metadata.install(member.metadata.image())
+    assert young.store.next_offset("new", 0) == member.store.next_offset("new", 0) == 1, "its log lacks the message"
     young.metadata.install_offsets(at_once(member.metadata.offsets_image()))
     hers, ours = young.tables(), member.tables()
     assert {name: part for name, part in hers.items() if name != "queues"} == {
