@@ -111,6 +111,8 @@ class HotExpiry:
     def _within(self, rising: Minimums, end: int) -> Minimums:
         """No higher than the records of [0, end): their offsets alone are surely never given again."""
         capped: Minimums = {}
+        if not end:
+            return capped
         for topic, offsets in rising.items():
             try:
                 above = self._hot.entries(topic, end, _ALL)

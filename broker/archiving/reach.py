@@ -59,7 +59,10 @@ class Reach:
         store = self._store
         if self._set is None:
             return dict(offsets)
-        above = store.entries(topic, self.within(store.flushed_offset), _ALL)
+        reach = self.within(store.flushed_offset)
+        if not reach:
+            return dict.fromkeys(offsets, 0)  # all of the topic would have to be looked at, for nothing
+        above = store.entries(topic, reach, _ALL)
         return {
             queue: min(offset, above[queue].first_offset if queue in above else store.max_offset(topic, queue))
             for queue, offset in offsets.items()

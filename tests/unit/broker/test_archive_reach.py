@@ -87,6 +87,8 @@ def test_a_new_master_tells_of_nothing_until_the_set_has_what_it_had_at_its_prom
 def test_a_tombstone_names_no_offset_that_a_member_may_lack(store: MessageStore) -> None:
     members, ends = Members(), put(store, 4)
     reach = Reach(store, members)
+    members.synced = -1
+    assert reach.offsets_within("t", {0: 4, 1: 2}) == {0: 0, 1: 0}
     members.synced = 1 << 62
     synced(store)
     store.confirm(ends[2])
