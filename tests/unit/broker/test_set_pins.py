@@ -1,0 +1,70 @@
+"""What a member of a set may evict: nothing that would be needed if what is not confirmed were cut off."""
+
+from __future__ import annotations
+
+from broker.archiving.pins import SetPins
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.conftest import put_one
+from tests.unit.store.replicas import open_store
+
+
+class Waiting:
+    """Pins that a test moves."""
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+
+    def lowest(self) -> int | None:
+        return self.at
+
+    def reappend(self, below: int) -> bool:
+        return False
+
+    async def save(self) -> None:
+        """Nothing to save."""
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+
+def member(*, following: bool = False) -> tuple[MessageStore, Waiting, SetPins]:
+    store, pins = open_store(SimDisk(), ManualClock(), following=following, confirmed=0), Waiting()
+    return store, pins, SetPins(store, pins)
+
+
+def test_what_was_brought_on_its_way_frees_its_place_once_that_is_confirmed() -> None:
+    store, waiting, pins = member()
+    put_one(store, "t", 0, b"a timer, say")
+    first_end = store.max_physical_offset
+    waiting.at = 0
+    store.confirm(first_end)
+    assert pins.lowest() == 0
+    put_one(store, "t", 0, b"its delivery, which no slave has yet")
+    waiting.at = None
+    assert pins.lowest() == 0, "was the delivery cut off, it would wait again"
+    store.confirm(store.max_physical_offset)
+    assert pins.lowest() == store.max_physical_offset
+
+
+def test_where_the_newest_is_never_quite_confirmed_the_frontier_moves_all_the_same() -> None:
+    store, waiting, pins = member()
+    seen = []
+    for _ in range(5):
+        before = store.max_physical_offset
+        put_one(store, "t", 0, b"x")
+        waiting.at = before
+        seen.append(pins.lowest())
+        store.confirm(before)  # always one behind
+    assert seen == sorted(seen)  # type: ignore[type-var]
+    assert pins.lowest() != seen[0]
+
+
+def test_a_slave_goes_by_what_its_master_told_and_by_its_own_files() -> None:
+    _, waiting, pins = member(following=True)
+    assert pins.lowest() == 0, "nothing was told yet"
+    pins.told(500)
+    assert pins.lowest() == 500
+    waiting.at = 200
+    assert pins.lowest() == 200
