@@ -64,6 +64,15 @@ def test_another_member_serves_when_the_master_is_killed_and_the_killed_one_come
         assert not [pid for pid in processes if psutil.pid_exists(pid)]
 
 
+def test_a_set_that_was_stopped_goes_on_with_what_it_had(tmp_path: Path) -> None:
+    servers = up(tmp_path)
+    for count in (1, 2):
+        with servers:
+            master = servers.ready["master"]
+            assert sent([master], b"%d" % count) == master
+            assert has(master, count)
+
+
 def test_members_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
     with up(tmp_path) as servers:
         processes = servers.alive()
