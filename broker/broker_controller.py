@@ -29,6 +29,7 @@ from broker.clients.master_api import MasterApi
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.clients.registration import Registration
 from broker.config import BrokerConfig
+from broker.ha.ha_client import HaClient
 from broker.ha.plain_slave import PlainSlave, refuse_slaves
 from broker.ha.replicas_manager import TICK_S, HandOverRefused, ReplicasManager
 from broker.ha.settings import is_slave, settings_of
@@ -563,6 +564,12 @@ class BrokerController:
             sync_log=self.flusher.flush_now,
         )
 
+    def _following(self) -> HaClient | None:
+        """The connection to the master, of a slave."""
+        if self.plain_slave is not None:
+            return self.plain_slave.client
+        return None if self.replicas is None else self.replicas.client
+
     def _can_not_follow(self, why: str) -> None:
         if self.replicas is not None:
             self.replicas.can_not_follow(why)
@@ -760,6 +767,7 @@ class BrokerController:
             broker_set=BrokerSetProcessor(
                 self.store,
                 self.replicas,
+                self.plain_slave,
                 cluster=config.broker_cluster_name,
                 name=config.broker_name,
                 address=self.address,
@@ -924,6 +932,7 @@ class BrokerController:
         broker_metrics.register_store(metrics, self.store, self.flusher, self.topics, self._used_ratio)
         broker_metrics.register_replication(metrics, self.group_transfer)
         broker_metrics.register_set(metrics, self.role, self.replicas)
+        broker_metrics.register_following(metrics, self._following, self.synchronize)
         self.tiered.register_metrics(metrics)
         broker_metrics.register_tasks(metrics, self.health, self.faults, archive)
         broker_metrics.register_archive(metrics, archive, conditions)

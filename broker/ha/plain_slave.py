@@ -188,6 +188,11 @@ class PlainSlave:
         return Target(host=host.strip("[]"), port=int(port), master_epoch=0, is_plain=True)
 
     @property
+    def master_address(self) -> str:
+        """Where clients reach the master; empty: no name server has named one."""
+        return self._address
+
+    @property
     def is_attached(self) -> bool:
         """All that is here is the master's, and more comes."""
         session = self.client.session

@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 from broker.ha.controller_calls import view_of
+from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import HandOverRefused, ReplicasManager
 from broker.store.message_store import MessageStore
 from infra.remoting_server import Connection
@@ -31,13 +32,14 @@ class BrokerSetProcessor:
         self,
         store: MessageStore,
         replicas: ReplicasManager | None,
+        plain_slave: PlainSlave | None = None,
         *,
         cluster: str,
         name: str,
         address: tuple[str, int],
     ) -> None:
-        """`replicas`: None of a broker that stands alone."""
-        self._store, self._replicas = store, replicas
+        """`replicas`: None of a broker in no set; `plain_slave`: of one that follows a master without a controller."""
+        self._store, self._replicas, self._plain_slave = store, replicas, plain_slave
         self._cluster, self._name, self._address = cluster, name, address
 
     def exchange_ha_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -53,9 +55,16 @@ class BrokerSetProcessor:
     def ha_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """907."""
         replicas, end = self._replicas, self._store.max_physical_offset
-        is_master = replicas is None or replicas.leads
+        slave = self._plain_slave
+        is_master = slave is None and (replicas is None or replicas.leads)
+        as_slave = dict[str, Any]()
+        if slave is not None:
+            as_slave = self._as_slave(slave.master_address, activated=slave.is_attached)
+        elif replicas is not None and not is_master:
+            session = replicas.client.session if replicas.client is not None else None
+            as_slave = self._as_slave(replicas.member.view.master_address, activated=session is not None)
         body: dict[str, Any] = {
-            "haClientRuntimeInfo": {} if replicas is None or is_master else self._as_slave(replicas),
+            "haClientRuntimeInfo": as_slave,
             "haConnectionInfo": [] if replicas is None else _slaves(replicas, end),
             "inSyncSlaveNums": 0 if replicas is None else replicas.in_sync_slaves,
             "master": is_master,
@@ -63,13 +72,12 @@ class BrokerSetProcessor:
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
 
-    def _as_slave(self, replicas: ReplicasManager) -> dict[str, Any]:
-        session = replicas.client.session if replicas.client is not None else None
+    def _as_slave(self, master_address: str, *, activated: bool) -> dict[str, Any]:
         return {
-            "activated": session is not None,
+            "activated": activated,
             "lastReadTimestamp": 0,
             "lastWriteTimestamp": 0,
-            "masterAddr": replicas.member.view.master_address,
+            "masterAddr": master_address,
             "masterFlushOffset": 0,
             "maxOffset": self._store.max_physical_offset,
             "transferredByteInSecond": 0,

@@ -9,11 +9,14 @@ from broker.broker_stats import BrokerStats
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.clients.client_manager import ClientManager
 from broker.clients.rebalance_lock import RebalanceLock
+from broker.ha.ha_client import HaClient
 from broker.ha.replicas_manager import ReplicasManager
+from broker.ha.slave_session import SlaveState
 from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
 from broker.intake.replication import GroupTransfer
 from broker.long_polling.pull_request_hold import PullRequestHold
+from broker.metadata.slave_synchronize import SlaveSynchronize
 from broker.pop.revive import PopRevive
 from broker.role import BrokerRole, Role
 from broker.stats.conditions import Conditions
@@ -128,6 +131,22 @@ def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager |
     counter("set_switches_total", "changes of this member's role", of_set(lambda set_: set_.switches.total()))
     counter("set_cuts_total", "ends of the log cut off and kept in diverged/", of_set(lambda set_: set_.cuts))
     counter("set_refused_total", "slaves turned away", of_set(lambda set_: set_.ha_service.refused.total()))
+
+
+def register_following(metrics: Metrics, client: Callable[[], HaClient | None], synchronize: SlaveSynchronize) -> None:
+    """Of a slave; of any other broker nothing comes, and nothing is asked for."""
+
+    def is_attached() -> int:
+        following = client()
+        session = following.session if following is not None else None
+        return int(session is not None and session.state is SlaveState.FOLLOWING)
+
+    metrics.gauge("slave_attached", "1 while this broker follows its master's log", is_attached)
+    metrics.counter(
+        "slave_polls_failed_total",
+        "questions to the master, for its tables and group offsets, that it did not answer",
+        lambda: synchronize.failures,
+    )
 
 
 def register_tasks(metrics: Metrics, health: Health, faults: Faults, archive: AnyArchive) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 
 from bench.wire import pull_ext
 from broker.broker_controller import BrokerController
+from broker.clients.master_api import MasterApi
 from broker.config import BrokerConfig
 from broker.ha.settings import is_slave, settings_of
+from broker.metadata.stock_tables import ask_stock_master
 from broker.role import Role
 from infra.config import ConfigError, load
 from infra.disk import RealDisk
@@ -113,6 +116,15 @@ async def bodies(connection: Connection, start: int = 0) -> list[bytes]:
     return [record.body for record in iter_records(bytes(answer.body))] if answer.code == 0 else []
 
 
+async def page(broker: BrokerController, path: str, series: str) -> float:
+    """What the admin port says of a series."""
+    assert broker.admin_address is not None
+    url = "http://{}:{}{}".format(*broker.admin_address, path)
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())
+    (value,) = [line.rpartition(" ")[2] for line in text.splitlines() if line.rpartition(" ")[0] == series]
+    return float(value)
+
+
 def test_it_follows_whom_the_name_server_names_and_serves_what_it_has(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with master(tmp_path) as (front, theirs):
@@ -131,8 +143,20 @@ def test_it_follows_whom_the_name_server_names_and_serves_what_it_has(tmp_path: 
                 with pytest.raises(AssertionError, match="REJECTREQUEST"):
                     await send(connection, "t")
 
+                status = json.loads((await ask(connection, Code.GET_BROKER_HA_STATUS)).body)
+                assert (status["master"], status["masterCommitLogMaxOffset"]) == (
+                    False,
+                    slave.store.max_physical_offset,
+                )
+                assert status["haClientRuntimeInfo"]["masterAddr"] == front.address
+                assert status["haClientRuntimeInfo"]["activated"]
+
+                assert await page(slave, "/metrics", "neve_slave_attached") == 1
+                assert (await ask(theirs, Code.GET_BROKER_HA_STATUS)).body.count(b'"master":true') == 1
+
                 await front.ha.stop()
                 await until(lambda: not slave.role.has_master)
+                assert await page(slave, "/metrics", "neve_slave_attached") == 0
                 assert slave.role.current is Role.SLAVE
                 assert await bodies(connection, 3) == [b"3"], "a reader goes on"
                 await front.ha.start()
@@ -240,3 +264,24 @@ def test_only_a_slave_outside_of_a_set_follows_an_apache_master() -> None:
     assert is_slave(slave)
     assert settings_of(slave) is None
     assert not is_slave(load(BrokerConfig, None, []))
+
+
+def test_a_neve_master_answers_what_a_stock_slave_polls(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (broker, connection):
+            await send(connection, "t")
+            broker.groups.find("g")
+            broker.offsets.commit("g", "t", 0, 1)
+            broker.modes.set("t", "g", "POP", 2)
+            broker.groups.set_forbidden("g", "t", forbidden=True)
+            api = MasterApi(broker.config)
+            image = await ask_stock_master(api, "{}:{}".format(*broker.address))
+            api.close()
+            assert image.log_end == broker.store.max_physical_offset
+            assert image.topics == broker.topics.image()
+            assert image.groups == broker.groups.image()
+            assert image.modes == broker.modes.image()
+            assert image.offsets == {"t@g": {0: 1}}
+            assert image.delays.keys() == set(range(1, 19))
+
+    run(scenario)
