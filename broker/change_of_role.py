@@ -99,6 +99,11 @@ class ChangeOfRole:
         else:
             self._doomed.confirmed()
 
+    @property
+    def has_image(self) -> bool:
+        """Whether all tables of a master have been taken in place of what was here, in this life."""
+        return self._synchronize.images > 0
+
     async def follow_pops(self) -> None:
         """As a slave, a slice at a time: a master that begins has little left to read."""
         has_more = True

@@ -118,6 +118,7 @@ class HaClient:
         followed_epoch: Callable[[], int],
         sync: Callable[[], Awaitable[None]] | None = None,
         begins_at_frontier: bool = False,
+        is_learner: Callable[[], bool] = lambda: False,
         ask_stock_master: AskStockMaster | None = None,
         secret: bytes = b"",
         tls: ssl.SSLContext | None = None,
@@ -133,6 +134,8 @@ class HaClient:
         self._own, self._clock, self._entropy, self._threads = own, clock, entropy, threads
         self._confirm, self._followed_epoch, self._sync = confirm, followed_epoch, sync
         self._begins_at_frontier, self._tls, self._secret = begins_at_frontier, tls, secret
+        self._is_learner = is_learner
+        self._writer: asyncio.StreamWriter | None = None
         self._ask_stock_master = ask_stock_master
         self.session: Session | None = None
         self.connections = 0
@@ -165,11 +168,17 @@ class HaClient:
             return None, False
         self.connections += 1
         session = self.session = self._new_session(target)
+        self._writer = writer
         try:
             return await self._run(session, reader, writer)
         finally:
-            self.session = None
+            self.session = self._writer = None
             writer.transport.abort()
+
+    def reconnect(self) -> None:
+        """What this member says of itself when it connects is another."""
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     def _new_session(self, target: Target) -> Session:
         replica, own = self._log, self._own
@@ -189,6 +198,7 @@ class HaClient:
             master_epoch=target.master_epoch,
             hello=None if target.is_stock else hello,
             begins_at_frontier=self._begins_at_frontier,
+            is_learner=self._is_learner(),
             secret=self._secret,
         )
 

@@ -28,11 +28,16 @@ class MemberFileDamaged(ValueError):
 
 
 class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """`followed_epoch`: the master epoch for which the log was cut last, so that all of it is that master's."""
+    """`followed_epoch`: the master epoch for which the log was cut last, so that all of it is that master's.
+
+    `lacks_tables`: the log began where its master's had let go of what was below, and with that of changes of topics
+    and groups; all of them have not come since.
+    """
 
     version: int = VERSION
     place: int = 0
     followed_epoch: int = -1
+    lacks_tables: bool = False
     saved: Saved = Saved()
 
 
@@ -60,6 +65,11 @@ class MemberFile:
     def followed_epoch(self) -> int:
         """-1: none."""
         return self._kept.followed_epoch
+
+    @property
+    def lacks_tables(self) -> bool:
+        """Such a member must not be elected: topics would be gone."""
+        return self._kept.lacks_tables
 
     def load(self) -> bool:
         """What was kept; whether the directory is a copy of the one that it was kept in. Raises MemberFileDamaged."""
@@ -94,6 +104,12 @@ class MemberFile:
         with self._writing:
             if self._kept.followed_epoch != master_epoch:
                 self._write(msgspec.structs.replace(self._kept, followed_epoch=master_epoch))
+
+    def tables_are_whole(self, whole: bool) -> None:
+        """The log is begun without them, or all of them have come."""
+        with self._writing:
+            if self._kept.lacks_tables is whole:
+                self._write(msgspec.structs.replace(self._kept, lacks_tables=not whole))
 
     def _write(self, kept: Kept) -> None:
         self._disk.write_atomic(self._path, msgspec.json.encode(kept))

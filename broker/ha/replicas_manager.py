@@ -134,6 +134,10 @@ class Books(Protocol):
     def following(self, address: str, epoch: int) -> None:
         """All that is here is of this master's log."""
 
+    @property
+    def has_image(self) -> bool:
+        """Whether all tables of a master have come in this life."""
+
     def roles_changed(self) -> None:
         """Who leads, who follows: the name servers have to hear it."""
 
@@ -165,6 +169,10 @@ class SetArchive(Protocol):
 Keep = Callable[[str, Callable[[], Coroutine[Any, Any, object]]], "asyncio.Task[None]"]
 
 
+class _TablesCame(msgspec.Struct, frozen=True):
+    """What a log that did not begin with its first byte lacks of them is here now."""
+
+
 class _Lead(msgspec.Struct, frozen=True):
     """All that was here at the election is confirmed."""
 
@@ -173,6 +181,10 @@ class _Lead(msgspec.Struct, frozen=True):
 
 class _Retreat(msgspec.Struct, frozen=True):
     """This member led the log, and does no more."""
+
+
+# What is done one after the other: the member's, and what comes of it here.
+Step = Action | _Lead | _Retreat | _TablesCame
 
 
 class ReplicasManager:
@@ -220,7 +232,7 @@ class ReplicasManager:
         self._sync_log, self._sign, self._tls, self._threads = sync_log, sign, tls, threads
         self._epoch_file = EpochFile(disk, member_file.directory)
         self._epochs = EpochCache()
-        self._actions: deque[Action | _Lead | _Retreat] = deque()
+        self._actions: deque[Step] = deque()
         self._work, self._changed = asyncio.Event(), asyncio.Event()
         self._is_stopped = False
         self._is_copy = False
@@ -393,6 +405,9 @@ class ReplicasManager:
     def tick(self) -> None:
         """Four times a second."""
         self.happens(Tick(self._store.max_physical_offset))
+        if self._file.lacks_tables and self._books.has_image and _TablesCame() not in self._actions:
+            self._actions.append(_TablesCame())
+            self._work.set()
 
     def notified(self, view: View) -> None:
         """1008: a controller tells of roles by itself."""
@@ -520,12 +535,16 @@ class ReplicasManager:
             self._work.clear()
             await self._work.wait()
 
-    async def _carry_out(self, action: Action | _Lead | _Retreat) -> None:
+    async def _carry_out(self, action: Step) -> None:
         match action:
             case Save(saved=saved):
                 await self._threads.run(self._file.save, saved)
             case StopFollowing():
                 await self._stop_following()
+            case _TablesCame():
+                await self._threads.run(self._file.tables_are_whole, True)
+                if self._client is not None:
+                    self._client.reconnect()
             case CutTornTail():
                 await self._sync_log()  # the log has whole records alone: of one that came in part, nothing is in it
             case BeginEpoch(epoch=epoch):
@@ -533,7 +552,7 @@ class ReplicasManager:
             case _:
                 self._at_once(action)
 
-    def _at_once(self, action: Action | _Lead | _Retreat) -> None:
+    def _at_once(self, action: Step) -> None:
         match action:
             case Answer():
                 self._stop_acknowledging()
@@ -559,7 +578,7 @@ class ReplicasManager:
             case _:
                 self._ask_soon(action)
 
-    def _ask_soon(self, action: Action | _Lead | _Retreat) -> None:
+    def _ask_soon(self, action: Step) -> None:
         assert isinstance(action, Ask)
         self._spawn("ask-controller", partial(self._ask, action))
 
@@ -670,6 +689,7 @@ class ReplicasManager:
             sync=None if self._rules.acknowledges_from_memory else self._sync_log,
             secret=self._stream.secret,
             begins_at_frontier=True,
+            is_learner=lambda: self._file.lacks_tables,
             tls=self._tls,
             threads=self._threads,
         )
@@ -743,6 +763,9 @@ class ReplicasManager:
         master = session.master if isinstance(session, SlaveSession) else None
         if master is not None and master.log_uuid:
             self._archive().is_same_log(master.log_uuid)
+        if isinstance(session, SlaveSession) and session.begins_at and not self._file.lacks_tables:
+            await self._threads.run(self._file.tables_are_whole, False)
+            raise ConnectionAbortedError("it begins above its first byte: until its tables are here it only learns")
         await self._threads.run(self._file.follows, master_epoch)
         self._books.following(follow.address, master_epoch)
 

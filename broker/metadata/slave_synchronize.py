@@ -107,6 +107,7 @@ class SlaveSynchronize:
         self._wake = asyncio.Event()
         self.failures = 0
         self.installed = 0  # answers
+        self.images = 0  # of them, those that are all tables of a neve master
         self.trouble: str | None = None  # why the last poll failed
 
     # ---- whom
@@ -214,6 +215,7 @@ class SlaveSynchronize:
             if image is not None:
                 self._tables.install(image)
                 self.installed += 1
+                self.images += 1
             else:
                 self._tables.catch_up()
         except ImageNeeded as error:

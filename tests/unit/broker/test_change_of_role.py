@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -23,12 +24,14 @@ from broker.ha.frames import (
 )
 from broker.ha.member import State
 from broker.ha.replicas_manager import HandOverRefused
+from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import Role
 from infra.tls import client_context
+from neve.errors import NeveError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
-from tests.broker_in_process import ask, running, send
+from tests.broker_in_process import ask, offload, running, send
 from tests.integration.test_security import make_certificate
 from tests.set_in_process import Member, Set, broker_set
 from tests.waiting import until
@@ -279,3 +282,48 @@ async def put_unconfirmed(master: Member) -> None:
                        i="", j=0, k="false", m="false")  # fmt: skip
     assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
     connection.close()
+
+
+def test_who_begins_without_the_tables_only_learns_until_they_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its master's log begins above the changes that made its topics: elected without them, it would have none."""
+    may_come = asyncio.Event()
+    asks = SlaveSynchronize._ask_image
+
+    async def ask_image(self: SlaveSynchronize, master: Master) -> None:
+        if not may_come.is_set():
+            raise NeveError(None, "not yet")
+        await asks(self, master)
+
+    monkeypatch.setattr(SlaveSynchronize, "_ask_image", ask_image)
+    settings = (f"storeUrl=dir:{tmp_path / 'bucket'}", "archiveMinBytes=1")
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, *settings, members=2, replication="sync-available") as brokers:
+            (young,) = await brokers.slaves()
+            old = await brokers.master()
+            brokers.members.remove(young)
+            await young.stop()
+            shutil.rmtree(young.root)
+            await until(lambda: brokers.in_sync(old) == 1, "it is alone")
+            await put(old, b"1", b"2", b"3")
+            while old.broker.store.min_physical_offset == 0:
+                await offload(old.broker)
+            brokers.members.append(await young.start())
+            await until(lambda: young.broker.store.min_physical_offset > 0, "its log begins above the first byte")
+            await put(old, b"4")
+            await until(lambda: young.end == old.end, "it has all of the log")
+            confirming = old.replicas.member.confirming
+            assert confirming is not None
+            assert confirming.wish(old.broker.clock.monotonic()) is None, "nobody joins"
+            assert TOPIC not in young.broker.topics.topics
+            may_come.set()
+            await brokers.slaves()
+            assert TOPIC in young.broker.topics.topics
+            brokers.members.remove(old)
+            await old.stop()
+            assert await brokers.master() is young
+            await put(young, b"5")
+
+    run(scenario)
