@@ -154,7 +154,7 @@ class MetadataLog:
     def load(self) -> None:
         """Behind the tables' own `load`: what the log has and they have not. Raises UnreadableChange."""
         if self._disk.exists(self._image_path):
-            self._install(decode_image(self._disk.read(self._image_path)))
+            self._install(decode_image(self._disk.read(self._image_path)), at_start=True)
         end = self._store.max_offset(METADATA_LOG, CHANGES)
         stands = [_stands_at(file, end) for file in self._files]
         users_stand = end if self._users is None else self._users.stands_at(end)
@@ -317,7 +317,8 @@ class MetadataLog:
         self._install(image)
         self.catch_up()
 
-    def _install(self, image: MetadataImage) -> None:
+    def _install(self, image: MetadataImage, *, at_start: bool = False) -> None:
+        self._delete_what_is_gone(image.position, at_start=at_start)
         self._journal.reached(image.position)
         self._topics.install(image.topics)
         self._groups.install(image.groups)
@@ -328,10 +329,22 @@ class MetadataLog:
             self._users.install(image.users)
         self._store.remember_ended(image.ended)
         self._store.begin_queues(image.ends, image.log_end)
+        if not at_start:  # else the book of pops is not read yet
+            self.settle()
         for file in self._files:
             file.save_now()
         self._disk.remove(self._image_path)
         self._disk.fsync_dir(self._image_path.parent)
+
+    def _delete_what_is_gone(self, below: int, *, at_start: bool) -> None:
+        """Deletions in this log that the image has passed: it has no such topic, and says nothing of queues here."""
+        first = max(self._journal.position, self._store.min_offset(METADATA_LOG, CHANGES))
+        for followed in self._read(first, min(below, self._store.max_offset(METADATA_LOG, CHANGES))):
+            change = followed.change
+            if isinstance(change, TopicGone):
+                self._forget_queues(change, followed.record_end, begin_again=change.begins_again and not at_start)
+            if isinstance(change, TopicGone | GroupGone):
+                self._gone.append(change)
 
     def offsets_image(self) -> Steps[OffsetsImage]:
         """Where groups stand, with the end of the log that this belongs to.

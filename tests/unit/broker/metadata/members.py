@@ -174,14 +174,14 @@ class Member:
             position += len(raw)
         return list(found)
 
-    def hear(self, record: MessageRecord) -> None:
-        """Store what the master has, where the master has it."""
+    def hear(self, record: MessageRecord, *, follows: bool = True) -> None:
+        """Store what the master has, where the master has it. Without `follows` a deletion is stored alone."""
         stored = self.store.put(
             record.topic, record.queue_id, record.body, record.properties_raw, flag=0, sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp, born_host=parse_host(record.born_host),
         )  # fmt: skip
         assert stored.queue_offset == record.queue_offset, f"{record.topic}/{record.queue_id}"
-        if record.topic == METADATA_LOG and b'"topic gone"' in record.body:
+        if follows and record.topic == METADATA_LOG and b'"topic gone"' in record.body:
             # A queue that begins again does so behind it. A power cut that took it and left the queues away would have
             # its old records sent again, and a put can't give them their old offsets.
             self.sync()

@@ -330,6 +330,33 @@ def test_a_log_that_begins_above_what_the_tables_hold_asks_for_an_image(member: 
     }
 
 
+@pytest.mark.parametrize("is_young", [False, True])
+def test_a_deletion_that_an_image_has_passed_takes_the_queues_of_the_one_who_installs_it(
+    member: Member, tmp_path: Path, is_young: bool
+) -> None:
+    """What a slave had of the topic would be seen again when it is master, and the topic comes again."""
+    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    begin = 0
+    if is_young:  # its log begins behind the first changes
+        begin = 2
+        slave.store.create_queue_at(METADATA_LOG, CHANGES, begin)
+    member.delete_topic("t")
+    member.put("other")
+    for record in member.records():
+        if record.topic != METADATA_LOG or record.queue_offset >= begin:
+            slave.hear(record, follows=False)
+    assert slave.store.queues_of("t"), "confirmed, and not followed yet"
+    slave.metadata.install(member.metadata.image())
+    assert not slave.store.queues_of("t")
+    seen = len(member.records())
+    member.topics.create_plain("t", 2)
+    member.put("t", b"new")
+    for record in member.records()[seen:]:
+        slave.hear(record)
+    slave.metadata.catch_up()
+    assert bodies(slave, "t") == bodies(member, "t") == [b"new"]
+
+
 @pytest.mark.parametrize("writes", range(7))
 def test_an_image_is_installed_whole_through_a_crash_after_any_write(
     member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
