@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +122,8 @@ async def run(replicas: int, places: Places, store: str | None, settings: Sequen
         shared = _shared(config, _base(places, store), settings)
         members += (_Member(number, places, shared) for number in range(1, replicas + 1))
         await asyncio.gather(*(member.start() for member in members))
-        master = await _in_sync(config, replicas)
+        registered = partial(name_server.routes.member_group, config.broker_cluster_name, config.broker_name)
+        master = await _in_sync(config, replicas, registered)
         catch_signals(stopped.set)
         for member in members:
             supervisor.keep(f"member-{member.number}", member.keep)
@@ -238,8 +239,11 @@ def _end_with(parent: int) -> None:
         os._exit(EXIT_CONFIG)
 
 
-async def _in_sync(config: BrokerConfig, replicas: int) -> str:
-    """The master's address, once the controller calls all of them in sync. Raises StartupError."""
+async def _in_sync(config: BrokerConfig, replicas: int, registered: Callable[[], dict[str, Any]]) -> str:
+    """The master's address, once it leads and the controller calls all of them in sync. Raises StartupError.
+
+    `registered` at the name server, which has just begun: the controller's register knows the former life of the set.
+    """
     host, _, port = config.controller_addr.rpartition(":")
     tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
     request = RemotingCommand(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=dumps([config.broker_name]))
@@ -249,10 +253,13 @@ async def _in_sync(config: BrokerConfig, replicas: int) -> str:
             connection = await open_connection(host, int(port), tls=tls)
             try:
                 while True:
+                    addresses = registered()["brokerAddrs"]
                     answer = await connection.invoke(request, _ASK_S)
                     found = loads_as(answer.body, _SyncStateData).replicas_info_table.get(config.broker_name)
-                    if found is not None and found.master_address and len(found.in_sync_replicas) == replicas:
-                        return found.master_address
+                    if found is not None and len(found.in_sync_replicas) == len(addresses) == replicas:
+                        master = addresses.get(0)
+                        if master is not None and master == found.master_address:
+                            return str(master)
                     await asyncio.sleep(_POLL_S)
             finally:
                 connection.close()
