@@ -27,7 +27,7 @@ from broker.intake.log_writer import LogWriter
 from broker.intake.receipts import PlainSend, ReceiptTemplate
 from broker.store.appender import AppendResult, Send
 from broker.store.errors import StoreError
-from broker.tables.topic_config_manager import TopicConfigManager
+from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
@@ -59,6 +59,7 @@ class SendRules:
     """What a topic asks of its plain sends, of those of one read."""
 
     topic: str
+    config: TopicConfig
     queue_nums: int
     sys_flag: int
     traffic: Traffic
@@ -105,6 +106,7 @@ class ExpressSend:
         self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
         self._decode = _decode if signed_sends is None else _decode_signed
         self._template = ReceiptTemplate(address)
+        self._last: SendRules | None = None  # of the read before: most are of the same topic
         self._answers_later = intake.answers_later
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
@@ -215,14 +217,18 @@ class ExpressSend:
         return count_right(claims)
 
     def _rules(self, topic: str) -> SendRules | None:
-        topics = self._topics
+        topics, rules = self._topics, self._last
         config = topics.topics.get(topic)
-        if config is None or not may_be_sent_to(topic) or topic.startswith(RETRY_PREFIX):
-            return None
+        if rules is None or rules.config is not config:
+            if config is None or not may_be_sent_to(topic) or topic.startswith(RETRY_PREFIX):
+                return None
+            sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
+            rules = self._last = SendRules(topic, config, config.queue_nums, sys_flag, self._stats.of_topic(topic))
+        else:  # a table has another object for each change
+            rules.user, rules.key, rules.traffic = None, None, self._stats.of_topic(topic)
         if topics.unsaved and not topics.is_saved(topic):
             return None
-        sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
-        return SendRules(topic, config.queue_nums, sys_flag, self._stats.of_topic(topic))
+        return rules
 
     def _take(self, batch: _Batch, rules: SendRules, send: SendV2Frame | SignedSendV2Frame, body: bytes) -> bool:
         """Whether the send is plain; then it is in the batch."""

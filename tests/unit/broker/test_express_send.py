@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,19 @@ def test_what_is_not_plain_is_left_to_the_general_way(tmp_path: Path) -> None:
         too_large = broker.send({}, b"x" * (4 << 20) + b"x", express=True)
         assert too_large[0][0] == 13
         assert broker.dispatched == 1
+
+    with_broker(tmp_path, work)
+
+
+def test_a_topic_that_has_changed_since_the_read_before_is_asked_anew(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        topics = broker.controller.topics
+        assert broker.send({"e": 2}, b"as it was", express=True)[0][0] == 0
+        topics.update(msgspec.structs.replace(topics.topics[TOPIC], read_queue_nums=1, write_queue_nums=1))
+        assert broker.send({"e": 2}, b"no such queue any more", express=True) == broker.send(
+            {"e": 2}, b"no such queue any more", express=False
+        )
+        assert not broker.send({"e": 2}, b"no such queue any more", express=True)[1]
 
     with_broker(tmp_path, work)
 
