@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from bench.wire import send_ext
 from broker.ha.confirm import Held
+from broker.ha.controller_calls import Call
 from broker.ha.frames import (
     Hello,
     MasterFrames,
@@ -66,18 +68,25 @@ async def put(member: Member, *sent: bytes, topic: str = TOPIC, properties: str 
 
 async def hand_to(brokers: Set, target: Member) -> None:
     """As an operator does it: a controller designates another master, at once."""
-    connection = await target.connect()
-    connection.close()
+    replicas = target.replicas
     ext = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "designateElect": "true"}
-    call = await target.replicas.controllers.ask(_elect(ext, target))
-    assert call.code == ResponseCode.SUCCESS, call.remark
+    call = Call(Code.CONTROLLER_ELECT_MASTER, {**ext, "brokerId": str(replicas.member.broker_id)})
+    answer = await replicas.controllers.ask(call)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
     await until(lambda: target.leads, "the designated one leads")
 
 
-def _elect(ext: dict[str, str], target: Member) -> Any:
-    from broker.ha.controller_calls import Call
+def hand_overs(member: Member, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """To whom it hands over from now on; one that fails is not among them."""
+    replicas, taken = member.replicas, list[int]()
+    hand_over = replicas.hand_over
 
-    return Call(Code.CONTROLLER_ELECT_MASTER, {**ext, "brokerId": str(target.replicas.member.broker_id)})
+    async def noted(target: int | None = None) -> int:
+        taken.append(await hand_over(target))
+        return taken[-1]
+
+    monkeypatch.setattr(replicas, "hand_over", noted)
+    return taken
 
 
 def test_what_is_put_is_on_all_members_and_a_master_that_is_replaced_follows(tmp_path: Path) -> None:
@@ -96,8 +105,7 @@ def test_what_is_put_is_on_all_members_and_a_master_that_is_replaced_follows(tmp
             for member in brokers.members:
                 await shows(member, b"1", b"2", b"3")
             connection = await former.connect()
-            refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", a="p", b=TOPIC, c="TBW102", d=1, e=0, f=0, g=1,
-                                h=0, i="", j=0, k="false", m="false")  # fmt: skip
+            refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **send_ext(TOPIC, 0))
             assert refused.code == ResponseCode.SYSTEM_BUSY
             connection.close()
 
@@ -112,7 +120,7 @@ def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
             former = await brokers.master()
             (heir, _) = await brokers.slaves()
             await put(former, b"delayed", properties="DELAY\x013\x02")
-            await put(former, b"timer", properties="TIMER_DELAY_MS\x018000\x02")
+            await put(former, b"timer", properties="TIMER_DELAY_MS\x0115000\x02")
             await put(former, b"now")
             connection = await former.connect()
             group = b'{"groupName":"g"}'
@@ -129,7 +137,7 @@ def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
             assert "g" in heir.broker.groups.groups
             assert heir.broker.offsets.query("g", TOPIC, 0) == 1
             assert len(heir.broker.timers) == 1
-            assert len(former.broker.timers) == 0
+            await until(lambda: len(former.broker.timers) == 0, "the former master forgets it")
             await until(lambda: sorted(bodies(heir)) == [b"delayed", b"now", b"timer"], "both come from the new master")
 
     run(scenario)
@@ -182,7 +190,9 @@ def test_a_confirmed_deletion_takes_the_queues_of_all_members(tmp_path: Path) ->
     run(scenario)
 
 
-def test_a_master_hands_over_without_a_time_out_and_a_stop_does_so_by_itself(tmp_path: Path) -> None:
+def test_a_master_hands_over_without_a_time_out_and_a_stop_does_so_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with broker_set(tmp_path) as brokers:
             former = await brokers.master()
@@ -201,7 +211,10 @@ def test_a_master_hands_over_without_a_time_out_and_a_stop_does_so_by_itself(tmp
             await put(heir, b"2")
             assert await brokers.slaves()
             epoch = heir.replicas.member.view.master_epoch
+            handed = hand_overs(heir, monkeypatch)
             await heir.stop()
+            (taken,) = handed
+            assert taken in {one.replicas.member.broker_id for one in (former, other)}
             await until(lambda: former.leads or other.leads, "another one leads")
             master = await brokers.master()
             assert master.replicas.member.view.master_epoch == epoch + 1, "it was elected before the former was gone"
@@ -278,8 +291,7 @@ def test_where_users_are_asked_members_are_too(tmp_path: Path) -> None:
 
 async def put_unconfirmed(master: Member) -> None:
     connection = await master.connect()
-    answer = await ask(connection, Code.SEND_MESSAGE_V2, b"alone", a="p", b=TOPIC, c="TBW102", d=1, e=0, f=0, g=1, h=0,
-                       i="", j=0, k="false", m="false")  # fmt: skip
+    answer = await ask(connection, Code.SEND_MESSAGE_V2, b"alone", **send_ext(TOPIC, 0))
     assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
     connection.close()
 
@@ -316,6 +328,8 @@ def test_who_begins_without_the_tables_only_learns_until_they_have_come(
             await until(lambda: young.end == old.end, "it has all of the log")
             confirming = old.replicas.member.confirming
             assert confirming is not None
+            joins = young.replicas.member.broker_id
+            await until(lambda: confirming.end_of(joins) == old.end, "its master has heard of it")
             assert confirming.wish(old.broker.clock.monotonic()) is None, "nobody joins"
             assert TOPIC not in young.broker.topics.topics
             may_come.set()
