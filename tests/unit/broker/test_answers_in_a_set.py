@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.wire import send_ext
 from broker.broker_controller import BrokerController
 from broker.intake.message import NewMessage
 from broker.intake.replication import NOT_ENOUGH, AppendRefused
@@ -187,19 +188,7 @@ def _replied(code: Code) -> Prepared:
         await send(world.connection, "t")
         beat = {"clientID": "c", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": []}
         assert (await ask(world.connection, Code.HEART_BEAT, json.dumps(beat).encode())).code == 0
-        names = {
-            "a": "p",
-            "b": "t",
-            "c": "TBW102",
-            "d": 1,
-            "e": 0,
-            "f": 0,
-            "g": 1,
-            "h": 0,
-            "j": 0,
-            "k": "false",
-            "m": "false",
-        }
+        names = send_ext("t", 0, queues=1)
         if code == Code.SEND_REPLY_MESSAGE:
             names = {
                 "producerGroup": "p", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": 1, "queueId": 0,
@@ -281,9 +270,10 @@ def test_a_change_is_answered_when_the_set_has_it(tmp_path: Path, code: Code) ->
         await world.until_it_waits(asked)
         assert world.broker.store.max_physical_offset > before, "else it promises nothing"
         world.slaves.confirm_to(world.broker.store.max_physical_offset - 1)
-        await asyncio.sleep(0)
+        await world.a_round_trip()
         assert world.broker.group_transfer is not None
         assert world.broker.group_transfer.waiting == 1
+        assert not asked.done()
         world.slaves.let_go()
         answer = await asked
         assert answer.code == ResponseCode.SUCCESS, answer.remark
@@ -301,7 +291,8 @@ def test_a_change_that_the_set_does_not_confirm_in_time_is_stored_and_not_promis
         assert world.broker.group_transfer is not None
         world.clock.advance(2999)
         world.broker.group_transfer.check_deadlines()
-        await asyncio.sleep(0)
+        assert world.broker.group_transfer.waiting == 1
+        await world.a_round_trip()
         assert not asked.done()
         world.clock.advance(1)
         world.broker.group_transfer.check_deadlines()
@@ -316,8 +307,8 @@ def test_a_change_that_the_set_does_not_confirm_in_time_is_stored_and_not_promis
 def _send(
     topic: str = "t", body: bytes = b"body", properties: str = "", batch: bool = False, code: int = 310
 ) -> Asking:
-    ext = {"a": "p", "b": topic, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": properties, "j": 0}
-    return lambda world: ask(world.connection, code, body, **ext, k="false", m=str(batch).lower())
+    ext = {**send_ext(topic, 0, properties, queues=1), "m": str(batch).lower()}
+    return lambda world: ask(world.connection, code, body, **ext)
 
 
 SENDS: dict[str, Asking] = {

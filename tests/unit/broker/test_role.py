@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from bench.wire import send_ext
 from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
@@ -166,27 +167,12 @@ def test_a_broker_takes_sends_as_long_as_it_is_master(tmp_path: Path) -> None:
                 (Role.SLAVE, ResponseCode.SYSTEM_BUSY),
             ):
                 broker.role.become(role)
-                answer = await ask(connection, Code.SEND_MESSAGE_V2, b"body", **PLAIN)
+                answer = await ask(connection, Code.SEND_MESSAGE_V2, b"body", **send_ext("t", 0, queues=1))
                 assert answer.code == expected
                 assert broker.store.max_physical_offset == end
             broker.role.become(Role.FENCED)
             broker.role.become(Role.MASTER)
-            assert (await ask(connection, Code.SEND_MESSAGE_V2, b"body", **PLAIN)).code == ResponseCode.SUCCESS
+            answer = await ask(connection, Code.SEND_MESSAGE_V2, b"body", **send_ext("t", 0, queues=1))
+            assert answer.code == ResponseCode.SUCCESS
 
     asyncio.run(main())
-
-
-PLAIN = {
-    "a": "p",
-    "b": "t",
-    "c": "TBW102",
-    "d": 1,
-    "e": 0,
-    "f": 0,
-    "g": 1,
-    "h": 0,
-    "i": "",
-    "j": 0,
-    "k": "false",
-    "m": "false",
-}
