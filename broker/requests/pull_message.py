@@ -112,9 +112,10 @@ class PullMessageProcessor:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
-            return self._respond_later(pull, answer)
+            return self._respond_later(pull, answer, self._first_deadline(pull), last=not self._may_wait(pull))
         if self._may_wait(pull) and self._waits(pull, answer):
-            self._hold_anew(pull)
+            self._require_place()
+            self._hold_on(pull, self._first_deadline(pull))
             return None
         return self._response(pull, answer)
 
@@ -127,11 +128,13 @@ class PullMessageProcessor:
             return response_code(result, pull.start) is _NOT_FOUND
         return not moves_on(result.status)
 
-    def _hold_anew(self, pull: Pull) -> None:
+    def _require_place(self) -> None:
         if self._hold.full:
             raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")
-        seconds = min(pull.header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
-        self._hold_on(pull, self._clock.monotonic() + seconds)
+
+    def _first_deadline(self, pull: Pull) -> float:
+        """It stays that of the request, however often it is read and held again."""
+        return self._clock.monotonic() + min(pull.header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
 
     # ---- checks
 
@@ -218,12 +221,16 @@ class PullMessageProcessor:
             pull.connection.remote,
         )  # fmt: skip
 
-    async def _respond_later(self, pull: Pull, pending: PendingRead) -> RemotingCommand | None:
+    async def _respond_later(
+        self, pull: Pull, pending: PendingRead, deadline: float, *, last: bool
+    ) -> RemotingCommand | None:
         pull.is_slow = True
         result = await pending
         # A master tells where to go on; of a slave this pull would ask again at once, and find no more.
-        if not self._role.is_master and self._may_wait(pull) and self._waits(pull, result):
-            self._hold_anew(pull)
+        is_time_left = not last and self._clock.monotonic() < deadline
+        if is_time_left and not self._role.is_master and self._waits(pull, result):
+            self._require_place()
+            self._hold_on(pull, deadline)
             return None
         return self._response(pull, result)
 
@@ -249,7 +256,7 @@ class PullMessageProcessor:
         self._check(pull.header)
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
-            return self._respond_later(pull, answer)
+            return self._respond_later(pull, answer, deadline, last=last)
         waits = self._waits(pull, answer)
         if pull.message_filter.predicate is not None and answer.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.

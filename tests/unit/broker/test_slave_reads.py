@@ -132,6 +132,44 @@ def test_below_what_a_slave_has_a_reader_is_not_moved_on(tmp_path: Path) -> None
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("has_master", [True, False])
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_pull_that_the_archive_has_nothing_for_waits_once_and_is_answered(
+    tmp_path: Path, has_master: bool, is_released: bool
+) -> None:
+    """At its time, or when all are let go: it is read from the archive again then, and held no more."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        settings = ("slaveReadEnable=true", f"storeUrl=dir:{tmp_path / 'bucket'}")
+        async with running(tmp_path / "broker", *settings, clock=clock) as (broker, connection):
+            for _ in range(3):
+                await send(connection, "t")
+            broker.store.set_min_offset("t", 0, 2)  # what lies below is in no tier
+            turn(broker, Role.SLAVE, has_master=has_master)
+            waiting = await holds(broker, connection, 0)
+            if not is_released:
+                broker.hold.look_again()  # read again, and held on to the deadline that it had
+                while not broker.hold.count:
+                    await asyncio.sleep(0)
+                clock.advance(1_100 if has_master else 20_100)
+                broker.hold.check_deadlines()
+            else:
+                broker.hold.release_topic("t")
+            answer = await answered(broker, waiting)
+            code = ResponseCode.PULL_RETRY_IMMEDIATELY if has_master else ResponseCode.PULL_NOT_FOUND
+            assert (answer.code, answer.ext["nextBeginOffset"]) == (code, "0")
+
+    asyncio.run(main())
+
+
+async def answered(broker: BrokerController, waiting: asyncio.Task[RemotingCommand]) -> RemotingCommand:
+    while not waiting.done():
+        assert not broker.hold.count, "it is held anew"
+        await asyncio.sleep(0)
+    return waiting.result()
+
+
 def test_without_a_master_a_reader_waits_until_more_is_confirmed(tmp_path: Path) -> None:
     """It does not ask again and again."""
 
