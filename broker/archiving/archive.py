@@ -30,7 +30,7 @@ from tiered.worker.client import WorkerClient
 log = logging.getLogger(__name__)
 
 _FIRST_AS_MASTER = "checkpoint"  # a job that takes the EPOCH, and has little else to do
-_SETTLE_AGAIN_S = 0.2
+_SETTLE_AGAIN_S, _SETTLE_AGAIN_MAX_S = 0.2, 5.0
 _TTL_SECONDS = 60.0
 _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
@@ -41,11 +41,16 @@ _SWEEP_SECONDS = 6 * 3600.0
 _STOP_SECONDS = 30.0
 
 
+class NotSettled(Exception):
+    """The archive lacks what this log alone has, and can't get it now."""
+
+
 class WithoutArchive:
     """Only what concerns the broker's own disk; it is the same on a master and on a slave."""
 
     journal = None
     reader = None
+    unsettled = ""
 
     def __init__(self, local: LocalSide) -> None:
         """Once the log is recovered."""
@@ -119,6 +124,7 @@ class Archive:
         self.tombstones: Tombstones = JournalTombstones(attached.journal, local.outside.in_thread, local.reach)
         self.jobs = JobScheduler(local.clock, local.outside.threads)
         self._hanging: list[str] = []
+        self.unsettled = ""  # why `settle` waits
         self._go_on_from: GoOnFrom | None = None
 
     @property
@@ -161,34 +167,48 @@ class Archive:
     async def settle(self) -> bool:
         """Of a new master that may lack what the archive names, before its log takes anything of its own.
 
-        The journal's end is read, and what this log holds of what the archive misses goes there; an answer of the store
-        is waited for. False: another is the master by now.
+        The journal's end is read, and what this log holds of what the archive misses goes there. Whatever is in the
+        way, it is tried again: a master that gave up would neither lead nor make way. False: this reign is over.
         """
-        told = ""
-        while True:
-            try:
-                if await self._local.outside.in_thread(self._settle):
-                    return True
-            except Fenced:
-                return False
-            except (ObjectStoreError, ArchiveRefused, NewerFormat, MalformedEntry) as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.error("nothing is appended until the end of the archive is known: %s", error)
-            await asyncio.sleep(_SETTLE_AGAIN_S)
+        reign, pause = self.journal.master_epoch, _SETTLE_AGAIN_S
+        try:
+            while reign is not None and self.journal.master_epoch == reign:
+                try:
+                    go_on = await self._local.outside.in_thread(self._settle)
+                except Fenced:
+                    return False
+                except Exception as error:  # noqa: BLE001 - nobody else would try again
+                    self._tell_unsettled(error)
+                    pause = min(2 * pause, _SETTLE_AGAIN_MAX_S)
+                else:
+                    if go_on is not None and self.journal.master_epoch == reign:
+                        self._go_on_from = go_on
+                        return True
+                    pause = _SETTLE_AGAIN_S
+                await asyncio.sleep(pause)
+            return False
+        finally:
+            if self.journal.master_epoch in {reign, None}:  # else another reign's are told
+                self.unsettled = ""
 
-    def _settle(self) -> bool:
+    def _tell_unsettled(self, error: Exception) -> None:
+        text = str(error) or repr(error)
+        if text != self.unsettled:
+            self.unsettled = text
+            expected = isinstance(error, NotSettled | ObjectStoreError | ArchiveRefused | NewerFormat | MalformedEntry)
+            log.error("nothing is appended until the archive is settled: %s", text, exc_info=not expected)
+
+    def _settle(self) -> GoOnFrom | None:
+        """None: the set does not have yet what this member had at its promotion."""
         go_on = self.journal.go_on_above()
-        if go_on.resume_at is not None:
-            if not self.lifecycle.is_settled():
-                return False  # rounds would tell what is lost before they see all that is there
-            failed = [text for report in self.lifecycle.salvage.run() for text in report.failed.values()]
-            if failed:
-                log.warning("nothing is appended until the archive has what it misses of this log: %s", failed[0])
-                return False
-            go_on = self.journal.go_on_above()
-        self._go_on_from = go_on
-        return True
+        if go_on.resume_at is None:
+            return go_on
+        if not self.lifecycle.is_settled():
+            return None  # rounds would tell what is lost before they see all that is there
+        failed = [text for report in self.lifecycle.salvage.run() for text in report.failed.values()]
+        if failed:
+            raise NotSettled(f"what it misses of this log can't go there: {failed[0]}")
+        return self.journal.go_on_above()
 
     def go_on(self) -> None:
         """After `settle`: the log takes its own records, above all that the archive names."""

@@ -150,6 +150,10 @@ class SetArchive(Protocol):
         """By which it knows the log that all members have; empty: there is no archive."""
 
     @property
+    def unsettled(self) -> str:
+        """What `settle` fails at; empty: nothing."""
+
+    @property
     def eviction_frontier(self) -> int:
         """Below it nothing of the log is needed: a new member's log may begin there."""
 
@@ -369,6 +373,9 @@ class ReplicasManager:
             if held in _MEANINGS:
                 why = f"{held.value} (member {who})" if who else held.value
                 found.append(Trouble("broker set: not confirmed", 0, why, _MEANINGS[held]))
+        if self._confirming is not None and (unsettled := self._archive().unsettled):
+            means = "this member was elected, and takes nothing until then"
+            found.append(Trouble("broker set: archive not settled", 0, unsettled, means))
         return found
 
     def status(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tests.simulation.process import drive
 from tests.unit.broker.archive_members import BODY, TOPIC, Member, Members
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.state import State
+from tiered.write.offload import RoundReport
 
 STEPS = [
     "journal.after_identity",
@@ -284,6 +285,72 @@ def test_nothing_is_appended_before_the_end_of_the_journal_was_read(monkeypatch:
     assert len(waits) == 3
     both.b.put(1)
     assert both.b.store.next_offset(TOPIC, 0) == 16
+
+
+@pytest.mark.parametrize("fault", [OSError("no such device"), TimeoutError(), RuntimeError("the log is not writable")])
+def test_whatever_an_elected_master_fails_at_it_tries_again_until_it_leads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
+    """Nobody else is elected while it is heard, and it would never lead."""
+    both = lacking()
+    settled, waits = both.b.archive.lifecycle.is_settled, list[float]()
+
+    def is_settled() -> bool:
+        if len(waits) < 8:
+            raise fault
+        return settled()
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        assert both.b.archive.unsettled == (str(fault) or repr(fault))
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    monkeypatch.setattr(both.b.archive.lifecycle, "is_settled", is_settled)
+    both.elect(both.b, in_sync=False)
+    assert both.b.archive.unsettled == ""
+    assert waits[0] < waits[1] < waits[-1] == waits[-2], "less and less often"
+    assert sum("until the archive is settled" in each.message for each in caplog.records) == 1
+    both.b.put(1)
+    assert both.b.store.next_offset(TOPIC, 0) == 16
+
+
+def test_a_name_that_can_not_be_finished_is_told_once_and_tried_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = lacking(until="offload.after_intent")
+    runs, waits = both.b.archive.lifecycle.salvage.run, list[float]()
+
+    def run() -> list[RoundReport]:
+        if len(waits) < 8:
+            return [RoundReport(0, failed={"key": "its bytes are damaged"})]
+        return runs()
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        assert "its bytes are damaged" in both.b.archive.unsettled
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    monkeypatch.setattr(both.b.archive.lifecycle.salvage, "run", run)
+    both.elect(both.b, in_sync=False)
+    assert both.b.archive.unsettled == ""
+    assert waits[0] < waits[1] < waits[-1] == waits[-2]
+    assert sum("its bytes are damaged" in each.message for each in caplog.records) == 1
+
+
+def test_who_tries_for_a_reign_that_is_over_does_not_end_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = lacking()
+    both.bucket.down = True
+    both.master_epoch += 1
+    both.b.archive.lead(both.master_epoch)
+
+    async def wait(seconds: float) -> None:
+        both.bucket.heal()
+        both.b.archive.follow()
+        both.master_epoch += 1
+        both.b.archive.lead(both.master_epoch)
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    assert not drive(both.b.archive.settle())
 
 
 def test_what_this_log_alone_has_is_archived_before_it_goes_on_above() -> None:

@@ -249,6 +249,9 @@ def test_what_a_member_can_not_do_is_on_its_pages(tmp_path: Path) -> None:
             await put_unconfirmed(master)
             (trouble,) = master.replicas.troubles()
             assert trouble.why.startswith(Held.AWAY.value)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(master.broker.archive, "unsettled", "the store is away")
+                assert "the store is away" in [trouble.why for trouble in master.replicas.troubles()]
 
     run(scenario)
 
