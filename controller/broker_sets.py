@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 # Each try has read what made the one before fail.
 _MOST_TRIES = 16
+# So many sets are told of or scanned at a time: where the register is slow the last one does not wait for all others.
+_AT_A_TIME = 32
 
 Spawn = Callable[[str, Callable[[], Coroutine[Any, Any, object]]], object]
 
@@ -94,8 +96,10 @@ class BrokerSets:
 
     def heard(self, name: str) -> None:
         """A heartbeat came. If somebody began to live by it the others are told soon, and not with the next round."""
+        if not self._others.renew_s:
+            return
         living = frozenset(self._liveness.living(name))
-        if self._others.renew_s and self._living.get(name) != living:
+        if self._living.get(name) != living:
             self._living[name] = living
             self._spawn("say", partial(self._tell_of, name))
 
@@ -109,28 +113,32 @@ class BrokerSets:
         await self.carry_out(Scan(name))
 
     async def tell_others(self) -> None:
-        """Who lives, to the other controllers: only what has changed is written."""
-        await self._others.renew()
-        for name in self._liveness.names() | self._living.keys():
-            living = self._liveness.living(name)
-            self._living[name] = frozenset(living)
-            await self._others.say(name, living)
-            if not living:
-                self._living.pop(name, None)
+        """Who lives, to the other controllers: only what has changed is written. What can't be said of one set keeps
+        back no other; the last failure is raised at the end.
+        """
+        await _each(self._liveness.names() | self._living.keys(), self._tell_others_of)
+
+    async def _tell_others_of(self, name: str) -> None:
+        living = self._liveness.living(name)
+        self._living[name] = frozenset(living)
+        await self._others.say(name, living)
+        if not living and not self._living.get(name):  # nobody came meanwhile
+            self._living.pop(name, None)
 
     async def scan(self) -> None:
-        """Every set; what is wrong with one keeps back no other. Most have a master that lives: one read shows it."""
-        damaged: DamagedBrokerSet | None = None
-        for name, stored in (await self._register.all()).items():
-            if isinstance(stored, DamagedBrokerSet):
-                log.error("broker set %r can't be read from the register: %s", name, stored)
-                damaged = stored
-                continue
-            found = self._decide(stored, {}, Scan(name), {})
-            if isinstance(found, Ask) or found.broker_set is not None:
-                await self.carry_out(Scan(name))
-        if damaged is not None:
-            raise damaged
+        """Every set; what is wrong with one keeps back no other, and the last failure is raised at the end. Most have a
+        master that lives: one read shows it.
+        """
+        stored = await self._register.all()
+        await _each(stored, lambda name: self._scan(name, stored[name]))
+
+    async def _scan(self, name: str, stored: Stored | DamagedBrokerSet) -> None:
+        if isinstance(stored, DamagedBrokerSet):
+            log.error("broker set %r can't be read from the register: %s", name, stored)
+            raise stored
+        found = self._decide(stored, {}, Scan(name), {})
+        if isinstance(found, Ask) or found.broker_set is not None:
+            await self.carry_out(Scan(name))
 
     async def _in_turn(self, request: Request) -> Answer:
         asked: dict[int, Asked] = {}
@@ -195,6 +203,20 @@ class BrokerSets:
         elif stored is not None and stored.master is not None:
             # Nobody may ask for the next one soon.
             self._spawn("elect", partial(self.carry_out, Scan(now.name)))
+
+
+async def _each(names: Iterable[str], work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+    """For all of them, some at a time. Raises the last failure when all have had their turn."""
+    places = asyncio.Semaphore(_AT_A_TIME)
+
+    async def in_its_place(name: str) -> None:
+        async with places:
+            await work(name)
+
+    failures = await asyncio.gather(*map(in_its_place, names), return_exceptions=True)
+    failed = [failure for failure in failures if failure is not None]
+    if failed:
+        raise failed[-1]
 
 
 def _say(old: BrokerSet | None, new: BrokerSet) -> None:

@@ -24,6 +24,7 @@ from infra.supervisor import Supervisor, Trouble
 
 log = logging.getLogger(__name__)
 
+BEAT_MS = 1_000  # from one heartbeat of a broker to the next
 STANDSTILL_MS = 2_000  # beyond the time of the next scan; brokers beat each second, and may be silent for some
 
 
@@ -84,10 +85,11 @@ class ControllerManager:
         self._hears_since_ms = self._looked_ms = self._liveness.now_ms()
         await self._server.start()
         if self._others.renew_s:
+            self._supervisor.every("lease", self._others.renew_s, self._others.renew, first_s=0)
             self._supervisor.every("tell", self._others.renew_s, self.sets.tell_others, first_s=0)
         period_s = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period_s, self.scan)
-        self._supervisor.every("pulse", period_s, self._pulse)  # a scan may wait for the register
+        self._supervisor.every("pulse", period_s, self._look)  # a scan may wait for the register
         log.info("controller listens on %s:%d", self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:
@@ -100,29 +102,28 @@ class ControllerManager:
 
     async def scan(self) -> None:
         """Hang up on brokers that fell silent, and elect where a master is missing."""
-        if self._look():
-            return  # what they have said meanwhile is not read yet
-        for name, broker_id, connection in self._liveness.silent():
+        self._look()
+        if self._liveness.now_ms() - self._hears_since_ms < BEAT_MS:
+            return  # it stood still, and what they have said meanwhile may not be read yet
+        silent = self._liveness.silent()
+        for name, broker_id, connection in silent:
             log.warning("broker %d of %r is silent", broker_id, name)
             if isinstance(connection, Connection):
                 connection.abort()
             self._liveness.closed(connection)
-            await self.sets.lost(name)
+        for name in {name for name, _, _ in silent}:
+            self._supervisor.spawn("elect", partial(self.sets.lost, name))
         await self.sets.scan()
 
-    def _pulse(self) -> None:
-        self._look()
-
-    def _look(self) -> bool:
-        """Whether this process stood still, so that it heard nobody: who lives is who is heard from now on."""
+    def _look(self) -> None:
+        """If this process stood still, so that it heard nobody, who lives is who is heard from now on."""
         now_ms = self._liveness.now_ms()
         late_ms = now_ms - self._looked_ms - self._config.scan_not_active_broker_interval
         self._looked_ms = now_ms
         if late_ms <= STANDSTILL_MS:
-            return False
+            return
         log.warning("this controller stood still for %d ms: it waits for whom it has not heard since", late_ms)
         self._hears_since_ms = now_ms
-        return True
 
     def _closed(self, connection: Connection) -> None:
         if not self._watches:

@@ -29,7 +29,7 @@ from neve.entropy import system_entropy, unique_name
 log = logging.getLogger(__name__)
 
 LEASE_S = 3  # how long a controller that died is believed
-RENEW_S = 1.0
+RENEW_S = 0.4  # with the longest that etcd may take to answer it is less than the lease
 _MOST_CONTROLLERS = 64
 _MOST_TRIES = 4
 

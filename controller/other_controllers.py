@@ -17,7 +17,7 @@ class OtherControllers(Protocol):
 
     @property
     def renew_s(self) -> float:
-        """How often `renew` has to be called; 0: never, there are no others."""
+        """How often `renew` has to be called, whatever else is waited for; 0: never, there are no others."""
 
     async def heard(self, name: str) -> Heard:
         """Who of a set lives, as each of the others says now."""

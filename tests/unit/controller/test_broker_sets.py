@@ -28,6 +28,7 @@ from controller.register import NEVER, RegisterUnavailable, Revision, Stored
 from infra.clock import ManualClock
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode as Code
+from tests.waiting import until
 
 
 class MemoryRegister:
@@ -38,6 +39,7 @@ class MemoryRegister:
         self.revision = 0
         self.had: BrokerSet | None = None
         self.damaged: list[str] = []
+        self.before_all: dict[str, Stored] = {}
         self.reads = 0
         self.before_write: Callable[[], object] = lambda: None
         self.loses_answers = False
@@ -76,6 +78,7 @@ class MemoryRegister:
 
     async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
         found: dict[str, Stored | DamagedBrokerSet] = {name: DamagedBrokerSet(None, "none") for name in self.damaged}
+        found |= self.before_all
         if self.value is not None:
             found["b"] = await self.get("b")
         return dict(sorted(found.items()))
@@ -105,12 +108,17 @@ class Others(NoOtherControllers):
         self.hear: dict[int, list[Report]] = {}
         self.told: dict[str, set[int]] = {}
         self.on_say: Callable[[], object] = lambda: None
+        self.unreadable = self.unsayable = ""
 
     async def heard(self, name: str) -> Heard:
         await asyncio.sleep(0)
+        if name == self.unreadable:
+            raise RegisterUnavailable(None, f"a key of {name} can't be read")
         return self.hear
 
     async def say(self, name: str, living: Mapping[int, Report]) -> None:
+        if name == self.unsayable:
+            raise RegisterUnavailable(None, f"{name} is written by others all the time")
         self.told[name] = set(living)
         self.on_say()
 
@@ -335,5 +343,57 @@ def test_what_a_forgotten_broker_said_is_forgotten_with_it() -> None:
         await world.sets.carry_out(CleanBrokerData("b", clean_living=True))
         assert world.register.value is None
         assert world.liveness.reports("b", {}) == {}
+
+    run(work)
+
+
+def test_a_set_of_which_the_others_can_not_be_told_keeps_back_no_other() -> None:
+    async def work(world: World) -> None:
+        names = [f"b{number}" for number in range(5)]
+        for name in names:
+            world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
+        for name in names:  # whichever comes first
+            world.others.told.clear()
+            world.others.unsayable = name
+            with pytest.raises(RegisterUnavailable, match=name):
+                await world.sets.tell_others()
+            assert world.others.told == {other: {1} for other in names if other != name}
+
+    run(work)
+
+
+def test_a_set_that_is_not_told_of_in_time_lets_the_others_go_before_it() -> None:
+    async def work(world: World) -> None:
+        for name in ("a", "b", "c"):
+            world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
+        others, gate = world.others, asyncio.Event()
+        say = others.say
+
+        async def slow(name: str, living: Mapping[int, Report]) -> None:
+            if name == next(iter(world.liveness.names())):
+                await gate.wait()
+            await say(name, living)
+
+        others.say = slow  # type: ignore[method-assign]
+        telling = asyncio.ensure_future(world.sets.tell_others())
+        await until(lambda: len(others.told) == 2, "two of three are told")
+        gate.set()
+        await telling
+        assert len(others.told) == 3
+
+    run(work)
+
+
+def test_a_set_that_can_not_be_scanned_keeps_back_no_election_behind_it() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        world.liveness.closed("connection 1")
+        first = replace(world.value, name="a")
+        world.liveness.hear("a", 2, Report(0, max_offset=0), "connection of a", None)
+        world.register.before_all = {"a": Stored(first, Revision(1), None)}
+        world.others.unreadable = "a"
+        with pytest.raises(RegisterUnavailable, match="of a"):
+            await world.sets.scan()
+        assert world.value.master == 2
 
     run(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,15 @@ import pytest
 
 from controller.controller_config import ControllerConfig
 from controller.controller_manager import ControllerManager
+from controller.decision import Report
+from controller.etcd_controllers import LEASE_S, RENEW_S
+from controller.other_controllers import NoOtherControllers
 from controller.register import FileRegister, RegisterUnavailable, Stored
 from controller.registers import register_of
 from infra.clock import ManualClock
 from infra.config import ConfigError, load
 from infra.disk import RealDisk
+from infra.etcd import WHOLE_S
 from infra.startup import StartupError
 from infra.threads import SYSTEM_THREADS
 from neve.cli import main as cli
@@ -206,6 +210,68 @@ def test_a_controller_that_stood_still_takes_nobody_for_dead_whom_it_could_not_h
         await closed(a, b)
 
     run(tmp_path, work, clock=clock)
+
+
+def test_after_a_standstill_nobody_is_hung_up_on_before_what_it_said_is_read(tmp_path: Path) -> None:
+    """Whoever looks at the clock first: a request, the pulse, or the scan itself."""
+    clock = ManualClock()
+
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        clock.advance(700_000)
+        await b.beat()
+        await b.elect()
+        await server.scan()
+        assert (await a.beat()).code == Code.SUCCESS, "over the connection that it had"
+        assert (await a.info()).ext["masterEpoch"] == "1"
+        clock.advance(5_000)
+        await b.beat()
+        clock.advance(6_000)
+        await server.scan()
+        await master_is(b, b)
+        await closed(a, b)
+
+    run(tmp_path, work, clock=clock, scan_not_active_broker_interval=600_000)
+
+
+class Stuck(NoOtherControllers):
+    """What is said to them is never answered."""
+
+    renew_s = 0.001
+
+    def __init__(self) -> None:
+        self.renewals = 0
+        self.is_said = asyncio.Event()
+
+    async def say(self, name: str, living: Mapping[int, Report]) -> None:
+        self.is_said.set()
+        await asyncio.Event().wait()
+
+    async def renew(self) -> None:
+        self.renewals += 1
+
+
+def test_the_lease_is_kept_while_the_others_are_being_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(tmp_path))
+        register, _ = register_of(config, RealDisk())
+        others = Stuck()
+        server = ControllerManager(config, ManualClock(), RealDisk(), register, others)
+        await server.start()
+        a = await Broker(server).open()
+        await a.join()
+        await others.is_said.wait()
+        before = others.renewals
+        await until(lambda: others.renewals > before + 2, "the lease is renewed")
+        await closed(a)
+        await server.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_lease_outlives_the_longest_wait_for_its_renewal() -> None:
+    assert RENEW_S + WHOLE_S < LEASE_S
 
 
 def test_candidates_are_asked_and_the_longest_log_wins(tmp_path: Path) -> None:
