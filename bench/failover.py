@@ -29,6 +29,7 @@ import neve
 from bench import jvm
 from bench.measure import JAVA_SOURCES
 from bench.wire import Client, Refused
+from broker.config import BrokerConfig
 from neve import NeveError
 from neve.client import SendStatus
 from neve.record.ids import parse_offset_msg_id
@@ -184,7 +185,8 @@ def _stored_by(offset_msg_id: str) -> str:
 
 
 def neve_set(stack: ExitStack, directory: Path) -> Set:
-    brokers = stack.enter_context(BrokerSet(directory, members=MEMBERS, replication="sync"))
+    patience = {"controllerHeartBeatTimeoutMills": BrokerConfig().controller_heart_beat_timeout_mills}
+    brokers = stack.enter_context(BrokerSet(directory, members=MEMBERS, replication="sync", settings=patience))
     controller = brokers.controller.ready["controller"]
     return Set("broker-a", controller, brokers.name_server.namesrv, list[Member](brokers.members))
 

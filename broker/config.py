@@ -71,7 +71,7 @@ class BrokerConfig(SecurityConfig):
     ha_flow_control_enable: bool = key(False)
     max_ha_transfer_byte_in_second: int = key(100 * MIB, low=KIB, high=1024 * GIB, unit="size")
     broker_heartbeat_interval: int = key(SECOND, low=100, high=60 * SECOND, unit="time")
-    controller_heart_beat_timeout_mills: int = key(10 * SECOND, low=500, high=10 * MINUTE, unit="time")
+    controller_heart_beat_timeout_mills: int = key(3 * SECOND, low=500, high=10 * MINUTE, unit="time")
     broker_election_priority: int = key(2**31 - 1, low=0, high=2**31 - 1)
 
     store_path_root_dir: str = key("~/store")

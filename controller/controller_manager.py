@@ -25,7 +25,11 @@ from infra.supervisor import Supervisor, Trouble
 log = logging.getLogger(__name__)
 
 BEAT_MS = 1_000  # from one heartbeat of a broker to the next
-STANDSTILL_MS = 2_000  # beyond the time of the next scan; brokers beat each second, and may be silent for some
+# How often this process looks if it stood still, and by how much that may be late before it counts as such. A broker
+# beats each second and is dead for itself after three: one whose beat of a second ago was the last that was read before
+# a standstill that nobody noticed lives all the same.
+PULSE_MS = 250
+STANDSTILL_MS = 1_000
 
 
 class ControllerManager:
@@ -38,7 +42,10 @@ class ControllerManager:
         disk: Disk,
         register: Register,
         others: OtherControllers = NO_OTHER_CONTROLLERS,
+        *,
+        pulse_ms: int = PULSE_MS,
     ) -> None:
+        self._pulse_ms = pulse_ms
         self._config, self._register, self._others = config, register, others
         self._liveness = Liveness(clock)
         self._supervisor = Supervisor("controller")
@@ -89,7 +96,7 @@ class ControllerManager:
             self._supervisor.every("tell", self._others.renew_s, self.sets.tell_others, first_s=0)
         period_s = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period_s, self.scan)
-        self._supervisor.every("pulse", period_s, self._look)  # a scan may wait for the register
+        self._supervisor.every("pulse", self._pulse_ms / 1000, self._look)  # a scan may wait for the register
         log.info("controller listens on %s:%d", self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:
@@ -118,7 +125,7 @@ class ControllerManager:
     def _look(self) -> None:
         """If this process stood still, so that it heard nobody, who lives is who is heard from now on."""
         now_ms = self._liveness.now_ms()
-        late_ms = now_ms - self._looked_ms - self._config.scan_not_active_broker_interval
+        late_ms = now_ms - self._looked_ms - self._pulse_ms
         self._looked_ms = now_ms
         if late_ms <= STANDSTILL_MS:
             return

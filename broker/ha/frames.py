@@ -27,10 +27,10 @@ master to slave
                                 <-  T2
     T1: what it has             ->              ...
 
-A T1 is sent after each write, once more (SYNCED) when that is on the disk, and every 5 s; a T2 when there is something
-and every 5 s; 20 s of silence end the connection, on either side. The first T1 asks; 0 means the log's begin, or its
-newest file if H1 said so. RocketMQ's master names in the T2 that ends an epoch the *next* epoch already, whose start is
-then where that T2 ends.
+A T1 is sent after each write, with what is on the disk by then (SYNCED), and every 5 s, between neves every second; a
+T2 when there is something and every 5 s; 20 s of silence end the connection, on either side. The first T1 asks; 0
+means the log's begin, or its newest file if H1 said so. RocketMQ's master names in the T2 that ends an epoch the
+*next* epoch already, whose start is then where that T2 ends.
 
 The lengths that a peer claims are refused as soon as they are there; no buffer of a merely claimed size is made.
 """

@@ -110,7 +110,7 @@ class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
     is_alone: bool = False  # the set has no other member
     heartbeat_every: float = 1.0
     ask_again_after: float = 1.0  # what was not answered
-    poll_every: float = 2.0  # 1004, when nothing is wanted
+    poll_every: float = 1.0  # 1004, when nothing is wanted: an async master has to hear somebody in `cut_off_after`
     register_every: float = 5.0  # 1003, while all is well: a late one of a former life may have come after this life's
     save_confirm_every: float = 1.0
     hand_over_within: float = 1.0

@@ -27,8 +27,8 @@ import msgspec
 from broker.ha.frames import BODY_MAX, Hello, ReceivedBytes
 from broker.ha.greeting import Reason, refusal
 from broker.ha.slave_session import (
-    HEARTBEAT_S,
     SILENCE_S,
+    STOCK_HEARTBEAT_S,
     Append,
     Attached,
     Confirmed,
@@ -116,7 +116,7 @@ class PlainSession:
     @property
     def wake_at(self) -> float:
         """When `tick` has something to do."""
-        return min(self._spoke + HEARTBEAT_S, self._heard + SILENCE_S)
+        return min(self._spoke + STOCK_HEARTBEAT_S, self._heard + SILENCE_S)
 
     def tick(self, now: float, synced: int = -1) -> list[Action]:
         """Time went by. What is on the disk a plain master is not told."""
@@ -124,7 +124,7 @@ class PlainSession:
             return []
         if now - self._heard >= SILENCE_S:
             return [self._end(f"the master is silent for {SILENCE_S:.0f} s")]
-        if self.state is SlaveState.FOLLOWING and now - self._spoke >= HEARTBEAT_S:
+        if self.state is SlaveState.FOLLOWING and now - self._spoke >= STOCK_HEARTBEAT_S:
             return [self._report(now)]
         return []
 

@@ -37,6 +37,12 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
         faults.append(f"brokerId={config.broker_id} with replication: a controller gives the ids")
     if config.broker_role == "SLAVE":
         faults.append("brokerRole=SLAVE with replication: a controller says who is what")
+    beat, silence = config.broker_heartbeat_interval, config.controller_heart_beat_timeout_mills
+    if 2 * beat > silence:
+        faults.append(
+            f"brokerHeartbeatInterval={beat}ms with controllerHeartBeatTimeoutMills={silence}ms: "
+            "a master whose next heartbeat is late would be taken for dead; twice as long at least"
+        )
     if faults:
         raise ConfigError(*faults)
     seconds = config.ha_max_time_slave_not_catchup / 1000

@@ -35,8 +35,8 @@ from broker.ha.greeting import Reason, refusal, unlike
 from broker.ha.proof import MASTER, SLAVE, is_proven, proven
 from neve.errors import ProtocolError
 
-HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
-SYNCED_EVERY_S = 1.0  # what was only in memory when it was acknowledged is told of again once it is on the disk
+HEARTBEAT_S = 1.0  # a master that hears nobody for `cut_off_after` acknowledges nothing
+STOCK_HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
 SILENCE_S = 20.0  # RocketMQ's haHousekeepingInterval
 
 
@@ -150,6 +150,7 @@ class SlaveSession:
         self.master: Hello | None = None
         self.received = 0  # bytes of the log
         self._hello, self._master_epoch, self._secret = hello, master_epoch, secret
+        self._beats_every = STOCK_HEARTBEAT_S if hello is None else HEARTBEAT_S
         self._h1 = SlaveHandshake(member_id, from_last_file, is_learner)
         self._begins_at_frontier = begins_at_frontier
         self._local = local
@@ -159,7 +160,7 @@ class SlaveSession:
         self._reported = (-1, -1)
         self._end_of_log, self._masters_confirm, self._confirm = local.end, -1, local.confirm
         self._frames = MasterFrames()
-        self._heard = self._spoke = self._looked = 0.0
+        self._heard = self._spoke = 0.0
 
     def start(self, now: float) -> list[Action]:
         """The connection stands."""
@@ -175,26 +176,21 @@ class SlaveSession:
     @property
     def wake_at(self) -> float:
         """When `tick` has something to do."""
-        soon = self._looked + SYNCED_EVERY_S if self._awaits_sync else self._spoke + HEARTBEAT_S
-        return min(soon, self._spoke + HEARTBEAT_S, self._heard + SILENCE_S)
-
-    @property
-    def _awaits_sync(self) -> bool:
-        """Whether the master, which archives what all have on their disks, was told of more than is there."""
-        end, synced = self._reported
-        return self.state is SlaveState.FOLLOWING and 0 <= synced < end
+        return min(self._spoke + self._beats_every, self._heard + SILENCE_S)
 
     def tick(self, now: float, synced: int = -1) -> list[Action]:
-        """Time went by; the log is on the disk up to `synced`."""
+        """Time went by; the log is on the disk up to `synced`.
+
+        The master, which archives what all have on their disks, is told of what was only in memory when it was
+        acknowledged.
+        """
         if self.is_ended:
             return []
         if now - self._heard >= SILENCE_S:
             return [self._end(f"the master is silent for {SILENCE_S:.0f} s")]
-        if self._awaits_sync and now - self._looked >= SYNCED_EVERY_S:
-            self._looked = now
-            if synced > self._reported[1]:
-                return self.stored(self._reported[0], synced, now)
-        if self.state is SlaveState.FOLLOWING and now - self._spoke >= HEARTBEAT_S:
+        if self.state is SlaveState.FOLLOWING and now - self._spoke >= self._beats_every:
+            end, told = self._reported
+            self._reported = end, told if told < 0 else max(told, min(synced, end))
             return [self._report(now)]
         return []
 

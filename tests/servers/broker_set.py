@@ -82,6 +82,8 @@ class BrokerSet:
             "brokerIP1": "127.0.0.1",
             "namesrvAddr": self.name_server.namesrv,
             "mappedFileSizeCommitLog": "1m",
+            # All tests at once may stop a process for seconds; who freezes one says how soon that is seen.
+            "controllerHeartBeatTimeoutMills": "10s",
         }
         return Serving(directory, "broker", *settings_as_options({**own, **self._settings}))
 

@@ -22,17 +22,25 @@ from neve.remoting.command import RemotingCommand
 
 @asynccontextmanager
 async def controlling(
-    root: Path, clock: ManualClock | None = None, register: Register | None = None, **settings: Any
+    root: Path,
+    clock: ManualClock | None = None,
+    register: Register | None = None,
+    *,
+    pulse_ms: int = 3_600_000,
+    **settings: Any,
 ) -> AsyncIterator[ControllerManager]:
-    """A controller that has heard the living: its first time-out is over."""
+    """A controller that has heard the living: its first time-out is over.
+
+    A test scans when it wants, and lets time go by in steps: nothing stands still by that, but for `pulse_ms`.
+    """
     clock = clock or ManualClock()
     config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(root))
-    config.scan_not_active_broker_interval = 3_600_000  # a test scans when it wants
+    config.scan_not_active_broker_interval = 3_600_000
     for name, value in settings.items():
         setattr(config, name, value)
     disk = RealDisk()
     named, others = register_of(config, disk)
-    server = ControllerManager(config, clock, disk, register or named, others)
+    server = ControllerManager(config, clock, disk, register or named, others, pulse_ms=pulse_ms)
     await server.start()
     try:
         yield server

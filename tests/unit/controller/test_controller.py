@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from broker.config import BrokerConfig
+from broker.ha.replicas_manager import TICK_S
 from controller.controller_config import ControllerConfig
-from controller.controller_manager import ControllerManager
+from controller.controller_manager import PULSE_MS, STANDSTILL_MS, ControllerManager
 from controller.decision import Report
 from controller.etcd_controllers import LEASE_S, RENEW_S
 from controller.other_controllers import NoOtherControllers
@@ -232,7 +234,7 @@ def test_after_a_standstill_nobody_is_hung_up_on_before_what_it_said_is_read(tmp
         await master_is(b, b)
         await closed(a, b)
 
-    run(tmp_path, work, clock=clock, scan_not_active_broker_interval=600_000)
+    run(tmp_path, work, clock=clock, pulse_ms=600_000)
 
 
 class Stuck(NoOtherControllers):
@@ -272,6 +274,30 @@ def test_the_lease_is_kept_while_the_others_are_being_told(tmp_path: Path) -> No
 
 def test_a_lease_outlives_the_longest_wait_for_its_renewal() -> None:
     assert RENEW_S + WHOLE_S < LEASE_S
+
+
+def test_a_broker_that_beats_as_it_should_outlives_every_standstill_of_its_controller(tmp_path: Path) -> None:
+    """One that is too short to be noticed ends before the broker's default time-out does."""
+    clock = ManualClock()
+    config = BrokerConfig()
+    beat = {"heartbeatTimeoutMills": config.controller_heart_beat_timeout_mills}
+    period_ms = config.broker_heartbeat_interval + round(TICK_S * 1000)
+
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+        for standstill_ms in (STANDSTILL_MS, STANDSTILL_MS + 1, 2 * STANDSTILL_MS):
+            for broker in (a, b):
+                await broker.beat(**beat)
+            for _ in range(period_ms // PULSE_MS):  # the next beat is there when it stands still
+                clock.advance(PULSE_MS)
+                await server.scan()
+            clock.advance(PULSE_MS + standstill_ms)
+            await server.scan()  # before it has read what came meanwhile
+            assert (await b.info()).ext["masterEpoch"] == "1"
+        await closed(a, b)
+
+    run(tmp_path, work, clock=clock, pulse_ms=PULSE_MS)
 
 
 def test_candidates_are_asked_and_the_longest_log_wins(tmp_path: Path) -> None:

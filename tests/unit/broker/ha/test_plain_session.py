@@ -12,8 +12,8 @@ from broker.ha.frames import BODY_MAX, Hello
 from broker.ha.greeting import Reason
 from broker.ha.plain_session import Action, AskMaster, PlainSession
 from broker.ha.slave_session import (
-    HEARTBEAT_S,
     SILENCE_S,
+    STOCK_HEARTBEAT_S,
     Append,
     Attached,
     Confirmed,
@@ -215,9 +215,9 @@ def test_what_is_stored_is_acknowledged_and_known_to_be_there_once() -> None:
 
 def test_a_silent_slave_reports_what_it_has_and_a_silent_master_is_left() -> None:
     session = following(0, 700)
-    assert session.wake_at == HEARTBEAT_S
-    assert session.tick(HEARTBEAT_S - 0.1) == []
-    assert session.tick(HEARTBEAT_S) == [Send(pack(">q", 700))]
+    assert session.wake_at == STOCK_HEARTBEAT_S
+    assert session.tick(STOCK_HEARTBEAT_S - 0.1) == []
+    assert session.tick(STOCK_HEARTBEAT_S) == [Send(pack(">q", 700))]
     session.receive_data(frame(700), 10.0)
     assert session.tick(10.0 + SILENCE_S - 0.1) == [Send(pack(">q", 700))]
     assert ended(session.tick(10.0 + SILENCE_S)) is None

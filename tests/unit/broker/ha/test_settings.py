@@ -58,6 +58,10 @@ def test_several_controllers_are_told_apart() -> None:
         (("replication=async", "controllerAddr=c:9878", "brokerRole=SYNC_MASTER"), "waits for nobody"),
         (("replication=async", "controllerAddr=c:9878", "minInSyncReplicas=2"), "only sync stops"),
         (("replication=sync-available", "controllerAddr=c:9878", "minInSyncReplicas=2"), "only sync stops"),
+        (
+            ("replication=sync", "controllerAddr=c:9878", "controllerHeartBeatTimeoutMills=1500ms"),
+            "late would be taken for dead",
+        ),
         (("replication=sync", "controllerAddr=c:9878", "authenticationEnabled=true"), "members know each other"),
         (("replication=sync", "controllerAddr=c:9878", "authenticationEnabled=true"), "tlsServerMode=enforcing"),
         (

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from broker.config import BrokerConfig
+from broker.ha.confirm import ConfirmRules, Replication
 from broker.ha.frames import (
     Hello,
     Refusal,
@@ -18,10 +20,10 @@ from broker.ha.frames import (
     encode_slave_handshake,
     encode_transfer_head,
 )
+from broker.ha.member import MemberRules
 from broker.ha.slave_session import (
     HEARTBEAT_S,
     SILENCE_S,
-    SYNCED_EVERY_S,
     Action,
     Append,
     Attached,
@@ -362,12 +364,20 @@ def test_a_confirm_that_comes_alone_is_told_at_once_and_never_backwards() -> Non
 # -- time
 
 
-def test_a_slave_that_has_nothing_to_acknowledge_says_so_every_five_seconds() -> None:
+def test_a_slave_that_has_nothing_to_acknowledge_says_so_every_second() -> None:
     made = following(Local(0, 40, ((3, 0),), 10, 3), end=40)
     assert made.wake_at == HEARTBEAT_S
-    assert made.tick(4.9) == []
-    assert made.tick(5.0) == [Send(encode_ack(40, 40))]
+    assert made.tick(0.9) == []
+    assert made.tick(1.0) == [Send(encode_ack(40, 40))]
     assert made.wake_at == 2 * HEARTBEAT_S
+
+
+def test_a_master_of_an_idle_set_hears_its_slave_or_a_controller_long_before_it_takes_itself_for_cut_off() -> None:
+    """Two of either may be late."""
+    cut_off_after = BrokerConfig().controller_heart_beat_timeout_mills / 1000
+    assert cut_off_after >= 3 * HEARTBEAT_S
+    rules = MemberRules(confirm=ConfirmRules(Replication.ASYNC, cut_off_after=cut_off_after))
+    assert 3 * rules.poll_every <= cut_off_after
 
 
 def test_what_was_only_in_memory_when_it_was_acknowledged_is_told_of_once_it_is_on_the_disk() -> None:
@@ -375,11 +385,11 @@ def test_what_was_only_in_memory_when_it_was_acknowledged_is_told_of_once_it_is_
     made = following()
     made.receive_data(t2(0, b"abcdef"), 0.0)
     assert made.stored(6, 2, 0.0) == [Send(encode_ack(6, 2))]
-    assert made.wake_at == SYNCED_EVERY_S
-    assert made.tick(SYNCED_EVERY_S, 2) == []
-    assert made.wake_at == 2 * SYNCED_EVERY_S, "it looks again, and not at once"
-    assert made.tick(2 * SYNCED_EVERY_S, 6) == [Send(encode_ack(6, 6))]
-    assert made.wake_at == 2 * SYNCED_EVERY_S + HEARTBEAT_S
+    assert made.wake_at == HEARTBEAT_S
+    assert made.tick(HEARTBEAT_S, 3) == [Send(encode_ack(6, 3))]
+    assert made.wake_at == 2 * HEARTBEAT_S
+    assert made.tick(2 * HEARTBEAT_S, 9) == [Send(encode_ack(6, 6))], "of what it has acknowledged"
+    assert made.tick(3 * HEARTBEAT_S, 9) == [Send(encode_ack(6, 6))]
 
 
 @pytest.mark.parametrize("make", [session, greeted, following])
