@@ -16,10 +16,10 @@ from neve.client.model import (
     TopicConfig,
     message_from_record,
 )
-from neve.client.net.connection import ConnectionFailed
+from neve.client.net.connection import NOT_MASTER, ConnectionFailed
 from neve.client.net.route import TopicRoute
-from neve.client.net.session import NOT_MASTER, Session, parse_body, require_success
-from neve.errors import BrokerError, ClientError, ProtocolError, UnknownOutcome
+from neve.client.net.session import Session, parse_body, require_success
+from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
 from neve.record.codec import MalformedRecord, decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -139,6 +139,7 @@ class Admin:
 
         Raises:
             BrokerError: QUERY_NOT_FOUND.
+            NeveError: nobody who was asked has it, and not everybody who may have it could be asked.
         """
         if topic is not None:
             found = [m for m in await self.query_messages(topic, msg_id, is_unique_key=True) if m.msg_id == msg_id]
@@ -155,17 +156,20 @@ class Admin:
         # stored is with the other members of its set.
         asked = sorted(brokers.values(), key=lambda one: one.name) if owner is None else [owner]
         ext = {"offset": str(offset), "topic": topic or ""}
-        problem = BrokerError(ResponseCode.QUERY_NOT_FOUND, f"{msg_id} lies on no broker of this cluster")
+        where = "on no broker of this cluster" if owner is None else f"not on {owner.name}"
+        problem: NeveError = BrokerError(ResponseCode.QUERY_NOT_FOUND, f"{msg_id} lies {where}")
         for broker in asked:
             try:
                 answer = await self._ask_any(broker, RequestCode.VIEW_MESSAGE_BY_ID, ext, first=address)
-                message = message_from_record(decode_record(require_success(answer).body), broker.name)
+                message = _message(require_success(answer).body, broker)
             except BrokerError as error:
-                problem = problem if owner is None else error
-            except ValueError as error:
-                raise ProtocolError(f"message {msg_id}: {error}") from error
+                if owner is not None:
+                    problem = error
+            except NeveError as error:
+                log.info("%s may have %s: %s", broker.name, msg_id, error)
+                problem = error
             else:
-                if owner is not None or message.offset_msg_id == msg_id.upper():
+                if message.offset_msg_id == msg_id.upper():  # another log may have a message there, too
                     return message
         raise problem
 
@@ -215,6 +219,8 @@ class Admin:
             NeveError: none can be asked; why the last one could not.
         """
         members = [broker.addresses[number] for number in sorted(broker.addresses)]
+        if not members:
+            raise ConnectionFailed(f"no member of {broker.name} is known")
         members.sort(key=lambda address: address != first)
         for address in members[:-1]:
             try:
@@ -243,6 +249,13 @@ class Admin:
         addresses = [address for name in sorted(route.brokers) if (address := route.address(name)) is not None]
         answers = await asyncio.gather(*(self._session.ask(address, code, ext) for address in addresses))
         return [parse_body(answer).get("offsetTable") or {} for answer in answers]
+
+
+def _message(stored: bytes, broker: BrokerInfo) -> Message:
+    try:
+        return message_from_record(decode_record(stored), broker.name)
+    except ValueError as error:
+        raise ProtocolError(f"what {broker.name} has can't be read: {error}") from error
 
 
 def _topic_config(data: Any) -> TopicConfig:

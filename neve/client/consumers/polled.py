@@ -138,7 +138,7 @@ class Polled:
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """The next poll goes on with `offset`; what was fetched is dropped."""
         async with self._rounds.lock:
-            self.offsets.move(queue, offset, is_stored=False)
+            self.offsets.move(queue, offset)
             self._forget(queue)
 
     def _forget(self, queue: MessageQueue) -> None:

@@ -230,8 +230,8 @@ class Pulled:
         """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
         async with self._rounds.lock:
             self.offsets.process_queue(queue)
-            await self.offsets.store.write({queue: offset})
-            self.offsets.move(queue, offset, is_stored=True)
+            kept = await self.offsets.store.write({queue: offset})
+            self.offsets.move(queue, offset, keeper=kept[queue])
 
     async def _renew_forever(self) -> None:
         while True:

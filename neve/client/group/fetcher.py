@@ -14,7 +14,7 @@ from neve.client.group.pull import Puller, Subscription
 from neve.client.group.received import Settles, received
 from neve.client.group.refusals import Refusals
 from neve.client.model import MessageQueue, PullStatus
-from neve.client.net.session import NOT_MASTER, Session
+from neve.client.net.session import Session
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode, ResponseCode
 
@@ -119,8 +119,6 @@ class Fetcher:
             self._refusals.over(what)
         except BrokerError as error:
             self._refusals.note(what, error)
-            if error.code in NOT_MASTER:
-                self._session.forget_route(process_queue.queue.topic)
             is_throttled = error.code == ResponseCode.FLOW_CONTROL
             await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)
         except NeveError as error:

@@ -31,11 +31,11 @@ class OffsetStore(Protocol):
     async def read(self, queue: MessageQueue) -> int | None:
         """None when nothing is stored for the queue."""
 
-    async def write(self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False) -> None:
-        """Stores them; with `oneway` no answer is waited for."""
+    async def write(self, offsets: Mapping[MessageQueue, int], *, once: bool = False) -> Mapping[MessageQueue, object]:
+        """Stores them. Who has what was written, by queue; `once`: who calls will come again, one try is enough."""
 
     def keeper(self, queue: MessageQueue) -> object:
-        """Who has what was written; where it is another, that one has to be told."""
+        """Who is to have it now; where that is another than has it, it has to be told."""
 
 
 class BrokerOffsetStore:
@@ -51,16 +51,19 @@ class BrokerOffsetStore:
     async def read(self, queue: MessageQueue) -> int | None:
         return await self._puller.committed(self._group, queue)
 
-    async def write(self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False) -> None:
+    async def write(self, offsets: Mapping[MessageQueue, int], *, once: bool = False) -> Mapping[MessageQueue, object]:
         """One broker that fails does not keep the others from storing theirs.
 
         Raises:
             NeveError: of the first that failed.
         """
-        work = (self._puller.commit(self._group, queue, offset, oneway=oneway) for queue, offset in offsets.items())
-        for problem in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(problem, BaseException):
-                raise problem
+        work = (self._puller.commit(self._group, queue, offset, once=once) for queue, offset in offsets.items())
+        kept: dict[MessageQueue, object] = {}
+        for queue, found in zip(offsets, await asyncio.gather(*work, return_exceptions=True), strict=True):
+            if isinstance(found, BaseException):
+                raise found
+            kept[queue] = found
+        return kept
 
     def keeper(self, queue: MessageQueue) -> object:
         """A connection: what was said over one that broke may be lost, and a new master may not have heard of it."""
@@ -85,18 +88,19 @@ class LocalFileOffsetStore:
     async def read(self, queue: MessageQueue) -> int | None:
         return self._offsets.get(queue)
 
-    async def write(self, offsets: Mapping[MessageQueue, int], *, oneway: bool = False) -> None:
+    async def write(self, offsets: Mapping[MessageQueue, int], *, once: bool = False) -> Mapping[MessageQueue, object]:
         """
         Raises:
             ClientError: the file cannot be written.
         """
         if not offsets:
-            return
+            return {}
         self._offsets.update(offsets)
         try:
             await asyncio.to_thread(_replace, self._path, dumps_object_keys({"offsetTable": self._offsets}))
         except OSError as error:
             raise ClientError(f"{self._path} cannot be written: {error}") from error
+        return dict.fromkeys(offsets, self)
 
     def keeper(self, queue: MessageQueue) -> object:
         """The file."""

@@ -73,22 +73,33 @@ class Positions:
         locked_until: float | None = None,
         is_paused: bool = False,
         is_stored: bool = True,
+        keeper: object = None,
     ) -> None:
-        """Fetches the queue from `offset` on."""
+        """Fetches the queue from `offset` on; `keeper` was told that, without one it is who would be now."""
         process_queue = ProcessQueue(queue, offset, in_order=self._in_order)
         process_queue.locked_until = locked_until
         process_queue.last_lock_ms = self._session.options.now_ms() if locked_until is not None else 0
         process_queue.committed = offset if is_stored else -1
-        process_queue.keeper = self.store.keeper(queue)
+        process_queue.keeper = self.store.keeper(queue) if keeper is None else keeper
         process_queue.is_paused = is_paused
         process_queue.delivery.is_open = not is_paused
         self._fetcher.take_over(process_queue)
 
-    def move(self, queue: MessageQueue, offset: int, *, is_stored: bool) -> None:
-        """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
+    def move(self, queue: MessageQueue, offset: int, *, keeper: object = None) -> None:
+        """Goes on with `offset`, which `keeper` was told if there is one: what was fetched is dropped, acks of what was
+        delivered count no more.
+        """
         self.process_queue(queue)
         old = self._fetcher.drop(queue)
-        self.begin(queue, offset, locked_until=old.locked_until, is_paused=old.is_paused, is_stored=is_stored)
+        is_stored = keeper is not None
+        self.begin(
+            queue,
+            offset,
+            locked_until=old.locked_until,
+            is_paused=old.is_paused,
+            is_stored=is_stored,
+            keeper=keeper,
+        )
 
     async def leave(self, queue: MessageQueue) -> None:
         """Ends with the queue and stores how far it came."""
@@ -96,13 +107,13 @@ class Positions:
         if self._is_owed(process_queue):
             await self.store.write({queue: process_queue.committable})
 
-    async def commit(self, *, oneway: bool = False) -> None:
-        """Stores what changed since the last time, and what its keeper may have lost."""
+    async def commit(self, *, once: bool = False) -> None:
+        """Stores what changed since the last time, and what its keeper may have lost; `once`: see the store."""
         process_queue = list(self._fetcher.assigned.values())
         offsets = {one: one.committable for one in process_queue if self._is_owed(one)}
-        await self.store.write({one.queue: offset for one, offset in offsets.items()}, oneway=oneway)
+        kept = await self.store.write({one.queue: offset for one, offset in offsets.items()}, once=once)
         for one, offset in offsets.items():
-            one.committed, one.keeper = offset, self.store.keeper(one.queue)
+            one.committed, one.keeper = offset, kept[one.queue]
 
     def _is_owed(self, process_queue: ProcessQueue) -> bool:
         """Also what was stored already, where whoever has it may have lost it since."""
@@ -114,7 +125,7 @@ class Positions:
         while True:
             await asyncio.sleep(self._session.options.commit_interval)
             try:
-                await self.commit(oneway=True)
+                await self.commit(once=True)
             except NeveError as error:
                 log.warning("commit of %s, tried again later: %s", group, error)
 

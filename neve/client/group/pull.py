@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from neve.client.model import MASTER_ID, Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
+from neve.client.net.connection import Connection
 from neve.client.net.route import Reader
 from neve.client.net.session import Session, ext_int
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError
@@ -198,15 +199,30 @@ class Puller:
             raise
         return ext_int(answer, "offset")
 
-    async def commit(self, group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> None:
-        """Stores the next offset that the group should read: at the master, what a replica is told is lost."""
+    async def commit(self, group: str, queue: MessageQueue, offset: int, *, once: bool = False) -> Connection:
+        """Stores the next offset that the group should read: at the master, what a replica is told is lost. Returns the
+        connection over which it was told.
+
+        `once`: one try, for who comes again; later it might set back what somebody else has stored meanwhile. Only a
+        broker with replicas is waited for then: it may be about to hand its role over, and refuse.
+        """
         ext = {**_fields(queue), "consumerGroup": group, "commitOffset": str(offset)}
-        code = RequestCode.UPDATE_CONSUMER_OFFSET
-        if oneway:
-            address = await self._session.master(queue)
-            await self._session.pool.send_oneway(address, code, ext, timeout=self._session.options.attempt_timeout)
+        code, session = RequestCode.UPDATE_CONSUMER_OFFSET, self._session
+        told: Connection
+
+        async def master(queue: MessageQueue) -> str:
+            nonlocal told
+            address = await session.master(queue)
+            told = await session.pool.get(address)  # the request takes the same, it is made in the same turn
+            return address
+
+        if not once:
+            await session.at_master(queue, code, ext, may_repeat=True, find=master)
+        elif session.is_set(queue):
+            await session.ask(await master(queue), code, ext)
         else:
-            await self._session.at_master(queue, code, ext, may_repeat=True)
+            await session.pool.send_oneway(await master(queue), code, ext, timeout=session.options.attempt_timeout)
+        return told
 
     def keeper(self, queue: MessageQueue) -> object:
         """Who has the group's offset of a queue; see `OffsetStore.keeper`."""

@@ -33,8 +33,10 @@ log = logging.getLogger(__name__)
 
 FRAME_LIMIT = 16 << 20
 _ONEWAY = 2
-# What a broker says that is not the master, or not now.
-_NOT_HERE = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE})
+#: Of these a member of a set answers that is a slave now, that has no role yet, or that hands its role over.
+NOT_MASTER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+# With what one says that ceased to be the master while it was waited for.
+_NOT_HERE = NOT_MASTER | {ResponseCode.SLAVE_NOT_AVAILABLE}
 
 ServerRequestHandler = Callable[["Connection", RemotingCommand], None]
 
@@ -224,7 +226,8 @@ class ConnectionPool:
         on_request: ServerRequestHandler,
         on_connect: Callable[[str], None],
         *,
-        on_doubt: Callable[[str], None] = lambda _: None,
+        on_lost: Callable[[str], None] = lambda _: None,
+        on_refused: Callable[[str], None] = lambda _: None,
         credentials: tuple[str, str] | None = None,
         tls: ssl.SSLContext | bool = False,
     ) -> None:
@@ -233,7 +236,8 @@ class ConnectionPool:
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._on_connect = on_connect
-        self._on_doubt = on_doubt  # what is at an address may not be what it was there for any more
+        self._on_lost = on_lost  # a connection to the address ended, or could not be made
+        self._on_refused = on_refused  # a broker says what one says that is not the master, and others when busy
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._pid = os.getpid()
@@ -268,7 +272,7 @@ class ConnectionPool:
             if stale is not None:
                 stale.close()
         elif answer.code in _NOT_HERE:
-            self._on_doubt(address)
+            self._on_refused(address)
         return answer
 
     def open_connection(self, address: str) -> Connection | None:
@@ -341,4 +345,4 @@ class ConnectionPool:
 
     def _lost(self, address: str) -> None:
         if not self._is_closed:
-            self._on_doubt(address)
+            self._on_lost(address)

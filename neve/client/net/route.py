@@ -68,7 +68,7 @@ class TopicRoute:
     def is_set(self, broker_name: str) -> bool:
         """Whether the broker has replicas: one of them may be its master soon."""
         broker = self.brokers.get(broker_name)
-        return broker is not None and any(number != MASTER_ID for number in broker.addresses)
+        return broker is not None and (len(broker.addresses) > 1 or MASTER_ID not in broker.addresses)
 
 
 def parse_brokers(data: Any) -> dict[str, BrokerInfo]:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from neve.client.model import MASTER_ID, BrokerInfo, MessageQueue
-from neve.client.net.connection import Connection, ConnectionFailed, ConnectionPool
+from neve.client.net.connection import NOT_MASTER, Connection, ConnectionFailed, ConnectionPool
 from neve.client.net.route import TopicRoute, parse_brokers, parse_route, route_from_default
 from neve.client.options import ClientOptions
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
@@ -28,8 +28,6 @@ RequestHandler = Callable[[Connection, RemotingCommand], bool]
 _SEPARATORS = re.compile(r"[;,\s]+")
 _FORGOTTEN = float("-inf")  # instead of the time at which a route was asked for: it did not work
 _DOUBT_S = 0.25  # a route that is younger is not asked for again on a mere doubt
-#: Of these a member of a set answers that is a slave now, that has no role yet, or that hands its role over.
-NOT_MASTER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 _ELECTION_PAUSE_S = 0.1
 _WATCH_S = 0.25  # from one question who is master to the next
 _PATIENCE_S = 1.0  # so long a route that is at hand waits for a newer one
@@ -118,7 +116,13 @@ class Session:
         options = self.options
         credentials, tls = options.credentials, options.tls
         return ConnectionPool(
-            options.connect_timeout, self._serve, on_connect, on_doubt=self.doubt, credentials=credentials, tls=tls
+            options.connect_timeout,
+            self._serve,
+            on_connect,
+            on_lost=self.doubt,
+            on_refused=self._refused,
+            credentials=credentials,
+            tls=tls,
         )
 
     async def close(self) -> None:
@@ -275,13 +279,15 @@ class Session:
     ) -> RemotingCommand:
         """The answer of the queue's master, whatever its code.
 
-        After `patience` seconds without one the name servers are asked, again and again: a master that is frozen or cut
-        off does not say that there is another one.
+        After `patience` seconds without one the name servers are asked, again and again, where the broker has replicas:
+        a master that is frozen or cut off does not say that there is another one.
 
         Raises:
             UnknownOutcome: no answer came in time, or there is another master.
         """
         pool = pool or self.pool
+        if not self.is_set(queue):
+            return await pool.invoke(address, code, ext, body=body, timeout=timeout)
         timer = asyncio.get_running_loop().call_later(patience, self._watch, queue, pool, address)
         try:
             return await pool.invoke(address, code, ext, body=body, timeout=timeout)
@@ -312,7 +318,9 @@ class Session:
         find = find or self.master
         while True:
             try:
-                return await self.ask(await find(queue), code, ext, body=body)
+                address = await find(queue)
+                limit = max(min(self.options.attempt_timeout, deadline - now()), 0.001)
+                return await self.ask(address, code, ext, body=body, timeout=limit)
             except UnknownOutcome as error:
                 problem: NeveError = error
                 is_final = not may_repeat
@@ -320,11 +328,11 @@ class Session:
                 problem, is_final = error, error.code not in NOT_MASTER
             except (ConnectionFailed, ClientError) as error:
                 problem, is_final = error, False
-            known = self._routes.get(queue.topic)
-            if is_final or known is None or not known[1].is_set(queue.broker_name) or now() >= deadline:
+            if is_final or not self.is_set(queue) or now() >= deadline:
                 raise problem
+            self.pool.check_usable()
             self.forget_route(queue.topic)
-            await asyncio.sleep(_ELECTION_PAUSE_S)
+            await asyncio.sleep(min(_ELECTION_PAUSE_S, deadline - now()))
 
     def _watch(self, queue: MessageQueue, pool: ConnectionPool, address: str) -> None:
         connection = pool.open_connection(address)
@@ -356,13 +364,26 @@ class Session:
         if known is not None:
             self._routes[topic] = (_FORGOTTEN, known[1])
 
+    def is_set(self, queue: MessageQueue) -> bool:
+        """Whether the queue's broker has replicas, as far as is known."""
+        known = self._routes.get(queue.topic) or self._routes.get(DEFAULT_TOPIC)
+        return known is not None and known[1].is_set(queue.broker_name)
+
     def doubt(self, address: str) -> None:
-        """Something ended or was refused there: who uses a route that names it asks the name servers, now and then."""
+        """Something ended there: who uses a route that names it asks the name servers, now and then."""
+        self._doubt(address, lambda _route, _broker: True)
+
+    def _refused(self, address: str) -> None:
+        """A member of a set may have another role by now. A broker that is alone is busy, and stays where it is."""
+        self._doubt(address, TopicRoute.is_set)
+
+    def _doubt(self, address: str, may_have_moved: Callable[[TopicRoute, str], bool]) -> None:
         now = asyncio.get_running_loop().time()
         for topic, (asked_at, route) in list(self._routes.items()):
             if asked_at > now - _DOUBT_S:
                 continue
-            if any(address in broker.addresses.values() for broker in route.brokers.values()):
+            named = (name for name, broker in route.brokers.items() if address in broker.addresses.values())
+            if any(may_have_moved(route, name) for name in named):
                 self._routes[topic] = (_FORGOTTEN, route)
 
     def keeper(self, queue: MessageQueue) -> Connection | None:

@@ -8,9 +8,9 @@ import binascii
 from collections.abc import Collection, Iterable, Sequence
 
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
-from neve.client.net.connection import ConnectionFailed
+from neve.client.net.connection import NOT_MASTER, ConnectionFailed
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES, TopicRoute
-from neve.client.net.session import NOT_MASTER, Session, ext_int
+from neve.client.net.session import Session, ext_int
 from neve.client.send.draft import Draft, Drafts, Sending
 from neve.client.send.latency import FaultTable
 from neve.client.send.queue_selector import Queue

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
 from neve.client import AsyncClient, connect
 from neve.client.group import pop_requests as pop_module
 from neve.client.group import pull as pull_module
+from neve.client.group.fetcher import Fetcher
+from neve.client.group.offset_store import BrokerOffsetStore
 from neve.client.group.pop_requests import Popper, Receipt
 from neve.client.group.positions import Positions
+from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller, Subscription
 from neve.client.model import MessageQueue, parse_address
 from neve.client.net import session as session_module
@@ -246,8 +250,10 @@ def test_a_replica_that_becomes_master_hears_of_its_producers_at_once() -> None:
 
 
 @asynccontextmanager
-async def session_of(broker_set: BrokerSet, *, attempt_timeout: float = 3.0) -> AsyncIterator[Session]:
-    session = Session(broker_set.namesrv.address, ClientOptions(attempt_timeout=attempt_timeout))
+async def session_of(
+    broker_set: BrokerSet, *, attempt_timeout: float = 3.0, timeout: float = 5.0
+) -> AsyncIterator[Session]:
+    session = Session(broker_set.namesrv.address, ClientOptions(attempt_timeout=attempt_timeout, timeout=timeout))
     await session.start()
     try:
         yield session
@@ -375,6 +381,43 @@ def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named
     run(work)
 
 
+def test_another_message_at_the_place_that_an_id_names_is_not_the_one() -> None:
+    """The broker that stored it began again, and has another log."""
+
+    async def work() -> None:
+        async with running(stores(("127.0.0.1", 1))) as broker_set, connect(broker_set.namesrv.address) as client:
+            address = parse_address(broker_set.members[0].address)
+            with pytest.raises(BrokerError, match="not on b0") as caught:
+                await client.view_message(offset_msg_id(address, 100))
+            assert caught.value.code == 22
+
+    run(work)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_who_can_not_be_asked_for_a_message_keeps_nobody_else_from_it(is_named: bool) -> None:
+    """Where nobody has it, that one may: it is not said that there is none."""
+
+    async def work() -> None:
+        gone = FakeServer(send_ok)
+        await gone.start()
+        await gone.stop()
+        address = ("127.0.0.1", 1)
+        async with running(stores(address)) as broker_set:
+            brokers = {
+                "a": {"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": gone.address} if is_named else {}},
+                "b": {"brokerName": "b", "cluster": "c", "brokerAddrs": {"0": broker_set.members[0].address}},
+            }
+            table = dumps({"brokerAddrTable": brokers, "clusterAddrTable": {"c": ["a", "b"]}})
+            broker_set.namesrv.handler = lambda _: (0, {}, table)
+            async with connect(broker_set.namesrv.address) as client:
+                assert (await client.view_message(offset_msg_id(address, 100))).body == b"kept"
+                with pytest.raises(ConnectionFailed):
+                    await client.view_message(offset_msg_id(address, 200))
+
+    run(work)
+
+
 # ---- what only a master does
 
 
@@ -435,6 +478,60 @@ def test_what_must_not_be_done_twice_is_asked_once_where_nobody_knows_whether_it
     run(work)
 
 
+def test_who_closes_the_client_meanwhile_waits_for_no_master() -> None:
+    async def work() -> None:
+        async with running(refuses(2, 200051), send_ok) as broker_set, session_of(broker_set, timeout=600) as session:
+            acking = asyncio.create_task(Popper(session, "g").ack(QUEUE, RECEIPT))
+            await until(lambda: 200051 in broker_set.members[0].codes(), "it is refused")
+            await session.close()
+            with pytest.raises(ClientError, match="closed"):
+                await acking
+
+    run(work)
+
+
+def test_the_time_of_a_whole_call_bounds_each_of_its_tries() -> None:
+    async def work() -> None:
+        async with (
+            running(silent, silent) as broker_set,
+            session_of(broker_set, attempt_timeout=600, timeout=0.1) as session,
+        ):
+            with pytest.raises(UnknownOutcome, match="within 0"):
+                await Popper(session, "g").ack(QUEUE, RECEIPT)
+
+    run(work)
+
+
+def test_for_a_broker_without_replicas_that_is_slow_the_name_servers_are_not_asked() -> None:
+    async def work() -> None:
+        async with running(silent) as broker_set, session_of(broker_set) as session:
+            master = await session.master(QUEUE)
+            await session.pool.get(master)
+            with pytest.raises(UnknownOutcome):
+                await session.ask_master(QUEUE, master, 310, {}, timeout=0.2, patience=0.0)
+            assert broker_set.questions == 1
+
+    run(work)
+
+
+@pytest.mark.parametrize("has_replicas", [False, True])
+def test_only_where_there_are_replicas_a_busy_broker_makes_its_route_doubtful(
+    monkeypatch: pytest.MonkeyPatch, has_replicas: bool
+) -> None:
+    """Else all clients of one that is overloaded would ask the name servers for what they know."""
+    monkeypatch.setattr(session_module, "_DOUBT_S", 0.0)
+
+    async def work() -> None:
+        handlers = [refuses(2, 310), send_ok][: 1 + has_replicas]
+        async with running(*handlers) as broker_set, session_of(broker_set) as session:
+            with pytest.raises(BrokerError):
+                await session.ask(await session.master(QUEUE), 310, {})
+            await session.master(QUEUE)
+            assert broker_set.questions == 1 + has_replicas
+
+    run(work)
+
+
 def test_without_replicas_a_refusal_of_a_master_is_told_at_once() -> None:
     async def work() -> None:
         async with running(refuses(2, 200051)) as broker_set, session_of(broker_set) as session:
@@ -454,9 +551,9 @@ def test_a_position_is_stored_at_the_master_or_not_at_all() -> None:
     async def work() -> None:
         async with running(GroupBroker(5), GroupBroker(5)) as broker_set, session_of(broker_set) as session:
             del broker_set.ids[0]
-            for oneway in (False, True):
+            for once in (False, True):
                 with pytest.raises((ClientError, NeveError), match="no master"):
-                    await Puller(session).commit("g", QUEUE, 3, oneway=oneway)
+                    await Puller(session).commit("g", QUEUE, 3, once=once)
             assert 15 not in broker_set.members[1].codes()
 
     run(work)
@@ -473,8 +570,8 @@ def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(mon
     rounds: list[None] = []
     commit = Positions.commit
 
-    async def counted(self: Positions, *, oneway: bool = False) -> None:
-        await commit(self, oneway=oneway)
+    async def counted(self: Positions, *, once: bool = False) -> None:
+        await commit(self, once=once)
         rounds.append(None)
 
     monkeypatch.setattr(Positions, "commit", counted)
@@ -501,6 +598,69 @@ def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(mon
                 broker_set.ids = {0: new}
                 await old.stop()
                 assert await told(new) == 1
+
+    run(work)
+
+
+def test_a_position_that_a_master_refuses_is_told_again_over_the_same_connection() -> None:
+    """It was about to hand its role over, and kept it."""
+    handing_over = [True]
+    group = GroupBroker(5)
+
+    def handler(request: RemotingCommand) -> Answer:
+        is_refused = request.code == 15 and request.ext["topic"] == "t" and handing_over[0]
+        return (2, {}, b"") if is_refused else group(request)
+
+    async def work() -> None:
+        async with (
+            running(handler, GroupBroker(5)) as broker_set,
+            connect(broker_set.namesrv.address, commit_interval=0.02) as client,
+            client.consumer("g", "t", start="first") as consumer,
+        ):
+            for _ in range(5):
+                message = await consumer.receive()
+                assert message is not None
+                await message.ack()
+            await until(lambda: positions(broker_set.members[0]).count(5) >= 2, "it is told again and again")
+            handing_over[0] = False
+            await until(lambda: group.offsets.get("t") == 5, "it is stored")
+
+    run(work)
+
+
+class Assigned:
+    """In place of a fetcher."""
+
+    def __init__(self) -> None:
+        self.assigned: dict[MessageQueue, ProcessQueue] = {}
+
+    def take_over(self, process_queue: ProcessQueue) -> None:
+        self.assigned[process_queue.queue] = process_queue
+
+
+def test_a_position_that_the_old_master_took_is_told_the_new_one_that_came_while_others_were_told() -> None:
+    """A consumer stores the positions of all its queues at once, and waits for the slowest."""
+
+    async def work() -> None:
+        slow = QUEUE._replace(topic="slow")
+        handler: Handler = lambda request: None if request.ext.get("topic") == slow.topic else (0, {}, b"")  # noqa: E731
+        async with running(handler, send_ok) as broker_set, session_of(broker_set) as session:
+            old, new = broker_set.members
+            own = Positions(session, cast(Fetcher, Assigned()), BrokerOffsetStore(Puller(session), "g"), "first")
+            for queue in (QUEUE, slow):
+                own.begin(queue, 3, is_stored=False)
+            committing = asyncio.create_task(own.commit())
+            await until(lambda: old.codes().count(15) == 2, "both are told")
+            broker_set.ids = {0: new, 1: old}
+            await session.route_now(QUEUE.topic)
+            await session.pool.get(new.address)
+            old.reply(next(one for one in old.requests if one.ext.get("topic") == slow.topic), 0, {})
+            await committing
+            assert positions(new) == []
+            await own.commit()
+            assert positions(new) == [3]
+            await own.commit()
+            assert positions(new) == [3]
 
     run(work)
 
