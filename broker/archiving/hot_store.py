@@ -133,6 +133,9 @@ class LoopHotStore:
         store = self._store
         return self._call(lambda: (store.min_physical_offset, store.confirmed_offset))
 
+    def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
+        return self._call_of(topic, lambda: self._store.first_offsets(topic, start))
+
     def gone_below(self, topic: str) -> int:
         return self._call(lambda: self._store.gone_below(topic))
 

@@ -735,6 +735,10 @@ class MessageStore:
             yield from reading.entry_slices(queue, queue.first_at(start), queue.first_at(end_phys), most)
             yield None
 
+    def first_offsets(self, topic: str, start_phys: int) -> dict[int, int]:
+        """Per queue the first offset whose record lies at or above; the queue's end if there is none."""
+        return {queue.queue_id: queue.first_at(start_phys) for queue in self._queues.of_topic(topic)}
+
     def files(self, start: int, end: int) -> list[tuple[str, int, int]]:
         """Path, base and length of the log's files that meet [start, end)."""
         return [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,8 @@ class JournalWriter:
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._state = JournalState()
         self._proof = proof
-        self._told_uuid = ""  # by the master that is followed
+        self._told_uuids: deque[str] = deque(maxlen=1)  # by the master that is followed; told on the loop, taken here
+        self._proved_in: tuple[int | None, str] | None = None  # role and log
         self._promoted_at = 0  # where the log ended then
         self._role: int | None = _ALONE  # the own master epoch, as was told last; None: a member that is not the master
         self._met: int | None = _ALONE  # the role that the state goes by
@@ -239,7 +241,7 @@ class JournalWriter:
 
         From any thread, at once; written down with the next look at the journal, and before an EPOCH.
         """
-        self._told_uuid = log_uuid
+        self._told_uuids.append(log_uuid)
 
     def _probe_as_member(self) -> None:
         """As `attach` does; a member's start asks nothing of the store."""
@@ -249,20 +251,23 @@ class JournalWriter:
     def _is_of_this_log(self) -> bool:
         """Whether the archive is of the own log, by its name or by what it holds."""
         known, catalog = self._known, self.catalog
-        if self._told_uuid not in {"", known.log_uuid}:
-            known.log_uuid = self._told_uuid
+        told = self._told_uuids.pop() if self._told_uuids else ""
+        if told not in {"", known.log_uuid}:
+            known.log_uuid = told
             known.save(self.epoch)
-        self._told_uuid = ""
         has_name = not catalog.log_uuid or catalog.log_uuid == known.log_uuid
         is_follower = self._met is None
         if self._met == _ALONE or self._proof is None or (has_name and is_follower):
             return has_name
+        if has_name and self._proved_in == (self._met, catalog.log_uuid):
+            return True  # a master's log is only appended to
         found = self._proof(catalog)
         if found is None or not found:
             return has_name and found is None
         if not has_name:
             log.warning("the archive of %s knows this log as %s: it holds the same", self.broker, catalog.log_uuid)
             known.log_uuid = catalog.log_uuid
+        self._proved_in = self._met, catalog.log_uuid
         return True
 
     # ---- whose it is

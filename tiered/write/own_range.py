@@ -1,7 +1,11 @@
 """Whether a log is the one that an archive is of: a committed range is built again from it, and the hashes compared.
 
 A name is no proof: two clusters, say staging and production, may have brokers of one name on one bucket. Of the objects
-that the log should have whole the highest is taken, for two logs of one origin differ at their ends.
+that the log should have whole the highest is taken, for two logs of one origin differ at their ends. Two things are no
+sign of another log, and the next lower object is asked:
+
+    a log that went on above its archive    lacks the end of what it names: offsets that it has nowhere
+    a damaged record, here or there         the same offsets at the same places, of the same time, and other bytes
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +24,16 @@ from tiered.write.offload_plan import TopicUnreadable
 
 log = logging.getLogger(__name__)
 _READ_BYTES = 4 << 20
+_MOST_DAMAGED = 4  # objects of other bytes; then it is another log
+
+
+class _Likeness(Enum):
+    """Of a committed range and what the log has in its place."""
+
+    SAME = auto()
+    OTHER = auto()
+    DAMAGED = auto()
+    NOT_COMPARABLE = auto()  # not all of it is here
 
 
 class OwnLog(Protocol):
@@ -34,6 +49,12 @@ class OwnLog(Protocol):
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
 
+    def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
+        """Of each queue the first offset that lies at or above `start`; its end where none does."""
+        ...
+
+    def store_time(self, topic: str, queue: int, offset: int) -> int: ...
+
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]: ...
 
 
@@ -45,15 +66,23 @@ class ReadAt(Protocol):
 
 def is_archive_of(catalog: Catalog, hot: OwnLog, read_at: ReadAt) -> bool | None:
     """None: nothing that is in the archive is in the log as well."""
+    damaged = 0
     for name in _candidates(catalog, hot):
         try:
-            same = _is_same(name, hot, read_at)
+            likeness = _likeness(name, hot, read_at)
         except (TopicUnreadable, OSError) as error:
             log.warning("%s can't be compared with the local log: %s", name.key, error)
             continue
-        if same is not None:
-            return same
-    return None
+        if likeness is _Likeness.SAME:
+            return True
+        if likeness is _Likeness.OTHER:
+            return False
+        if likeness is _Likeness.DAMAGED:
+            log.error("%s has other bytes than the local log, in which a record is damaged or is not there", name.key)
+            damaged += 1
+            if damaged == _MOST_DAMAGED:
+                break
+    return False if damaged else None
 
 
 def _candidates(catalog: Catalog, hot: OwnLog) -> list[CommittedName]:
@@ -67,29 +96,45 @@ def _candidates(catalog: Catalog, hot: OwnLog) -> list[CommittedName]:
     return sorted(found, key=lambda name: (-name.end, name.wire_bytes))
 
 
-def _is_same(name: CommittedName, hot: OwnLog, read_at: ReadAt) -> bool | None:
-    """None: the queues' files here no longer reach so far down."""
-    runs = hot.entries(name.topic, name.start, name.end)
+def _likeness(name: CommittedName, hot: OwnLog, read_at: ReadAt) -> _Likeness:
+    runs = {queue: run for queue, run in hot.entries(name.topic, name.start, name.end).items() if len(run.physical)}
+    if any(queue not in name.queues for queue in runs):
+        return _Likeness.OTHER
+    above = hot.first_offsets(name.topic, name.end)
     is_whole = True
     for queue, (first, last, _) in name.queues.items():
         run = runs.get(queue)
-        if run is None or not len(run.physical):
-            is_whole = False
+        if run is None:
+            is_whole = False  # the queue's files here no longer reach so far down, or its end is lacking
             continue
-        if run.first_offset < first or run.first_offset + len(run.physical) - 1 != last:
-            return False
-        is_whole = is_whole and run.first_offset == first
-    if any(len(run.physical) and queue not in name.queues for queue, run in runs.items()):
-        return False
+        have = run.first_offset + len(run.physical) - 1
+        if run.first_offset < first or have > last or (have < last and above[queue] <= last):
+            return _Likeness.OTHER
+        is_whole = is_whole and (run.first_offset, have) == (first, last)
     if not is_whole:
-        return None
+        return _Likeness.NOT_COMPARABLE
     files = [(Path(path), base, length) for path, base, length in hot.files(name.start, name.end)]
     digest = hashlib.sha256()
     for _, run in sorted(runs.items()):
         for start, end in _spans(run):
             for path, position, size in _pieces(files, start, end):
                 digest.update(read_at(path, position, size))
-    return digest.hexdigest() == name.sha256
+    if digest.hexdigest() == name.sha256:
+        return _Likeness.SAME
+    return _Likeness.DAMAGED if _is_of_its_time(name, runs, hot) else _Likeness.OTHER
+
+
+def _is_of_its_time(name: CommittedName, runs: Mapping[int, EntryRun], hot: OwnLog) -> bool:
+    """Other messages would have come at other times. Of a damaged record the archive knows none."""
+    places = sorted(
+        (place, queue, run.first_offset + index)
+        for queue, run in runs.items()
+        for index, place in enumerate(run.physical.tolist())
+    )
+    first, last = (
+        [hot.store_time(name.topic, queue, offset) for _, queue, offset in ends] for ends in (places[:2], places[-2:])
+    )
+    return name.min_time in first and name.max_time in last
 
 
 def _spans(run: EntryRun) -> Iterable[tuple[int, int]]:

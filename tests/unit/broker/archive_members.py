@@ -127,6 +127,13 @@ class Member:
             self.set.clock.advance(1)
         self.flush()
 
+    def damage(self, topic: str = TOPIC, *, index: int = -1) -> None:
+        """One bit of a record's body, where it lies."""
+        physical = self.store.entries(topic, 0, 1 << 62)[0].physical.tolist()[index] + 100
+        ((path, base, _),) = self.store.files(physical, physical + 1)
+        (byte,) = self.disk.read_at(Path(path), physical - base, 1)
+        self.disk.writer(Path(path)).write(bytes([byte ^ 4]), physical - base)
+
     def rows(self, topic: str = TOPIC) -> list[Row]:
         """What the log has of a topic, queue by queue."""
         found: list[Row] = []

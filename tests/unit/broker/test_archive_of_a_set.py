@@ -192,6 +192,45 @@ def test_a_member_of_another_set_of_this_name_is_refused() -> None:
     assert len(staging.a.store.segments()) == len(staging.b.store.segments()) > 1
 
 
+@pytest.mark.parametrize("of_the_archives", [True, False])
+@pytest.mark.parametrize("index", [2, 3, -1])
+def test_a_damaged_record_makes_no_archive_a_strangers(index: int, of_the_archives: bool) -> None:
+    """It is archived as it lies, and the other members have it whole; or the other way round."""
+    both = filled(parquet=True)
+    (both.a if of_the_archives else both.b).damage("other", index=index)
+    both.a.offload()
+    both.replicate(both.a)
+    newest = max(both.catalog.objects(), key=lambda name: name.end)
+    assert newest.topic == "other", "it is looked at first"
+    both.elect(both.b)
+    both.b.put(4)
+    both.replicate(both.b)
+    both.b.offload()
+    assert (both.check_tiles(), both.check_tiles("other")) == ((13, []), (5, []))
+
+
+def test_a_copy_that_has_gone_on_by_itself_is_refused_whatever_lies_below() -> None:
+    """Staging, made of production's disks: messages of the same sizes at the same places, at other times."""
+    both, staging = filled(), filled()
+    for one in (both.a, staging.a):
+        one.offload()
+    assert both.a.rows() == staging.a.rows()
+    staging.clock.advance(60_000)
+    for members in (both, staging):
+        members.a.put(2, topic="other")
+        members.replicate(members.a)
+    both.a.offload()
+    before = dict(both.bucket.objects)
+    staging.bucket = both.bucket
+    staging.b.store.shutdown()
+    staging.b.live()
+    staging.b.archive.journal.is_same_log(both.a.store.log_uuid)
+    staging.elect(staging.b)
+    with pytest.raises(ArchiveRefused, match="belongs to another data directory"):
+        staging.b.offload()
+    assert both.bucket.objects == before
+
+
 def test_with_nothing_in_common_a_member_is_refused_unless_its_master_told_it_the_name() -> None:
     both = Members()
     both.name_is_told = False
@@ -251,6 +290,25 @@ def test_after_an_unclean_election_the_log_goes_on_above_the_archive_and_readers
     both.b.store.confirm(both.b.end)
     assert [both.b.store.next_offset(TOPIC, 0), both.b.store.min_offset(TOPIC, 0)] == [17, 15]
     assert len(both.b.bodies()) == 17, "9 of both, 6 that the archive alone has, 2 of B"
+    both.b.offload()
+    assert (both.check_tiles(), both.check_tiles(queue=1)) == ((17, []), (9, []))
+
+
+def test_who_has_gone_on_above_an_object_that_it_has_in_part_is_elected_again() -> None:
+    both = filled()
+    both.a.offload()
+    both.replicate(both.a)
+    both.in_sync = [both.a]
+    both.a.put(3)
+    both.send(both.a)
+    both.a.put(3)
+    both.a.store.confirm(both.a.end)
+    both.a.offload()
+    both.elect(both.b, in_sync=False)
+    for _ in range(2):  # it may die before it has archived anything of its own
+        both.b.put(1)
+        both.depose(both.b)
+        both.elect(both.b, in_sync=False)
     both.b.offload()
     assert (both.check_tiles(), both.check_tiles(queue=1)) == ((17, []), (9, []))
 

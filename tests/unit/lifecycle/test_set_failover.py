@@ -12,11 +12,12 @@ from infra.failpoint import FailpointError
 from infra.object_store.protocol import StoreUnavailable
 from lifecycle.retention import Policy
 from lifecycle.state_keeper import StateKeeper
+from neve.archive.catalog import Catalog
 from neve.archive.journal import Abort, Epoch, Intent, IntentName, NewerFormat, decode_entry
 from neve.archive.keys import journal_key
 from neve.archive.state import BrokerState, read_state
 from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
-from tests.unit.lifecycle.members import BrokerSet, Member
+from tests.unit.lifecycle.members import UUID, BrokerSet, Member
 from tests.unit.lifecycle.test_offload import STEPS
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster
 from tiered.journal.state import State
@@ -171,6 +172,41 @@ def test_a_round_that_saw_another_log_before_its_member_was_a_slave_records_noth
 
 
 # ---- the fence
+
+
+def test_an_archive_is_proven_the_own_once_in_a_reign(both: BrokerSet, tmp_path: Path) -> None:
+    """All of an object's range is read for it, under the journal's lock."""
+    proved: list[int] = []
+
+    def prove(catalog: Catalog) -> bool:
+        proved.append(catalog.epoch)
+        return True
+
+    both.a.offload()
+    member = Member(both, tmp_path / "c", log_uuid="another name", proof=prove)
+    member.hot.copy(both.a.hot)
+    for reign in (1, 2):
+        both.elect(member)
+        member.offload()
+        member.journal.renew_epoch()
+        member.journal.renew_epoch()
+        assert len(proved) == reign
+        member.journal.become_slave()
+        member.journal.follow()
+
+
+def test_a_name_that_is_told_while_the_last_is_written_down_is_not_lost(
+    both: BrokerSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both.a.offload()
+    journal = both.b.journal
+    journal.is_same_log("a former master's")
+    with monkeypatch.context() as patch:
+        patch.setattr(journal._known, "save", lambda epoch: journal.is_same_log(UUID))
+        with pytest.raises(ArchiveRefused):
+            journal.follow()
+    journal.follow()
+    assert journal.log_uuid == UUID
 
 
 def test_no_epoch_is_below_the_journals_highest(both: BrokerSet) -> None:
