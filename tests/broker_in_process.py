@@ -21,6 +21,8 @@ from neve.remoting.command import RemotingCommand
 from tests.doubles.fake_set import FakeSet
 
 DEADLINE_S = 60
+ROOM_ENOUGH = "diskSpaceWarningLevelRatio=99"
+"""How full the disk of whoever runs the tests is decides no test."""
 
 
 @asynccontextmanager
@@ -37,7 +39,7 @@ async def running(
     `restoring`: from the bucket, into an empty directory. `broker_set`: whose member it is, and whose master.
     """
     own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
-    own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"]
+    own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", ROOM_ENOUGH]
     config, disk = load(BrokerConfig, None, [*own, *settings]), disk or RealDisk()
     machine = Machine(clock=clock or SystemClock(), disk=disk)
     broker = BrokerController(config, machine, Restore(config, disk) if restoring else None, broker_set=broker_set)

@@ -21,6 +21,7 @@ from infra.clock import SystemClock
 from infra.config import load
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, open_connection
+from tests.broker_in_process import ROOM_ENOUGH
 from tests.servers.processes import free_ports
 from tests.waiting import until
 
@@ -38,7 +39,8 @@ class Member:
             f"listenPort={port}",
             f"haListenPort={ha_port}",
         ]
-        own += ["adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", f"controllerAddr={controller}"]
+        own += ["adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1"]
+        own += [ROOM_ENOUGH, f"controllerAddr={controller}"]
         self.root, self._settings = root, [*own, *settings]
         self.broker: BrokerController
         self.is_up = False

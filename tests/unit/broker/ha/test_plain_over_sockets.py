@@ -74,6 +74,8 @@ class PlainMaster:
         acks = asyncio.create_task(self._hear(reader))
         try:
             await until(lambda: bool(self.acks) or acks.done())
+            if not self.acks:
+                return  # gone before it said where it stands
             life, at, end = self.boot_ms, self.acks[-1], self.store.max_physical_offset
             at = at or end - end % self.file_size
 
