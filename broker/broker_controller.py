@@ -330,8 +330,8 @@ class BrokerController:
 
         Else a member that was cut back would find, as master again, positions of what nobody has.
         """
-        reign, term = self.membership.reign if self.membership is not None else None, self._replication.term
-        leads, end = reign is not None and reign.leads, self.store.max_physical_offset
+        term, end = self._replication.term, self.store.max_physical_offset
+        leads = self.replicas is not None and self.replicas.leads
         await self.flusher.flush_now()
         if leads:
             await self._replication.replicated(end, term)
@@ -550,6 +550,9 @@ class BrokerController:
             transactions=self.transactions,
             doomed=doomed,
             registration=self.registration,
+            files=[
+                table.file for table in (self.topics, self.groups, self.offsets, self.modes, self.schedule, self.pops)
+            ],
             go_on=lambda: self.archive.go_on(),  # noqa: PLW0108 - settled by the start
         )
         self.change_of_role = books

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from broker.archiving.deletion import DoomedQueues
 from broker.clients.registration import Registration
@@ -24,6 +24,7 @@ from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.pop.pop_book import PopBook
 from broker.store.message_store import MessageStore
+from broker.tables.state_file import StateFile
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.timer_message import TimerMessages
@@ -49,13 +50,15 @@ class ChangeOfRole:
         transactions: HalfMessages,
         doomed: DoomedQueues,
         registration: Registration,
+        files: Sequence[StateFile],
         go_on: Callable[[], None],
     ) -> None:
-        """`go_on`: the log does so above all that its archive names."""
+        """`files`: all that `retreat` reads again. `go_on`: the log does so above all that its archive names."""
         self._store, self._reign = store, reign
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
         self._doomed, self._registration, self._go_on = doomed, registration, go_on
+        self._files = tuple(files)
 
     def lead(self, epoch: int) -> None:
         """All of the log is confirmed: it takes this broker's own records from now on, of this epoch.
@@ -76,13 +79,19 @@ class ChangeOfRole:
                 log.warning("group offset above the end of its queue: %s", line)
             self._topics.lead(epoch)
         except BaseException:
-            self.follow()
+            self._close()
             raise
 
     def follow(self) -> None:
-        """From this instant on the log takes nothing of its own."""
+        """From this instant on the log takes nothing of its own, and what the tables have of it is not saved."""
+        for file in self._files:
+            file.suspend()
+        self._close()
+
+    def _close(self) -> None:
         self._reign.leads = False
-        self._store.follow()
+        if not self._store.is_following:
+            self._store.follow()
 
     def retreat(self) -> None:
         """What the books had of it that is not confirmed is nothing. Raises as `lead`."""

@@ -67,17 +67,21 @@ class Controllers:
         raise Unheard("; ".join(heard))
 
     async def tell(self, call: Call) -> list[RemotingCommand]:
-        """To all of them, at once; what those that answered said."""
-        told = await asyncio.gather(*(link.ask(call) for link in self._links), return_exceptions=True)
+        """To all of them, at once; what those that answered said.
+
+        Who has not answered the last one is left out: what is told next is newer.
+        """
+        free = [link for link in self._links if not link.is_told]
+        told = await asyncio.gather(*(link.tell(call) for link in free), return_exceptions=True)
         for one in told:
             if isinstance(one, BaseException) and not isinstance(one, OSError | TimeoutError | NeveError):
                 raise one
         return [one for one in told if isinstance(one, RemotingCommand)]
 
     def close(self) -> None:
-        """A member whose connections close is dead for its controllers at once."""
+        """A member whose connections close is dead for its controllers at once. None is made again."""
         for link in self._links:
-            link.close()
+            link.end()
 
 
 class _Link:
@@ -88,11 +92,21 @@ class _Link:
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._unanswered = 0
+        self._is_ended = False
+        self.is_told = False  # and has not answered
         self.trouble = ""
 
     @property
     def is_connected(self) -> bool:
         return self._connection is not None and not self._connection.is_closed
+
+    async def tell(self, call: Call) -> RemotingCommand:
+        """As `ask`; one at a time."""
+        self.is_told = True
+        try:
+            return await self.ask(call)
+        finally:
+            self.is_told = False
 
     async def ask(self, call: Call) -> RemotingCommand:
         """Raises OSError, TimeoutError, NeveError."""
@@ -117,11 +131,15 @@ class _Link:
             connection = self._connection
             if connection is not None and not connection.is_closed:
                 return connection
+            if self._is_ended:
+                raise ConnectionAbortedError("this broker leaves its set")
             host, _, port = self.address.rpartition(":")
             async with asyncio.timeout(CONNECT_S):
                 connection = await open_connection(host.strip("[]"), int(port), tls=self._tls)
             try:
                 await self._check(connection)
+                if self._is_ended:
+                    raise ConnectionAbortedError("this broker leaves its set")
             except BaseException:
                 connection.close()
                 raise
@@ -144,6 +162,11 @@ class _Link:
         if why != self.trouble:
             log.warning("the controller at %s: %s", self.address, why)
         self.trouble = why
+
+    def end(self) -> None:
+        """For good."""
+        self._is_ended = True
+        self.close()
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -222,6 +222,10 @@ class Member:
         return self.state in (State.WAITING, State.MASTER, State.HANDING_OVER, State.SLAVE)
 
     @property
+    def is_handing_over(self) -> bool:
+        return self.state is State.HANDING_OVER
+
+    @property
     def is_in_sync(self) -> bool:
         """Whether what it lacks is surely not there: only then a reader is told of an end of a queue."""
         return self.broker_id in self.view.sync_state_set

@@ -2,8 +2,9 @@
 
     events   a tick four times a second · answers of controllers, and what they tell by themselves · what slaves say to
              `HaService`, what the master says to `HaClient`
-    actions  of controllers is asked beside the others, nobody waits for that; the rest is done by one task, in order,
-             each whole before the next. One that fails is begun again: the change of role waits for it
+    actions  of controllers is asked beside the others, nobody waits for the answer, and what says that this member
+             lives waits for nothing; the rest is done by one task, in order, each whole before the next. One that
+             fails is begun again: the change of role waits for it
 
 A master leads its log once all that it had at its election is confirmed: until then its books are not read, nothing is
 appended, and readers see what is confirmed. That it is the master no more holds from the instant in which it is known.
@@ -37,6 +38,7 @@ from broker.ha.member_events import (
     Action,
     Answer,
     Ask,
+    AskReplicaInfo,
     BeginEpoch,
     ClipGroups,
     ConfirmHeard,
@@ -242,6 +244,7 @@ class ReplicasManager:
         self._is_copy = False
         self._confirming: Confirm | None = None  # the member's, from its election to its end
         self._leads = False  # the log takes this broker's records
+        self._has_begun_to_lead = False  # or was to: the books may have something of it
         self._was_in_sync = False  # when it was elected, as far as it knew: it has all that is archived then
         self._is_settled = False  # above all that the archive names
         self._follower: asyncio.Task[None] | None = None
@@ -432,6 +435,8 @@ class ReplicasManager:
         confirming = self._confirming
         if confirming is None or not self._leads:
             raise HandOverRefused("this member is not the master")
+        if self.member.is_handing_over:
+            raise HandOverRefused("it hands over already")
         in_sync = [member for member in self._ha_service.slaves if confirming.in_sync(member)]
         if target is None:
             target = max(in_sync, key=lambda member: (confirming.end_of(member), -member), default=0)
@@ -439,11 +444,13 @@ class ReplicasManager:
             raise HandOverRefused(f"{target} does not follow in sync" if target else "no member follows in sync")
         self.tick()  # so that it is known where the log ends now: from this turn on nothing is appended
         self.happens(HandOver(target))
-        while self._confirming is confirming and self.member.state is State.HANDING_OVER:
+        while self._confirming is confirming and self.member.is_handing_over:
             self._changed.clear()
             await self._changed.wait()
         if self._confirming is confirming:
             raise HandOverRefused(f"{target} did not get all of it in time, or no controller has answered")
+        if self.member.view.master != target:
+            raise HandOverRefused(f"another one was elected before {target} was")
         log.info("handed over to member %d", target)
         return target
 
@@ -466,9 +473,18 @@ class ReplicasManager:
             self._ha_service.confirm_changed(before)
             self._lead_when_confirmed()
         self._settle_role()
-        if actions:
-            self._actions.extend(actions)
-            self._work.set()
+        for action in actions:
+            self._take(action)
+
+    def _take(self, action: Action) -> None:
+        """In its turn; what says that this member lives waits for nothing."""
+        if isinstance(action, Heartbeat | AskReplicaInfo):
+            self._ask_soon(action)
+            return
+        if isinstance(action, Save) and len(self._actions) > 1 and isinstance(self._actions[-1], Save):
+            self._actions.pop()  # this one says what that was to say, and more
+        self._actions.append(action)
+        self._work.set()
 
     @property
     def _is_attached(self) -> bool:
@@ -497,10 +513,11 @@ class ReplicasManager:
         self._stop_acknowledging()
         self._ha_service.stop_leading()
         self._archive().follow()
-        if not self._leads:
+        if not self._has_begun_to_lead:
             return
-        self._leads = False
+        self._leads = self._has_begun_to_lead = False
         self._actions.append(_Retreat())
+        self._work.set()
         try:
             self._books.follow()
         except OSError as error:  # nothing is appended all the same, and a start finds the log as it is
@@ -536,7 +553,7 @@ class ReplicasManager:
     async def run(self) -> None:
         """Never ends; where it fails, it goes on with the action that failed."""
         while True:
-            while self._actions:
+            while self._actions and not self._is_stopped:
                 await self._carry_out(self._actions[0])
                 self._actions.popleft()
             self._work.clear()
@@ -593,6 +610,7 @@ class ReplicasManager:
         """Written down before its first byte."""
         store = self._store
         first, end = store.min_physical_offset, store.max_physical_offset
+        self._epochs.drop_above(end)  # a cut that this change of role has cut short
         entries = self._epochs.entries()
         if not entries and first < end:
             entries = ((BEFORE_THE_SET, first),)  # a broker that stood alone, and is the first of a set now
@@ -644,6 +662,7 @@ class ReplicasManager:
     def _lead(self, confirming: Confirm) -> None:
         if self._confirming is not confirming or self._leads:
             return
+        self._has_begun_to_lead = True
         self._books.lead(confirming.master_epoch)
         self._leads = True
         self._settle_role()
@@ -746,13 +765,11 @@ class ReplicasManager:
         await waiter
 
     def _cut(self, to: int) -> None:
+        """The member has looked at what is confirmed."""
         waiter, self._cut_waits = self._cut_waits, None
-        store = self._store
         try:
-            kept = store.truncate(
-                to, epoch=self._epochs.last_epoch, floor=to
-            )  # the member has looked at what is confirmed
-        except StoreError as error:
+            kept = self._store.truncate(to, epoch=self._epochs.last_epoch, floor=to)
+        except (StoreError, OSError) as error:
             if waiter is None or waiter.done():
                 log.warning("the log is not cut to %d: %s", to, error)
             else:

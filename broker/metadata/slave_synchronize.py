@@ -126,7 +126,7 @@ class SlaveSynchronize:
         self._images.forget()
         self._offsets.forget()
         self._stock.forget()
-        self._is_image_due = False
+        self._is_image_due = self._is_image_needed = False
         self._api.close()
 
     # ---- asking
@@ -219,9 +219,11 @@ class SlaveSynchronize:
             else:
                 self._tables.catch_up()
         except ImageNeeded as error:
+            if image is not None or not self._is_image_needed:  # not again before the one that is asked for has come
+                self._is_image_due = True
             if not self._is_image_needed:
                 log.info("waits for its master's tables: %s", error)
-                self._is_image_needed = self._is_image_due = True
+                self._is_image_needed = True
                 self._wake.set()
             return
         self._is_image_needed = False

@@ -166,9 +166,16 @@ class MessageStore:
         return self._end.is_following
 
     def follow(self) -> None:
-        """From now on the log is a slave's. What waits in it is its master's to bring on its way."""
-        self._directory.begin_following()
+        """From now on the log is a slave's. What waits in it is its master's to bring on its way.
+
+        It takes no more of its own whatever happens; where the disk can't be told so, it takes nothing at all: OSError.
+        """
         self._end.follow()
+        try:
+            self._directory.begin_following()
+        except OSError as error:
+            self._end.fail(error)
+            raise
 
     def lead(self) -> None:
         """From now on the log takes records of this broker's own. Raises `StoreFull`, `StoreNotWritable`."""

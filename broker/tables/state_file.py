@@ -28,6 +28,8 @@ from infra import collector
 from infra.disk import Disk
 from infra.in_steps import Steps, at_once, in_turns
 from infra.threads import SYSTEM_THREADS, Threads
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
 
 FORMAT = 1
 _LOG_OFFSET = "logOffset"
@@ -74,6 +76,8 @@ class StateFile:
         # there are any: the first, and behind the last.
         self._log_offset: int | None = 0
         self._own_first = self._own_end = 0
+        self._is_suspended = False
+        self._loads = 0
 
     @property
     def dirty(self) -> bool:
@@ -115,8 +119,18 @@ class StateFile:
             self._own_first = self._journal.position - 1
         self._own_end = self._journal.position
 
+    def suspend(self) -> None:
+        """Until the next `load` nothing is written, nor what is captured by now: the table has what its set has not."""
+        self._is_suspended = True
+
     def load(self, **shapes: Any) -> dict[str, Any]:
         """The table; what `shapes` names has that type. ValueError with the file's name for anything else."""
+        value = self._read(shapes)
+        self._is_suspended = False
+        self._loads += 1
+        return value
+
+    def _read(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
         if not self._disk.exists(self._path):
             return {}
         data = self._disk.read(self._path)
@@ -145,18 +159,23 @@ class StateFile:
         return value | shaped
 
     async def save(self) -> None:
-        """Capture, sync, save: what changes while the log is synced is for the next call."""
+        """Capture, sync, save: what changes while the log is synced is for the next call.
+
+        BrokerError where the table is read anew instead.
+        """
         wanted = self._changes
         async with self._lock:
             if self._saved >= wanted and not self._is_behind:
                 return
-            captured, position, parts = self._changes, self._journal.position, self._snapshot()
+            captured, position, loads, parts = self._changes, self._journal.position, self._loads, self._snapshot()
             if isinstance(parts, Generator):
                 parts = await in_turns(parts)
             collector.leave_alone()
             data = await self._threads.run(self._encode, parts, position)
             if self._sync_log is not None:
                 await self._sync_log()
+            if self._is_suspended or loads != self._loads:
+                raise BrokerError(ResponseCode.SYSTEM_BUSY, "this broker is the master of its set no more")
             await self._threads.run(self._write, captured, position, data)
 
     def save_now(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.ha.controller_calls import Identity, call_of, event_of
-from broker.ha.controllers import Controllers, Unheard
+from broker.ha.controllers import KNOWS_LIVES, Controllers, Unheard
 from broker.ha.member_events import (
     Alter,
     AlterRefused,
@@ -41,7 +41,7 @@ from infra.clock import SystemClock
 from infra.config import load
 from infra.disk import RealDisk
 from infra.remoting_server import Connection, RemotingServer
-from neve.remoting.codes import ResponseCode
+from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from tests.servers.processes import free_ports
 
@@ -158,5 +158,53 @@ def test_a_controller_that_can_not_tell_one_life_from_the_next_is_refused() -> N
             await told(controllers, AskNextBrokerId())
         assert controllers.connected == 0
         await server.shutdown()
+
+    run(main())
+
+
+def test_a_controller_that_does_not_answer_is_not_told_again_before_it_has() -> None:
+    """Each heartbeat would wait there, with a task of its own; the others hear each."""
+    heard: list[int] = []
+    has_begun = asyncio.Event()
+
+    async def silent(_: Connection, request: RemotingCommand) -> RemotingCommand:
+        if request.code == RequestCode.BROKER_HEARTBEAT:
+            heard.append(request.opaque)
+            has_begun.set()
+            await asyncio.Event().wait()
+        return answers(_, request)
+
+    def answers(_: Connection, request: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={KNOWS_LIVES: "true"})
+
+    async def main() -> None:
+        servers = [RemotingServer(handler, host="127.0.0.1", port=0) for handler in (silent, answers)]
+        for server in servers:
+            await server.start()
+        controllers = to(*(f"127.0.0.1:{server.port}" for server in servers))
+        heartbeat = call_of(Heartbeat(LIFE, 0, 0, (0, 0)), identity(), 1, log_epoch=-1)
+        waiting = asyncio.create_task(controllers.tell(heartbeat))
+        await has_begun.wait()
+        for _ in range(50):
+            assert len(await controllers.tell(heartbeat)) == 1
+        assert len(heard) == 1
+        assert not waiting.done()
+        waiting.cancel()
+        controllers.close()
+        for server in servers:
+            await server.shutdown()
+
+    run(main())
+
+
+def test_who_has_left_connects_to_no_controller_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with controller(tmp_path) as address:
+            controllers = to(address)
+            assert await told(controllers, AskNextBrokerId()) == NextBrokerId(1)
+            controllers.close()
+            with pytest.raises(Unheard, match="leaves its set"):
+                await told(controllers, AskNextBrokerId())
+            assert controllers.connected == 0
 
     run(main())

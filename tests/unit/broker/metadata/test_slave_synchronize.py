@@ -14,7 +14,8 @@ from access.guard import Guard, SignatureGuard, Unguarded
 from access.model import SUPER, User
 from access.store import Tables
 from broker.intake.message import NewMessage
-from broker.metadata.images import MAX_IMAGE, OffsetsImage, decode_offsets_image, deflated, inflated
+from broker.metadata.images import MAX_IMAGE, MetadataImage, OffsetsImage, decode_offsets_image, deflated, inflated
+from broker.metadata.metadata_log import ImageNeeded
 from broker.metadata.slave_synchronize import IS_IMAGE, MASTER_EPOCH, Master, SlaveSynchronize
 from broker.requests.slave_polls import SlavePollsProcessor
 from broker.tables.changes import CHANGES, UnreadableChange
@@ -311,6 +312,35 @@ def test_a_log_that_lacks_the_changes_waits_for_the_tables_and_asks_for_them_its
         slave.confirmed = 1 << 40
         slave.sync.advance()
         assert slave.member.topics.topics.keys() == {"t", "late"}
+        assert slave.table == {"t@g": {0: 9}}
+
+    run(scenario)
+
+
+def test_tables_that_are_older_than_the_log_needs_are_asked_for_again(
+    master: Member, slave: Slave, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        slave.member.store.create_queue_at(METADATA_LOG, CHANGES, 1)
+        for record in master.records():
+            if record.topic != METADATA_LOG or record.queue_offset >= 1:
+                slave.member.hear(record)
+        slave.confirmed = 1 << 40
+        slave.sync.follow(A)
+        slave.sync.advance()
+        install = slave.member.metadata.install
+        came: list[MetadataImage] = []
+
+        def too_old(image: MetadataImage) -> None:
+            came.append(image)
+            if len(came) < 3:
+                raise ImageNeeded("there is more that it lacks")
+            install(image)
+
+        monkeypatch.setattr(slave.member.metadata, "install", too_old)
+        for polls in range(1, 4):
+            await slave.sync.poll()
+            assert len(came) == polls
         assert slave.table == {"t@g": {0: 9}}
 
     run(scenario)

@@ -1,0 +1,191 @@
+"""A change of role in which a step fails, or comes in the middle of another one: it is done whole, or undone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.ha.member import State
+from broker.ha.replicas_manager import HandOverRefused
+from broker.metadata.metadata_log import MetadataLog
+from broker.role import Role
+from broker.store.message_store import MessageStore
+from broker.tables.state_file import StateFile
+from infra.disk import RealDisk
+from neve.errors import BrokerError
+from tests.set_in_process import broker_set
+from tests.unit.broker.test_change_of_role import hand_to, put, shows
+from tests.waiting import until
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+def test_who_forgot_bytes_but_not_yet_their_epochs_leads_all_the_same(tmp_path: Path) -> None:
+    """A cut that is cut short by the election of who cuts."""
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            heir = (await brokers.slaves())[0]
+            heir.replicas.epochs.assign(40, heir.end + 1000)
+            await hand_to(brokers, heir)
+            await put(heir, b"1")
+            assert [epoch for epoch, _ in heir.replicas.epochs.entries() if epoch == 40] == []
+            assert heir.replicas.epochs.last_epoch == heir.replicas.member.view.master_epoch
+
+    run(scenario)
+
+
+def test_a_cut_that_the_disk_refuses_is_told_to_who_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, replication="async") as brokers:
+            slave = (await brokers.slaves())[0]
+            await put(await brokers.master(), b"1")
+            await shows(slave, b"1")
+            monkeypatch.setattr(slave.broker.store, "truncate", refused)
+            with pytest.raises(OSError, match="Input/output"):
+                await slave.replicas.wants_cut(slave.end)
+
+    run(scenario)
+
+
+def test_a_master_that_can_not_read_its_books_at_first_leads_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    lead = MetadataLog.lead
+
+    def at_the_third(self: MetadataLog) -> Any:
+        tried.append(1)
+        if len(tried) < 3:
+            raise OSError(5, "Input/output error")
+        return lead(self)
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            heir = (await brokers.slaves())[0]
+            monkeypatch.setattr(MetadataLog, "lead", at_the_third)
+            await hand_to(brokers, heir)
+            await put(heir, b"1")
+            assert len(tried) == 3
+
+    run(scenario)
+
+
+def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_the_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            former = await brokers.master()
+            heir, other = await brokers.slaves()
+            await put(former, b"1")
+            failed = asyncio.Event()
+            registered = heir.broker.topics.lead
+
+            def half_way(epoch: int) -> None:
+                registered(epoch)
+                failed.set()
+                raise OSError(5, "Input/output error")
+
+            monkeypatch.setattr(heir.broker.topics, "lead", half_way)
+            target = heir.replicas.member.broker_id
+            handing = asyncio.create_task(former.replicas.hand_over(target))
+            await failed.wait()
+            assert await handing == target
+            assert not heir.leads
+            in_sync = heir.replicas.member.view.sync_state_set - {target}
+            other = next(one for one in (former, other) if one.replicas.member.broker_id in in_sync)
+            await hand_to(brokers, other)
+            await until(lambda: heir.state is State.SLAVE and heir.role is Role.SLAVE_IN_SYNC, "it follows")
+            assert heir.broker.store.is_following
+            await put(other, b"2")
+            await shows(heir, b"1", b"2")
+            heir.broker.topics.file.touch()
+            await heir.broker.topics.file.save()  # nor is its saving suspended any more
+
+    run(scenario)
+
+
+def test_a_log_that_can_not_be_marked_as_one_that_follows_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            former = await brokers.master()
+            (heir, _) = await brokers.slaves()
+            await put(former, b"1")
+            store: MessageStore = former.broker.store
+
+            def refused() -> None:
+                raise OSError(5, "Input/output error")
+
+            monkeypatch.setattr(store._directory, "begin_following", refused)
+            end = former.end
+            await hand_to(brokers, heir)
+            assert former.end == end
+            assert store.failed is not None
+
+    run(scenario)
+
+
+def test_a_master_that_hands_over_is_not_asked_to_a_second_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            former = await brokers.master()
+            heir, other = await brokers.slaves()
+            await put(former, b"1")
+            target = heir.replicas.member.broker_id
+            asked = [former.replicas.hand_over(member.replicas.member.broker_id) for member in (heir, other)]
+            first, second = await asyncio.gather(*asked, return_exceptions=True)
+            assert first == target
+            assert isinstance(second, HandOverRefused)
+            assert "already" in str(second)
+            await put(heir, b"2")
+
+    run(scenario)
+
+
+def test_a_table_that_is_read_anew_while_it_is_synced_is_not_saved_as_it_was(tmp_path: Path) -> None:
+    """A master that was deposed meanwhile: the table may name what only its own log has, which is cut off."""
+    path, table, inside, go = tmp_path / "table.json", {"of": "the set"}, asyncio.Event(), asyncio.Event()
+
+    async def sync_log() -> None:
+        inside.set()
+        await go.wait()
+
+    async def scenario() -> None:
+        file = StateFile(RealDisk(), path, lambda: {"rows": dict(table)}, sync_log=sync_log)
+
+        async def save(meanwhile: Callable[[], object]) -> None:
+            inside.clear()
+            go.clear()
+            file.touch()
+            saving = asyncio.create_task(file.save())
+            await inside.wait()
+            meanwhile()
+            go.set()
+            await saving
+
+        def deposed() -> None:
+            file.suspend()
+            file.load(rows=dict)
+
+        await save(lambda: None)
+        table["of"] = "one member"
+        for meanwhile in (file.suspend, deposed):
+            with pytest.raises(BrokerError, match="master of its set no more"):
+                await save(meanwhile)
+            assert file.load(rows=dict)["rows"] == {"of": "the set"}
+        await save(lambda: None)
+        assert file.load(rows=dict)["rows"] == {"of": "one member"}, "once it was read anew it is saved again"
+
+    run(scenario)
