@@ -140,8 +140,17 @@ def _is_plain(sent: Sent) -> bool:
 
 def _blind(history: _History) -> Iterator[Violation]:
     """A harness that loses its own records would find nothing."""
-    if not history.healed:
-        yield Violation("blind", "nobody says when the set was healed")
+    for what, events in (
+        ("when the set was healed", history.healed),
+        ("that the set serves", history.serves),
+        ("when groups were at rest", history.rested),
+        ("what was seen", history.seen),
+        ("what the members' logs hold", history.log),
+    ):
+        if not events:
+            yield Violation("blind", f"nobody says {what}")
+    for group in sorted({one.group for one in history.rested} - {one.group for one in history.seen}):
+        yield Violation("blind", f"{group} was given nothing")
     if not any(history.acknowledged):
         yield Violation("blind", "nothing was acknowledged")
     if len(history.by_key) != len(history.sent):
@@ -303,8 +312,6 @@ def _missed(history: _History) -> Iterator[Violation]:
         if seen.group:
             given[seen.group].add(seen.key)
             topics[seen.group].add(seen.topic)
-    for group in sorted({one.group for one in history.rested} - set(given)):
-        yield Violation("blind", f"{group} was given nothing")
     for stored in history.stored:
         for group, keys in given.items():
             if stored.topic in topics[group] and stored.key not in keys:

@@ -36,7 +36,11 @@ class JavaWorkers:
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log
             )
         self._rows = asyncio.create_task(self._read())
-        await self._answer("READY")
+        try:
+            await self._answer("READY")
+        except BaseException:
+            await self.__aexit__()  # nobody else would end it
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

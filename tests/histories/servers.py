@@ -18,15 +18,15 @@ from typing import Any
 from bench.wire import Client
 from tests.histories.faults import CONTROLLER, NAME_SERVER
 from tests.histories.links import Links
+from tests.servers.broker_set import NAME, told_by
 from tests.servers.neve import NEVE, settings_as_options
 from tests.servers.processes import Processes, accepts, free_ports
 from tests.waiting import until
 
-_SYNC_STATE_DATA = 1006
 _EPOCH_CACHE = 1007
 _READY_S = 60.0
+_ASK_S = 2.0
 MEMBERS = ("a", "b", "c")
-SET = "broker-a"
 #: Those that have faces of their own at the name server beside the members.
 NEVE_CLIENTS, JAVA_CLIENTS = "neve clients", "java clients"
 
@@ -125,7 +125,7 @@ class BrokerSet:
                 await self._links.face(face, each, (host, each), name)
             self._real[name], self._face[name] = f"{host}:{port}", f"{face}:{port}"
             own: dict[str, object] = {
-                "brokerName": SET,
+                "brokerName": NAME,
                 "brokerIP1": face,
                 "bindAddress": host,
                 "listenPort": port,
@@ -153,15 +153,7 @@ class BrokerSet:
 
     async def told(self) -> dict[str, Any]:
         """What the controller says of the set; nothing while it can't be asked."""
-        return await asyncio.to_thread(self._told)
-
-    def _told(self) -> dict[str, Any]:
-        try:
-            with Client(self._controller, 2.0) as client:
-                answer = client.ask(_SYNC_STATE_DATA, {}, json.dumps([SET]).encode())
-        except OSError:
-            return {}
-        return dict(json.loads(answer.body)["replicasInfoTable"].get(SET, {}))
+        return await asyncio.to_thread(told_by, self._controller, _ASK_S)
 
     async def master(self) -> str:
         """Who is elected; "" for nobody."""

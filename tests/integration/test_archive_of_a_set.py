@@ -14,8 +14,7 @@ from infra.object_store.open import open_store
 from neve.archive.follow import catalogs
 from neve.archive.journal import Epoch, decode_entry
 from neve.archive.keys import journal_key
-from tests.integration.test_broker_set import TOPIC, create_topic, producing, takes
-from tests.servers.broker_set import NAME, BrokerSet, store_of
+from tests.servers.broker_set import NAME, TOPIC, BrokerSet, create_topic, producing, store_of, takes
 from tests.servers.neve import Serving
 from tests.waiting import wait_until
 
@@ -102,7 +101,7 @@ def test_a_new_member_starts_where_its_masters_log_does_and_gives_no_offset_twic
             return not (store_of(former) / "commitlog" / f"{0:020d}").exists()
 
         wait_until(has_evicted, "all is archived, and what may go is gone", _ARCHIVED_S)
-        young = stack.enter_context(brokers._member(tmp_path / "young"))
+        young = stack.enter_context(brokers.newcomer())
         brokers.members.append(young)
         brokers.wait_until_in_sync(*brokers.members)
         assert not (store_of(young) / "commitlog" / f"{0:020d}").exists()

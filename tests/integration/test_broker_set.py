@@ -3,90 +3,23 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from bench.wire import Client, Refused
-from tests.servers.broker_set import BrokerSet, store_of
+from tests.servers.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
 from tests.servers.neve import Serving
 from tests.waiting import wait_until
 
-TOPIC = "orders"
 _CHANGE_S = 60.0
 FLUSH_SLAVE_TIMEOUT = 12
-
-
-class Producer:
-    """Sends numbers, one after the other, to whoever takes them: each once; it counts when it is acknowledged."""
-
-    def __init__(self, brokers: BrokerSet) -> None:
-        self._brokers = brokers
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._send_all)
-        self._next = 0
-        self.acknowledged: list[int] = []
-        self.failed: list[BaseException] = []
-
-    def _send_all(self) -> None:
-        try:
-            while not self._stop.is_set():
-                for member in self._brokers.members:
-                    self._send_while_taken(member)
-        except BaseException as error:
-            self.failed.append(error)
-            raise
-
-    def _send_while_taken(self, member: Serving) -> None:
-        try:
-            with Client(member.broker, timeout=4) as client:
-                while not self._stop.is_set():
-                    number, self._next = self._next, self._next + 1
-                    client.send(TOPIC, 0, b"%d" % number)
-                    self.acknowledged.append(number)
-        except (OSError, Refused):
-            return  # it is gone, or a slave
-
-    def has_sent(self, count: int) -> None:
-        """Wait for so many acknowledgements more."""
-        wanted = len(self.acknowledged) + count
-        wait_until(lambda: len(self.acknowledged) >= wanted, f"{count} more sends are acknowledged", _CHANGE_S)
-
-
-@contextmanager
-def producing(brokers: BrokerSet) -> Iterator[Producer]:
-    producer = Producer(brokers)
-    producer._thread.start()
-    try:
-        yield producer
-    finally:
-        producer._stop.set()
-        producer._thread.join()
-    assert not producer.failed
-
-
-def takes(member: Serving, body: bytes = b"0") -> bool:
-    """Whether a message is acknowledged."""
-    try:
-        with Client(member.broker) as client:
-            client.send(TOPIC, 0, body)
-    except (OSError, Refused):
-        return False
-    return True
 
 
 def bodies(member: Serving) -> list[bytes]:
     """Of all messages that its readers see."""
     with Client(member.broker) as client:
         return [bytes(record.body) for record in client.read(TOPIC, 0, *client.bounds(TOPIC, 0))]
-
-
-def create_topic(brokers: BrokerSet) -> None:
-    with Client(brokers.master.broker) as client:
-        client.create_topic(TOPIC, 1)
 
 
 def log_of(member: Serving) -> bytes:

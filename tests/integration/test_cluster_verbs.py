@@ -9,25 +9,23 @@ from typing import Any
 
 import pytest
 
-from bench.wire import Client, Refused
+from bench.wire import Client
 from neve.cli import main
-from tests.integration.test_broker_set import bodies, producing
-from tests.servers.broker_set import NAME, BrokerSet, store_of
+from tests.integration.test_broker_set import bodies
+from tests.servers.broker_set import NAME, TOPIC, BrokerSet, create_topic, producing, store_of, takes
 from tests.servers.neve import Serving, settings_as_options
 from tests.waiting import wait_until
 
 FAILED, NOT_FOUND, CONFLICT, UNREACHABLE = 1, 3, 5, 6
 _CHANGE_S = 60.0
-TOPIC = "orders"
 
 
 @pytest.fixture
 def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerSet]:
     with BrokerSet(tmp_path, replication="sync") as found:
         monkeypatch.setenv("NAMESRV_ADDR", found.name_server.namesrv)
-        with Client(found.master.broker) as client:
-            client.create_topic(TOPIC, 1)
-            client.send(TOPIC, 0, b"first")
+        create_topic(found)
+        assert takes(found.master, b"first")
         yield found
 
 
@@ -58,15 +56,6 @@ def member(neve: Neve, address: str) -> dict[str, Any]:
     return next(row for row in neve.rows("members", NAME) if row["address"] == address)
 
 
-def acknowledges(address: str) -> bool:
-    try:
-        with Client(address) as client:
-            client.send(TOPIC, 0, b"again")
-    except (OSError, Refused):
-        return False
-    return True
-
-
 def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: BrokerSet, neve: Neve) -> None:
     master = brokers.master
     (row,) = neve.rows("status")
@@ -87,7 +76,7 @@ def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: Bro
     other = member(neve, slave.broker)["id"]
     neve("switch", NAME, "--to", str(other))
     assert brokers.master is slave
-    assert acknowledges(slave.broker)
+    assert takes(slave)
     brokers.wait_until_in_sync(*brokers.members)
     neve("init", NAME, "--master", str(own), "--yes", code=CONFLICT)
     assert "living master" in neve.err
@@ -101,7 +90,7 @@ def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: Bro
         neve("replace", NAME, str(own), "--by", new.broker, "--yes", "--within", "60")
         assert own not in {row["id"] for row in neve.rows("members", NAME)}
         assert member(neve, new.broker)["in_sync"]
-        assert acknowledges(slave.broker)
+        assert takes(slave)
 
 
 def test_a_set_whose_register_is_lost_is_given_a_master_by_an_operator(
@@ -128,7 +117,7 @@ def test_a_set_whose_register_is_lost_is_given_a_master_by_an_operator(
     neve("init", NAME, "--master", str(chosen["id"]), "--yes")
     assert brokers.master is master
     brokers.wait_until_in_sync(*brokers.members)
-    assert acknowledges(master.broker)
+    assert takes(master)
 
 
 def test_what_a_member_gave_up_is_listed_and_its_messages_are_printed(
@@ -142,7 +131,7 @@ def test_what_a_member_gave_up_is_listed_and_its_messages_are_printed(
         assert neve.rows("diverged", str(store_of(former))) == []
         for slave in slaves:
             slave.kill()
-        assert not acknowledges(former.broker)
+        assert not takes(former, b"again")
         former.kill()
         for slave in slaves:
             slave.start()

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from broker.doctor import checks
-from infra.clock import ManualClock, SystemClock
+from infra.clock import SystemClock
 from neve.cli.checks import FAIL, OK, WARN, Check
 from tests.servers.broker_set import NAME, BrokerSet
 from tests.servers.processes import free_ports
@@ -23,6 +24,17 @@ def brokers(tmp_path: Path) -> Iterator[BrokerSet]:
         yield found
 
 
+class Ahead(SystemClock):
+    """It goes on as the members' clocks do."""
+
+    def __init__(self, by_ms: int) -> None:
+        self._by_ms = by_ms
+
+    @override
+    def now_ms(self) -> int:
+        return super().now_ms() + self._by_ms
+
+
 def looked(brokers: BrokerSet, home: Path, *, clock_ms: int = 0, **keys: object) -> dict[str, list[Check]]:
     """At the file of a fourth member. By the name of the check."""
     port, ha_port = free_ports(2)
@@ -34,9 +46,8 @@ def looked(brokers: BrokerSet, home: Path, *, clock_ms: int = 0, **keys: object)
     }  # fmt: skip
     path = home / "broker.conf"
     path.write_text("".join(f"{key}={value}\n" for key, value in fourth.items()))
-    clock = ManualClock(SystemClock().now_ms() + clock_ms)
     found: dict[str, list[Check]] = {}
-    for check in checks(path, (), clock):
+    for check in checks(path, (), Ahead(clock_ms)):
         found.setdefault(check.check, []).append(check)
     return found
 

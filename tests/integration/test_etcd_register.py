@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from controller.broker_set import BrokerSet, DamagedBrokerSet, Member
+from controller.broker_set import DamagedBrokerSet, Member
 from controller.controller_config import ControllerConfig
 from controller.etcd_register import EtcdRegister, etcd_register
 from controller.register import NEVER, RegisterUnavailable, Revision, Stored
@@ -24,6 +24,7 @@ from tests.servers import etcd as servers
 from tests.servers.etcd import Node, register_url
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import NotReady
+from tests.unit.controller.registered import run, value
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
@@ -44,19 +45,6 @@ def own(tmp_path: Path) -> Iterator[Node]:
         yield node
 
 
-def value(name: str = "b", epoch: int = 1) -> BrokerSet:
-    return BrokerSet(
-        cluster="c",
-        name=name,
-        next_broker_id=2,
-        members=(Member(id=1, address="h:1"),),
-        master=1,
-        master_epoch=epoch,
-        sync_state_set=(1,),
-        sync_state_set_epoch=epoch,
-    )
-
-
 @asynccontextmanager
 async def register(url: str, **settings: Any) -> AsyncIterator[EtcdRegister]:
     found, _ = etcd_register(ControllerConfig(register_url=url, **settings))
@@ -65,10 +53,6 @@ async def register(url: str, **settings: Any) -> AsyncIterator[EtcdRegister]:
         yield found
     finally:
         await found.close()
-
-
-def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    return asyncio.run(work())
 
 
 class Relay:

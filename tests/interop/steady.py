@@ -65,7 +65,7 @@ class Steady:
 
         try:
             wait_until(ended_or_holds, what, DEADLINE_S)
-        except TimeoutError as late:
+        except AssertionError as late:
             told = (
                 f"{Counter(row.broker for row in self.acked)} acknowledged, {Counter(row.broker for row in self.got)}"
             )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from bench.wire import PULL, Client, pull_ext
+from bench.wire import PULL, SEND_V2, Client, pull_ext, send_ext
 from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.body import lenient_loads
 from tests.servers.apache import ApacheServer
+from tests.servers.broker_set import BrokerSet
 from tests.servers.neve import Serving, settings_as_options
-from tests.servers.processes import free_ports
+from tests.servers.processes import accepts, free_ports
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
@@ -20,7 +22,8 @@ pytestmark = pytest.mark.servers
 TOPIC, GROUP = "orders", "readers"
 FILE_SIZE = 4 << 20
 _CHANGE_S = 60.0
-_UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _DELETE_TOPIC, _TOPIC_CONFIG, _HA_STATUS = 15, 43, 200, 215, 351, 907
+_UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _DELETE_TOPIC, _TOPIC_CONFIG = 15, 43, 200, 215, 351
+_HA_INFO, _HA_STATUS = 906, 907
 _SYSTEM_BUSY = 2
 
 
@@ -139,8 +142,7 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
         assert len(copies) == end >= 330
 
         with Client(slave.broker) as client:  # it promises nothing
-            refused = client.invoke(310, {"a": "p", "b": TOPIC, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0,
-                                          "i": "", "j": 0, "k": "false", "m": "false"}, b"m")  # fmt: skip
+            refused = client.invoke(SEND_V2, send_ext(TOPIC, 0), b"m")
             assert refused.code == _SYSTEM_BUSY, refused.remark
 
         slave.kill()
@@ -161,18 +163,33 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
         assert "Traceback" not in slave.log()
 
 
+def test_a_master_of_neves_says_where_its_ha_port_is_as_apaches_does(tmp_path: Path) -> None:
+    with apache(tmp_path / "apache") as theirs, BrokerSet(tmp_path / "set", members=1, replication="async") as brokers:
+        ours = brokers.master
+        asked = {}
+        for master in (theirs, ours):
+            with Client(master.broker) as client:
+                client.create_topic(TOPIC, 1)
+                client.send(TOPIC, 0, b"what comes after the start is not in masterFlushOffset")
+                asked[master.broker] = client.ask(_HA_INFO, {}).extFields
+        assert asked[theirs.broker].keys() == asked[ours.broker].keys()
+        for broker, fields in asked.items():
+            assert fields["masterAddress"].rpartition(":")[2] == broker.rpartition(":")[2]
+            assert accepts(fields["masterHaAddress"])
+            assert fields["masterFlushOffset"] == "0"
+
+
 def test_a_master_that_waits_for_a_slave_acknowledges_with_neves(tmp_path: Path) -> None:
     settings = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2", "totalReplicas": "2"}
     with apache(tmp_path / "apache", **settings) as master:
-        ext = {"a": "p", "b": TOPIC, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0,
-               "k": "false", "m": "false"}  # fmt: skip
+        ext = send_ext(TOPIC, 0)
         with Client(master.broker) as client:
             client.create_topic(TOPIC, 1)
-            assert client.invoke(310, ext, b"alone").code != 0
+            assert client.invoke(SEND_V2, ext, b"alone").code != 0
             with slave_of(master, tmp_path / "neve", flushDiskType="SYNC_FLUSH") as slave:
-                wait_until(lambda: client.invoke(310, ext, b"two").code == 0, "an acknowledgement", _CHANGE_S)
+                wait_until(lambda: client.invoke(SEND_V2, ext, b"two").code == 0, "an acknowledgement", _CHANGE_S)
                 for number in range(50):
-                    assert client.invoke(310, ext, b"%d" % number).code == 0
+                    assert client.invoke(SEND_V2, ext, b"%d" % number).code == 0
                 assert_same_log(master, slave)
         master.kill()  # it takes minutes to stop without its slave
 
@@ -193,7 +210,8 @@ def test_what_the_master_lost_in_a_power_cut_the_slave_keeps_aside_and_the_logs_
             file.seek(kept)
             file.write(bytes(end - kept))
         for name in ("checkpoint", "consumequeue", "index"):
-            _remove(master.directory / "store" / name)
+            path = master.directory / "store" / name
+            path.unlink() if path.is_file() else shutil.rmtree(path)
         master.start()
         send(master, 40, 120)
         assert_same_log(master, slave)
@@ -204,12 +222,3 @@ def test_what_the_master_lost_in_a_power_cut_the_slave_keeps_aside_and_the_logs_
             answer = client.invoke(PULL, pull_ext("raw_reader", TOPIC, 0, 240))
             assert answer.code != 0
         assert "Traceback" not in slave.log()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        for below in path.iterdir():
-            _remove(below)
-        path.rmdir()
-    else:
-        path.unlink(missing_ok=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from bench.wire import Client
+from bench.wire import Client, Refused
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
@@ -16,6 +17,7 @@ from tests.waiting import wait_until
 _SYNC_STATE_DATA = 1006
 _CHANGE_S = 60.0  # a role takes less than a second; the machine is shared
 NAME = "broker-a"
+TOPIC = "orders"
 
 
 class BrokerSet:
@@ -108,9 +110,7 @@ class BrokerSet:
 
     def told(self) -> dict[str, Any]:
         """Of the set; nothing while it is unknown."""
-        with Client(self.controller.ready["controller"]) as client:
-            answer = client.ask(_SYNC_STATE_DATA, {}, json.dumps([NAME]).encode())
-        return dict(json.loads(answer.body)["replicasInfoTable"].get(NAME, {}))
+        return told_by(self.controller.ready["controller"])
 
     def in_sync(self) -> set[str]:
         """The addresses of those that are, and live."""
@@ -118,15 +118,21 @@ class BrokerSet:
 
     @property
     def epoch(self) -> int:
-        """Of the master."""
-        return int(self.told()["masterEpoch"])
+        """Of the master; −1 while nobody tells it."""
+        return int(self.told().get("masterEpoch", -1))
 
     @property
     def master(self) -> Serving:
         """Who is elected."""
-        wait_until(lambda: bool(self.told().get("masterAddress")), "a master is elected", _CHANGE_S)
-        address = self.told()["masterAddress"]
-        return next(member for member in self.members if member.broker == address)
+        addresses = set[str]()
+
+        def is_elected() -> bool:
+            addresses.clear()
+            addresses.add(self.told().get("masterAddress") or "")
+            return "" not in addresses
+
+        wait_until(is_elected, "a master is elected", _CHANGE_S)
+        return next(member for member in self.members if member.broker in addresses)
 
     @property
     def slaves(self) -> list[Serving]:
@@ -147,6 +153,89 @@ class BrokerSet:
         wait_until(lambda: self.in_sync() == wanted, f"{wanted} are in sync", _CHANGE_S)
 
 
+def told_by(controller: str, timeout: float = 30.0, name: str = NAME) -> dict[str, Any]:
+    """What the controller at an address says of a set; nothing while that is unknown, or while it can't be asked."""
+    try:
+        with Client(controller, timeout) as client:
+            answer = client.ask(_SYNC_STATE_DATA, {}, json.dumps([name]).encode())
+    except (OSError, Refused):
+        return {}
+    return dict(json.loads(answer.body)["replicasInfoTable"].get(name, {}))
+
+
 def store_of(member: Serving) -> Path:
     """Its data directory."""
     return member.directory / "store"
+
+
+# -- who sends to it
+
+
+def create_topic(brokers: BrokerSet) -> None:
+    with Client(brokers.master.broker) as client:
+        client.create_topic(TOPIC, 1)
+
+
+def takes(member: Serving, body: bytes = b"0") -> bool:
+    """Whether a message is acknowledged."""
+    try:
+        with Client(member.broker) as client:
+            client.send(TOPIC, 0, body)
+    except (OSError, Refused):
+        return False
+    return True
+
+
+class Producer:
+    """Sends numbers, one after the other, to whoever takes them: each once; it counts when it is acknowledged."""
+
+    def __init__(self, brokers: BrokerSet) -> None:
+        self._brokers = brokers
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._send_all)
+        self._next = 0
+        self.acknowledged: list[int] = []
+        self.failed: list[BaseException] = []
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """No send is under way."""
+        self._stop.set()
+        self._thread.join()
+
+    def _send_all(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for member in self._brokers.members:
+                    self._send_while_taken(member)
+        except BaseException as error:
+            self.failed.append(error)
+            raise
+
+    def _send_while_taken(self, member: Serving) -> None:
+        try:
+            with Client(member.broker, timeout=4) as client:
+                while not self._stop.is_set():
+                    number, self._next = self._next, self._next + 1
+                    client.send(TOPIC, 0, b"%d" % number)
+                    self.acknowledged.append(number)
+        except (OSError, Refused):
+            return  # it is gone, or a slave
+
+    def has_sent(self, count: int) -> None:
+        """Wait for so many acknowledgements more."""
+        wanted = len(self.acknowledged) + count
+        wait_until(lambda: len(self.acknowledged) >= wanted, f"{count} more sends are acknowledged", _CHANGE_S)
+
+
+@contextmanager
+def producing(brokers: BrokerSet) -> Iterator[Producer]:
+    producer = Producer(brokers)
+    producer.begin()
+    try:
+        yield producer
+    finally:
+        producer.end()
+    assert not producer.failed

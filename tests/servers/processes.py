@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -119,18 +119,20 @@ class Processes:
 
     def kill(self) -> None:
         """SIGKILL to all of them at once, the way a machine's owner pulls the plug on a program."""
-        victims = self.alive()
+        self._kill_all(self.alive())
+        self._reap()
+
+    def _kill_all(self, victims: Iterable[psutil.Process]) -> None:
         for root in self.roots:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(root.pid, signal.SIGKILL)
         for victim in victims:  # a worker may have a session of its own
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
-        self._reap()
 
     def stop(self) -> int:
         """SIGTERM, last started first; SIGKILL for what does not end. Returns the exit status of the last started."""
-        status = 0
+        status, started = 0, self.alive()
         for root in reversed(self.roots):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(root.pid, signal.SIGTERM)
@@ -138,8 +140,7 @@ class Processes:
                 status = root.wait(_STOP_S) or status
             except subprocess.TimeoutExpired:
                 status = -signal.SIGKILL
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(root.pid, signal.SIGKILL)
+                self._kill_all(started)
         self._reap()
         return status
 

@@ -43,10 +43,10 @@ class Pins:
     """What waits in the log is told by the test."""
 
     def __init__(self) -> None:
-        self.pinned: int | None = None
+        self.at: int | None = None
 
     def lowest(self) -> int | None:
-        return self.pinned
+        return self.at
 
     def reappend(self, below: int) -> bool:
         return False

@@ -481,11 +481,11 @@ def test_a_slave_evicts_by_its_masters_journal_and_reads_cold_what_it_evicted() 
 
 def test_a_slave_keeps_what_is_pinned_and_what_is_not_archived() -> None:
     both = filled()
-    both.b.pins.pinned = 0
+    both.b.pins.at = 0
     both.a.offload()
     both.replicate(both.a)
     assert both.b.evict() == []
-    both.b.pins.pinned = None
+    both.b.pins.at = None
     both.a.put(40)
     both.replicate(both.a)
     assert both.b.evict() != []

@@ -6,31 +6,13 @@ from broker.archiving.pins import SetPins
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from tests.doubles.sim_disk import SimDisk
+from tests.unit.broker.archive_members import Pins
 from tests.unit.store.conftest import put_one
 from tests.unit.store.replicas import open_store
 
 
-class Waiting:
-    """Pins that a test moves."""
-
-    def __init__(self) -> None:
-        self.at: int | None = None
-
-    def lowest(self) -> int | None:
-        return self.at
-
-    def reappend(self, below: int) -> bool:
-        return False
-
-    async def save(self) -> None:
-        """Nothing to save."""
-
-    def counts(self) -> dict[str, int]:
-        return {}
-
-
-def member(*, following: bool = False) -> tuple[MessageStore, Waiting, SetPins]:
-    store, pins = open_store(SimDisk(), ManualClock(), following=following, confirmed=0), Waiting()
+def member(*, following: bool = False) -> tuple[MessageStore, Pins, SetPins]:
+    store, pins = open_store(SimDisk(), ManualClock(), following=following, confirmed=0), Pins()
     return store, pins, SetPins(store, pins)
 
 

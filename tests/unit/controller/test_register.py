@@ -5,45 +5,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from msgspec.structs import replace
 
-from controller.broker_set import BrokerSet, Member
 from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUnavailable, Revision, Stored
 from infra.disk import Disk, RealDisk
 from infra.startup import EXIT_DISK, EXIT_IN_USE, StartupError
 from infra.threads import SYSTEM_THREADS
 from tests.doubles.sim_disk import SimDisk
+from tests.unit.controller.registered import run, value
 
 PATH = Path("/controller/register.json")
 T = TypeVar("T")
-
-
-def value(name: str = "b", epoch: int = 1) -> BrokerSet:
-    return BrokerSet(
-        cluster="c",
-        name=name,
-        next_broker_id=2,
-        members=(Member(id=1, address="h:1"),),
-        master=1,
-        master_epoch=epoch,
-        sync_state_set=(1,),
-        sync_state_set_epoch=epoch,
-    )
 
 
 async def opened(disk: Disk, path: Path = PATH) -> FileRegister:
     register = FileRegister(path, disk, SYSTEM_THREADS)
     await register.open()
     return register
-
-
-def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    return asyncio.run(work())
 
 
 def test_of_two_who_read_the_same_revision_one_writes() -> None:

@@ -98,6 +98,10 @@ def without(events: list[Event], *gone: Event) -> list[Event]:
     return [event for event in events if event not in gone]
 
 
+def without_all(events: list[Event], *kinds: type) -> list[Event]:
+    return [event for event in events if not isinstance(event, kinds)]
+
+
 def changed(events: list[Event], old: Event, **fields: object) -> list[Event]:
     assert events.count(old) == 1
     return [replace(event, **fields) if event == old else event for event in events]
@@ -159,6 +163,10 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("nobody reads the delayed messages", "blind", lambda h: without(h, Bounds(topic="late", queue=0, first=0, end=1))),
     ("a group was given nothing", "blind", lambda h: [*h, Rested(group="z", at=HEALED + 1)]),
     ("the healing is not told", "blind", lambda h: without(h, Healed(at=HEALED))),
+    ("nobody asked whether it serves", "blind", lambda h: without_all(h, Serves)),
+    ("nobody waited for groups", "blind", lambda h: without_all(h, Rested)),
+    ("nobody saw anything", "blind", lambda h: without_all(h, Seen, Rested)),
+    ("nobody looked at the logs", "blind", lambda h: without_all(h, LogPart)),
     ("topics are not told", "blind", lambda h: without(h, h_topics(h))),
     ("two sends have one key", "blind", lambda h: [*h, sent(9, key="p-0", offset=0)]),
     ("one log is all that there is", "blind",
@@ -173,6 +181,13 @@ def h_topics(events: list[Event]) -> Topics:
 @pytest.mark.parametrize(("kind", "plant"), [(kind, plant) for _, kind, plant in PLANTED], ids=[p[0] for p in PLANTED])
 def test_a_planted_fault_is_found(kind: str, plant: Plant) -> None:
     assert kind in kinds(plant(whole()))
+
+
+@pytest.mark.parametrize("promise", [SYNC, ASYNC])
+def test_a_harness_that_lost_its_records_is_found_in_every_mode(promise: Promise) -> None:
+    for description, kind, plant in PLANTED:
+        if kind == "blind":
+            assert kind in kinds(plant(whole()), promise), description
 
 
 def test_every_kind_of_the_checkers_head_is_planted() -> None:
