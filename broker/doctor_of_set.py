@@ -99,9 +99,12 @@ class _Look:
             yield Check("broker set", OK, f"{text}; {state.master} is master")
 
     def _hosts(self, state: SetState) -> Iterator[Check]:
-        hosts = {one.address.rpartition(":")[0] for one in state.replicas}
-        hosts |= {self._config.broker_ip1} - {""}
-        if len(hosts) == 1 and len(state.replicas) > 1:
+        """This one counts as a member, also before it is one."""
+        config, addresses = self._config, {one.address for one in state.replicas}
+        if config.broker_ip1:
+            addresses.add(f"{config.broker_ip1}:{config.listen_port}")
+        hosts = {address.rpartition(":")[0] for address in addresses}
+        if len(hosts) == 1 and len(addresses) > 1:
             yield Check("machines", WARN, f"all members are on {min(hosts)}: they die together")
 
     async def _members(self, sets: BrokerSets, state: SetState) -> list[Check]:

@@ -110,6 +110,9 @@ class EtcdRegister:
                 found[name] = self._stored(name, known.get(name), read.header, kv)
             except DamagedBrokerSet as error:
                 found[name] = error
+        if read.count <= len(read.kvs):  # all of them: what is not among them was removed, or was set back
+            for name in known.keys() - found.keys():
+                self._stored(name, known[name], read.header, None)
         return found
 
     def _stored(self, name: str, before: _Known | None, header: Header, held: KeyValue | None) -> Stored:

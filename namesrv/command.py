@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import click
@@ -37,8 +38,6 @@ def namesrv(path: Path | None, beside: Path | None, settings: tuple[str, ...]) -
 
 
 async def _run(loaded: Loaded[NamesrvConfig], beside: Loaded[ControllerConfig] | None) -> int:
-    from controller.controller_manager import ControllerManager
-    from controller.registers import register_of
     from infra import log as logs
     from infra.clock import SystemClock
     from infra.disk import RealDisk
@@ -46,21 +45,22 @@ async def _run(loaded: Loaded[NamesrvConfig], beside: Loaded[ControllerConfig] |
 
     config = loaded.config
     logs.configure(config.log_level, [*loaded.warnings, *(beside.warnings if beside is not None else ())])
-    disk, clock, controller = RealDisk(), SystemClock(), None
+    disk = RealDisk()
     disk.make_dirs(config.kv_path.parent)
-    server = NamesrvController(config, clock, disk)
+    server = NamesrvController(config, SystemClock(), disk)
     stopped = asyncio.Event()
     catch_signals(stopped.set)
-    if beside is not None:
-        controller = ControllerManager(beside.config, clock, disk, *register_of(beside.config, disk))
-        await controller.start()
-    await server.start()
-    addresses = {"namesrv": f"{config.bind_address}:{server.port}"}
-    if beside is not None and controller is not None:
-        addresses["controller"] = f"{beside.config.bind_address}:{controller.port}"
-    announce(addresses)
-    await stopped.wait()
-    await server.shutdown()
-    if controller is not None:
-        await controller.shutdown()
+    async with AsyncExitStack() as stack:  # what goes wrong with one of the two ends the other one properly
+        addresses = {}
+        if beside is not None:
+            from controller.command import made  # a name server alone does not pay for it
+
+            controller = made(beside.config)
+            await controller.start()
+            stack.push_async_callback(controller.shutdown)
+            addresses["controller"] = f"{beside.config.bind_address}:{controller.port}"
+        await server.start()
+        stack.push_async_callback(server.shutdown)
+        announce({"namesrv": f"{config.bind_address}:{server.port}", **addresses})
+        await stopped.wait()
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from bench.wire import Client
 from broker.doctor import checks
 from infra.clock import SystemClock
 from neve.cli.checks import FAIL, OK, WARN, Check
@@ -84,6 +85,18 @@ def test_who_joins_a_set_is_told_what_does_not_fit(brokers: BrokerSet, tmp_path:
     assert [check.state for check in both["controller"]] == [WARN, OK]
     new = looked(brokers, tmp_path, brokerName="broker-b")
     assert "first member" in the(new, "broker set").found
+    assert "machines" not in new
+    with Client(brokers.controller.ready["controller"]) as client:  # the first member of another set
+        applied = {
+            "clusterName": "c",
+            "brokerName": "broker-c",
+            "appliedBrokerId": 1,
+            "registerCheckCode": "127.0.0.1:1;1",
+        }
+        client.ask(1013, applied)
+    second = looked(brokers, tmp_path, brokerName="broker-c")
+    assert "all members are on 127.0.0.1" in the(second, "machines").found, "as soon as there are two"
+    assert "machines" not in looked(brokers, tmp_path, brokerName="broker-c", brokerIP1="127.0.0.2")
 
 
 def test_a_set_that_has_nobody_to_spare_or_no_master_is_told_to_be_so(brokers: BrokerSet, tmp_path: Path) -> None:

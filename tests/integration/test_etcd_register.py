@@ -317,6 +317,7 @@ def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
             await found.put(value(epoch=4), NEVER)
             own.wiped()
             own.start()
+            assert await found.all() == {}
             assert await found.get("b") == Stored(None, NEVER, value(epoch=4))
             # Somebody begins anew: that is no better.
             async with register(register_url(own)) as newcomer:
@@ -381,6 +382,23 @@ def test_a_set_that_another_controller_removed_and_made_anew_is_not_one_that_was
             revision = await other.put(value(epoch=1), NEVER)
             assert revision is not None
             assert await found.get("b") == Stored(value(epoch=1), revision)
+
+    run(main)
+
+
+def test_what_another_controller_removed_is_forgotten_with_the_next_scan(shared: Node) -> None:
+    """Else the place that is kept for what is known would be full one day, and what is set back no longer seen."""
+
+    async def main() -> None:
+        url = register_url(shared, prefix=next(prefixes))
+        async with register(url) as found, register(url) as other:
+            for name in ("a", "b"):
+                await found.put(value(name), NEVER)
+            assert await other.remove("b", (await other.get("b")).revision)
+            assert found.glance("b") is not None
+            assert list(await found.all()) == ["a"]
+            assert found.glance("b") is None
+            assert found.glance("a") == value("a")
 
     run(main)
 
