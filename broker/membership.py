@@ -104,7 +104,9 @@ class Membership:
             store=self._store,
             disk=self._disk,
             member_file=self.member_file,
-            controllers=Controllers(settings.controllers, sign=self._signed, tls=tls),
+            controllers=Controllers(
+                settings.controllers, sign=self._signed, stock_is_refused=settings.stock_is_refused, tls=tls
+            ),
             ha_service=self.ha_service,
             reign=self.reign,
             role=role,

@@ -20,7 +20,6 @@ from broker.ha.member_events import (
     Ask,
     AskNextBrokerId,
     AskReplicaInfo,
-    AskSyncStateData,
     BrokerIdApplied,
     BrokerIdLost,
     BrokerIdTaken,
@@ -34,7 +33,6 @@ from broker.ha.member_events import (
     Register,
     Registered,
     Seen,
-    SyncStateData,
     View,
 )
 from neve.remoting.body import dumps, loads_as
@@ -44,6 +42,11 @@ from neve.remoting.headers import Int32, Int64, optional_int, require_int, requi
 
 _NOT_REGISTERED = frozenset({
     ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST, ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+})  # fmt: skip
+
+# To a 1001: the set is of another epoch, or is (Apache's controller knows no request again) what was asked for.
+_PERHAPS_DONE = frozenset({
+    ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
 })  # fmt: skip
 
 
@@ -69,18 +72,6 @@ class Call(msgspec.Struct, frozen=True):
 class _SyncStateSet(msgspec.Struct, rename="camel"):
     sync_state_set: list[Int64]
     sync_state_set_epoch: Int32 | None = None
-
-
-class _InSync(msgspec.Struct, rename="camel"):
-    broker_id: Int64
-
-
-class _Replicas(msgspec.Struct, rename="camel"):
-    in_sync_replicas: list[_InSync]
-
-
-class _SyncStateData(msgspec.Struct, rename="camel"):
-    replicas_info_table: dict[str, _Replicas]
 
 
 # ---- requests
@@ -111,8 +102,6 @@ def call_of(ask: Ask, own: Identity, broker_id: int, *, log_epoch: int) -> Call:
             return Call(code.CONTROLLER_ELECT_MASTER, {**names, "brokerId": str(who), "designateElect": designate})
         case AskReplicaInfo():
             return Call(code.CONTROLLER_GET_REPLICA_INFO, names)
-        case AskSyncStateData():
-            return Call(code.CONTROLLER_GET_SYNC_STATE_DATA, {}, dumps([own.name]))
         case Alter():
             ext = {
                 **names,
@@ -168,10 +157,6 @@ def event_of(ask: Ask, answer: RemotingCommand, own: Identity, broker_id: int, *
             return _registered(ask, answer, is_known=is_known)
         case Alter():
             return _altered(ask, answer, own, broker_id)
-        case AskSyncStateData() if code == ResponseCode.SUCCESS:
-            table = loads_as(answer.body, _SyncStateData).replicas_info_table
-            members = table[own.name].in_sync_replicas if own.name in table else []
-            return SyncStateData(any(member.broker_id == broker_id for member in members))
         case Elect() | AskReplicaInfo():
             if code in _NOT_REGISTERED:
                 return NotRegistered()
@@ -194,7 +179,7 @@ def _registered(ask: Register, answer: RemotingCommand, *, is_known: bool) -> Ev
 
 def _altered(ask: Alter, answer: RemotingCommand, own: Identity, broker_id: int) -> Event:
     if answer.code != ResponseCode.SUCCESS:
-        return AlterRefused(ask.request_id, answer.code == ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH)
+        return AlterRefused(ask.request_id, answer.code in _PERHAPS_DONE)
     told = loads_as(answer.body, _SyncStateSet)
     epoch = told.sync_state_set_epoch
     if epoch is None:

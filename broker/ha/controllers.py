@@ -1,8 +1,9 @@
 """The controllers of `controllerAddr`: one connection to each, made again when it is gone.
 
 A controller takes the end of a broker's connection for its death, so heartbeats go to all of them, over the connection
-that stands; any of them answers anything else, and who does not is passed over. A controller that does not know one
-life of a member from the next (Apache's) is refused: it might elect a member that has lost what it acknowledged.
+that stands. Anything else is asked of one after the other: of neve's controllers any answers, of Apache's the leader of
+their group. Apache's does not know one life of a member from the next, and might elect one that has lost what it
+acknowledged: it is refused to a member that could.
 """
 
 from __future__ import annotations
@@ -36,13 +37,19 @@ class Unheard(NeveError):
         super().__init__(None, remark)
 
 
+class _Lost(NeveError):
+    """A request was sent and not answered: nobody knows what became of it."""
+
+
 class Controllers:
     """See the module."""
 
-    def __init__(self, addresses: Sequence[str], *, sign: Sign, tls: ssl.SSLContext | None = None) -> None:
-        """`sign` adds to the fields of a request who asks."""
+    def __init__(
+        self, addresses: Sequence[str], *, sign: Sign, stock_is_refused: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`sign` adds to the fields of a request who asks; `stock_is_refused`: why Apache's controller won't do."""
         assert addresses
-        self._links = [_Link(address, sign, tls) for address in addresses]
+        self._links = [_Link(address, sign, stock_is_refused, tls) for address in addresses]
 
     @property
     def connected(self) -> int:
@@ -54,16 +61,32 @@ class Controllers:
         """Address → what is wrong, of those that are not connected."""
         return {link.address: link.trouble for link in self._links if not link.is_connected and link.trouble}
 
+    @property
+    def are_stock(self) -> bool:
+        """Whether they are Apache's, as far as they have answered."""
+        return any(link.is_stock for link in self._links)
+
     async def ask(self, call: Call) -> RemotingCommand:
-        """The answer of the first that gives one. Raises Unheard."""
+        """The answer of the first that gives one. Raises Unheard.
+
+        A change of the SyncStateSet that was sent and not answered is not sent again here: what another one refuses
+        may be done yet by the first, and who asked must not take that answer for both.
+        """
         heard = list[str]()
         for link in list(self._links):
+            is_lost = False
             try:
-                return await link.ask(call)
+                answer = await link.ask(call)
+                if answer.code != ResponseCode.CONTROLLER_NOT_LEADER:
+                    return answer
+                why = "it is not the leader"
             except (OSError, TimeoutError, NeveError) as error:
-                heard.append(f"{link.address}: {str(error) or type(error).__name__}")
-                self._links.remove(link)
-                self._links.append(link)  # whoever answered last is asked first
+                why, is_lost = str(error) or type(error).__name__, isinstance(error, _Lost)
+            heard.append(f"{link.address}: {why}")
+            self._links.remove(link)
+            self._links.append(link)  # whoever answered last is asked first
+            if is_lost and call.code == RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET:
+                break
         raise Unheard("; ".join(heard))
 
     async def tell(self, call: Call) -> list[RemotingCommand]:
@@ -87,8 +110,10 @@ class Controllers:
 class _Link:
     """To one controller."""
 
-    def __init__(self, address: str, sign: Sign, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: str, sign: Sign, stock_is_refused: str, tls: ssl.SSLContext | None) -> None:
         self.address, self._sign, self._tls = address, sign, tls
+        self._stock_is_refused = stock_is_refused
+        self.is_stock = False
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._unanswered = 0
@@ -109,22 +134,29 @@ class _Link:
             self.is_told = False
 
     async def ask(self, call: Call) -> RemotingCommand:
-        """Raises OSError, TimeoutError, NeveError."""
+        """Raises OSError, TimeoutError, NeveError; _Lost of what was sent."""
         try:
             connection = await self._connect()
+        except (OSError, TimeoutError, NeveError) as error:
+            self._fail(error)
+            raise
+        try:
             answer = await self._invoke(connection, call)
-        except TimeoutError:
-            self._unanswered += 1
-            self._note(f"does not answer within {ASK_S:g} s")
-            if self._unanswered >= SILENT_AFTER:
-                self.close()
-            raise
-        except (OSError, NeveError) as error:
-            self._note(str(error) or type(error).__name__)
-            self.close()
-            raise
+        except (OSError, TimeoutError, NeveError) as error:
+            self._fail(error)
+            raise _Lost(None, self.trouble) from error
         self._unanswered = 0
         return answer
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, TimeoutError):
+            self._note(str(error) or type(error).__name__)
+            self.close()
+            return
+        self._unanswered += 1
+        self._note(f"does not answer within {ASK_S:g} s")
+        if self._unanswered >= SILENT_AFTER:
+            self.close()
 
     async def _connect(self) -> Connection:
         async with self._connecting:
@@ -151,8 +183,10 @@ class _Link:
         answer = await self._invoke(connection, Call(RequestCode.CONTROLLER_GET_METADATA_INFO, {}))
         if answer.code != ResponseCode.SUCCESS:
             raise NeveError(answer.code, answer.remark or "refused")
-        if answer.ext.get(KNOWS_LIVES) != "true":
-            raise NeveError(None, "it is no neve controller: it would not know that a broker has lost what it had")
+        is_stock = answer.ext.get(KNOWS_LIVES) != "true"
+        if is_stock and self._stock_is_refused:
+            raise NeveError(None, f"it is Apache's controller: {self._stock_is_refused}")
+        self.is_stock = is_stock
 
     async def _invoke(self, connection: Connection, call: Call) -> RemotingCommand:
         request = RemotingCommand(call.code, ext=self._sign(call.ext, call.body), body=call.body)

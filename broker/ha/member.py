@@ -1,7 +1,6 @@
 """A member's life in its broker set: pure. Events go in, what has to be done comes out; `_TABLE`: which counts when.
 
   state           appends  acknowledges  reads       leaves it when
-  HIDDEN          -        -             -           a controller that knows no incarnations has it outside the SSS
   NAMELESS        -        -             -           it has an id
   UNREGISTERED    -        -             -           a controller knows this life of it
   WAITING         -        -             <= confirm  there is a master, itself or another
@@ -18,6 +17,8 @@ Rules, each of which guards an interleaving:
   the pair is on the disk before the first step. No epoch is taken up twice, nor by a later life: its last bytes may be
   lost here and be with others, and two different logs would bear one name.
 - Whose id a controller gave to another directory, as its register was set back, is nobody until it has a new one.
+- Who is to be master by an epoch that a former life has taken up asks to be elected anew. Apache's controller does
+  not, as long as it takes the former life for this one: so this one is silent until the other is taken for dead.
 - A role is this member's if id and address are: a copy of its directory has the same id.
 - A master that is told of another epoch answers nobody from that instant on, before anything else is done. A slave that
   becomes master closes its connection to the former one first: what that one acknowledges needs it.
@@ -48,7 +49,6 @@ from broker.ha.member_events import (
     ApplyBrokerId,
     AskNextBrokerId,
     AskReplicaInfo,
-    AskSyncStateData,
     BeginEpoch,
     BrokerIdApplied,
     BrokerIdLost,
@@ -77,19 +77,19 @@ from broker.ha.member_events import (
     Save,
     Saved,
     Seen,
+    StockControllers,
     StopFollowing,
     SyncMetadata,
-    SyncStateData,
     Tell,
     Tick,
     View,
+    Withdraw,
 )
 
 
 class State(Enum):
     """See the head of this file."""
 
-    HIDDEN = "hidden"
     NAMELESS = "nameless"
     UNREGISTERED = "unregistered"
     WAITING = "waiting"
@@ -106,7 +106,6 @@ class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
 
     confirm: ConfirmRules
     acknowledges_from_memory: bool = True  # ASYNC_FLUSH: after a crash this member may lack what it acknowledged
-    knows_incarnations: bool = True  # the controller does; Apache's does not
     is_alone: bool = False  # the set has no other member
     heartbeat_every: float = 1.0
     ask_again_after: float = 1.0  # what was not answered
@@ -154,10 +153,9 @@ class Member:
         process: str,
         address: str,
         check_code: str,
-        is_unclean: bool,
         confirm_of: ConfirmOf = Confirm,
     ) -> None:
-        """`saved` is what `begin_life` made and is on the disk; `is_unclean`: the life before did not end by a stop.
+        """`saved` is what `begin_life` made and is on the disk.
 
         `check_code`: address;millis, of a directory that has none yet.
         """
@@ -178,10 +176,8 @@ class Member:
         self._requests = 0
         self._hand_over: _HandOver | None = None
         self._cut_is_allowed = False
-        if is_unclean and rules.acknowledges_from_memory and not rules.knows_incarnations and saved.broker_id:
-            self.state = State.HIDDEN
-        else:
-            self.state = State.UNREGISTERED if saved.broker_id else State.NAMELESS
+        self._elects_anew = True  # a controller that is asked to, another life of the same member
+        self.state = State.UNREGISTERED if saved.broker_id else State.NAMELESS
 
     # ---- what its broker asks
 
@@ -243,14 +239,9 @@ class Member:
 
     # -- until a controller knows it
 
-    def _hidden_tick(self, event: Tick, now: float) -> list[Action]:
-        return [AskSyncStateData()] if self._is_due(AskSyncStateData, now, self.rules.ask_again_after) else []
-
-    def _shown(self, event: SyncStateData, now: float) -> list[Action]:
-        if event.contains_this:
-            return []
-        self.state = State.UNREGISTERED
-        return self._unregistered_tick(Tick(self._end), now)
+    def _under_stock_controllers(self, event: StockControllers, now: float) -> list[Action]:
+        self._elects_anew = False
+        return []
 
     def _nameless_tick(self, event: Tick, now: float) -> list[Action]:
         return [AskNextBrokerId()] if self._is_due(AskNextBrokerId, now, self.rules.ask_again_after) else []
@@ -271,7 +262,7 @@ class Member:
         self.state = State.WAITING
         self._due[Register] = now + self.rules.register_every
         seen = self._seen(Seen(event.view), now) if event.view is not None else []
-        return [self._heartbeat(), *seen]
+        return [*([] if self._is_silent else [self._heartbeat()]), *seen]
 
     def _apply_again(self, event: NotRegistered, now: float) -> list[Action]:
         """The register was set back to before it joined: its id is its own as long as nobody else has it."""
@@ -365,6 +356,8 @@ class Member:
         is_own = view.master == self.broker_id
         if is_own and view.master_address != self.address:
             return []  # another process has this id: a copy of the directory, or what it was copied from
+        if self._is_silent:
+            return [Withdraw()] if self._is_due(Withdraw, now, self.rules.register_every) else []
         if view.master is None or (is_own and view.master_epoch <= self._used_epoch):
             return [Elect()] if self._is_due(Elect, now, self.rules.ask_again_after) else []
         is_news = self.state is State.WAITING or (view.master, view.master_epoch) != (
@@ -523,13 +516,22 @@ class Member:
 
     def _regular(self, now: float) -> list[Action]:
         actions = list[Action]()
-        if self._is_due(Heartbeat, now, self.rules.heartbeat_every):
+        if not self._is_silent and self._is_due(Heartbeat, now, self.rules.heartbeat_every):
             actions.append(self._heartbeat())
         if self._is_due(AskReplicaInfo, now, self.rules.poll_every):
             actions.append(self._ask_replica_info(now))
         if self._is_due(Register, now, self.rules.register_every):
             actions.append(Register(self.life, self.check_code))
         return actions
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether who elects takes this life for another one, that is master, and would do so for ever."""
+        view = self.view
+        if self._elects_anew or self.state not in (State.WAITING, State.SLAVE):
+            return False
+        is_taken = view.master == self.broker_id and view.master_address == self.address
+        return is_taken and view.master_epoch <= self._used_epoch
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self.life, self._end, self.confirm, self.view.pair)
@@ -567,14 +569,13 @@ _KNOWN = (State.WAITING, *_TURNING, *_LEADING, State.SLAVE)
 
 _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     Tick: {
-        State.HIDDEN: Member._hidden_tick,
         State.NAMELESS: Member._nameless_tick,
         State.UNREGISTERED: Member._unregistered_tick,
         **_cells((State.WAITING, State.SLAVE), Member._slave_tick),
         **_cells(_TURNING, Member._turning_tick),
         **_cells(_LEADING, Member._master_tick),
     },
-    SyncStateData: {State.HIDDEN: Member._shown},
+    StockControllers: dict.fromkeys(State, Member._under_stock_controllers),
     NextBrokerId: {State.NAMELESS: Member._apply},
     BrokerIdTaken: {},  # the next tick asks for another one
     BrokerIdApplied: {State.NAMELESS: Member._named},

@@ -99,17 +99,15 @@ class Disowned(msgspec.Struct, frozen=True):
     reason: str
 
 
-class SyncStateData(msgspec.Struct, frozen=True):
-    """1006's answer: whether this member is in the set's SSS."""
-
-    contains_this: bool
+class StockControllers(msgspec.Struct, frozen=True):
+    """Who elects is Apache's controller: it takes one life of a member for the next."""
 
 
 class AlterRefused(msgspec.Struct, frozen=True):
     """One try of a 1001 had no effect and never will have. One that was not answered may have it, and later."""
 
     request_id: str
-    has_moved: bool = False  # 2001, the epoch is another: an earlier try of the same may be what moved it
+    has_moved: bool = False  # 2001, 2013: the set is another, and an earlier try of the same may be what moved it
 
 
 class RoleTaken(msgspec.Struct, frozen=True):
@@ -156,7 +154,7 @@ Event = (
     | NotRegistered
     | BrokerIdLost
     | Disowned
-    | SyncStateData
+    | StockControllers
     | AlterRefused
     | RoleTaken
     | ConfirmHeard
@@ -208,10 +206,6 @@ class AskReplicaInfo(msgspec.Struct, frozen=True):
     ask: int
 
 
-class AskSyncStateData(msgspec.Struct, frozen=True):
-    """1006."""
-
-
 class Alter(msgspec.Struct, frozen=True):
     """1001. One that is asked again keeps its id."""
 
@@ -222,6 +216,10 @@ class Alter(msgspec.Struct, frozen=True):
 
 
 # ---- actions: at home
+
+
+class Withdraw(msgspec.Struct, frozen=True):
+    """Close the connections to the controllers: they take this life for dead, and elect anew."""
 
 
 class Save(msgspec.Struct, frozen=True):
@@ -286,9 +284,10 @@ class Tell(msgspec.Struct, frozen=True):
     reason: str
 
 
-Ask = AskNextBrokerId | ApplyBrokerId | Register | Heartbeat | Elect | AskReplicaInfo | AskSyncStateData | Alter
+Ask = AskNextBrokerId | ApplyBrokerId | Register | Heartbeat | Elect | AskReplicaInfo | Alter
 Action = (
     Ask
+    | Withdraw
     | Save
     | Answer
     | DropSlaves

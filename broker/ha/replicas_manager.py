@@ -56,11 +56,13 @@ from broker.ha.member_events import (
     RoleTaken,
     Save,
     Seen,
+    StockControllers,
     StopFollowing,
     SyncMetadata,
     Tell,
     Tick,
     View,
+    Withdraw,
 )
 from broker.ha.member_file import MemberFile, MemberFileDamaged
 from broker.ha.reign import Reign
@@ -87,7 +89,7 @@ BEFORE_THE_SET = 0
 _RESOLVE_S = 3.0
 _RESOLVE_AGAIN_S = 0.5
 
-_UNKNOWN_TO_CONTROLLERS = frozenset({State.HIDDEN, State.NAMELESS, State.UNREGISTERED})
+_UNKNOWN_TO_CONTROLLERS = frozenset({State.NAMELESS, State.UNREGISTERED})
 _LEADING = frozenset({State.MASTER, State.HANDING_OVER})
 
 
@@ -285,7 +287,6 @@ class ReplicasManager:
             process=unique_name(self._entropy),
             address=self._own.address,
             check_code=f"{self._own.address};{self._clock.now_ms()}",
-            is_unclean=not before.clean,
         )
         self._reign.member = self.member
         if self._is_copy and before.broker_id:
@@ -595,6 +596,9 @@ class ReplicasManager:
             case Tell(reason=reason):
                 self.told = reason
                 log.error("this member of the broker set needs an operator: %s", reason)
+            case Withdraw():
+                log.info("waits until the controller has noticed the end of this member's former life")
+                self._controllers.close()
             case _Lead(confirming=confirming):
                 self._lead(confirming)
             case _Retreat():
@@ -682,6 +686,8 @@ class ReplicasManager:
                         log.warning("a controller does not take the heartbeat: %s", answer.remark)
                 return
             answer = await self._controllers.ask(call)
+            if self._controllers.are_stock:
+                self.happens(StockControllers())
             is_known = member.state not in _UNKNOWN_TO_CONTROLLERS
             event = event_of(ask, answer, self._own, member.broker_id, is_known=is_known)
         except Unheard as error:

@@ -21,6 +21,7 @@ class SetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     rules: MemberRules
     controllers: tuple[str, ...]
+    stock_is_refused: str = ""  # why Apache's controller must not elect this member; empty: it may
 
 
 def settings_of(config: BrokerConfig) -> SetSettings | None:
@@ -59,6 +60,17 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
             heartbeat_every=config.broker_heartbeat_interval / 1000,
         ),
         controllers=controllers,
+        stock_is_refused=_why_not_stock(config, rules),
+    )
+
+
+def _why_not_stock(config: BrokerConfig, rules: ConfirmRules) -> str:
+    """Apache's controller elects who is in sync and lives, whatever it has lost since it was in sync."""
+    if config.sync_flush or not rules.waits:
+        return ""
+    return (
+        f"with it replication={rules.replication.value} needs flushDiskType=SYNC_FLUSH, for it does not notice that a "
+        "broker came back from a power cut without what it had acknowledged from memory"
     )
 
 

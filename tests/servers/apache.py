@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -134,19 +135,22 @@ class ApacheNameServer(Processes):
 
 
 class ApacheController(Processes):
-    """Apache RocketMQ's own controller 5.3.3, alone in its DLedger group."""
+    """Apache RocketMQ's own controller 5.3.3: alone in its DLedger group, or one of several (`apache_controllers`)."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, own_id: str = "n0", group: Mapping[str, str] | None = None) -> None:
+        """`group`: address of each of it, by id."""
         super().__init__(directory)
-        (port,) = free_ports(1)
-        self.address = f"127.0.0.1:{port}"
+        group = group or {own_id: f"127.0.0.1:{free_ports(1)[0]}"}
+        self.address = group[own_id]
         settings = {
             "controllerDLegerGroup": "neve",
-            "controllerDLegerPeers": f"n0-{self.address}",
-            "controllerDLegerSelfId": "n0",
+            "controllerDLegerPeers": ";".join(f"{peer}-{address}" for peer, address in group.items()),
+            "controllerDLegerSelfId": own_id,
             "controllerStorePath": directory / "store",
             "bindAddress": "127.0.0.1",
+            "scanNotActiveBrokerInterval": "1000",
         }
+        self._is_alone = len(group) == 1
         self._conf = directory / "controller.conf"
         self._conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
 
@@ -156,15 +160,26 @@ class ApacheController(Processes):
         main = "org.apache.rocketmq.controller.ControllerStartup"
         command = jvm.java(f"{jvm.jars()}/*", main, "-c", str(self._conf), home=self.directory, flags=flags)
         self.spawn(command, "controller.out", {"ROCKETMQ_HOME": str(self.directory)})
-        wait_until(self._leads, "Apache's controller", _READY_S)
+        if self._is_alone:
+            wait_until(self.leads, "Apache's controller", _READY_S)
         return self
 
-    def _leads(self) -> bool:
-        """The port is open before it has elected itself, and what it decides needs a moment more."""
+    def leads(self) -> bool:
+        """The port is open before one is elected, and what that one decides needs a moment more."""
         if not accepts(self.address):
             return False
         with Client(self.address) as client:
             return client.invoke(_NEXT_BROKER_ID, {"clusterName": "c", "brokerName": "b"}).code == 0
+
+
+@contextmanager
+def apache_controllers(directory: Path, count: int) -> Iterator[list[ApacheController]]:
+    """A group of them, one of which leads."""
+    group = {f"n{number}": f"127.0.0.1:{port}" for number, port in enumerate(free_ports(count))}
+    with ExitStack() as stack:
+        started = [stack.enter_context(ApacheController(directory / own, own_id=own, group=group)) for own in group]
+        wait_until(lambda: any(one.leads() for one in started), "one of Apache's controllers leads", _READY_S)
+        yield started
 
 
 class ApacheMember(Processes):

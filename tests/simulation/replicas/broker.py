@@ -23,7 +23,6 @@ from broker.ha.member_events import (
     ApplyBrokerId,
     AskNextBrokerId,
     AskReplicaInfo,
-    AskSyncStateData,
     BeginEpoch,
     BrokerIdApplied,
     BrokerIdLost,
@@ -96,7 +95,6 @@ class Broker(Process):
         self.from_memory = world.member_rules.acknowledges_from_memory
         self.log.cut_torn_tail()
         disk.epochs.drop_above(self.log.end)
-        was_clean = disk.saved.clean
         disk.saved = world.begin_life(disk.saved, f"i{world.next_number()}", world.member_rules, is_copy)
         self.member: Member = world.member_of(
             disk.saved,
@@ -104,7 +102,6 @@ class Broker(Process):
             process=self.process,
             address=host,
             check_code=f"{host};{self.process}",
-            is_unclean=not was_clean,
         )
         self._actions: deque[Action] = deque()
         self._is_busy = False
@@ -359,8 +356,6 @@ class Broker(Process):
                         self.happens(AlterRefused(action.request_id, has_moved))
 
                 return self.world.alteration(action, self.member.broker_id), altered
-            case AskSyncStateData():
-                return decision.GetSyncStateData(NAME), lambda answer: None
         raise AssertionError(action)
 
     def notified(self, fields: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from broker.ha.member_events import (
     Ask,
     AskNextBrokerId,
     AskReplicaInfo,
-    AskSyncStateData,
     BrokerIdApplied,
     BrokerIdLost,
     BrokerIdTaken,
@@ -32,7 +31,6 @@ from broker.ha.member_events import (
     Register,
     Registered,
     Seen,
-    SyncStateData,
 )
 from controller.controller_config import ControllerConfig
 from controller.controller_manager import ControllerManager
@@ -101,8 +99,6 @@ def test_a_member_joins_is_elected_and_alters_the_set(tmp_path: Path) -> None:
             assert (seen.view.pair, seen.view.master, seen.view.master_address) == ((1, 1), 1, "127.0.0.1:1")
             asked = await told(controllers, AskReplicaInfo(7))
             assert asked == Seen(seen.view, 7)
-            assert await told(controllers, AskSyncStateData()) == SyncStateData(True)
-            assert await told(controllers, AskSyncStateData(), broker_id=2) == SyncStateData(False)
             again = await told(controllers, Register(LIFE, CODE))
             assert again == Registered(seen.view), "the master lives"
             assert await told(controllers, Alter("r", 1, 0, (1,))) == AlterRefused("r", has_moved=True)
@@ -144,20 +140,78 @@ def test_a_controller_that_is_away_is_passed_over_and_told(tmp_path: Path) -> No
     run(main())
 
 
-def test_a_controller_that_can_not_tell_one_life_from_the_next_is_refused() -> None:
-    """It would elect a member that has lost what it acknowledged."""
+Answers = Callable[[Connection, RemotingCommand], RemotingCommand]
 
-    def answers(_: Connection, request: RemotingCommand) -> RemotingCommand:
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"isLeader": "true"})
+
+@asynccontextmanager
+async def stock(answer: Answers) -> AsyncIterator[str]:
+    """What a stock controller says to anything but who leads (1005)."""
+
+    def answers(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        if request.code == RequestCode.CONTROLLER_GET_METADATA_INFO:
+            return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"isLeader": "true"})
+        return answer(connection, request)
+
+    server = RemotingServer(answers, host="127.0.0.1", port=0)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        await server.shutdown()
+
+
+def says(code: ResponseCode, **ext: str) -> Answers:
+    return lambda _, request: RemotingCommand.response(request, code, ext=ext)
+
+
+def test_apaches_controller_is_refused_to_who_may_lose_what_it_acknowledged() -> None:
+    """It does not know one life of a member from the next, and would elect it without that."""
 
     async def main() -> None:
-        server = RemotingServer(answers, host="127.0.0.1", port=0)
-        await server.start()
-        controllers = to(f"127.0.0.1:{server.port}")
-        with pytest.raises(Unheard, match="no neve controller"):
-            await told(controllers, AskNextBrokerId())
-        assert controllers.connected == 0
-        await server.shutdown()
+        async with stock(says(ResponseCode.SUCCESS, nextBrokerId="4")) as address:
+            refused = Controllers([address], sign=lambda ext, body: ext, stock_is_refused="it has to sync")
+            with pytest.raises(Unheard, match="Apache's controller: it has to sync"):
+                await told(refused, AskNextBrokerId())
+            assert refused.connected == 0 and not refused.are_stock
+            controllers = to(address)
+            assert await told(controllers, AskNextBrokerId()) == NextBrokerId(4)
+            assert controllers.are_stock
+            controllers.close()
+
+    run(main())
+
+
+def test_who_does_not_lead_apaches_controllers_is_passed_over() -> None:
+    async def main() -> None:
+        async with (
+            stock(says(ResponseCode.CONTROLLER_NOT_LEADER)) as follower,
+            stock(says(ResponseCode.SUCCESS, nextBrokerId="4")) as leader,
+        ):
+            controllers = to(follower, leader)
+            assert await told(controllers, AskNextBrokerId()) == NextBrokerId(4)
+            controllers.close()
+            nobody = to(follower)
+            with pytest.raises(Unheard, match="not the leader"):
+                await told(nobody, AskNextBrokerId())
+            nobody.close()
+
+    run(main())
+
+
+def test_a_change_of_the_set_that_was_not_answered_is_not_asked_of_another_one_as_well() -> None:
+    """What that one refuses may yet be done by the first."""
+
+    def goes(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        connection.close()
+        return RemotingCommand.response(request, ResponseCode.SUCCESS)
+
+    async def main() -> None:
+        async with stock(goes) as first, stock(says(ResponseCode.CONTROLLER_BROKER_NOT_ALIVE)) as other:
+            controllers = to(first, other)
+            with pytest.raises(Unheard):
+                await told(controllers, Alter("r", 1, 1, (1,)))
+            assert await told(controllers, Alter("r", 1, 1, (1,))) == AlterRefused("r"), "asked again: of the other one"
+            controllers.close()
 
     run(main())
 

@@ -17,7 +17,6 @@ from broker.ha.member_events import (
     ApplyBrokerId,
     AskNextBrokerId,
     AskReplicaInfo,
-    AskSyncStateData,
     BeginEpoch,
     BrokerIdApplied,
     BrokerIdLost,
@@ -43,12 +42,13 @@ from broker.ha.member_events import (
     Save,
     Saved,
     Seen,
+    StockControllers,
     StopFollowing,
     SyncMetadata,
-    SyncStateData,
     Tell,
     Tick,
     View,
+    Withdraw,
 )
 
 SYNC = MemberRules(confirm=ConfirmRules(Replication.SYNC, 2))
@@ -61,9 +61,9 @@ def _view(master: int | None, epoch: int, set_epoch: int, *members: int) -> View
     return View(epoch, set_epoch, frozenset(members), master, f"h{master}:10911" if master else "")
 
 
-def _member(rules: MemberRules = SYNC, saved: Saved | None = None, *, is_unclean: bool = False) -> Member:
+def _member(rules: MemberRules = SYNC, saved: Saved | None = None) -> Member:
     known = saved if saved is not None else Saved(broker_id=1, incarnation="i1", starts=3)
-    return Member(known, rules, process="p1", address="h1:10911", check_code="h1;1", is_unclean=is_unclean)
+    return Member(known, rules, process="p1", address="h1:10911", check_code="h1;1")
 
 
 def _slave(rules: MemberRules = SYNC, epoch: int = 1, confirm: int = 0) -> Member:
@@ -136,13 +136,26 @@ def test_nobody_reads_or_follows_before_a_controller_knows_this_life() -> None:
     assert member.state is State.UNREGISTERED and not member.is_readable
 
 
-def test_under_a_controller_that_knows_no_incarnations_a_crashed_member_is_silent_while_it_is_in_the_set() -> None:
-    member = _member(msgspec.structs.replace(SYNC, knows_incarnations=False), is_unclean=True)
-    assert member.happens(Tick(END), 0.0) == [AskSyncStateData()]
-    assert member.happens(Tick(END), 0.5) == []
-    assert member.happens(SyncStateData(contains_this=True), 0.6) == []
-    assert member.state is State.HIDDEN
-    assert _kinds(member.happens(SyncStateData(contains_this=False), 1.6)) == [Register]
+def test_apaches_controller_must_take_a_former_life_that_was_master_for_dead_before_this_one_is_heard() -> None:
+    member = _member(saved=Saved(broker_id=1, incarnation="i1", starts=3, master_epoch=4, sync_state_set_epoch=7))
+    member.happens(StockControllers(), 0.0)
+    member.happens(Tick(END), 0.0)
+    former = _view(1, 4, 7, 1, 2)
+    assert _kinds(member.happens(Registered(former), 0.1)) == [Withdraw], "no heartbeat"
+    for now in (1.0, 2.2, 4.9):  # it asks who is master, and for nothing else
+        assert set(_kinds(member.happens(Tick(END), now))) <= {AskReplicaInfo}
+        assert _kinds(member.happens(Seen(former), now)) == []
+    nobody = View(4, 7, frozenset((1, 2)))
+    assert _kinds(member.happens(Seen(nobody), 5.0)) == [Elect]
+    assert Heartbeat in _kinds(member.happens(Tick(END), 5.1))
+    assert _kinds(member.happens(Seen(_view(1, 5, 8, 1)), 5.2))[-1] is EndTurn
+    assert Heartbeat in _kinds(member.happens(Tick(END), 6.2)), "while it turns, too"
+
+
+def test_neves_controller_is_asked_to_elect_anew_who_was_master_in_a_former_life() -> None:
+    member = _member(saved=Saved(broker_id=1, incarnation="i1", starts=3, master_epoch=4, sync_state_set_epoch=7))
+    member.happens(Tick(END), 0.0)
+    assert _kinds(member.happens(Registered(_view(1, 4, 7, 1, 2)), 0.1)) == [Heartbeat, Elect]
 
 
 def test_a_late_registration_of_a_former_life_is_overtaken_by_another_one_of_this_life() -> None:
@@ -198,7 +211,7 @@ def test_a_refused_application_takes_no_id_from_who_has_one() -> None:
 def test_a_directory_takes_ids_with_one_check_code_in_all_its_lives_and_a_copy_with_its_own() -> None:
     born = _member(saved=Saved(incarnation="i", starts=1)).end_life()
     again = begin_life(born, "new", SYNC)
-    rules: dict[str, Any] = {"process": "p2", "address": "h1:10911", "check_code": "h1;2", "is_unclean": False}
+    rules: dict[str, Any] = {"process": "p2", "address": "h1:10911", "check_code": "h1;2"}
     assert Member(again, SYNC, **rules).check_code == "h1;1"
     assert Member(begin_life(born, "new", SYNC, is_copy=True), SYNC, **rules).check_code == "h1;2"
 

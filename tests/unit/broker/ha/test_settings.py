@@ -41,6 +41,17 @@ def test_what_is_acknowledged_from_memory_follows_the_flush_rule() -> None:
     assert not of_set("replication=sync", "flushDiskType=SYNC_FLUSH").rules.acknowledges_from_memory
 
 
+@pytest.mark.parametrize("mode", ["sync", "sync-available"])
+def test_under_apaches_controller_what_waits_for_slaves_has_to_be_on_their_disks(mode: str) -> None:
+    """It takes one life of a broker for the next, whatever a power cut took from it in between."""
+    assert "flushDiskType=SYNC_FLUSH" in of_set(f"replication={mode}").stock_is_refused
+    assert of_set(f"replication={mode}", "flushDiskType=SYNC_FLUSH").stock_is_refused == ""
+
+
+def test_under_apaches_controller_who_waits_for_nobody_promises_no_less() -> None:
+    assert of_set("replication=async").stock_is_refused == ""
+
+
 def test_several_controllers_are_told_apart() -> None:
     assert settings("replication=sync", "controllerAddr=a:1; b:2,c:3") is not None
     found = settings("replication=sync", "controllerAddr=a:1; b:2,c:3")

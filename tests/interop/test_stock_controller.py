@@ -1,0 +1,140 @@
+"""Apache's own controllers elect the masters of a set of neve's brokers, and of one with a broker of Apache's in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.wire import Client, Refused
+from tests.servers.mixed_set import Broker, MixedSet, assert_same_logs
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+TOPIC = "orders"
+_CHANGE_S = 90.0
+
+
+def takes(member: Broker, body: bytes) -> bool:
+    try:
+        with Client(member.broker, timeout=10) as client:
+            client.send(TOPIC, 0, body)
+    except (OSError, Refused):
+        return False
+    return True
+
+
+def bodies(member: Broker) -> list[bytes]:
+    with Client(member.broker) as client:
+        return [bytes(record.body) for record in client.read(TOPIC, 0, *client.bounds(TOPIC, 0))]
+
+
+def create_topic(brokers: MixedSet) -> None:
+    with Client(brokers.master.broker) as client:
+        client.create_topic(TOPIC, 1)
+
+
+class Sent:
+    """What was acknowledged, in its order."""
+
+    def __init__(self, brokers: MixedSet) -> None:
+        self._brokers = brokers
+        self.acknowledged: list[bytes] = []
+        self._tried = 0
+
+    def go_on(self, count: int) -> None:
+        """By whoever is master."""
+        master = self._brokers.master
+        wait_until(lambda: self._first(master), "the master takes messages", _CHANGE_S)
+        with Client(master.broker, timeout=10) as client:
+            for _ in range(count):
+                body = self._next()
+                client.send(TOPIC, 0, body)
+                self.acknowledged.append(body)
+
+    def _first(self, master: Broker) -> bool:
+        body = self._next()
+        if takes(master, body):
+            self.acknowledged.append(body)
+            return True
+        return False
+
+    def _next(self) -> bytes:
+        self._tried += 1
+        return b"%d" % self._tried
+
+    def assert_kept(self) -> None:
+        """In their order; what was not acknowledged may be there as well."""
+        found = bodies(self._brokers.master)
+        assert len(set(found)) == len(found)
+        known = set(self.acknowledged)
+        assert [body for body in found if body in known] == self.acknowledged
+
+
+def test_two_of_neves_brokers_are_a_set_under_apaches_controller(tmp_path: Path) -> None:
+    with MixedSet(tmp_path, neves=2) as brokers:
+        create_topic(brokers)
+        sent, first = Sent(brokers), brokers.master
+        sent.go_on(50)
+        first.kill()
+        second = brokers.master_after(first)
+        assert not takes(second, b"alone"), "two have to have it"
+        first.start()
+        brokers.wait_until_in_sync(*brokers.members)
+        sent.go_on(50)
+        brokers.elect(first)
+        wait_until(lambda: brokers.master is first, "the designated is master", _CHANGE_S)
+        brokers.wait_until_in_sync(*brokers.members)
+        sent.go_on(50)
+        sent.assert_kept()
+        assert_same_logs(brokers.master, *brokers.members)
+        assert brokers.told()["masterEpoch"] == 3
+        for member in brokers.members:
+            assert "Traceback" not in member.log()
+
+
+def test_the_leader_of_apaches_controllers_dies_and_the_set_goes_on_and_elects_under_the_next_one(
+    tmp_path: Path,
+) -> None:
+    with MixedSet(tmp_path, neves=2, controllers=3) as brokers:
+        create_topic(brokers)
+        sent, first = Sent(brokers), brokers.master
+        sent.go_on(20)
+        leader = brokers.leader
+        leader.kill()
+        sent.go_on(20)
+        wait_until(lambda: any(one.leads() for one in brokers.controllers if one is not leader), "a leader", _CHANGE_S)
+        first.kill()
+        brokers.master_after(first)
+        first.start()
+        brokers.wait_until_in_sync(*brokers.members)
+        sent.go_on(20)
+        sent.assert_kept()
+        assert_same_logs(brokers.master, *brokers.members)
+
+
+def test_a_set_that_was_killed_whole_with_its_controller_has_a_master_again(tmp_path: Path) -> None:
+    """Its controller takes the new life of the master for the former one, and would not elect anew."""
+    with MixedSet(tmp_path, neves=2) as brokers:
+        create_topic(brokers)
+        sent = Sent(brokers)
+        sent.go_on(20)
+        epoch = brokers.told()["masterEpoch"]
+        (controller,) = brokers.controllers
+        for server in (controller, *brokers.members):
+            server.kill()
+        for server in (controller, *brokers.members):
+            server.start()
+        brokers.wait_until_in_sync(*brokers.members)
+        sent.go_on(20)
+        assert brokers.told()["masterEpoch"] > epoch
+        sent.assert_kept()
+        assert_same_logs(brokers.master, *brokers.members)
+
+
+def test_what_acknowledges_from_memory_is_not_led_by_apaches_controller(tmp_path: Path) -> None:
+    with MixedSet(tmp_path, neves=0) as brokers, brokers.neve("neve", flushDiskType="ASYNC_FLUSH") as member:
+        wait_until(lambda: "flushDiskType=SYNC_FLUSH" in member.get("/set"), "it says why", _CHANGE_S)
+        assert json.loads(member.get("/set"))["role"] == "fenced"
+        assert brokers.told() == {}

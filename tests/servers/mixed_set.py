@@ -1,0 +1,180 @@
+"""A broker set under Apache's own controllers, as processes: neve's brokers as members, Apache's, or both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from bench.wire import Client
+from tests.servers.apache import ApacheController, ApacheMember, apache_controllers
+from tests.servers.neve import Serving, settings_as_options
+from tests.servers.processes import free_ports
+from tests.waiting import wait_until
+
+NAME = "broker-a"
+FILE_SIZE = 16 << 20
+_HA_STATUS, _ELECT, _SYNC_STATE_DATA = 907, 1002, 1006
+_CHANGE_S = 90.0  # an Apache broker hears of its master's HA port each ten seconds; the machine is shared
+
+Broker = Serving | ApacheMember
+
+
+class MixedSet:
+    """`neves` brokers of neve's and `apaches` of Apache's in one set, on ports that each keeps over a restart.
+
+    Usage:
+        with MixedSet(directory, neves=2, apaches=1) as brokers:
+            brokers.master.broker            "127.0.0.1:port", once all are in sync
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        neves: int,
+        apaches: int = 0,
+        controllers: int = 1,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        """`settings` are of neve's brokers. The first broker that is started is master: Apache's, where there are."""
+        self._directory, self._controller_count = directory, controllers
+        self._counts = {"apache": apaches, "neve": neves}
+        self._settings = settings or {}
+        self.controllers: list[ApacheController] = []
+        names = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": directory / "kv.json"}
+        self.name_server = Serving(directory / "namesrv", "namesrv", *settings_as_options(names))
+        self.members: list[Broker] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            start = stack.enter_context
+            self.controllers = start(apache_controllers(self._directory / "controllers", self._controller_count))
+            start(self.name_server)
+            new: list[Broker] = [self.apache(f"apache{number}") for number in range(self._counts["apache"])]
+            new += [self.neve(f"neve{number}") for number in range(self._counts["neve"])]
+            for member in new:
+                start(member)
+                self.members.append(member)
+                self.wait_until_in_sync(*self.members)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+
+    @property
+    def addresses(self) -> str:
+        """Of all controllers."""
+        return ";".join(controller.address for controller in self.controllers)
+
+    def apache(self, name: str) -> ApacheMember:
+        """A member of Apache's; not started."""
+        return ApacheMember(
+            self._directory / name,
+            namesrv=self.name_server.namesrv,
+            controller=self.addresses,
+            name=NAME,
+            settings={"minInSyncReplicas": "2", "flushDiskType": "SYNC_FLUSH", "registerNameServerPeriod": "10000"},
+        )
+
+    def neve(self, name: str, **settings: object) -> Serving:
+        """A member of neve's; not started."""
+        port, ha_port, admin_port = free_ports(3)
+        own: dict[str, object] = {
+            "storePathRootDir": self._directory / name / "store",
+            "listenPort": port,
+            "haListenPort": ha_port,
+            "adminPort": admin_port,
+            "bindAddress": "127.0.0.1",
+            "brokerIP1": "127.0.0.1",
+            "brokerName": NAME,
+            "namesrvAddr": self.name_server.namesrv,
+            "mappedFileSizeCommitLog": FILE_SIZE,
+            "controllerAddr": self.addresses,
+            "replication": "sync",
+            "flushDiskType": "SYNC_FLUSH",
+        }
+        return Serving(self._directory / name, "broker", *settings_as_options({**own, **self._settings, **settings}))
+
+    # -- what the controllers say
+
+    def told(self) -> dict[str, Any]:
+        """Of the set, by the one that leads; nothing while it is unknown, or none leads."""
+        for controller in self.controllers:
+            try:
+                with Client(controller.address) as client:
+                    answer = client.invoke(_SYNC_STATE_DATA, {}, json.dumps([NAME]).encode())
+            except OSError:
+                continue
+            if answer.code == 0:
+                return dict(json.loads(answer.body)["replicasInfoTable"].get(NAME, {}))
+        return {}
+
+    def in_sync(self) -> set[str]:
+        """The addresses of those that are, and live."""
+        return {one["brokerAddress"] for one in self.told().get("inSyncReplicas", ()) if one["alive"]}
+
+    def id_of(self, member: Broker) -> int:
+        """What the controllers gave it."""
+        told = self.told()
+        everybody = [*told.get("inSyncReplicas", ()), *told.get("notInSyncReplicas", ())]
+        return next(int(one["brokerId"]) for one in everybody if one["brokerAddress"] == member.broker)
+
+    @property
+    def leader(self) -> ApacheController:
+        """Of the controllers."""
+        return next(one for one in self.controllers if one.roots and one.leads())
+
+    @property
+    def master(self) -> Broker:
+        """Who is elected."""
+        wait_until(lambda: bool(self.told().get("masterAddress")), "a master is elected", _CHANGE_S)
+        address = self.told()["masterAddress"]
+        return next(member for member in self.members if member.broker == address)
+
+    def master_after(self, former: Broker) -> Broker:
+        """Another one, once it is elected."""
+        wait_until(
+            lambda: self.told().get("masterAddress") not in (former.broker, None, ""), "another master", _CHANGE_S
+        )
+        return self.master
+
+    def elect(self, member: Broker) -> None:
+        """As `mqadmin electMaster` does."""
+        with Client(self.leader.address) as client:
+            own = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": self.id_of(member)}
+            client.ask(_ELECT, {**own, "designateElect": "true"})
+
+    def wait_until_in_sync(self, *members: Broker) -> None:
+        """These, and no others."""
+        wanted = {member.broker for member in members}
+        wait_until(lambda: self.in_sync() == wanted, f"{wanted} are in sync", _CHANGE_S)
+
+
+def store_of(member: Broker) -> Path:
+    """Its data directory."""
+    return member.directory / "store"
+
+
+def log_of(member: Broker) -> bytes:
+    """Its files, one after the other; what nobody has written is zero."""
+    return b"".join(path.read_bytes() for path in sorted((store_of(member) / "commitlog").iterdir()))
+
+
+def end_of(member: Broker) -> int:
+    """Of its log."""
+    with Client(member.broker) as client:
+        return int(json.loads(client.ask(_HA_STATUS, {}).body)["masterCommitLogMaxOffset"])
+
+
+def assert_same_logs(master: Broker, *slaves: Broker) -> None:
+    """Byte by byte, once all are where the master is."""
+    wait_until(lambda: {end_of(slave) for slave in slaves} == {end_of(master)}, "all have all of the log", _CHANGE_S)
+    end, wanted = end_of(master), log_of(master)
+    assert end > 0
+    for slave in slaves:
+        assert log_of(slave)[:end] == wanted[:end]
