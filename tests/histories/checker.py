@@ -13,7 +13,8 @@
   both ways     what was rolled back is never seen
   topics        a topic that was made is there, one that was deleted is not
   missed        a group was given all that is stored
-  restless      the set serves, and groups are at rest, within `rest_within_ms` of the healing
+  restless      the set serves, and groups are at rest, within `rest_within_ms` of the healing; while the machine
+                stands still nobody can
   logs          the members' logs are equal, byte by byte
   blind         the history has what the checks need: without it nothing is proven
 
@@ -32,6 +33,7 @@ import msgspec
 
 from tests.histories.history import (
     Bounds,
+    BrokenOff,
     Decision,
     Event,
     Gap,
@@ -43,6 +45,7 @@ from tests.histories.history import (
     Seen,
     Sent,
     Serves,
+    Stall,
     Stored,
     TopicGone,
     TopicMade,
@@ -79,6 +82,8 @@ class Report(msgspec.Struct):
 def check(events: Iterable[Event], promise: Promise) -> Report:
     """All violations, the first of each kind first."""
     history = _History(events)
+    if history.broken_off:
+        return Report([Violation("blind", f"broken off: {one.why}") for one in history.broken_off], history.counts())
     checks = [
         _blind(history),
         _lost(history, promise),
@@ -111,11 +116,13 @@ class _History:
         self.gone: list[TopicGone] = by_type[TopicGone]
         self.topics: list[Topics] = by_type[Topics]
         self.healed: list[Healed] = by_type[Healed]
+        self.stalls: list[Stall] = by_type[Stall]
         self.serves: list[Serves] = by_type[Serves]
         self.rested: list[Rested] = by_type[Rested]
         self.log: list[LogPart] = by_type[LogPart]
         self.kept: list[Kept] = by_type[Kept]
         self.gaps: list[Gap] = by_type[Gap]
+        self.broken_off: list[BrokenOff] = by_type[BrokenOff]
         self.at: dict[Place, str] = {(one.topic, one.queue, one.offset): one.key for one in self.stored}
         self.copies: Counter[tuple[str, str]] = Counter((one.topic, one.key) for one in self.stored)
         self.by_key: dict[str, Sent] = {one.key: one for one in self.sent}
@@ -129,6 +136,7 @@ class _History:
         counts["seen"] = len(self.seen)
         counts["stored"] = len(self.stored)
         counts["stored more than once"] = sum(1 for count in self.copies.values() if count > 1)
+        counts["stood still ms"] = sum(stall.lasted for stall in self.stalls)
         counts["kept elsewhere"] = len({one.key for one in self.kept})
         return counts
 
@@ -325,10 +333,11 @@ def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
         (f"{one.group} rests{one.lacks and ': it lacks ' + one.lacks}", one.at) for one in history.rested
     ]
     for what, at in ends:
+        lost = sum(stall.lasted for stall in history.stalls if healed <= stall.at < at)
         if not at:
             yield Violation("restless", f"after the healing it never came about that {what}")
-        elif at - healed > promise.rest_within_ms:
-            yield Violation("restless", f"{what}, but only {at - healed} ms after the healing")
+        elif at - healed - lost > promise.rest_within_ms:
+            yield Violation("restless", f"{what}, but only {at - healed} ms after the healing, {lost} ms stood still")
 
 
 def _logs(history: _History) -> Iterator[Violation]:

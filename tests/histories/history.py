@@ -6,10 +6,12 @@
     Bounds    of a queue of the healed set
     TopicMade, TopicGone    administrative changes that were acknowledged, and Topics: those of the healed set
     Healed    when the last fault was over
+    Stall     when the machine ran nobody
     Serves    what of the set did its work again, and when
     Rested    when a group had nothing left to read
     LogPart   a stretch of a member's CommitLog, as a digest
     Kept, Gap for `async`: what the new master lacked and lies elsewhere, and what the archive says is missing
+    BrokenOff why a round had no proper end
     Told      a fault, for who reads a history; it promises nothing
 
 Times are milliseconds since 1970 by one clock: brokers and clients share a machine.
@@ -116,6 +118,13 @@ class Healed(msgspec.Struct, frozen=True, kw_only=True, tag="healed"):
     at: int
 
 
+class Stall(msgspec.Struct, frozen=True, kw_only=True, tag="stall"):
+    """The machine was busy elsewhere: the clients stood still for `lasted` milliseconds, and servers may have."""
+
+    at: int
+    lasted: int
+
+
 class Serves(msgspec.Struct, frozen=True, kw_only=True, tag="serves"):
     """After the healing: all members are in sync, a producer is acknowledged. `at` is 0 if that did not happen."""
 
@@ -154,6 +163,12 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):
     end: int
 
 
+class BrokenOff(msgspec.Struct, frozen=True, kw_only=True, tag="broken off"):
+    """The rest of the round is not here."""
+
+    why: str
+
+
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
     """A step of the faults."""
 
@@ -170,11 +185,13 @@ Event = (
     | TopicGone
     | Topics
     | Healed
+    | Stall
     | Serves
     | Rested
     | LogPart
     | Kept
     | Gap
+    | BrokenOff
     | Told
 )
 

@@ -23,6 +23,7 @@ from tests.histories.clients import QUEUES, Work, key_of, now_ms
 from tests.histories.faults import Fault
 from tests.histories.history import (
     Bounds,
+    BrokenOff,
     Decision,
     Event,
     Healed,
@@ -43,6 +44,7 @@ from tests.histories.injector import Injector
 from tests.histories.java_workers import JavaWorkers
 from tests.histories.links import Links
 from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet
+from tests.histories.stalls import stalls_noted, stood_still_ms
 from tests.waiting import until
 
 _READ_S = 60.0
@@ -70,26 +72,29 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *
     def tell(what: str) -> None:
         history.append(Told(at=now_ms(), what=what))
 
-    try:
-        await work.begin()
-        if place.java is not None:
-            await place.java.begin(work.topics, name, seed, history)
-        await Injector(place.brokers, place.links, chance, tell).carry_out(plan)
-        work.failed()
-        healed = now_ms()
-        history.append(Healed(at=healed))
-        rest = _Rest(place, work, history, healed, keeps=keeps)
-        await rest.serves()
-        await work.stop()
-        if place.java is not None:
-            await place.java.stop()
-        await rest.rested()
-        work.failed()
-        await _Reading(place, work, history).read()
-    finally:
-        await work.close()
-        if place.java is not None:
-            await place.java.end()
+    with stalls_noted(history):
+        try:
+            await work.begin()
+            if place.java is not None:
+                await place.java.begin(work.topics, name, seed, history)
+            await Injector(place.brokers, place.links, chance, tell).carry_out(plan)
+            work.failed()
+            healed = now_ms()
+            history.append(Healed(at=healed))
+            rest = _Rest(place, work, history, healed, keeps=keeps)
+            await rest.serves()
+            await work.stop()
+            if place.java is not None:
+                await place.java.stop()
+            await rest.rested()
+            work.failed()
+            await _Reading(place, work, history).read()
+        except (NeveError, TimeoutError) as error:
+            history.append(BrokenOff(why=f"{type(error).__name__}: {error}"))
+        finally:
+            await work.close()
+            if place.java is not None:
+                await place.java.end()
     return history
 
 
@@ -102,12 +107,19 @@ class _Rest:
         self._read_to: dict[tuple[str, int], int] = defaultdict(int)
 
     async def _when(self, condition: Callable[[], bool | Awaitable[bool]]) -> int:
-        left = self._place.patience - (now_ms() - self._healed) / 1000
-        try:
-            await until(condition, timeout=max(left, 0.1))
-        except AssertionError:
-            return 0
-        return now_ms()
+        while True:
+            left = self._left()
+            try:
+                await until(condition, timeout=max(left, 0.1))
+            except AssertionError:
+                if left > 0 and self._left() > 0:
+                    continue  # the machine stood still meanwhile
+                return 0
+            return now_ms()
+
+    def _left(self) -> float:
+        """Of the patience."""
+        return self._place.patience - (now_ms() - self._healed - stood_still_ms(self._history, self._healed)) / 1000
 
     async def serves(self) -> None:
         at = await self._when(self._place.brokers.is_whole)
@@ -128,12 +140,16 @@ class _Rest:
         if not self._keeps:
             await self._when(self._has_come)  # what has not, the checker misses
         # In `async` what was acknowledged may be gone, and where a pop stands is its broker's own affair.
-        watched = {group: topics for group, topics in groups.items() if self._keeps or not group.endswith("_pop")}
-        await asyncio.gather(*(self._group(group, topics) for group, topics in watched.items()))
+        popping = {group: topics for group, topics in groups.items() if group.endswith("_pop")}
+        await asyncio.gather(
+            *(self._group(group, topics, asked=topics) for group, topics in groups.items() if group not in popping)
+        )
+        if self._keeps:
+            await asyncio.gather(*(self._group(group, topics, asked=()) for group, topics in popping.items()))
 
-    async def _group(self, group: str, topics: tuple[str, ...]) -> None:
-        wanted = self._wanted(topics) if self._keeps else set[str]()
-        asked = () if group.endswith("_pop") else topics
+    async def _group(self, group: str, topics: tuple[str, ...], asked: tuple[str, ...]) -> None:
+        """`asked`: of which it is asked how far the group is. Of a group that pops nobody knows it."""
+        wanted = self._wanted(topics) | (set() if asked else self._seen(topics)) if self._keeps else set[str]()
         lacks = ""
 
         async def is_at_rest() -> bool:
@@ -168,6 +184,10 @@ class _Rest:
             and one.outcome is Outcome.ACKNOWLEDGED
             and one.decision is not Decision.ROLLBACK
         }
+
+    def _seen(self, topics: tuple[str, ...]) -> set[str]:
+        """By anybody: it is there, whatever its producer was told."""
+        return {one.key for one in self._history if isinstance(one, Seen) and one.topic in topics}
 
     async def _lacks(self, group: str, topics: tuple[str, ...], wanted: set[str]) -> str:
         """What keeps a group from rest; "": it rests."""

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.histories import history
 from tests.histories.checker import Promise, Report, check, told
+from tests.histories.clients import DELAY_LEVELS
 from tests.histories.faults import Fault, plan
 from tests.histories.history import Told
 from tests.histories.java_workers import JavaWorkers
@@ -41,6 +42,7 @@ SETTINGS: dict[str, object] = {
     "haMaxTimeSlaveNotCatchup": "1000",
     "slaveTimeout": "1500",
     "registerNameServerPeriod": "10s",
+    "messageDelayLevel": DELAY_LEVELS,
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
     "transactionCheckMax": "100000",

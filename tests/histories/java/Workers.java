@@ -57,7 +57,7 @@ public class Workers {
                 case "begin": begin(a, once, again, halves); break;
                 case "stop": stop(); break;
                 case "end":
-                    for (DefaultMQPushConsumer member : members) member.shutdown();
+                    members.parallelStream().forEach(DefaultMQPushConsumer::shutdown);
                     members.clear();
                     break;
                 default: throw new IllegalArgumentException(a[0]);

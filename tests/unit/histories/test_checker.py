@@ -12,6 +12,7 @@ from tests.histories import history
 from tests.histories.checker import Promise, check, told
 from tests.histories.history import (
     Bounds,
+    BrokenOff,
     Decision,
     Event,
     Gap,
@@ -23,6 +24,7 @@ from tests.histories.history import (
     Seen,
     Sent,
     Serves,
+    Stall,
     Stored,
     Told,
     TopicGone,
@@ -163,6 +165,7 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("nobody reads the delayed messages", "blind", lambda h: without(h, Bounds(topic="late", queue=0, first=0, end=1))),
     ("a group was given nothing", "blind", lambda h: [*h, Rested(group="z", at=HEALED + 1)]),
     ("the healing is not told", "blind", lambda h: without(h, Healed(at=HEALED))),
+    ("the round broke off", "blind", lambda h: [*h, BrokenOff(why="no answer")]),
     ("nobody asked whether it serves", "blind", lambda h: without_all(h, Serves)),
     ("nobody waited for groups", "blind", lambda h: without_all(h, Rested)),
     ("nobody saw anything", "blind", lambda h: without_all(h, Seen, Rested)),
@@ -209,6 +212,15 @@ def test_a_message_that_a_client_may_have_repeated_may_be_there_twice() -> None:
     twice = [*whole(), stored("p-5", 5), seen("p-5", 5, who="g2", group="g", in_order=True)]
     assert kinds(twice) == {"doubled"}
     assert kinds(changed(twice, LAST, may_repeat=True)) == set()
+
+
+def test_while_the_machine_stood_still_nobody_had_to_serve() -> None:
+    late = changed(whole(), SERVES, at=HEALED + 50_000)
+    assert kinds(late) == {"restless"}
+    assert kinds([*late, Stall(at=HEALED, lasted=20_000)]) == set()
+    assert kinds([*late, Stall(at=HEALED, lasted=19_999)]) == {"restless"}
+    for elsewhen in (HEALED - 1, HEALED + 50_000):
+        assert kinds([*late, Stall(at=elsewhen, lasted=20_000)]) == {"restless"}
 
 
 def test_in_async_what_is_lost_lies_elsewhere() -> None:
