@@ -1,0 +1,93 @@
+"""`neve cluster` on a set of Apache RocketMQ 5.3.3's brokers, elected by its own controller."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.wire import Client, Refused
+from neve.cli import main
+from tests.servers.apache import ApacheController, ApacheMember, ApacheNameServer
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+
+NAME, TOPIC = "stock", "orders"
+CONFLICT = 5
+_CHANGE_S = 60.0
+
+
+class Neve:
+    """The command line, and what it says."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        ended = main.run(["cluster", *arguments])
+        said = self._capfd.readouterr()
+        assert ended == code, said.err
+        return said.out
+
+    def rows(self, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self(*arguments, "-o", "json", code=code))
+        return found
+
+
+def takes(member: ApacheMember) -> bool:
+    try:
+        with Client(member.broker) as client:
+            client.create_topic(TOPIC, 1)
+            client.send(TOPIC, 0, b"x")
+    except (OSError, Refused):
+        return False
+    return True
+
+
+def test_a_set_of_apaches_is_shown_and_handed_over_and_a_member_of_it_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    neve = Neve(capfd)
+    with ApacheController(tmp_path / "controller") as controller, ApacheNameServer(tmp_path / "names") as names:
+        monkeypatch.setenv("NAMESRV_ADDR", names.namesrv)
+        a, b = (
+            ApacheMember(tmp_path / name, namesrv=names.namesrv, controller=controller.address) for name in ("a", "b")
+        )
+        with a, b:
+
+            def members() -> dict[str, dict[str, Any]]:
+                return {row["address"]: row for row in neve.rows("members", NAME, "--controller", controller.address)}
+
+            wait_until(lambda: sum(row["in_sync"] for row in members().values()) == 2, "both in sync", _CHANGE_S)
+            former, other = (a, b) if members()[a.broker]["role"] == "master" else (b, a)
+            wait_until(lambda: takes(former), "a master that takes messages", _CHANGE_S)
+
+            # The name server knows the set, and a member of it its controller.
+            wait_until(lambda: neve.rows("status")[0]["living"] == 2, "the set is shown", _CHANGE_S)
+            (row,) = neve.rows("status")
+            assert (row["set"], row["address"], row["epoch"]) == (NAME, former.broker, 1)
+            assert (row["in_sync"], row["living"], row["members"]) == (2, 2, 2)
+            wait_until(lambda: len({row["log_end"] for row in members().values()}) == 1, "equal logs", _CHANGE_S)
+            assert all(row["log_end"] > 0 and row["behind"] == 0 for row in members().values())
+            ids = {address: row["id"] for address, row in members().items()}
+            assert {(row["member"], row["epoch"], row["start"]) for row in neve.rows("epochs", NAME)} == {
+                (number, 1, 0) for number in ids.values()
+            }
+            assert f"brokerName={NAME}" in neve("add", NAME)
+
+            old, new = ids[former.broker], ids[other.broker]
+            neve("switch", NAME, "--to", str(old), code=CONFLICT)
+            neve("remove", NAME, str(new), "--yes", code=CONFLICT)
+            neve("switch", NAME, "--to", str(new))
+            (row,) = neve.rows("status")
+            assert (row["address"], row["epoch"], row["in_sync"]) == (other.broker, 2, 2)
+            wait_until(lambda: takes(other), "the new master takes messages", _CHANGE_S)
+            neve("init", NAME, "--master", str(old), "--yes", code=CONFLICT)
+
+            former.kill()
+            wait_until(lambda: neve.rows("status")[0]["living"] == 1, "it is dead", _CHANGE_S)
+            neve("remove", NAME, str(old), "--yes")
+            assert list(members()) == [other.broker]
