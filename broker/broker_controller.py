@@ -483,7 +483,7 @@ class BrokerController:
         self._doomed: DoomedQueues | None = None
         if self.membership is not None:
             pins = self._set_pins = SetPins(self.store, pins)
-            self._doomed = DoomedQueues(self.store)
+            self._doomed = DoomedQueues(self.store, self._replication)
         elif is_slave(config):
             pins = NoPins()
         self._local_side = LocalSide(

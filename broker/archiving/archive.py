@@ -121,7 +121,9 @@ class Archive:
         self.policy, self.capture = local.policy, local.capture
         self.journal, self.reader = attached.journal, attached.reader
         self.safe_clock, self.lifecycle = attached.safe_clock, attached.lifecycle
-        self.tombstones: Tombstones = JournalTombstones(attached.journal, local.outside.in_thread, local.reach)
+        self.tombstones: Tombstones = JournalTombstones(
+            attached.journal, local.outside.in_thread, is_member=local.broker_set is not None
+        )
         self.jobs = JobScheduler(local.clock, local.outside.threads)
         self._hanging: list[str] = []
         self.unsettled = ""  # why `settle` waits

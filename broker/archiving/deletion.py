@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from broker.archiving.tombstone import Tombstones
 from broker.clients.registration import Registration
+from broker.intake.replication import Replication
 from broker.long_polling.message_arriving import MessageArriving
 from broker.pop.pop_book import PopBook
 from broker.store.message_store import MessageStore
@@ -16,6 +17,7 @@ from broker.tables.retry_names import RetryNames
 from broker.tables.state_file import SyncLog
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
+from neve.errors import BrokerError
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +28,23 @@ class DoomedQueues:
     What is left here when this broker is master no more, it deletes as a slave, by the log.
     """
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
+    def __init__(self, store: MessageStore, replication: Replication) -> None:
+        self._store, self._replication = store, replication
         self._topics: dict[str, int] = {}  # topic → the end of the record that deletes it
 
+    @property
+    def term(self) -> int:
+        """In which a deletion begins; see `Replication`."""
+        return self._replication.term
+
     def add(self, topic: str) -> None:
-        """Its record is the log's last."""
+        """Its record is the log's last; where nobody is waited for it is confirmed already."""
         self._topics[topic] = self._store.max_physical_offset
+        self.confirmed()
+
+    async def deleted(self, term: int) -> None:
+        """Returns when all that were added in this term are gone; BrokerError where that is not known in time."""
+        await self._replication.replicated(max(self._topics.values(), default=0), term)
 
     def confirmed(self) -> None:
         """More is. Messages of a later life of a topic stay."""
@@ -84,20 +96,22 @@ class TopicDeletion:
         """With the retry topics that only it has; returns when it is gone on disk, in the archive, for name servers."""
         if self._topics.select(topic) is None:
             return
+        if self._doomed is not None:
+            await self._delete_in_set(topic, self._doomed)
+            return
         # Of all its queues, also of those that only an earlier life had: the newest tombstone alone counts.
         tombstones, told = self._tombstones(), self._store.following_of(topic)
         retries = [name for group in self._groups.groups for name in self._retry_names.gone_with(group, topic)]
         named = tombstones.has_named(topic)
         if named:
             await self._record(topic, told)
-        begins_again = self._doomed is None and not named and tombstones.begin_again(topic)
+        begins_again = not named and tombstones.begin_again(topic)
         if not named and not begins_again:  # a round has named it meanwhile
             await self._record(topic, told)
         # no await from begin_again to here: no message may come in between
         ends = self._store.following_of(topic)
         self._delete_now(topic, ends, begins_again=begins_again)
-        await self._topics.file.save()
-        await self._offsets.file.save()
+        await self._save()
         self._arriving.release_topic(topic)
         for retry in retries:
             await self.delete(retry)
@@ -105,6 +119,32 @@ class TopicDeletion:
         # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
         if not begins_again and ends != told:  # sent while the archive wrote; a round may have taken it
             await tombstones.record(topic, ends)
+
+    async def _delete_in_set(self, topic: str, doomed: DoomedQueues) -> None:
+        """The archive hears of it once it is confirmed: S3 is there for a master that is cut off from its slaves, too,
+        and the next one would have the topic without what is archived of it.
+        """
+        term, wanted = doomed.term, [topic]
+        gone: dict[str, Mapping[int, int]] = {}
+        for name in wanted:
+            if self._topics.select(name) is not None:
+                wanted += [retry for group in self._groups.groups for retry in self._retry_names.gone_with(group, name)]
+                gone[name] = self._store.following_of(name)
+                self._delete_now(name, gone[name], begins_again=False)
+        await self._save()
+        for name in gone:
+            self._arriving.release_topic(name)
+        await self._registration.now()
+        await doomed.deleted(term)
+        for name, ends in gone.items():
+            try:
+                await self._tombstones().record(name, ends)
+            except BrokerError as error:
+                log.warning("%s is deleted, and the archive's next look at what has expired tells it: %s", name, error)
+
+    async def _save(self) -> None:
+        await self._topics.file.save()
+        await self._offsets.file.save()
 
     def _delete_now(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> None:
         """Decided by its record in the metadata log: where what follows fails this broker ends, and the next start

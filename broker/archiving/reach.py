@@ -9,12 +9,9 @@ readers, and so rounds, do not see it yet, and a GAP would be recorded over what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from broker.store.message_store import MessageStore
-
-_ALL = 1 << 62
 
 
 class BrokerSet(Protocol):
@@ -53,17 +50,3 @@ class Reach:
     def is_settled(self, synced: int) -> bool:
         """Whether what this member had at its promotion is the set's."""
         return self._set is None or self.within(synced) >= self._promoted_at
-
-    def offsets_within(self, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
-        """Of each queue no more than a round may have taken."""
-        store = self._store
-        if self._set is None:
-            return dict(offsets)
-        reach = self.within(store.flushed_offset)
-        if not reach:
-            return dict.fromkeys(offsets, 0)  # all of the topic would have to be looked at, for nothing
-        above = store.entries(topic, reach, _ALL)
-        return {
-            queue: min(offset, above[queue].first_offset if queue in above else store.max_offset(topic, queue))
-            for queue, offset in offsets.items()
-        }

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 from broker.archiving.outside import InThread
-from broker.archiving.reach import Reach
 from infra.disk import Disk
 from infra.object_store.protocol import ObjectStoreError
 from neve.archive.journal import Topic
@@ -32,7 +31,7 @@ class Tombstones(Protocol):
         """The archive hides what a deleted topic has below these offsets too: it must not come back.
 
         All of them are on the local disk, in the log or as a deleted queue's end: the entry may stand though this
-        fails, and no start that can't read it may give one of them again.
+        fails, and no start that can't read it may give one of them again. In a broker set the deletion is confirmed.
         """
         ...
 
@@ -57,9 +56,9 @@ class NoTombstones:
 class JournalTombstones:
     """By the journal."""
 
-    def __init__(self, journal: JournalWriter, in_thread: InThread, reach: Reach) -> None:
-        """`reach`: what a member of a broker set must not name yet, the archive's next look at what expires adds."""
-        self._journal, self._in_thread, self._reach = journal, in_thread, reach
+    def __init__(self, journal: JournalWriter, in_thread: InThread, *, is_member: bool) -> None:
+        """`is_member`: of a broker set."""
+        self._journal, self._in_thread, self._is_member = journal, in_thread, is_member
 
     def has_named(self, topic: str) -> bool:
         return self._journal.has_named(topic)
@@ -68,16 +67,26 @@ class JournalTombstones:
         return self._journal.begin_again(topic)
 
     async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
-        journal, within = self._journal, self._reach.offsets_within(topic, minimums)
-        standing = journal.catalog.topic_entry(topic) if within != minimums else None
-        if standing is not None:  # the newest counts: it must say no less
-            within = {queue: max(offset, standing.minimums.get(queue, 0)) for queue, offset in within.items()}
-            if standing.deleted and within == standing.minimums:
+        if self._is_member:
+            minimums = self._named_of(topic, minimums)
+            standing = self._journal.catalog.topic_entry(topic)
+            if not any(minimums.values()) or (standing and standing.deleted and standing.minimums == minimums):
                 return
-        entry = Topic(topic=topic, deleted=True, minimums=within)
+        entry = Topic(topic=topic, deleted=True, minimums=dict(minimums))
         try:
-            await self._in_thread(journal.append, entry)
+            await self._in_thread(self._journal.append, entry)
         except (ObjectStoreError, Fenced) as error:
             raise BrokerError(
                 ResponseCode.SYSTEM_BUSY, f"topic {topic} can't be deleted now: the archive can't record it: {error}"
             ) from error
+
+    def _named_of(self, topic: str, minimums: Mapping[int, int]) -> dict[int, int]:
+        """Who may be elected has what the archive has named, and may give what lies above that again: it must not be
+        named. The rest the archive's next look at what expires adds, once all have it.
+        """
+        catalog = self._journal.catalog
+        named = catalog.named_offsets(topic)
+        return {
+            queue: max(min(offset, named.get(queue, -1) + 1), catalog.recorded_minimum(topic, queue))
+            for queue, offset in minimums.items()
+        }

@@ -233,7 +233,8 @@ class QueueTable:
         state = self._without(topic, below, kept)
         if not begin_again:
             before = self._state.ended.get(topic, {})
-            state.ended[topic] = before | {str(queue.queue_id): queue.end for queue in doomed}
+            ends = {queue: queue.end if queue in doomed else queue.first_at(below) for queue in queues}
+            state.ended[topic] = before | {str(queue.queue_id): end for queue, end in ends.items()}
         self._file.write(self._file.image_of(state))  # where it fails the topic is as it was
         self._state = state
         for queue in doomed:

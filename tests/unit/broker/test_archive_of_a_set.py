@@ -509,3 +509,20 @@ def test_a_round_takes_nothing_that_a_member_in_sync_has_only_in_memory() -> Non
     both.b.flush()
     both.a.offload(roll=False)
     assert both.check_tiles() == (13, [])
+
+
+def test_a_tombstone_names_no_offset_that_the_archive_has_not_named() -> None:
+    """A member that is elected may lack what lies above, and give it again; what comes late is added later."""
+    both = filled()
+    both.a.offload()
+    both.replicate(both.a)
+    both.a.put(3)
+    tombstones = both.a.archive.tombstones
+    drive(tombstones.record(TOPIC, {0: 12, 1: 4, 2: 5}))
+    assert both.catalog.topic_entry(TOPIC).minimums == {0: 9, 1: 4, 2: 0}  # type: ignore[union-attr]
+    written = both.catalog.next_seq
+    drive(tombstones.record(TOPIC, {0: 12, 1: 4, 2: 5}))
+    drive(tombstones.record("never archived", {0: 7}))
+    assert both.catalog.next_seq == written
+    drive(tombstones.record(TOPIC, {0: 12, 1: 3, 2: 5}))
+    assert both.catalog.next_seq == written, "it says no less"

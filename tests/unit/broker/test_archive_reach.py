@@ -54,7 +54,6 @@ def test_a_broker_in_no_set_reaches_as_far_as_its_disk(store: MessageStore) -> N
     put(store, 3)
     assert Reach(store).within(synced(store)) == synced(store)
     assert Reach(store).is_settled(0)
-    assert Reach(store).offsets_within("t", {0: 3, 1: 9}) == {0: 3, 1: 9}
 
 
 def test_a_round_reaches_whole_records_that_all_have_synced_and_the_set_has_confirmed(store: MessageStore) -> None:
@@ -82,19 +81,3 @@ def test_a_new_master_tells_of_nothing_until_the_set_has_what_it_had_at_its_prom
     assert (reach.within(synced(store)), reach.is_settled(synced(store))) == (0, False)
     members.synced = ends[2]
     assert (reach.within(synced(store)), reach.is_settled(synced(store))) == (ends[2], True)
-
-
-def test_a_tombstone_names_no_offset_that_a_member_may_lack(store: MessageStore) -> None:
-    members, ends = Members(), put(store, 4)
-    reach = Reach(store, members)
-    members.synced = -1
-    assert reach.offsets_within("t", {0: 4, 1: 2}) == {0: 0, 1: 0}
-    members.synced = 1 << 62
-    synced(store)
-    store.confirm(ends[2])
-    assert reach.offsets_within("t", {0: 4}) == {0: 3}, "the last is not confirmed"
-    members.synced = ends[0]
-    assert reach.offsets_within("t", {0: 4}) == {0: 1}
-    members.synced = 1 << 62
-    store.confirm(ends[3])
-    assert reach.offsets_within("t", {0: 4, 1: 2}) == {0: 4, 1: 0}, "a queue that is not here may be given again"

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.wire import send_ext
-from broker.ha.confirm import Held
+from broker.ha.confirm import Confirm, Held
 from broker.ha.controller_calls import Call
 from broker.ha.frames import (
     Hello,
@@ -28,7 +28,9 @@ from broker.ha.member import State
 from broker.ha.replicas_manager import HandOverRefused
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import Role
+from infra.object_store.open import open_store
 from infra.tls import client_context
+from neve.archive.follow import read_catalog
 from neve.errors import NeveError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
@@ -169,6 +171,58 @@ def test_a_topics_queues_stay_until_its_deletion_is_confirmed(tmp_path: Path) ->
             await former.start()
             await until(lambda: bodies(former) == [b"1", b"2", b"3"], "the former master has all of it")
             assert TOPIC in former.broker.topics.topics
+
+    run(scenario)
+
+
+async def archived(brokers: Set) -> None:
+    """All of the topic, and nothing is local any more at its master."""
+    master = await brokers.master()
+    await brokers.slaves()
+    store = master.broker.store
+    while store.min_offset(TOPIC, 0) < store.max_offset(TOPIC, 0):  # once all have it on their disks
+        await offload(master.broker)
+
+
+def test_the_archive_does_not_hear_of_a_deletion_before_the_set_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that is cut off from its slaves still has the store; the next one has the topic, archived and all."""
+    url = f"dir:{tmp_path / 'bucket'}"
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, f"storeUrl={url}", "slaveTimeout=300") as brokers:
+            former = await brokers.master()
+            await put(former, b"1", b"2")
+            await archived(brokers)
+            monkeypatch.setattr(Confirm, "reported", lambda *_, **__: True)  # what they say is lost from here on
+            connection = await former.connect()
+            answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
+            assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+            connection.close()
+            catalog = read_catalog(open_store(url), "broker-a")
+            assert (catalog.recorded_minimum(TOPIC, 0), catalog.max_offset(TOPIC, 0)) == (0, 2)
+            await asyncio.to_thread(former.broker.archive.lifecycle.expire.run)
+            assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("replication", ["sync", "async"])
+def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(tmp_path: Path, replication: str) -> None:
+    """Else the topic's old messages came back with it."""
+    url = f"dir:{tmp_path / 'bucket'}"
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, f"storeUrl={url}", replication=replication) as brokers:
+            master = await brokers.master()
+            await put(master, b"1", b"2")
+            await archived(brokers)
+            connection = await master.connect()
+            assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SUCCESS
+            connection.close()
+            assert master.broker.store.queues_of(TOPIC) == []
+            assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 2
 
     run(scenario)
 

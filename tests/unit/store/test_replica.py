@@ -292,6 +292,7 @@ def test_a_deletion_that_a_slave_hears_of_late_leaves_what_came_after_it(disk: S
         assert slave.queues() == {"orders": [0]}
         assert (slave.min_offset("orders", 0), slave.max_offset("orders", 0)) == (5, 8)
         assert slave.next_offset("orders", 1) == 5
+        assert slave.deleted_below() == {"orders": {0: 5, 1: 5}}, "an archive has to hide it of either"
         assert_same(slave, master.store)
         disk.kill()
         slave = open_store(disk, clock, following=True)
