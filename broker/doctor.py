@@ -19,6 +19,7 @@ from infra.disk import DiskLocked, RealDisk
 from infra.object_store.doctor import check_store
 from infra.object_store.protocol import BadStoreUrl
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory, nearest
+from neve.remoting.address import parse_address
 
 _NAME_SERVER_S = 3.0
 _VIP_OFFSET = 2
@@ -104,9 +105,8 @@ def _check_name_servers(config: BrokerConfig) -> Iterator[Check]:
     if not config.name_servers:
         yield Check("name server", WARN, "namesrvAddr is empty: clients find no route to this broker")
     for address in config.name_servers:
-        host, _, port = address.rpartition(":")
         try:
-            with contextlib.closing(socket.create_connection((host.strip("[]"), int(port)), _NAME_SERVER_S)):
+            with contextlib.closing(socket.create_connection(parse_address(address), _NAME_SERVER_S)):
                 yield Check("name server", OK, address)
         except ValueError:
             yield Check("name server", FAIL, f"namesrvAddr: {address!r} is not HOST:PORT")

@@ -33,6 +33,7 @@ from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, free_port
 from infra.supervisor import Supervisor
 from infra.tls import client_context
 from neve.errors import NeveError
+from neve.remoting.address import parse_address
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
@@ -244,13 +245,13 @@ async def _in_sync(config: BrokerConfig, replicas: int, registered: Callable[[],
 
     `registered` at the name server, which has just begun: the controller's register knows the former life of the set.
     """
-    host, _, port = config.controller_addr.rpartition(":")
+    controller = parse_address(config.controller_addr)
     tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
     request = RemotingCommand(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=dumps([config.broker_name]))
     found: _Replicas | None = None
     try:
         async with asyncio.timeout(_IN_SYNC_S):
-            connection = await open_connection(host, int(port), tls=tls)
+            connection = await open_connection(*controller, tls=tls)
             try:
                 while True:
                     addresses = registered()["brokerAddrs"]

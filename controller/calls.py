@@ -17,6 +17,7 @@ from controller.decision import UNKNOWN, Asked
 from infra.remoting_server import Connection, open_connection
 from infra.tls import client_context
 from neve.errors import NeveError
+from neve.remoting.address import parse_address
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -90,10 +91,11 @@ class BrokerCalls:
         return ext if self._credentials is None else signed(*self._credentials, ext, body)
 
     async def _connect(self, address: str) -> Connection:
-        host, separator, port = address.rpartition(":")
-        if not separator or not port.isdigit():
-            raise NeveError(None, f"{address!r} is not host:port")
-        return await open_connection(host, int(port), tls=self._tls)
+        try:
+            host, port = parse_address(address)
+        except ValueError as error:
+            raise NeveError(None, str(error)) from error
+        return await open_connection(host, port, tls=self._tls)
 
 
 def _asked(name: str, member: Member, answer: RemotingCommand) -> Asked:

@@ -12,6 +12,7 @@ from broker.tables.state_file import encode_table
 from infra.remoting_server import Connection, open_connection
 from infra.tls import client_context
 from neve.errors import NeveError
+from neve.remoting.address import parse_address
 from neve.remoting.body import QueueData, TopicRouteData, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -126,11 +127,12 @@ class BrokerOuterApi:
         known = self._connections.get(server)
         if known is not None and not known.is_closed:
             return known
-        host, separator, port = server.rpartition(":")
-        if not separator or not port.isdigit():
-            raise NeveError(None, f"{server!r} is not host:port")
+        try:
+            host, port = parse_address(server)
+        except ValueError as error:
+            raise NeveError(None, str(error)) from error
         async with asyncio.timeout(_TIMEOUT):
-            connection = await open_connection(host, int(port), tls=self._tls)
+            connection = await open_connection(host, port, tls=self._tls)
         self._connections[server] = connection
         return connection
 

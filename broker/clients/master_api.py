@@ -9,6 +9,7 @@ from access.guard import inner_credentials
 from infra.remoting_server import Connection, open_connection
 from infra.tls import client_context
 from neve.errors import BrokerError, NeveError
+from neve.remoting.address import parse_address
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
@@ -52,10 +53,11 @@ class MasterApi:
             if known is not None and not known.is_closed and self._address == address:
                 return known
             self.close()
-            host, separator, port = address.rpartition(":")
-            if not separator or not port.isdigit():
-                raise NeveError(None, f"{address!r} is not host:port")
+            try:
+                host, port = parse_address(address)
+            except ValueError as error:
+                raise NeveError(None, str(error)) from error
             async with asyncio.timeout(_CONNECT_S):
-                self._connection = await open_connection(host, int(port), tls=self._tls)
+                self._connection = await open_connection(host, port, tls=self._tls)
             self._address = address
             return self._connection

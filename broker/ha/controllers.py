@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from broker.ha.controller_calls import Call
 from infra.remoting_server import Connection, open_connection
 from neve.errors import NeveError
+from neve.remoting.address import parse_address
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
@@ -165,9 +166,8 @@ class _Link:
                 return connection
             if self._is_ended:
                 raise ConnectionAbortedError("this broker leaves its set")
-            host, _, port = self.address.rpartition(":")
             async with asyncio.timeout(CONNECT_S):
-                connection = await open_connection(host.strip("[]"), int(port), tls=self._tls)
+                connection = await open_connection(*parse_address(self.address), tls=self._tls)
             try:
                 await self._check(connection)
                 if self._is_ended:

@@ -77,6 +77,7 @@ from infra.startup import EXIT_FAILED, EXIT_IN_USE, StartupError
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.entropy import Entropy, salt, unique_name
 from neve.errors import NeveError
+from neve.remoting.address import parse_address
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
@@ -741,7 +742,7 @@ class ReplicasManager:
 
     async def _target_of(self, follow: Follow) -> Target:
         """By 906, at the port for clients: the HA port may be any."""
-        host, port = _host_and_port(follow.address)
+        host, port = parse_address(follow.address)
         async with asyncio.timeout(_RESOLVE_S):
             connection = await open_connection(host, port, tls=self._tls)
             try:
@@ -751,7 +752,7 @@ class ReplicasManager:
                 connection.close()
         if answer.code != ResponseCode.SUCCESS:
             raise NeveError(answer.code, answer.remark or "refused")
-        ha_host, ha_port = _host_and_port(answer.ext.get("masterHaAddress", ""))
+        ha_host, ha_port = parse_address(answer.ext.get("masterHaAddress", ""))
         return Target(host=ha_host, port=ha_port, master_epoch=follow.epoch)
 
     async def _stop_following(self) -> None:
@@ -830,10 +831,3 @@ def _who(member: Member) -> dict[str, Any]:
         "starts": life.starts,
         "process": life.process,
     }
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"{address!r} is not host:port")
-    return host.strip("[]"), int(port)

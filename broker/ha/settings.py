@@ -14,6 +14,7 @@ from broker.config import BrokerConfig
 from broker.ha.confirm import ConfirmRules, Replication
 from broker.ha.member import MemberRules
 from infra.config import ConfigError
+from neve.remoting.address import parse_address
 
 
 class SetSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,11 +117,13 @@ def _faults_of_copies(config: BrokerConfig, why: str) -> list[str]:
 def _faults_of_addresses(controllers: tuple[str, ...]) -> list[str]:
     if not controllers:
         return ["replication without controllerAddr: a controller elects the set's master"]
-    return [
-        f"controllerAddr: {address!r} is not host:port"
-        for address in controllers
-        if not (address.rpartition(":")[0] and address.rpartition(":")[2].isdigit())
-    ]
+    faults = list[str]()
+    for address in controllers:
+        try:
+            parse_address(address)
+        except ValueError as error:
+            faults.append(f"controllerAddr: {error}")
+    return faults
 
 
 def _faults_of_users(config: BrokerConfig) -> list[str]:

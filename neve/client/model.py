@@ -12,6 +12,7 @@ from neve.record.bodies import inflate
 from neve.record.ids import offset_msg_id
 from neve.record.layout import COMPRESSED, COMPRESSION_MASK
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_RETRY_TOPIC, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
+from neve.remoting.address import parse_address
 from neve.remoting.body import MessageQueue
 from neve.remoting.names import RETRY_PREFIX
 
@@ -33,7 +34,6 @@ __all__ = [
     "TopicConfig",
     "inflated",
     "message_from_record",
-    "parse_address",
     "stored_message",
 ]
 
@@ -160,18 +160,6 @@ class BrokerInfo:
     def master(self) -> str | None:
         """Its address; None while only replicas are known."""
         return self.addresses.get(MASTER_ID)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """(host, port) of `host:port` or `[v6]:port`.
-
-    Raises:
-        ValueError: there is no port.
-    """
-    host, separator, port = address.strip().rpartition(":")
-    if not separator or not host:
-        raise ValueError(f"{address!r} is no host:port")
-    return host.strip("[]"), int(port)
 
 
 def message_from_record(record: MessageRecord, broker_name: str) -> Message:

@@ -13,8 +13,8 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from neve.client.model import parse_address
 from neve.errors import ClientError, NeveError, UnknownOutcome
+from neve.remoting.address import parse_address
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder

@@ -35,19 +35,32 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @asynccontextmanager
-async def serving(code: int = 0) -> AsyncIterator[tuple[RemotingServer, str, list[Connection]]]:
+async def serving(
+    code: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[RemotingServer, str, list[Connection]]]:
     asked: list[Connection] = []
 
     def serve(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         asked.append(connection)
         return RemotingCommand.response(request, code, "why", ext=request.ext)
 
-    server = RemotingServer(serve, host="127.0.0.1", port=0)
+    server = RemotingServer(serve, host=host, port=0)
     await server.start()
     try:
-        yield server, f"127.0.0.1:{server.port}", asked
+        yield server, f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}", asked
     finally:
         await server.shutdown()
+
+
+def test_a_master_with_an_address_of_ipv6_is_reached() -> None:
+    async def scenario() -> None:
+        api = MasterApi(config())
+        async with serving(host="::1") as (_, address, asked):
+            await api.ask(address, CODE, {})
+            assert len(asked) == 1
+        api.close()
+
+    run(scenario)
 
 
 def test_one_connection_serves_until_another_master_is_asked_or_it_is_gone() -> None:

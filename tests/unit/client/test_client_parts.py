@@ -11,12 +11,13 @@ from neve.client.group.allocation import ALLOCATIONS
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Subscription
 from neve.client.group.received import Received
-from neve.client.model import Message, MessageQueue, message_from_record, parse_address
+from neve.client.model import Message, MessageQueue, message_from_record
 from neve.client.net.route import parse_route, route_from_default
 from neve.client.send.latency import FaultTable
 from neve.errors import ProtocolError
 from neve.record.codec import decode_record, encode_record
 from neve.record.properties import properties_to_bytes
+from neve.remoting.address import parse_address
 
 QUEUE = MessageQueue("t", "a", 0)
 

@@ -18,7 +18,7 @@ from neve.client.group.pop_requests import Popper, Receipt
 from neve.client.group.positions import Positions
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller, Subscription
-from neve.client.model import MessageQueue, parse_address
+from neve.client.model import MessageQueue
 from neve.client.net import session as session_module
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import parse_route
@@ -28,6 +28,7 @@ from neve.client.send import producer as producer_module
 from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
 from neve.record.codec import encode_record
 from neve.record.ids import offset_msg_id
+from neve.remoting.address import parse_address
 from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.fake_cluster import Answer, FakeServer, Handler, run, send_ok, sends, silent
