@@ -216,14 +216,15 @@ def test_a_slow_master_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_module, "_PATIENCE_S", 0.01)
 
     async def work() -> None:
-        async with running(send_ok, send_ok) as broker_set, connect(broker_set.namesrv.address) as client:
+        async with running(send_ok, send_ok) as broker_set:
             old, new = broker_set.members
-            await freeze(client, old)
-            sending = asyncio.create_task(client.send("t", b"y", timeout=600))
-            await until(lambda: broker_set.questions >= 4, "the name server is asked again and again")
-            old.reply(sends(old)[2], 0, {"msgId": "ID", "queueId": "0", "queueOffset": "9"})
-            assert (await sending).queue_offset == 9
-            assert not sends(new)
+            async with connect(broker_set.namesrv.address, timeout=600, attempt_timeout=600) as client:
+                await freeze(client, old)
+                sending = asyncio.create_task(client.send("t", b"y"))
+                await until(lambda: broker_set.questions >= 4, "the name server is asked again and again")
+                old.reply(sends(old)[2], 0, {"msgId": "ID", "queueId": "0", "queueOffset": "9"})
+                assert (await sending).queue_offset == 9
+                assert not sends(new)
 
     run(work)
 
