@@ -15,6 +15,7 @@
   missed        a group was given all that is stored
   restless      the set serves, and groups are at rest, within `rest_within_ms` of the healing; while the machine
                 stands still nobody can
+  switched      where an answer says that another one is master now, that is so
   logs          the members' logs are equal, byte by byte
   blind         the history has what the checks need: without it nothing is proven
 
@@ -47,6 +48,7 @@ from tests.histories.history import (
     Serves,
     Stall,
     Stored,
+    Switched,
     TopicGone,
     TopicMade,
     Topics,
@@ -94,6 +96,7 @@ def check(events: Iterable[Event], promise: Promise) -> Report:
         _both_ways(history),
         _topics(history),
         _restless(history, promise),
+        _switched(history),
         _logs(history),
     ]
     if promise.keeps_acknowledged:
@@ -116,6 +119,7 @@ class _History:
         self.gone: list[TopicGone] = by_type[TopicGone]
         self.topics: list[Topics] = by_type[Topics]
         self.healed: list[Healed] = by_type[Healed]
+        self.switched: list[Switched] = by_type[Switched]
         self.stalls: list[Stall] = by_type[Stall]
         self.serves: list[Serves] = by_type[Serves]
         self.rested: list[Rested] = by_type[Rested]
@@ -136,6 +140,8 @@ class _History:
         counts["seen"] = len(self.seen)
         counts["stored"] = len(self.stored)
         counts["stored more than once"] = sum(1 for count in self.copies.values() if count > 1)
+        for one in self.switched:
+            counts[f"{'handed over' if one.by else 'designated'}, {'done' if one.to else 'refused'}"] += 1
         counts["stood still ms"] = sum(stall.lasted for stall in self.stalls)
         counts["kept elsewhere"] = len({one.key for one in self.kept})
         return counts
@@ -338,6 +344,12 @@ def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
             yield Violation("restless", f"after the healing it never came about that {what}")
         elif at - healed - lost > promise.rest_within_ms:
             yield Violation("restless", f"{what}, but only {at - healed} ms after the healing, {lost} ms stood still")
+
+
+def _switched(history: _History) -> Iterator[Violation]:
+    for one in history.switched:
+        if one.to and -1 < one.then <= one.epoch:
+            yield Violation("switched", f"to {one.to} {one.at}, but epoch {one.epoch} became {one.then}")
 
 
 def _logs(history: _History) -> Iterator[Violation]:

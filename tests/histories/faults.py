@@ -21,6 +21,8 @@ class Kind(StrEnum):
     CUT = "cut"  # two of them from one another
     ISOLATE = "isolate"  # one from the rest of the set, and perhaps from clients
     RESET = "reset"  # connections break and may be made again at once
+    HAND_OVER = "hand over"  # the master is asked to, as `neve cluster switch` does
+    DESIGNATE = "designate"  # the controller is told who shall lead, as `mqadmin electMaster` does
 
 
 class Way(StrEnum):
@@ -32,6 +34,11 @@ class Way(StrEnum):
 
 
 MASTER, SLAVE, OTHER_SLAVE, ANY = "the master", "a slave", "the other slave", "a member"
+#: In which nothing may be lost in any mode.
+HARMLESS = (Kind.RESET, Kind.HAND_OVER)
+#: Over as soon as they have begun.
+_AT_ONCE = (Kind.RESET, Kind.HAND_OVER, Kind.DESIGNATE)
+
 ALL = "all members"
 CONTROLLER, NAME_SERVER = "controller", "namesrv"
 CLIENTS = "clients"
@@ -44,14 +51,14 @@ class Fault(msgspec.Struct, frozen=True):
     lasts: float
     kind: Kind
     target: str
-    peer: str = ""  # of a cut
+    peer: str = ""  # of a cut; of a hand-over: to whom, "" for the one that has most
     way: Way = Way.BOTH
     breaks: bool = False  # the healing breaks connections instead of letting the held bytes through
     with_clients: bool = False  # clients are cut off as well
 
     def __str__(self) -> str:
         words = [self.kind, self.target]
-        words += [f"from {self.peer}"] if self.peer else []
+        words += [f"{'to' if self.kind is Kind.HAND_OVER else 'from'} {self.peer}"] if self.peer else []
         words += [self.way] if self.kind in (Kind.CUT, Kind.ISOLATE) else []
         words += ["and from clients"] if self.with_clients else []
         return f"{' '.join(words)} for {self.lasts:.1f} s"
@@ -80,6 +87,11 @@ _WEIGHTS: dict[tuple[Kind, str, str], float] = {
     (Kind.ISOLATE, MASTER, ""): 4,
     (Kind.ISOLATE, SLAVE, ""): 2,
     (Kind.RESET, MASTER, ""): 1,
+    (Kind.HAND_OVER, MASTER, ""): 2,
+    (Kind.HAND_OVER, MASTER, SLAVE): 1,
+    (Kind.HAND_OVER, MASTER, OTHER_SLAVE): 1,
+    (Kind.DESIGNATE, SLAVE, ""): 1,
+    (Kind.DESIGNATE, OTHER_SLAVE, ""): 1,
 }
 SHORTEST_S, LONGEST_S = 0.2, 5.0
 MOST = 4
@@ -95,7 +107,7 @@ def plan(chance: random.Random, seconds: float, kinds: Sequence[Kind] = tuple(Ki
         lasts = min(chance.uniform(SHORTEST_S, LONGEST_S), seconds - at)
         fault = Fault(
             at,
-            0.0 if kind is Kind.RESET else lasts,
+            0.0 if kind in _AT_ONCE else lasts,
             kind,
             target,
             peer,

@@ -6,6 +6,7 @@
     Bounds    of a queue of the healed set
     TopicMade, TopicGone    administrative changes that were acknowledged, and Topics: those of the healed set
     Healed    when the last fault was over
+    Switched  what became of it that somebody asked for another master
     Stall     when the machine ran nobody
     Serves    what of the set did its work again, and when
     Rested    when a group had nothing left to read
@@ -118,6 +119,17 @@ class Healed(msgspec.Struct, frozen=True, kw_only=True, tag="healed"):
     at: int
 
 
+class Switched(msgspec.Struct, frozen=True, kw_only=True, tag="switched"):
+    """A change of master that was asked for: `to` has it, says the answer; "" without one, or where it was refused."""
+
+    at: int
+    by: str  # "" for the controller
+    to: str
+    why: str  # of a refusal
+    epoch: int  # of the master, when it was asked for; −1: unknown
+    then: int  # and when it was answered
+
+
 class Stall(msgspec.Struct, frozen=True, kw_only=True, tag="stall"):
     """The machine was busy elsewhere: the clients stood still for `lasted` milliseconds, and servers may have."""
 
@@ -185,6 +197,7 @@ Event = (
     | TopicGone
     | Topics
     | Healed
+    | Switched
     | Stall
     | Serves
     | Rested

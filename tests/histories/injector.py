@@ -20,6 +20,7 @@ from tests.histories.faults import (
     Kind,
     Way,
 )
+from tests.histories.history import Switched
 from tests.histories.links import Direction, Links
 from tests.histories.servers import JAVA_CLIENTS, MEMBERS, NEVE_CLIENTS, BrokerSet
 
@@ -27,10 +28,17 @@ Undo = Callable[[], Coroutine[None, None, None]]
 
 
 class Injector:
-    """`tell` is called with each step, as it is done."""
+    """`tell` is called with each step, as it is done; `note` with what came of a switch."""
 
-    def __init__(self, brokers: BrokerSet, links: Links, chance: random.Random, tell: Callable[[str], None]) -> None:
-        self._brokers, self._links, self._chance, self._tell = brokers, links, chance, tell
+    def __init__(
+        self,
+        brokers: BrokerSet,
+        links: Links,
+        chance: random.Random,
+        tell: Callable[[str], None],
+        note: Callable[[Switched], None],
+    ) -> None:
+        self._brokers, self._links, self._chance, self._tell, self._note = brokers, links, chance, tell, note
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of those who start and end a server
 
     async def carry_out(self, plan: Iterable[Fault]) -> None:
@@ -75,6 +83,8 @@ class Injector:
         clients = [NEVE_CLIENTS, JAVA_CLIENTS]
         if fault.kind is Kind.CUT:
             return clients if fault.peer == CLIENTS else await self._names(fault.peer)
+        if fault.kind is Kind.HAND_OVER:
+            return await self._names(fault.peer) if fault.peer else []
         if fault.kind in (Kind.ISOLATE, Kind.RESET):
             rest = [name for name in (*MEMBERS, CONTROLLER, NAME_SERVER) if name not in names]
             return rest + (clients if fault.with_clients or fault.kind is Kind.RESET else [])
@@ -96,7 +106,11 @@ class Injector:
                 return lambda: self._join(links, breaks=fault.breaks)
             case Kind.RESET:
                 self._links.break_off(links)
-                return lambda: self._join([], breaks=False)
+            case Kind.HAND_OVER:
+                self._note(await self._brokers.hand_over(names[0], peers[0] if peers else ""))
+            case Kind.DESIGNATE:
+                self._note(await self._brokers.designate(names[0]))
+        return _nothing
 
     async def _end(self, name: str, kind: Kind) -> None:
         server = self._brokers.servers[name]
@@ -116,6 +130,10 @@ class Injector:
 
     async def _join(self, links: Iterable[Direction], *, breaks: bool) -> None:
         self._links.heal(links, breaks=breaks)
+
+
+async def _nothing() -> None:
+    """It was over at once."""
 
 
 async def _passed(seconds: float) -> None:

@@ -77,7 +77,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *
             await work.begin()
             if place.java is not None:
                 await place.java.begin(work.topics, name, seed, history)
-            await Injector(place.brokers, place.links, chance, tell).carry_out(plan)
+            await Injector(place.brokers, place.links, chance, tell, history.append).carry_out(plan)
             work.failed()
             healed = now_ms()
             history.append(Healed(at=healed))

@@ -15,17 +15,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.wire import Client
+from bench.wire import Client, Refused
+from tests.histories.clients import now_ms
 from tests.histories.faults import CONTROLLER, NAME_SERVER
+from tests.histories.history import Switched
 from tests.histories.links import Links
 from tests.servers.broker_set import NAME, told_by
 from tests.servers.neve import NEVE, settings_as_options
 from tests.servers.processes import Processes, accepts, free_ports
 from tests.waiting import until
 
-_EPOCH_CACHE = 1007
+_ELECT_MASTER, _EPOCH_CACHE = 1002, 1007
 _READY_S = 60.0
 _ASK_S = 2.0
+_SWITCH_S = 6.0
 MEMBERS = ("a", "b", "c")
 #: Those that have faces of their own at the name server beside the members.
 NEVE_CLIENTS, JAVA_CLIENTS = "neve clients", "java clients"
@@ -158,7 +161,7 @@ class BrokerSet:
     async def master(self) -> str:
         """Who is elected; "" for nobody."""
         address = (await self.told()).get("masterAddress", "")
-        return next((name for name, face in self._face.items() if face == address), "")
+        return self._named(address)
 
     async def is_whole(self) -> bool:
         """Somebody leads, and all are in sync."""
@@ -169,6 +172,36 @@ class BrokerSet:
     async def whole(self, within: float) -> None:
         await until(self.is_whole, "all members are in sync", within)
 
+    # -- as operators do
+
+    async def hand_over(self, master: str, to: str) -> Switched:
+        """Asked of the master, as `neve cluster switch` does; `to`: "" for the one that has most."""
+        return await asyncio.to_thread(self._switch, self._real[master], master, to)
+
+    async def designate(self, to: str) -> Switched:
+        """Asked of the controller, as `mqadmin electMaster` does."""
+        return await asyncio.to_thread(self._switch, self._controller, "", to)
+
+    def _switch(self, address: str, by: str, to: str) -> Switched:
+        before = told_by(self._controller, _ASK_S)
+        known = {int(one["brokerId"]): self._named(one["brokerAddress"]) for one in _replicas(before)}
+        ext: dict[str, object] = {"clusterName": "DefaultCluster", "brokerName": NAME, "designateElect": "true"}
+        if to:
+            ext["brokerId"] = next((number for number, name in known.items() if name == to), -1)
+        elected, why = "", ""
+        try:
+            with Client(address, _SWITCH_S) as client:
+                answer = client.ask(_ELECT_MASTER, ext)
+            elected = known.get(int(answer.extFields["masterBrokerId"]), "")
+        except (OSError, Refused) as error:
+            why = str(error)
+        then = told_by(self._controller, _ASK_S)
+        epochs = [int(told.get("masterEpoch", -1)) for told in (before, then)]
+        return Switched(at=now_ms(), by=by, to=elected, why=why, epoch=epochs[0], then=epochs[1])
+
+    def _named(self, face: str) -> str:
+        return next((name for name, own in self._face.items() if own == face), "")
+
     async def log_end(self, member: str) -> int:
         """Of the member's CommitLog, by its own account."""
 
@@ -177,3 +210,7 @@ class BrokerSet:
                 return int(json.loads(client.ask(_EPOCH_CACHE, {}).body)["maxOffset"])
 
         return await asyncio.to_thread(ask)
+
+
+def _replicas(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*told.get("inSyncReplicas", ()), *told.get("notInSyncReplicas", ())]

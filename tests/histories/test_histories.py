@@ -27,6 +27,10 @@ ROUNDS = [
         Fault(0.3, 3.5, Kind.ISOLATE, MASTER, way=Way.FROM),
         Fault(2.5, 1.0, Kind.KILL, MASTER),
     ],
+    [  # in which nothing is lost in any mode
+        Fault(0.5, 0.0, Kind.HAND_OVER, MASTER),
+        Fault(2.0, 0.0, Kind.HAND_OVER, MASTER, SLAVE),
+    ],
 ]
 
 
@@ -37,3 +41,4 @@ def test_members_die_freeze_and_are_cut_off_and_every_promise_is_kept(tmp_path: 
     for number, report in enumerate(asyncio.run(work)):
         assert not report.violations, f"round {number}: {told(report.violations)}"
         assert report.counts["sent, acknowledged"] > 100
+    assert report.counts["handed over, done"] > 0
