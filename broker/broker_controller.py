@@ -132,6 +132,7 @@ _REVIVE_PERIOD = 0.5
 _SCHEDULE_PERIOD = 0.1
 _CLIENT_SCAN = 10.0
 _SLAVE_DEADLINES = 0.25
+_LOOK_AT_MASTER = 2.0
 _VIP_OFFSET = 2
 
 
@@ -496,6 +497,7 @@ class BrokerController:
             self._disk,
             self._machine.outside,
             broker_set=None if self.membership is None else self.membership.reign,
+            follows=is_slave(config),
         )
         self.topic_deletion = TopicDeletion(
             store=self.store,
@@ -534,6 +536,7 @@ class BrokerController:
                 disk=self._disk,
                 clock=self.clock,
                 threads=self._threads,
+                archive=lambda: self.archive,
                 sync_log=self.flusher.flush_now,
             )
             self.name_servers.on_master = self.plain_slave.master_is
@@ -916,7 +919,7 @@ class BrokerController:
 
     def _register_pages(self) -> None:
         metrics, archive = self.metrics, self.archive
-        conditions = Conditions(self.clock, self.life, archive, self.replicas)
+        conditions = Conditions(self.clock, self.life, archive, self.replicas, self.plain_slave)
         pages = AdminPages(
             self.config,
             self.life,
@@ -936,6 +939,7 @@ class BrokerController:
         broker_metrics.register_replication(metrics, self.group_transfer)
         broker_metrics.register_set(metrics, self.role, self.replicas)
         broker_metrics.register_following(metrics, self._following, self.synchronize)
+        broker_metrics.register_followed(metrics, archive)
         self.tiered.register_metrics(metrics)
         broker_metrics.register_tasks(metrics, self.health, self.faults, archive)
         broker_metrics.register_archive(metrics, archive, conditions)
@@ -960,6 +964,8 @@ class BrokerController:
             self._supervisor.keep("follow-master", self.plain_slave.run)
             self._supervisor.keep("synchronize", self.synchronize.run)
             every("slave", _TICK, self.plain_slave.tick)
+            if config.store_url:
+                every("look-at-master", _LOOK_AT_MASTER, self.plain_slave.look)
         every("disk-mark", _TICK, self._disk_mark.look)
         every("totals", _TICK, self.totals.sample)
         every("stats", _TICK, self.stats.sample)

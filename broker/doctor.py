@@ -12,12 +12,14 @@ from pathlib import Path
 
 from access.server_checks import check_free_port, check_tls, check_users
 from broker import doctor_of_set, rocketmqs_store
+from broker.archiving.overtaken import OvertakenFile
 from broker.config import BrokerConfig
 from infra.clock import Clock, SystemClock
 from infra.config import ConfigError, read
 from infra.disk import DiskLocked, RealDisk
 from infra.object_store.doctor import check_store
 from infra.object_store.protocol import BadStoreUrl
+from infra.startup import StartupError
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory, nearest
 from neve.remoting.address import parse_address
 
@@ -48,6 +50,7 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
     if config.replication != "none":
         yield from doctor_of_set.checks(config, clock or SystemClock())
     yield from _check_archive(config)
+    yield from _check_overtaken(config)
 
 
 def _check_pairs(config: BrokerConfig) -> Iterator[Check]:
@@ -124,3 +127,14 @@ def _check_archive(config: BrokerConfig) -> Iterator[Check]:
         yield from check_store(url)
     except BadStoreUrl as error:
         yield Check("store", FAIL, f"storeUrl: {error}")
+
+
+def _check_overtaken(config: BrokerConfig) -> Iterator[Check]:
+    """Of a slave of an Apache master: whether it archives no more."""
+    try:
+        overtaken = OvertakenFile(RealDisk(), config.root / "archive").load()
+    except StartupError as error:
+        yield Check("archive", FAIL, str(error))
+        return
+    if overtaken is not None:
+        yield Check("archive", FAIL, f"nothing is archived any more: {overtaken.text}")

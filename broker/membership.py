@@ -153,6 +153,7 @@ def plain_slave(
     disk: Disk,
     clock: Clock,
     threads: Threads,
+    archive: Callable[[], AnyArchive],
     sync_log: Callable[[], Awaitable[None]],
 ) -> PlainSlave:
     """Of a broker whose master is Apache's and has no controller."""
@@ -164,6 +165,7 @@ def plain_slave(
         api=MasterApi(config),
         following=lambda address, life: synchronize.follow(Master(address, life, is_stock=True)),
         advanced=synchronize.advance,
+        archive=archive,
         role=role,
         clock=clock,
         entropy=system_entropy,

@@ -55,10 +55,11 @@ class NothingArchived:
 
 
 class SettledInArchive:
-    """By the journal, as long as it is this broker's."""
+    """By the journal, as long as it is this broker's, and of the log as it is."""
 
-    def __init__(self, journal: JournalWriter, safe_clock: SafeClock) -> None:
-        self._journal, self._safe_clock = journal, safe_clock
+    def __init__(self, journal: JournalWriter, safe_clock: SafeClock, is_of: Callable[[], int]) -> None:
+        """`is_of`: the CommitLog offset up to which the archive is of this log."""
+        self._journal, self._safe_clock, self._is_of = journal, safe_clock, is_of
 
     def begin(self) -> None:
         if self._journal.leads:
@@ -66,7 +67,8 @@ class SettledInArchive:
         self._journal.follow()  # of a slave: what its master has archived
 
     def through(self) -> Mapping[str, int]:
-        return settled_through(self._journal.catalog)
+        most = self._is_of()
+        return {topic: min(offset, most) for topic, offset in settled_through(self._journal.catalog).items()}
 
     def expired_by_ms(self) -> int:
         """As careful as where the TTL itself deletes."""

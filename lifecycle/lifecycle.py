@@ -81,8 +81,12 @@ class ArchiveLifecycle:
         cluster: str = "DefaultCluster",
         threads: Threads = SYSTEM_THREADS,
         settled: Callable[[], bool] | None = None,
+        is_of: Callable[[], int] | None = None,
     ) -> None:
-        """`settled`, of a member of a broker set: whether the set has what this broker had at its promotion."""
+        """`settled`, where others have the log, too: whether they have what this broker may speak of.
+
+        `is_of`: the CommitLog offset up to which the archive is of this log; None: all of it is.
+        """
         self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
         #: Whether rounds may tell what is there, and what is not.
         self.is_settled = settled or _always
@@ -95,7 +99,8 @@ class ArchiveLifecycle:
         self.throttle = UploadThrottle(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
         self._rounds = Rounds(self._round, self._due, self.throttle, turns, clock, threads, settled)
         is_member = settled is not None
-        self.evict = Evict(hot, SettledInArchive(journal, safe_clock), policy, clock, turns, is_member=is_member)
+        in_archive = SettledInArchive(journal, safe_clock, is_of or _all)
+        self.evict = Evict(hot, in_archive, policy, clock, turns, is_member=is_member)
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)
         self.expire = ExpireArchived(hot, journal, self._hot_expiry, policy, safe_clock, turns, is_member=is_member)
@@ -151,6 +156,10 @@ class ArchiveLifecycle:
 
 def _always() -> bool:
     return True
+
+
+def _all() -> int:
+    return 1 << 62
 
 
 def _standing(journal: JournalWriter) -> str:

@@ -13,10 +13,13 @@ from typing import Any
 
 from broker.archiving.attach import Attached, attach
 from broker.archiving.attachment import Attachment, Event, State
+from broker.archiving.followed import FollowedMaster
 from broker.archiving.going_on import go_on_above
 from broker.archiving.local_side import LocalSide
+from broker.archiving.overtaken import Overtaken
 from broker.archiving.restore import Restore
 from broker.archiving.tombstone import JournalTombstones, NoTombstones, Tombstones
+from broker.ha.stock_reach import UNKNOWN, Look
 from infra.object_store.protocol import ObjectStoreError
 from lifecycle.lifecycle import ArchiveLifecycle, LocalLifecycle
 from lifecycle.safe_clock import SafeClock
@@ -92,6 +95,22 @@ class WithoutArchive:
 
     def go_on(self) -> None:
         """Its log takes its own records."""
+
+    # ---- of the copy of an Apache master's log
+
+    overtaken = None
+    safe_below = UNKNOWN
+
+    async def master_began_at(self, offset: int) -> None:
+        """What it had above is not its any more."""
+
+    def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
+        """It is followed."""
+
+    def master_looked_at(self, look: Look) -> None:
+        """It says how safe its log is."""
+
+    # ---- jobs
 
     def start_jobs(self) -> None:
         """The broker serves."""
@@ -217,6 +236,38 @@ class Archive:
         if self._go_on_from is not None:
             go_on_above(self._local.store, self._go_on_from, self.journal.catalog)
 
+    # ---- of the copy of an Apache master's log; on the loop
+
+    @property
+    def overtaken(self) -> Overtaken | None:
+        """Why nothing is archived any more: the log went on below what the archive has of it."""
+        return None if self._local.followed is None else self._local.followed.overtaken
+
+    @property
+    def safe_below(self) -> int:
+        """How far the log may be archived by what its master says; UNKNOWN, also where there is none."""
+        return UNKNOWN if self._local.followed is None else self._local.followed.safe_below
+
+    async def master_began_at(self, offset: int) -> None:
+        """What it had above is not its any more."""
+        why = f"the master lost its log above {offset}"
+        await self._followed.log_ends_at(offset, why, self.journal, self._local.outside.in_thread)
+
+    def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
+        """All of the log is of this life of the master."""
+        if flush_takes_s is None:
+            log.error("the master's configuration does not say how often it flushes its log: nothing is archived")
+        self._followed.attached(boot_ms, end_at_start, flush_takes_s)
+
+    def master_looked_at(self, look: Look) -> None:
+        """Of that life: how safe its log is."""
+        self._followed.heard(look)
+
+    @property
+    def _followed(self) -> FollowedMaster:
+        assert self._local.followed is not None
+        return self._local.followed
+
     # ---- jobs
 
     def start_jobs(self) -> None:
@@ -233,7 +284,7 @@ class Archive:
     def _as_master(self, work: Callable[[], object]) -> Callable[[], object]:
         """A slave leaves it to its master; a master that a later one has deposed tells its set."""
         broker_set = self._local.broker_set
-        if broker_set is None:
+        if broker_set is None and self._local.followed is None:
             return work
         ask = self._local.outside.ask_loop()
 
@@ -244,7 +295,8 @@ class Archive:
                 return work()
             except Fenced:
                 if self.journal.fenced:
-                    ask.call(broker_set.deposed)
+                    if broker_set is not None:
+                        ask.call(broker_set.deposed)
                     raise
                 return None  # it is a slave by now
 

@@ -6,12 +6,14 @@ Whatever forbids it ends the start with a StartupError that says what to do.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.archiving.attachment import Attachment, Event
+from broker.archiving.followed import FollowedMaster
 from broker.archiving.going_on import go_on_above
+from broker.archiving.hot_store import LoopHotStore
 from broker.archiving.local_side import LocalSide
 from broker.archiving.outside import InThread
 from broker.archiving.restore import Restore
@@ -59,6 +61,12 @@ async def attach(local: LocalSide, attachment: Attachment, restore: Restore | No
         raise StartupError(
             "--restore-from makes a broker of its own: restore it first, then let a set grow from it", EXIT_ARCHIVE
         )
+    if restore is not None and local.followed is not None:
+        raise StartupError("--restore-from with brokerRole=SLAVE: the log is the copy of its master's", EXIT_ARCHIVE)
+    if local.followed is not None:
+        local.followed.load()
+    elif (overtaken := local.overtaken.load()) is not None and local.store.max_physical_offset > overtaken.at:
+        raise StartupError(f"archive {local.config.store_url}: {overtaken.text}", EXIT_ARCHIVE)
     attachment.happens(Event.ATTACH if restore is None else Event.RESTORE)
     try:
         attached = await _settle(local, restore, cold_groups)
@@ -88,6 +96,8 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
         )
         if local.broker_set is not None:
             await in_thread(journal.attach_following)
+        elif local.followed is not None:
+            await _attach_following_apache(local, local.followed, journal)
         elif restore is None:
             go_on = await in_thread(journal.attach, local.store.max_physical_offset)
         else:
@@ -107,7 +117,8 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
         safe_clock,
         cluster=config.broker_cluster_name,
         threads=local.outside.threads,
-        settled=None if local.broker_set is None else hot.is_settled,
+        settled=_settled(local, hot, journal),
+        is_of=None if local.followed is None else local.followed.settled_below,
     )
     keeper = StateKeeper(journal, local.clock)
     attached = Attached(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle)
@@ -120,6 +131,23 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
         await attached.close(in_thread)
         raise
     return attached
+
+
+async def _attach_following_apache(local: LocalSide, followed: FollowedMaster, journal: JournalWriter) -> None:
+    """The log goes on as its master's does: never above what the archive names, where that is more."""
+    if followed.overtaken is not None:
+        await local.outside.in_thread(journal.attach_following, followed.overtaken.text)
+        return
+    end = local.store.max_physical_offset
+    await local.outside.in_thread(lambda: journal.attach(end, is_copy=True))
+    await followed.log_ends_at(end, f"the log ended at {end} at a start", journal, local.outside.in_thread)
+
+
+def _settled(local: LocalSide, hot: LoopHotStore, journal: JournalWriter) -> Callable[[], bool] | None:
+    """Whether rounds may tell what the log has, and what it lacks; None: at any time."""
+    if local.followed is not None:
+        return lambda: hot.flush() >= journal.reaches
+    return None if local.broker_set is None else hot.is_settled
 
 
 def _proof(local: LocalSide) -> Proof:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 
+from broker.archiving.followed import FollowedMaster
 from broker.archiving.hot_store import LoopHotStore
 from broker.archiving.outside import Outside
+from broker.archiving.overtaken import OvertakenFile
 from broker.archiving.pins import Pins
 from broker.archiving.policy import ConfiguredPolicy
 from broker.archiving.reach import BrokerSet, Reach
@@ -32,15 +34,19 @@ class LocalSide:
         disk: Disk,
         outside: Outside | None = None,
         broker_set: BrokerSet | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
-        """`broker_set`: of which the broker is a member."""
+        """`broker_set`: of which the broker is a member. `follows`: its log is the copy of an Apache master's."""
         self.config, self.store, self.tables, self.clock, self.disk = config, store, tables, clock, disk
         self.outside = outside or Outside()
         self.root = config.root
         self.archive_files = config.root / "archive"  # the journal's local copy and what is being encoded
         self.policy = ConfiguredPolicy(config, tables.topics, store)
         self.capture = StateCapture(config.broker_name, store, tables, pins)
-        self.broker_set, self.reach = broker_set, Reach(store, broker_set)
+        self.overtaken = OvertakenFile(disk, self.archive_files)
+        self.followed = FollowedMaster(config, clock, self.overtaken) if follows else None
+        self.broker_set, self.reach = broker_set, Reach(store, broker_set or self.followed)
         self._flusher, self._pins = flusher, pins
 
     def hot_store(self) -> LoopHotStore:

@@ -5,6 +5,8 @@
 Whoever can be elected has it then, and after a rack's power cut too: no master may lack what the archive holds. And
 before the set has all that a master had at its promotion, that master says nothing of what is there and what is not:
 readers, and so rounds, do not see it yet, and a GAP would be recorded over what exists.
+
+Of the copy of an Apache master's log it reaches as far as that master keeps what it has (`broker.ha.stock_reach`).
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from typing import Protocol
 from broker.store.message_store import MessageStore
 
 
-class BrokerSet(Protocol):
-    """What an archive asks of the set that its broker is a member of. On the loop."""
+class Others(Protocol):
+    """Whoever has the same log, and may go on with it. On the loop."""
 
     def archivable(self, synced: int) -> int:
-        """Below this the log is on the disks of the whole SyncStateSet, the own one having `synced`; -1: not known.
-
-        From here on nobody joins the SSS who lacks it.
-        """
+        """Below this the log is safe with all of them, the own disk having `synced`; -1: not known."""
         ...
+
+
+class BrokerSet(Others, Protocol):
+    """What an archive asks of the set that its broker is a member of. On the loop.
+
+    What is archivable is on the disks of the whole SyncStateSet, and from then on nobody joins it who lacks it.
+    """
 
     def deposed(self) -> None:
         """The archive has the EPOCH of a later master: a controller knows who that is."""
@@ -30,10 +36,10 @@ class BrokerSet(Protocol):
 
 
 class Reach:
-    """Of a broker; one that is in no set reaches as far as its own disk. On the loop."""
+    """Of a broker; one that stands alone reaches as far as its own disk. On the loop."""
 
-    def __init__(self, store: MessageStore, broker_set: BrokerSet | None = None) -> None:
-        self._store, self._set = store, broker_set
+    def __init__(self, store: MessageStore, others: Others | None = None) -> None:
+        self._store, self._set = store, others
         self._promoted_at = 0
 
     def lead(self) -> None:

@@ -4,6 +4,9 @@
 
 The name servers say who the master is, with each registration. What it is, is asked of it on each connection, and where
 it lost its tail, so does this log (`plain_session`). It is never anything but a slave: nobody elects here.
+
+An archive of it is told what is heard of the master: that a new life of it began, and where, before a byte of this log
+goes or comes by that; then how safe its log is, as often as `look` is called (`stock_reach`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from broker.ha.epochs import EpochCache
 from broker.ha.frames import Hello
 from broker.ha.ha_client import HaClient, Target
 from broker.ha.slave_session import SlaveState
-from broker.ha.stock_master import Life, StockMaster, read_stock_master
+from broker.ha.stock_master import Life, StockMaster, read_look, read_stock_master
+from broker.ha.stock_reach import Look, flush_takes_s
 from broker.role import BrokerRole, Role
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
@@ -30,6 +34,7 @@ from infra.disk import Disk
 from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.entropy import Entropy
+from neve.errors import NeveError
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 
@@ -43,6 +48,22 @@ class Api(Protocol):
 
     async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
         """The answer, a success. Raises OSError, TimeoutError and NeveError."""
+
+
+class Archive(Protocol):
+    """What an archive of the log is told. On the loop."""
+
+    async def master_began_at(self, offset: int) -> None:
+        """A new life of the master: what its log had above the offset it has no more, or has given again."""
+        ...
+
+    def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
+        """All of the log is this life's, and what comes now is."""
+        ...
+
+    def master_looked_at(self, look: Look) -> None:
+        """Of the life that is followed."""
+        ...
 
 
 class FollowedFile:
@@ -100,6 +121,7 @@ class PlainSlave:
         api: Api,
         following: Callable[[str, int], None],
         advanced: Callable[[], None],
+        archive: Callable[[], Archive],
         role: BrokerRole,
         clock: Clock,
         entropy: Entropy,
@@ -112,7 +134,7 @@ class PlainSlave:
         of it; `sync_log`: where an acknowledgement promises the disk.
         """
         self._store, self._role, self._api, self._threads = store, role, api, threads
-        self._following, self._advanced = following, advanced
+        self._following, self._advanced, self._archive = following, advanced, archive
         self._file = FollowedFile(disk, root)
         self._followed: Life | None = None
         self._told: StockMaster | None = None
@@ -211,22 +233,43 @@ class PlainSlave:
         self._told = read_stock_master(text, bytes(runtime.body), ha_info.ext)
         return self._told, self._followed
 
+    async def look(self) -> None:
+        """Ask how safe the master's log is. What it does not say stays as it was."""
+        life, address = self._followed, self._address
+        if life is None or not self.is_attached:
+            return
+        try:
+            before = await self._api.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
+            status = await self._api.ask(address, RequestCode.GET_BROKER_HA_STATUS, {})
+            after = await self._api.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, {})
+            look = read_look(bytes(before.body), bytes(status.body), bytes(after.body), life.boot_ms)
+        except (OSError, TimeoutError, NeveError) as error:
+            log.info("the master at %s does not say how safe its log is: %s", address, error)
+            return
+        if look is not None and self.is_attached and self._followed is life:
+            self._archive().master_looked_at(look)
+
     # ---- what following does besides (SlaveEvents)
 
     async def cut(self, to: int) -> None:
         """The master lost what is above."""
         store = self._store
         start = store.record_start(to)
+        await self._archive().master_began_at(start)
         kept = store.truncate(start, epoch=0, floor=start)
         log.warning("the master lost its log above %d: what was copied of it is in %s", to, kept)
 
     async def following(self, master_epoch: int) -> None:
         """Its life is on the disk before its first byte."""
         assert self._told is not None
-        life = self._told.life
+        told, archive = self._told, self._archive()
+        life = told.life
         if life != self._followed:
+            if self._followed is not None:
+                await archive.master_began_at(life.end_at_start)
             await self._threads.run(self._file.save, life)
             self._followed = life
+        archive.master_attached(life.boot_ms, life.end_at_start, flush_takes_s(told.settings))
         self._following(self._address, life.boot_ms)
 
     def confirmed(self, offset: int) -> None:

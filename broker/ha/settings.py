@@ -86,8 +86,6 @@ def _check_slave(config: BrokerConfig) -> None:
         faults.append("brokerRole=SLAVE with brokerId=0: that is the master's")
     if not config.name_servers:
         faults.append("brokerRole=SLAVE without namesrvAddr: the name servers know who the master is")
-    if config.store_url:
-        faults.append("storeUrl with brokerRole=SLAVE: what an Apache master has is not archived yet")
     if faults:
         raise ConfigError(*faults)
 

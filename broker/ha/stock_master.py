@@ -4,16 +4,23 @@ request  says
 26       its configuration, as properties: what has to be equal before a byte of its log goes over
 28       {"table":{…}}: when it was started (bootTimestamp), where its log begins and ends
 906      where its HA port is, and where its log ended when it was started: masterFlushOffset, whatever its name says
+907      where its log ends, and which slaves are in sync with how much of it
+
+28 also says how much is not flushed yet (remainHowManyDataToFlush), rounded for the eye: `12.3 KiB`, or `12,3` as the
+master's country has it.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 
 import msgspec
 
 from broker.ha.frames import Hello, Refusal
 from broker.ha.greeting import Reason, refusal
+from broker.ha.stock_reach import Look
 from neve.errors import NeveError
 
 
@@ -89,3 +96,53 @@ def unlike_stock(own: Hello, master: StockMaster) -> Refusal | None:
     if odd:
         return refusal(Reason.FORMAT, f"{', '.join(odd)} at the master: a log that neve does not follow")
     return None
+
+
+# ---- how safe its log is
+
+
+class _Slave(msgspec.Struct, rename="camel"):
+    slave_ack_offset: int
+    in_sync: bool
+
+
+class _HaStatus(msgspec.Struct, rename="camel"):
+    master: bool
+    master_commit_log_max_offset: int
+    ha_connection_info: list[_Slave] = []
+
+
+_SIZE = re.compile(r"(\d+(?:[.,]\d)?) ([KMGTPE]?)i?B")
+_UNITS = ("", "K", "M", "G", "T", "P", "E")
+_ROUNDED = 0.1  # of the unit, at the most
+
+
+def read_look(before: bytes, ha_status: bytes, after: bytes, boot_ms: int) -> Look | None:
+    """Out of 28, 907 and 28 again, asked in this order; None: they are not all of the life that began at `boot_ms`, or
+    not of a master with slaves.
+
+    What was not flushed when 28 was answered last is more than what of 907's end was not. Raises NeveError.
+    """
+    try:
+        tables = [msgspec.json.decode(answer, type=_Runtime).table for answer in (before, after)]
+        status = msgspec.json.decode(ha_status, type=_HaStatus)
+        if any(int(table["bootTimestamp"]) != boot_ms for table in tables):
+            return None
+        if not (status.master and status.ha_connection_info):
+            return None
+        end, behind = status.master_commit_log_max_offset, _at_most(tables[1]["remainHowManyDataToFlush"])
+    except (msgspec.MsgspecError, KeyError, ValueError) as error:
+        raise NeveError(None, f"the master does not say how safe its log is: {error!r}") from error
+    slaves = tuple(slave.slave_ack_offset for slave in status.ha_connection_info if slave.in_sync)
+    return Look(end=end, flushed=max(end - behind, 0), in_sync=slaves)
+
+
+def _at_most(text: str) -> int:
+    """The most bytes that are written so. Raises ValueError."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no size")
+    number, unit = found.groups()
+    if not unit:
+        return int(number)
+    return math.ceil((float(number.replace(",", ".")) + _ROUNDED) * (1 << 10 * _UNITS.index(unit)))

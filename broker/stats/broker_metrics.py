@@ -149,6 +149,20 @@ def register_following(metrics: Metrics, client: Callable[[], HaClient | None], 
     )
 
 
+def register_followed(metrics: Metrics, archive: AnyArchive) -> None:
+    """Of a slave that archives an Apache master's log; any other archives all that is its own."""
+    metrics.gauge(
+        "archive_overtaken",
+        "1 while nothing is archived because the master's log went on below what is",
+        lambda: int(archive.overtaken is not None),
+    )
+    metrics.gauge(
+        "archive_safe_below",
+        "log offset up to which an Apache master's log may be archived; -1: not known",
+        lambda: archive.safe_below,
+    )
+
+
 def register_tasks(metrics: Metrics, health: Health, faults: Faults, archive: AnyArchive) -> None:
     """The broker's own work."""
     counter, gauge, jobs = metrics.counter, metrics.gauge, archive.jobs

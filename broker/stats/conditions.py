@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.archiving.archive import AnyArchive
+from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import ReplicasManager
 from broker.life import BrokerLife
 from infra.clock import Clock
@@ -30,9 +31,15 @@ class Conditions:
     """Of one broker, once its archive is settled."""
 
     def __init__(
-        self, clock: Clock, life: BrokerLife, archive: AnyArchive, replicas: ReplicasManager | None = None
+        self,
+        clock: Clock,
+        life: BrokerLife,
+        archive: AnyArchive,
+        replicas: ReplicasManager | None = None,
+        plain_slave: PlainSlave | None = None,
     ) -> None:
         self._clock, self._life, self._archive, self._replicas = clock, life, archive, replicas
+        self._plain_slave = plain_slave
         self._boot_ms = clock.now_ms()
 
     def now(self) -> list[Condition]:
@@ -45,9 +52,15 @@ class Conditions:
             found.append(Condition("disk full", since, why, means))
         if self._replicas is not None:
             found += [Condition(*trouble) for trouble in self._replicas.troubles()]
+        if self._plain_slave is not None and (fault := self._plain_slave.client.trouble) is not None:
+            means = "what is here is served, and the master's log is not copied on; nothing is archived"
+            found.append(Condition("master not followed", 0, fault.text, means))
         if archive.journal is not None and archive.journal.fenced:
             means = "nothing is archived, deleted or evicted here; hot messages are served"
             found.append(Condition("archive fenced", 0, "another process has taken it over", means))
+        elif (overtaken := archive.overtaken) is not None:
+            means = "nothing is archived or expired any more, nor evicted from there on; all that is here is served"
+            found.append(Condition("archive overtaken", overtaken.since_ms, overtaken.text, means))
         elif (away := self.store_away()) is not None:
             means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"
             found.append(Condition("archive unreachable", *away, means))

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 
 _ALONE = 0  # the master epoch of a broker that is in no set
+_NO_MASTER = "this member is not the master of its set"
 # Whether the own log is the one that an archive is of, by what both hold; None: they have nothing in common.
 Proof = Callable[[Catalog], bool | None]
 
@@ -95,6 +96,7 @@ class JournalWriter:
         self._promoted_at = 0  # where the log ended then
         self._role: int | None = _ALONE  # the own master epoch, as was told last; None: a member that is not the master
         self._met: int | None = _ALONE  # the role that the state goes by
+        self._why_follower = _NO_MASTER
         self.epoch = 0  # ours, once one was won; before, the one of the last start
         self._lock = threading.RLock()
 
@@ -144,8 +146,16 @@ class JournalWriter:
 
     # ---- start
 
-    def attach(self, log_end: int) -> GoOnFrom:
-        """Before the first send: settle whose archive this is, and from where the local log may go on."""
+    @property
+    def reaches(self) -> int:
+        """The highest log offset that the archive names, or may soon."""
+        return max(self.catalog.intent_end, self._known.high)
+
+    def attach(self, log_end: int, *, is_copy: bool = False) -> GoOnFrom:
+        """Before the first send: settle whose archive this is, and from where the local log may go on.
+
+        `is_copy`: it goes on as another one does, wherever that is.
+        """
         with self._lock:
             self._state.happens(Event.ATTACH)
             identity = self._load()
@@ -157,7 +167,7 @@ class JournalWriter:
                     self._state.happens(Event.REFUSED)
                     raise ArchiveRefused(self._refusal(identity.high))
                 self._try_take_over(log_end)
-            return self._go_on_from(identity, log_end)
+            return self._go_on_from(identity, log_end, is_copy=is_copy)
 
     def attach_restoring(self, claim: Callable[[], None], *, take_over: bool) -> None:
         """For a restore: the archive becomes this log's, whoever had it; who had it is fenced from here on.
@@ -175,10 +185,13 @@ class JournalWriter:
             probe(self.store, self._entropy)
             self._take_over(_Claim(whoever_had_it=take_over, before=claim))
 
-    def attach_following(self) -> None:
-        """A member's start: what the local copy has is known; the store is asked when the first job is."""
+    def attach_following(self, why: str = _NO_MASTER) -> None:
+        """A member's start: what the local copy has is known; the store is asked when the first job is.
+
+        `why` nothing is appended here: told to who wants to.
+        """
         with self._lock:
-            self._role = self._met = None
+            self._role, self._met, self._why_follower = None, None, why
             self._state.happens(Event.FOLLOW)
             self._load()
 
@@ -201,8 +214,12 @@ class JournalWriter:
 
     # ---- role, in a broker set
 
-    def become_slave(self) -> None:
-        """What the master appends is followed. From any thread, at once; a request under way may still be answered."""
+    def become_slave(self, why: str = _NO_MASTER) -> None:
+        """What the master appends is followed. From any thread, at once; a request under way may still be answered.
+
+        `why`: told to who wants to append.
+        """
+        self._why_follower = why
         self._role = None
 
     def become_master(self, master_epoch: int, log_end: int) -> None:
@@ -234,7 +251,7 @@ class JournalWriter:
         if self.fenced:
             raise Fenced(self._fence_text())
         if self._met is None:
-            raise NotMaster(f"archive of {self.broker}: this member is not the master of its set")
+            raise NotMaster(f"archive of {self.broker}: {self._why_follower}")
 
     def is_same_log(self, log_uuid: str) -> None:
         """A member's log is its master's as far as it goes; `log_uuid`: the archive's name of that.
@@ -365,14 +382,14 @@ class JournalWriter:
             "bring that data directory back, use --restore-from with an empty one, or use another brokerName"
         )
 
-    def _go_on_from(self, identity: Identity | None, log_end: int) -> GoOnFrom:
+    def _go_on_from(self, identity: Identity | None, log_end: int, *, is_copy: bool = False) -> GoOnFrom:
         high = max(self.catalog.intent_end, identity.high if identity else 0)
         following = {
             (topic, queue): last + 1
             for topic, named in self._known.named.everything().items()
             for queue, last in named.items()
         }
-        resume_at = high if log_end < high else None
+        resume_at = high if log_end < high and not is_copy else None
         if resume_at is not None:
             log.error(
                 "the local log of %s ends at %d, below its archive at %d: the log goes on above it; what lay between "

@@ -45,6 +45,8 @@ class Front:
         self.knows_master = True
         self.registered: list[dict[str, str]] = []
         self.settings: dict[str, str] = {}
+        self.behind = "0 B"
+        self.others: list[dict[str, object]] = []  # slaves
 
     @property
     def address(self) -> str:
@@ -62,18 +64,21 @@ class Front:
                 settings = {
                     "brokerClusterName": config.broker_cluster_name, "brokerName": config.broker_name, "brokerId": "0",
                     "mappedFileSizeCommitLog": str(FILE_SIZE), "messageDelayLevel": config.message_delay_level,
+                    "flushCommitLogThoroughInterval": "0", "flushIntervalCommitLog": "0",
                 }  # fmt: skip
                 body = "".join(f"{name}={value}\n" for name, value in {**settings, **self.settings}.items())
             case Code.GET_BROKER_RUNTIME_INFO:
                 table = {
                     "bootTimestamp": str(self.ha.boot_ms), "commitLogMinOffset": str(store.min_physical_offset),
-                    "commitLogMaxOffset": str(store.max_physical_offset),
+                    "commitLogMaxOffset": str(store.max_physical_offset), "remainHowManyDataToFlush": self.behind,
                 }  # fmt: skip
                 body = json.dumps({"table": table})
             case Code.EXCHANGE_BROKER_HA_INFO:
                 ext = {"masterFlushOffset": str(self.ha.end_at_start), "masterHaAddress": f"127.0.0.1:{self.ha.port}"}
             case Code.GET_BROKER_HA_STATUS:
-                body = json.dumps({"master": True, "masterCommitLogMaxOffset": store.max_physical_offset})
+                slaves = [{"slaveAckOffset": ack, "inSync": True} for ack in self.ha.acks[-1:]]
+                status = {"master": True, "masterCommitLogMaxOffset": store.max_physical_offset}
+                body = json.dumps({**status, "haConnectionInfo": [*slaves, *self.others]})
             case Code.GET_ALL_TOPIC_CONFIG:
                 body = TOPICS % (7, "")
             case Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
@@ -248,7 +253,6 @@ def test_whom_the_log_is_of_must_be_readable(tmp_path: Path) -> None:
     [
         (["brokerRole=SLAVE", "namesrvAddr=a:1"], "brokerId=0: that is the master's"),
         (["brokerRole=SLAVE", "brokerId=1"], "without namesrvAddr"),
-        ([*SLAVE, "namesrvAddr=a:1", "storeUrl=dir:/a"], "not archived yet"),
         ([*SLAVE, "namesrvAddr=a:1", "controllerAddr=a:1"], "controllerAddr=a:1: a slave"),
         (["brokerId=1", "brokerRole=ASYNC_MASTER"], "a master is 0"),
         ([*SLAVE, "replication=sync", "controllerAddr=a:1"], "a controller says who is what"),

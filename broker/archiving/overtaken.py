@@ -1,0 +1,59 @@
+"""That an archive reaches above a place from which its log went on anew: written down, and for good.
+
+    archive/overtaken.json    JSON: `Overtaken`; beside the journal's local copy, and gone with it
+
+An Apache master that lost its log's tail gives those offsets again, and the slave that archives its log follows it.
+Were it to go on archiving, offsets would be in the archive twice. So nothing is archived any more, expired or evicted
+as archived, until an operator begins another archive.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from infra.disk import Disk
+from infra.startup import EXIT_FAILED, StartupError
+
+NAME = "overtaken.json"
+
+
+class Overtaken(msgspec.Struct, frozen=True):
+    """See the module. `at`: where the log went on; `reaches`: up to where the archive may have what was there."""
+
+    at: int
+    reaches: int
+    since_ms: int
+    why: str
+
+    @property
+    def text(self) -> str:
+        """For operators, and what they can do."""
+        return (
+            f"{self.why}, and the archive reaches {self.reaches}: above {self.at} it is of another log. To archive the "
+            "log as it is now begin another archive: give storeUrl another prefix, and move the directory `archive` in "
+            "storePathRootDir away"
+        )
+
+
+class OvertakenFile:
+    """Where it is written down."""
+
+    def __init__(self, disk: Disk, archive_files: Path) -> None:
+        self._disk, self._directory = disk, archive_files
+        self._path = archive_files / NAME
+
+    def load(self) -> Overtaken | None:
+        """StartupError for what can't be read: it must not be taken for nothing."""
+        if not self._disk.exists(self._path):
+            return None
+        try:
+            return msgspec.json.decode(self._disk.read(self._path), type=Overtaken)
+        except msgspec.MsgspecError as error:
+            raise StartupError(f"{self._path} can't be read: {error}", EXIT_FAILED) from error
+
+    def save(self, overtaken: Overtaken) -> None:
+        """On the disk when it returns."""
+        self._disk.make_dirs(self._directory)
+        self._disk.write_atomic(self._path, msgspec.json.encode(overtaken))

@@ -1,0 +1,334 @@
+"""A slave of an Apache master with an archive: what it archives and what never, and what it does where its master went
+on below what is archived."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.wire import pull_ext
+from broker.archiving.archive import Archive
+from broker.archiving.overtaken import Overtaken, OvertakenFile
+from broker.broker_controller import BrokerController
+from broker.doctor import checks
+from broker.ha import stock_reach
+from infra.disk import RealDisk
+from infra.remoting_server import Connection
+from infra.startup import StartupError
+from neve.record.codec import iter_records
+from neve.remoting.codes import RequestCode as Code
+from tests.broker_in_process import ask, running, send
+from tests.unit.broker.test_plain_slave import FILE_SIZE, SLAVE, Front, run
+from tests.waiting import until
+
+BODY = 100_000
+IN_A_FILE = FILE_SIZE // (BODY + 200)
+
+
+async def fill(connection: Connection, count: int, mark: bytes = b"") -> None:
+    for number in range(count):
+        await send(connection, "t", (mark + b"%08d" % number).ljust(BODY, b"."))
+
+
+@asynccontextmanager
+async def two_lives(root: Path, *, kept: int, lost: int) -> AsyncIterator[tuple[Front, BrokerController, Connection]]:
+    """A master, and the one that it is after a power cut that took its last messages; a connection to that."""
+    before, after = root / "before", root / "after"
+    async with running(before) as (_, connection):
+        await fill(connection, kept)
+    shutil.copytree(before, after)
+    async with running(before) as (source, connection), running(after) as (cut, theirs):
+        await fill(connection, lost)
+        front = Front(source)
+        front.ha.end_at_start = 0
+        await front.ha.start()
+        await front.server.start()
+        try:
+            yield front, cut, theirs
+        finally:
+            await front.ha.stop()
+            await front.server.shutdown()
+
+
+async def power_cut(front: Front, cut: BrokerController) -> None:
+    front.source = cut
+    await front.ha.restart(cut.store)
+
+
+def options(root: Path, front: Front) -> list[str]:
+    return [*SLAVE, f"namesrvAddr={front.address}", f"storeUrl=dir:{root}/bucket"]
+
+
+@asynccontextmanager
+async def archiving(
+    root: Path, front: Front, directory: str = "slave"
+) -> AsyncIterator[tuple[BrokerController, Connection]]:
+    async with running(root / directory, *options(root, front)) as (slave, connection):
+        yield slave, connection
+
+
+async def caught_up(slave: BrokerController, front: Front) -> None:
+    await until(lambda: slave.store.max_physical_offset == front.source.store.max_physical_offset)
+    await until(lambda: front.ha.acks[-1:] == [slave.store.max_physical_offset])
+
+
+async def looked(slave: BrokerController) -> int:
+    """How far the log may be archived by what the master says now."""
+    assert slave.plain_slave is not None
+    followed = slave._local_side.followed
+    assert followed is not None
+    await slave.plain_slave.look()
+    return followed.safe_below
+
+
+def archived(slave: BrokerController) -> int:
+    """How many messages of the topic."""
+    assert isinstance(slave.archive, Archive)
+    catalog = slave.archive.journal.catalog
+    return sum(last - first + 1 for name in catalog.objects("t") for first, last, _ in name.queues.values())
+
+
+async def page(slave: BrokerController, path: str = "/readyz", method: str = "GET") -> str:
+    assert slave.admin_address is not None
+    request = urllib.request.Request("http://{}:{}{}".format(*slave.admin_address, path), method=method)
+    return await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read().decode())
+
+
+async def offload(slave: BrokerController, *, evict: bool = False) -> str:
+    """All that may be; what the admin port told of it."""
+    return await page(slave, f"/archive/offload?roll=1&evict={int(evict)}", "POST")
+
+
+def evict_all(slave: BrokerController) -> None:
+    lifecycle = slave.archive.lifecycle
+    with lifecycle.turns:
+        lifecycle.evict.in_turn(everything=True)
+
+
+async def pulled(connection: Connection, offset: int) -> bytes:
+    """One message, as it lies in the log."""
+    answer = await ask(connection, Code.PULL_MESSAGE, **pull_ext("g", "t", 0, offset, 1))
+    assert answer.code == 0, (answer.code, answer.remark)
+    return bytes(answer.body)
+
+
+async def is_served(connection: Connection, start: int, end: int, source: BrokerController) -> None:
+    """What the master has, byte by byte."""
+    for offset in range(start, end):
+        (record,) = iter_records(body := await pulled(connection, offset))
+        entry = source.store.entry("t", 0, offset)
+        assert entry is not None
+        assert record.physical_offset == entry[0]
+        assert body == b"".join(source.store.get("t", 0, offset, 1, 1 << 20).buffers)
+
+
+def test_full_files_are_archived_and_evicted_and_served_byte_by_byte_and_the_rest_stays(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            two_lives(tmp_path, kept=20, lost=9) as (front, _, _connection),
+            archiving(tmp_path, front) as (slave, connection),
+        ):
+            await caught_up(slave, front)
+            await offload(slave)
+            assert archived(slave) == 0, "nobody has said yet how safe it is"
+            assert await looked(slave) == 2 * FILE_SIZE
+            await offload(slave, evict=True)
+            assert archived(slave) == 2 * IN_A_FILE
+            assert slave.store.min_physical_offset == 2 * FILE_SIZE
+            await is_served(connection, 0, 29, front.source)
+            assert slave.tiered.cold_reads > 0
+            assert "archive" not in await page(slave)
+
+    run(scenario)
+
+
+def test_what_the_master_has_not_flushed_or_another_slave_lacks_is_not_archived(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            two_lives(tmp_path, kept=20, lost=9) as (front, _, _connection),
+            archiving(tmp_path, front) as (slave, _ours),
+        ):
+            await caught_up(slave, front)
+            front.behind = "1.0 MiB"
+            assert await looked(slave) == FILE_SIZE
+            front.others = [{"slaveAckOffset": FILE_SIZE - 1, "inSync": True}]
+            assert await looked(slave) == 0
+            await offload(slave)
+            assert archived(slave) == 0
+            front.others = [{"slaveAckOffset": 0, "inSync": False}]
+            assert await looked(slave) == FILE_SIZE
+            await offload(slave)
+            assert archived(slave) == IN_A_FILE
+
+    run(scenario)
+
+
+def test_a_master_that_lost_what_is_not_archived_is_followed_and_archived_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock_reach, "WRITTEN_BACK_S", 0.0)
+
+    async def scenario() -> None:
+        async with (
+            two_lives(tmp_path, kept=IN_A_FILE + 2, lost=3) as (front, cut, theirs),
+            archiving(tmp_path, front) as (slave, connection),
+        ):
+            await caught_up(slave, front)
+            assert await looked(slave) == FILE_SIZE
+            await offload(slave)
+            assert archived(slave) == IN_A_FILE
+            await power_cut(front, cut)
+            await fill(theirs, IN_A_FILE, b"anew")
+            await caught_up(slave, front)
+            assert len(list((tmp_path / "slave" / "diverged").iterdir())) == 1
+            assert await looked(slave) == 2 * FILE_SIZE
+            await offload(slave, evict=True)
+            assert archived(slave) == 2 * IN_A_FILE
+            assert "overtaken" not in await page(slave)
+            await is_served(connection, 0, 2 * IN_A_FILE + 2, cut)
+
+    run(scenario)
+
+
+def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=IN_A_FILE + 2, lost=IN_A_FILE) as (front, cut, theirs):
+            kept = cut.store.max_physical_offset
+            async with archiving(tmp_path, front) as (slave, connection):
+                await caught_up(slave, front)
+                assert await looked(slave) == 2 * FILE_SIZE
+                await offload(slave)
+                assert archived(slave) == 2 * IN_A_FILE
+                await power_cut(front, cut)
+                await fill(theirs, 3 * IN_A_FILE, b"anew")
+                await caught_up(slave, front)
+                await overtaken(slave, kept)
+                assert slave.store.min_physical_offset == FILE_SIZE, "what is the archive's as the log has it may go"
+                await is_served(connection, 0, 4 * IN_A_FILE + 2, cut)
+            async with archiving(tmp_path, front) as (slave, connection):
+                await caught_up(slave, front)
+                await overtaken(slave, kept)
+                assert slave.store.min_physical_offset == FILE_SIZE
+                await is_served(connection, 0, 4 * IN_A_FILE + 2, cut)
+
+    async def overtaken(slave: BrokerController, at: int) -> None:
+        assert await looked(slave) == -1
+        told = await offload(slave, evict=True)
+        await asyncio.to_thread(evict_all, slave)
+        assert "the master lost its log above" in told
+        assert archived(slave) == 2 * IN_A_FILE
+        assert "archive overtaken since" in (text := await page(slave)), text
+        assert f"above {at} it is of another log" in text
+        assert "neve_archive_overtaken 1" in await page(slave, "/metrics")
+
+    run(scenario)
+
+
+def test_a_log_that_is_older_than_its_archive_archives_nothing(tmp_path: Path) -> None:
+    """A copy of the data directory, put back: whether the master still has what is archived nobody can tell."""
+
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=2, lost=IN_A_FILE) as (front, cut, _connection):
+            end = cut.store.max_physical_offset
+            before, front.source = front.source, cut
+            front.ha.store = cut.store
+            async with archiving(tmp_path, front) as (slave, _ours):
+                await caught_up(slave, front)
+            shutil.copytree(tmp_path / "slave", tmp_path / "older")
+            front.source = before
+            front.ha.store = before.store
+            async with archiving(tmp_path, front) as (slave, _ours):
+                await caught_up(slave, front)
+                assert await looked(slave) == FILE_SIZE
+                await offload(slave)
+                assert archived(slave) == IN_A_FILE
+            async with archiving(tmp_path, front, "older") as (slave, _ours):
+                await caught_up(slave, front)
+                assert f"the log ended at {end} at a start" in await page(slave)
+                assert await looked(slave) == -1
+
+    run(scenario)
+
+
+def test_the_log_is_not_cut_before_it_is_written_down_that_it_is_archived_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with (
+            two_lives(tmp_path, kept=2, lost=IN_A_FILE) as (front, cut, _connection),
+            archiving(tmp_path, front) as (slave, _ours),
+        ):
+            await caught_up(slave, front)
+            assert await looked(slave) == FILE_SIZE
+            await offload(slave)
+            ends, is_broken = list[int](), True
+            save = OvertakenFile.save
+
+            def fails(file: OvertakenFile, overtaken: Overtaken) -> None:
+                ends.append(slave.store.max_physical_offset)
+                if is_broken:
+                    raise OSError("the disk is ill")
+                save(file, overtaken)
+
+            monkeypatch.setattr(OvertakenFile, "save", fails)
+            end = slave.store.max_physical_offset
+            await power_cut(front, cut)
+            await until(lambda: len(ends) >= 2)
+            assert set(ends) == {end}
+            assert not slave.archive.journal or not slave.archive.journal.leads, "nothing is archived meanwhile"
+            is_broken = False
+            await caught_up(slave, front)
+            assert slave.store.max_physical_offset < end
+
+    run(scenario)
+
+
+def test_a_second_slave_does_not_write_into_the_archive_of_the_first(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=2, lost=0) as (front, _, _connection), archiving(tmp_path, front):
+            with pytest.raises(StartupError, match="belongs to another data directory"):
+                async with archiving(tmp_path, front, "second"):
+                    raise AssertionError
+
+    run(scenario)
+
+
+def test_a_slave_is_not_restored_from_a_bucket(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=2, lost=0) as (front, _, _connection):
+            async with archiving(tmp_path, front):
+                pass
+            with pytest.raises(StartupError, match="--restore-from with brokerRole=SLAVE"):
+                async with running(tmp_path / "new", *options(tmp_path, front), restoring=True):
+                    raise AssertionError
+
+    run(scenario)
+
+
+def test_what_is_of_another_log_by_now_no_broker_archives_that_stands_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = f"storeUrl=dir:{tmp_path}/bucket"
+        async with running(tmp_path / "own", settings) as (broker, connection):
+            await send(connection, "t")
+            end = broker.store.max_physical_offset
+        file = OvertakenFile(RealDisk(), tmp_path / "own" / "archive")
+        file.save(Overtaken(at=end - 1, reaches=end, since_ms=1, why="the master lost its log"))
+        with pytest.raises(StartupError, match="begin another archive"):
+            async with running(tmp_path / "own", settings):
+                raise AssertionError
+        conf = tmp_path / "broker.conf"
+        conf.write_text(f"storePathRootDir={tmp_path}/own\n{settings}\n")
+        assert next(check.found for check in checks(conf, []) if check.check == "archive").startswith(
+            "nothing is archived any more: the master lost its log"
+        )
+        file.save(Overtaken(at=end, reaches=end + 1, since_ms=1, why="the master lost its log"))
+        async with running(tmp_path / "own", settings):
+            pass  # nothing came in place of what is archived: the log goes on above it
+
+    run(scenario)
