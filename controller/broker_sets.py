@@ -94,6 +94,12 @@ class BrokerSets:
         """What the register had a moment ago: for what has to go on while it is away."""
         return self._register.glance(name)
 
+    async def until_all_have_beaten(self) -> None:
+        """Returns at once unless this controller has just begun: then nobody is elected for the first time yet."""
+        left_ms = self._rules().elects_first_from_ms - self._liveness.now_ms()
+        if left_ms > 0:
+            await asyncio.sleep((left_ms + 1) / 1000)
+
     def heard(self, name: str) -> None:
         """A heartbeat came. If somebody began to live by it the others are told soon, and not with the next round."""
         if not self._others.renew_s:
@@ -167,7 +173,7 @@ class BrokerSets:
     def _decide(self, stored: Stored, heard: Heard, request: Request, asked: dict[int, Asked]) -> Decision | Ask:
         members = stored.broker_set.members if stored.broker_set is not None else ()
         reports = self._liveness.reports(request.name, asked, heard, members)
-        rules = replace(self._rules(), had=stored.had)
+        rules = replace(self._rules(), had=stored.had, strangers=self._liveness.strangers(request.name))
         return decide(stored.broker_set, reports, request, self._liveness.now_ms(), rules)
 
     async def _ask(self, stored: BrokerSet, candidates: tuple[int, ...]) -> dict[int, Asked]:

@@ -28,6 +28,7 @@ BEAT_MS = 1_000  # from one heartbeat of a broker to the next
 # How often this process looks if it stood still, and by how much that may be late before it counts as such. A broker
 # beats each second and is dead for itself after three: one whose beat of a second ago was the last that was read before
 # a standstill that nobody noticed lives all the same.
+FIRST_MS = 2 * BEAT_MS  # in which all who live have beaten, also those whose connection a restart of this process broke
 PULSE_MS = 250
 STANDSTILL_MS = 1_000
 
@@ -44,8 +45,9 @@ class ControllerManager:
         others: OtherControllers = NO_OTHER_CONTROLLERS,
         *,
         pulse_ms: int = PULSE_MS,
+        first_ms: int = FIRST_MS,
     ) -> None:
-        self._pulse_ms = pulse_ms
+        self._pulse_ms, self._first_ms = pulse_ms, first_ms
         self._config, self._register, self._others = config, register, others
         self._liveness = Liveness(clock)
         self._supervisor = Supervisor("controller")
@@ -146,4 +148,5 @@ class ControllerManager:
             max_members=self._config.max_members,
             elects_from_ms=self._hears_since_ms + DEFAULT_TIMEOUT_MS,
             hears_since_ms=self._hears_since_ms,
+            elects_first_from_ms=self._hears_since_ms + self._first_ms,
         )

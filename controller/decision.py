@@ -7,7 +7,8 @@ process says under the member's id (a copied directory, one that has not registe
 
 Who may be elected, in this order:
 
-first      no master ever was: who asks, if the log of every member is empty; or whom an operator designates
+first      no master ever was: who asks, if the log of every member is empty, and not before everybody who lives has
+           beaten: a register that was wiped knows nothing of a set, its brokers do; or whom an operator designates
 present    the master is alive, and nobody else is designated: it stays
 in sync    alive, in the sync state set or eligible: everything acknowledged is there. Of several the one with the
            highest (epoch of the log's end, end), as they say when asked now; then the lowest priority number
@@ -23,7 +24,7 @@ the check code with which an id was taken tells whose it is, and the other one t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import singledispatch
@@ -54,8 +55,11 @@ class Rules:
     # master dead, that of the member if it is known, else until the first of these.
     elects_from_ms: int = 0
     hears_since_ms: int = 0
+    elects_first_from_ms: int = 0
     # What the register once had for the set, with higher epochs than it has now: it was set back.
     had: BrokerSet | None = None
+    # What was said for the set under an id that is another's: of no member, and yet somebody knows it.
+    strangers: tuple[Report, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +264,8 @@ def decide(
     assert broker_set is None or broker_set.name == request.name
     cluster = broker_set.cluster if broker_set is not None else getattr(request, "cluster", "")
     own = {id: report for id, report in reports.items() if not cluster or report.cluster in ("", cluster)}
-    case = _Case(broker_set, own, now_ms, rules)
+    strangers = tuple(report for report in rules.strangers if not cluster or report.cluster in ("", cluster))
+    case = _Case(broker_set, own, strangers, now_ms, rules)
     decision = _decide(request, case)
     if isinstance(decision, Decision) and decision.broker_set is not None:
         _assert_follows(broker_set, decision.broker_set)
@@ -283,8 +288,11 @@ def _assert_follows(old: BrokerSet | None, new: BrokerSet) -> None:
 class _Case:
     """The stored value and the reports, as the decisions ask for them."""
 
-    def __init__(self, broker_set: BrokerSet | None, reports: Reports, now_ms: int, rules: Rules) -> None:
-        self.stored, self.reports, self.now_ms, self.rules = broker_set, reports, now_ms, rules
+    def __init__(
+        self, broker_set: BrokerSet | None, reports: Reports, strangers: Sequence[Report], now_ms: int, rules: Rules
+    ) -> None:
+        self.stored, self.reports, self.strangers = broker_set, reports, strangers
+        self.now_ms, self.rules = now_ms, rules
 
     def is_alive(self, member: Member | None) -> bool:
         report = self.reports.get(member.id) if member is not None else None
@@ -303,7 +311,8 @@ class _Case:
         return tuple(broker_id for broker_id in wanted if self.is_alive(broker_set.member(broker_id)))
 
     def highest_heard(self) -> tuple[int, int]:
-        return max((report.epochs for report in self.reports.values()), default=(UNKNOWN, UNKNOWN))
+        everybody = (*self.reports.values(), *self.strangers)
+        return max((report.epochs for report in everybody), default=(UNKNOWN, UNKNOWN))
 
     def frozen(self) -> Frozen | None:
         """None where the stored value is as new as anything that was ever reported."""
@@ -314,7 +323,8 @@ class _Case:
         if heard <= (known.epochs if known is not None else epochs):
             return known
         knowing = [broker_id for broker_id, report in self.reports.items() if report.epochs == heard]
-        who = f"broker {min(knowing)} knows" if knowing else "this controller has read"
+        knows = "a broker whose id is another's knows" if had < heard else "this controller has read"
+        who = f"broker {min(knowing)} knows" if knowing else knows
         why = f"{who} epochs {heard}, the register only {epochs}: it was restored or wiped"
         return Frozen(f"{why}; an operator has to designate the master", *heard)
 
@@ -541,15 +551,19 @@ def _elect_first(stored: BrokerSet, asker: int, case: _Case, *, designated: bool
     if asker not in case.living(stored):
         return _refuse(nobody, "Failed to elect a new master: the first one asks for itself, and is alive")
     if not designated:
+        if case.now_ms < case.rules.elects_first_from_ms:
+            return _refuse(nobody, "no first election yet: this controller has just begun, and a broker may know more")
         for broker_id in stored.ids:
-            report = case.reports.get(broker_id)
-            if report is None:
+            if broker_id not in case.reports:
                 return _refuse(nobody, f"no first election before broker {broker_id} has said that its log is empty")
+        speakers = [(f"broker {broker_id}", report) for broker_id, report in sorted(case.reports.items())]
+        speakers += [("a broker whose id is another's", report) for report in case.strangers]
+        for who, report in speakers:
             if report.max_offset != 0:
                 return _refuse(
                     nobody,
-                    f"no first election: the log of broker {broker_id} ends at {report.max_offset}; an operator has to "
-                    "designate the master",
+                    f"no first election: the log of {who} ends at {report.max_offset}; an operator has to designate "
+                    "the master",
                 )
     return _elected(stored, asker, case)
 

@@ -36,6 +36,7 @@ class Liveness:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sets: dict[str, dict[int, _Heard]] = {}
+        self._strangers: dict[str, dict[int, Report]] = {}  # by the id that they spoke under
         self._of_connection: dict[Hashable, set[tuple[str, int]]] = {}
         self._awaited: dict[tuple[str, int], asyncio.Event] = {}
 
@@ -55,6 +56,7 @@ class Liveness:
         if before is not None and _born(before.report) != _born(said):
             registered = _registered(member) if member is not None else None
             if _born(said) != registered and self._lives(before.report):
+                self._note_stranger(name, broker_id, said)
                 return False
         self._sets.setdefault(name, {})[broker_id] = _Heard(
             replace(said, heard_ms=self.now_ms(), connected=True), connection
@@ -92,6 +94,17 @@ class Liveness:
             report = self._best([*heard, *others], born.get(broker_id))
             found[broker_id] = replace(report, asked=asked[broker_id]) if broker_id in asked else report
         return found
+
+    def strangers(self, name: str) -> tuple[Report, ...]:
+        """What was said under an id that is another's, who lives. A register that was wiped may give an id again: who
+        had it before knows more than the register.
+        """
+        return tuple(self._strangers.get(name, {}).values())
+
+    def _note_stranger(self, name: str, broker_id: int, said: Report) -> None:
+        under = self._strangers.setdefault(name, {})
+        both = (replace(said, heard_ms=self.now_ms()), under.get(broker_id))
+        under[broker_id] = max((one for one in both if one is not None), key=lambda one: (one.epochs, one.max_offset))
 
     def living(self, name: str) -> dict[int, Report]:
         """Who of a set lives, as far as is heard here."""
@@ -138,11 +151,13 @@ class Liveness:
         """Drop what a broker, or all of a set, has said."""
         heard = self._sets.get(name, {})
         for gone in [broker_id] if broker_id is not None else list(heard):
+            self._strangers.get(name, {}).pop(gone, None)
             one = heard.pop(gone, None)
             if one is not None and one.connection in self._of_connection:
                 self._of_connection[one.connection].discard((name, gone))
         if not heard:
             self._sets.pop(name, None)
+            self._strangers.pop(name, None)
 
     def _lives(self, report: Report) -> bool:
         return report.connected and self.now_ms() - report.heard_ms <= report.timeout_ms

@@ -6,6 +6,7 @@ Beside RocketMQ's fields, neve's brokers send `incarnation`, `starts`, `process`
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -200,8 +201,12 @@ class Requests:
             log.warning("%s:%d designates broker %d of %r", *connection.remote, asked.broker_id, asked.name)
         stored = await self._sets.stored(asked.name)
         if stored is not None and stored.member(asked.broker_id) is not None and not asked.designate:
-            # Apache's broker sends its first heartbeat beside this, and asks again only after 5 seconds.
-            await self._liveness.until_heard(asked.name, asked.broker_id, FIRST_HEARTBEAT_S)
+            # Apache's broker sends its first heartbeat beside this, asks again only after 5 seconds, and waits for 3.
+            heard = self._liveness.until_heard(asked.name, asked.broker_id, FIRST_HEARTBEAT_S)
+            if stored.master_epoch:
+                await heard
+            else:
+                await asyncio.gather(heard, self._sets.until_all_have_beaten())
         answer = await self._sets.carry_out(asked)
         if answer.master is None:
             return _answered(request, answer, {})

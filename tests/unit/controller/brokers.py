@@ -27,6 +27,7 @@ async def controlling(
     register: Register | None = None,
     *,
     pulse_ms: int = 3_600_000,
+    first_ms: int = 0,
     **settings: Any,
 ) -> AsyncIterator[ControllerManager]:
     """A controller that has heard the living: its first time-out is over.
@@ -40,7 +41,7 @@ async def controlling(
         setattr(config, name, value)
     disk = RealDisk()
     named, others = register_of(config, disk)
-    server = ControllerManager(config, clock, disk, register or named, others, pulse_ms=pulse_ms)
+    server = ControllerManager(config, clock, disk, register or named, others, pulse_ms=pulse_ms, first_ms=first_ms)
     await server.start()
     try:
         yield server

@@ -237,6 +237,48 @@ def test_after_a_standstill_nobody_is_hung_up_on_before_what_it_said_is_read(tmp
     run(tmp_path, work, clock=clock, pulse_ms=600_000)
 
 
+@pytest.mark.parametrize("old_id", [1, 2])
+def test_who_asks_first_is_not_elected_before_those_who_know_of_the_set_have_told(tmp_path: Path, old_id: int) -> None:
+    """The register was lost with all controllers, and a new broker is there before the old ones are connected again."""
+    clock = ManualClock()
+
+    async def work(server: ControllerManager) -> None:
+        newcomer = await Broker(server, born={"incarnation": "n", "starts": "1", "process": "p"}).open()
+        old = await Broker(server, born={"incarnation": "o", "starts": "4", "process": "q"}).open()
+        await newcomer.join()
+        answer = await newcomer.elect()
+        assert answer.code == Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert "has just begun" in (answer.remark or "")
+        old.id = old_id  # the newcomer got the first one
+        await old.beat(masterEpoch=5, syncStateSetEpoch=7)
+        clock.advance(50)
+        answer = await newcomer.elect()
+        assert answer.code == Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert "knows epochs (5, 7)" in (answer.remark or "")
+        await closed(newcomer, old)
+
+    run(tmp_path, work, clock=clock, first_ms=50)
+
+
+class LoopClock(ManualClock):
+    """Goes by itself."""
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def test_who_asks_too_early_for_a_first_election_is_answered_when_it_may_be(tmp_path: Path) -> None:
+    """An Apache broker that is refused asks again five seconds later."""
+
+    async def work(server: ControllerManager) -> None:
+        broker = await Broker(server).open()
+        await broker.join()
+        assert (await broker.elect()).code == Code.SUCCESS
+        await closed(broker)
+
+    run(tmp_path, work, clock=LoopClock(), first_ms=300)
+
+
 class Stuck(NoOtherControllers):
     """What is said to them is never answered."""
 

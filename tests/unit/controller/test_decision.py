@@ -359,6 +359,47 @@ def test_a_member_that_was_not_heard_may_have_a_log() -> None:
     assert world.elect(A, designate=True).master == A
 
 
+def test_who_is_no_member_and_has_a_log_is_known_to_have_one() -> None:
+    """A register that was wiped: its brokers are heard before they are members again."""
+    for hears in (
+        lambda world: world.hear(STRANGER, max_offset=1000),
+        # Under an id that was given again; its holder lives.
+        lambda world: setattr(world, "rules", Rules(strangers=(Report(NOW, max_offset=1000, epoch=0),))),
+    ):
+        world = World(A)
+        hears(world)
+        refused = world.elect(A)
+        assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert "ends at 1000" in refused.remark
+        assert world.elect(A, designate=True).master == A
+
+
+def test_who_speaks_under_anothers_id_is_believed_that_the_register_was_set_back() -> None:
+    stranger = Report(NOW, cluster="c", max_offset=1000, master_epoch=5, sync_state_set_epoch=7)
+    world = World(A)
+    world.rules = Rules(strangers=(changed(stranger, cluster="another"),))
+    assert world.elect(A).master == A, "it is no broker of this cluster's"
+    world = World(A)
+    world.rules = Rules(strangers=(stranger,))
+    refused = world.elect(A)
+    assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert "a broker whose id is another's knows epochs (5, 7)" in refused.remark
+    assert world.value.frozen is not None
+    assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED, "it does not know them"
+    world.hear(B, max_offset=1000, epoch=5, master_epoch=5, sync_state_set_epoch=7, incarnation="b")
+    assert "ask for one of [2]" in world.elect(A, designate=True).remark
+
+
+def test_who_has_just_begun_elects_nobody_first_but_whom_an_operator_designates() -> None:
+    world = World(A)
+    world.rules = Rules(elects_first_from_ms=NOW + 1)
+    assert world.elect(A).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    assert world.elect(A, designate=True).master == A
+    world = World(A)
+    world.rules = Rules(elects_first_from_ms=NOW)
+    assert world.elect(A).master == A
+
+
 def test_nobody_who_is_dead_or_unnamed_becomes_the_first_master() -> None:
     world = World(A, B)
     assert world.elect().code == Code.CONTROLLER_MASTER_NOT_AVAILABLE

@@ -49,6 +49,20 @@ def test_who_was_heard_on_a_connection_and_stopped_is_silent_once_its_time_is_ov
     assert liveness.reports("b", {}) == {}
 
 
+def test_what_was_said_under_anothers_id_is_known_until_the_set_is_forgotten() -> None:
+    clock = ManualClock()
+    liveness = Liveness(clock)
+    heard(liveness, born="first")
+    assert liveness.strangers("b") == ()
+    for epoch in (5, 3):
+        assert not liveness.hear("b", 1, Report(0, incarnation="second", master_epoch=epoch), NEW, None)
+        assert [report.master_epoch for report in liveness.strangers("b")] == [5]
+    heard(liveness, born="first")
+    assert liveness.strangers("b") != ()
+    liveness.forget("b", 1)
+    assert liveness.strangers("b") == ()
+
+
 def test_another_process_is_heard_only_where_nobody_lives_or_it_is_the_one_that_registered() -> None:
     clock = ManualClock()
     liveness = Liveness(clock)
