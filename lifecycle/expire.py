@@ -11,6 +11,7 @@ from collections.abc import Callable
 from infra import failpoint
 from lifecycle.hot_expiry import HotExpiry
 from lifecycle.hot_store import HotStore
+from lifecycle.recorded_minimums import minimums_to_raise
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
@@ -72,13 +73,9 @@ class ExpireArchived:
 
     def _hide_as_master(self) -> int:
         """A slave's readers see what its master's do: by the journal, as soon as it is told of it."""
-        catalog, hot = self._journal.catalog, self._hot
-        rising: dict[str, dict[int, int]] = {}
-        for topic in hot.topics():
-            recorded = {queue: catalog.recorded_minimum(topic, queue) for queue in hot.queues_of(topic)}
-            above = {queue: offset for queue, offset in recorded.items() if offset > hot.min_offset(topic, queue)}
-            if above:
-                rising[topic] = above
+        hot = self._hot
+        queues = {topic: hot.queues_of(topic) for topic in hot.topics()}
+        rising = minimums_to_raise(queues, self._journal.catalog.recorded_minimum, hot.min_offset)
         if rising:
             hot.expire_below(rising, dict.fromkeys(rising, _ANY_TIME))
         return sum(map(len, rising.values()))

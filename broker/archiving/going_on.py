@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from broker.archiving.offsets import log_goes_on_at, minimums_to_raise, queues_to_raise
+from broker.archiving.offsets import log_goes_on_at, queues_to_raise
 from broker.store.message_store import MessageStore
+from lifecycle.recorded_minimums import minimums_to_raise
 from neve.archive.catalog import Catalog
 from tiered.journal.writer import GoOnFrom
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 Queue = tuple[str, int]
 
@@ -18,18 +18,3 @@ def queues_to_raise(following: Mapping[Queue, int], next_offset: Callable[[str, 
     `following` is one above what the archive has named, or may soon; `next_offset` what the local log would give next.
     """
     return {(topic, queue): first for (topic, queue), first in following.items() if next_offset(topic, queue) < first}
-
-
-def minimums_to_raise(
-    queues: Mapping[str, Iterable[int]],
-    recorded: Callable[[str, int], int],
-    minimum: Callable[[str, int], int],
-) -> dict[str, dict[int, int]]:
-    """What the archive has recorded as expired or deleted and an older copy of the log still shows, by topic."""
-    rising: dict[str, dict[int, int]] = {}
-    for topic, numbers in queues.items():
-        above = {queue: recorded(topic, queue) for queue in numbers}
-        above = {queue: offset for queue, offset in above.items() if offset > minimum(topic, queue)}
-        if above:
-            rising[topic] = above
-    return rising

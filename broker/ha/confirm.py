@@ -18,7 +18,7 @@ LEFT_ALONE_FOR.
 
 Replication      confirm is            acknowledged                                     appended
 NONE             own end               always                                           always
-ASYNC            own end               not while cut off: neither a controller nor a    always
+ASYNC            own end               not while cut off: neither a controller nor a    not while cut off
                                        slave was heard for `cut_off_after`
 SYNC             as above              at confirm                                       if the SSS has `min_in_sync`
                                                                                         members; it stays that large
@@ -167,7 +167,7 @@ class Confirm:
         return bool(self._asked)
 
     def may_append(self) -> bool:
-        """Asked before an append; where not, the answer is SYSTEM_ERROR `in-sync replicas not enough`."""
+        """Asked before an append, where it is not cut off; if not: SYSTEM_ERROR `in-sync replicas not enough`."""
         return not self.is_fenced and self._has_enough()
 
     def acknowledged(self, now: float) -> int:

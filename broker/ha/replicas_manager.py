@@ -98,7 +98,7 @@ _MEANINGS = {
     Held.TOO_FEW: "sends are refused with code 1",
     Held.AWAY: "sends are answered FLUSH_SLAVE_TIMEOUT, until it comes back or leaves the SyncStateSet",
     Held.SILENT: "sends are answered FLUSH_SLAVE_TIMEOUT, until it reports or leaves the SyncStateSet",
-    Held.CUT_OFF: "sends are answered FLUSH_SLAVE_TIMEOUT: another may be master",
+    Held.CUT_OFF: "sends are refused with code 1: another may be master",
 }
 
 

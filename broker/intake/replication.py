@@ -10,7 +10,7 @@ RocketMQ's GroupTransferService. An answer that promises a record is given once 
     said by the set (`BrokerSet`)     here
     leads, may_append                 asked before each append (`LogWriter`): SYSTEM_BUSY, or SYSTEM_ERROR `in-sync
                                       replicas not enough`
-    acknowledged                      how far it is confirmed; -1: nobody is acknowledged
+    acknowledged                      how far it is confirmed; -1: nobody is acknowledged, and nothing is appended
     told by the set
     `confirmed`                       who waits for what lies below is answered
     `Intake.stop_acknowledging`       this member is the master no more: all who wait are told FLUSH_SLAVE_TIMEOUT, in
@@ -39,6 +39,7 @@ from neve.remoting.codes import ResponseCode
 # without waiting for them must not fill the memory.
 UNCONFIRMED_MAX = 128 << 20
 NOT_ENOUGH = "in-sync replicas not enough"
+UNHEARD = "neither a controller nor a slave is heard: another may be master"
 NOT_SAFE = "stored, but not known to be with all members of the SyncStateSet"
 
 
@@ -148,9 +149,12 @@ class GroupTransfer:
         """Raises AppendRefused."""
         if not self._set.leads:
             raise AppendRefused(ResponseCode.SYSTEM_BUSY, "this member of the broker set takes no messages now")
+        acknowledged = self._set.acknowledged()
+        if acknowledged < 0:
+            raise AppendRefused(ResponseCode.SYSTEM_ERROR, UNHEARD)
         if not self._set.may_append():
             raise AppendRefused(ResponseCode.SYSTEM_ERROR, NOT_ENOUGH)
-        if self._newest - self._set.acknowledged() > UNCONFIRMED_MAX:
+        if self._newest - acknowledged > UNCONFIRMED_MAX:
             raise AppendRefused(ResponseCode.SYSTEM_BUSY, f"{UNCONFIRMED_MAX >> 20} MiB wait for the broker set")
 
     def appended(self) -> None:

@@ -371,26 +371,36 @@ def test_who_does_not_want_to_wait_for_the_disk_does_not_wait_for_slaves(tmp_pat
     in_a_set(tmp_path, work)
 
 
-REFUSALS = {
-    "too few in sync": (True, False, ResponseCode.SYSTEM_ERROR, NOT_ENOUGH),
-    "not the master": (False, True, ResponseCode.SYSTEM_BUSY, "this member of the broker set takes no messages now"),
+NOBODY = "neither a controller nor a slave is heard: another may be master"
+REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
+    "too few in sync": ({"has_enough": False}, ResponseCode.SYSTEM_ERROR, NOT_ENOUGH),
+    "nobody is heard": ({"has_enough": False, "confirm": -1}, ResponseCode.SYSTEM_ERROR, NOBODY),
+    "nobody is heard from this instant on": ({"confirm": -1}, ResponseCode.SYSTEM_ERROR, NOBODY),
+    "not the master": (
+        {"leads": False},
+        ResponseCode.SYSTEM_BUSY,
+        "this member of the broker set takes no messages now",
+    ),
 }
 
 
 @pytest.mark.parametrize("why", REFUSALS)
 def test_a_send_that_the_set_does_not_take_is_refused_before_it_is_stored(tmp_path: Path, why: str) -> None:
-    leads, enough, code, remark = REFUSALS[why]
+    said, code, remark = REFUSALS[why]
 
     async def work(world: World) -> None:
         await send(world.connection, "t")
         await _group(world)
-        world.slaves.leads, world.slaves.has_enough = leads, enough
+        before = {name: getattr(world.slaves, name) for name in said}
+        for name, value in said.items():
+            setattr(world.slaves, name, value)
         end = world.broker.store.max_physical_offset
         for lane, asks in SENDS.items():
             answer = await asks(world)
             assert (answer.code, answer.remark) == (code, remark), lane
         assert world.broker.store.max_physical_offset == end
-        world.slaves.leads = world.slaves.has_enough = True
+        for name, value in before.items():
+            setattr(world.slaves, name, value)
         await send(world.connection, "t")
 
     in_a_set(tmp_path, work)

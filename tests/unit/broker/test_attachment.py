@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from broker.archiving.attachment import TRANSITIONS, Attachment, Event, State
-from broker.archiving.offsets import log_goes_on_at, minimums_to_raise, queues_to_raise
+from broker.archiving.offsets import log_goes_on_at, queues_to_raise
 from infra.state_table import OutOfTurn
+from lifecycle.recorded_minimums import minimums_to_raise
 from tests.broker_in_process import running
 
 
@@ -66,5 +67,6 @@ def test_a_queue_is_raised_only_where_it_would_give_an_offset_again() -> None:
 
 def test_what_the_archive_recorded_as_gone_is_hidden_and_nothing_else() -> None:
     recorded, minimums = {("a", 0): 7, ("a", 1): 2, ("b", 0): 4}, {("a", 0): 5, ("a", 1): 2, ("b", 0): 6}
-    rising = minimums_to_raise({"a": [0, 1], "b": [0]}, lambda *queue: recorded[queue], lambda *queue: minimums[queue])
+    queues = {"a": [0, 1], "b": [0], "nothing of it is recorded": [0, 1, 2, 3]}  # to ask the log is a turn of its loop
+    rising = minimums_to_raise(queues, lambda *queue: recorded.get(queue, 0), lambda *queue: minimums[queue])
     assert rising == {"a": {0: 7}}
