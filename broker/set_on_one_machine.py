@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from access.guard import inner_credentials
 from broker.config import BrokerConfig
-from broker.embedded import HERE, start_controller, start_name_server
+from broker.embedded import HERE, share_certificates, start_controller, start_name_server
 from broker.ha.settings import settings_of
 from infra import log as logs
 from infra.config import ConfigError, Loaded, read
@@ -37,6 +38,7 @@ from neve.remoting.address import parse_address
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.signature import signed
 
 log = logging.getLogger("neve")
 
@@ -52,7 +54,15 @@ _STOP_S = 60.0
 _TOLD = 400  # characters of the last line in a log
 
 #: What is each member's own.
-_OWN = ("storePathRootDir", "listenPort", "haListenPort", "adminPort", "namesrvAddr", "controllerAddr")
+_OWN = (
+    "storePathRootDir",
+    "listenPort",
+    "haListenPort",
+    "adminPort",
+    "namesrvAddr",
+    "controllerAddr",
+    "authConfigPath",
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -88,8 +98,7 @@ def checked(replicas: int, places: Places, store: str | None, settings: Sequence
         raise ConfigError(f"--port {places.port} leaves no ports for {replicas} members")
     own = [f"storePathRootDir={places.data / '1'}", f"controllerAddr={HERE}:{places.controller_port or 1}"]
     loaded = read(BrokerConfig, None, [*_base(places, store), *settings, *own])
-    if loaded.config.authentication_enabled:
-        raise ConfigError("authenticationEnabled with --replicas: the servers would not know each other's secrets")
+    share_certificates(loaded.config)
     if loaded.config.replication == "none":
         raise ConfigError("replication=none with --replicas: nothing would be replicated")
     settings_of(loaded.config)
@@ -118,7 +127,8 @@ async def run(replicas: int, places: Places, store: str | None, settings: Sequen
     members: list[_Member] = []
     name_server = controller = None
     try:
-        name_server = await start_name_server(config, places.data / "namesrv" / "kvConfig.json", places.namesrv_port)
+        settings_path = places.data / "namesrv" / "kvConfig.json"
+        name_server = await start_name_server(config, settings_path, places.namesrv_port, of_a_set=True)
         controller = await start_controller(config, places.data / "controller", places.controller_port)
         shared = _shared(config, _base(places, store), settings)
         members += (_Member(number, places, shared) for number in range(1, replicas + 1))
@@ -247,7 +257,10 @@ async def _in_sync(config: BrokerConfig, replicas: int, registered: Callable[[],
     """
     controller = parse_address(config.controller_addr)
     tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
-    request = RemotingCommand(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=dumps([config.broker_name]))
+    body = dumps([config.broker_name])
+    credentials = inner_credentials(config)
+    fields = {} if credentials is None else signed(*credentials, {}, body)
+    request = RemotingCommand(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, ext=fields, body=body)
     found: _Replicas | None = None
     try:
         async with asyncio.timeout(_IN_SYNC_S):

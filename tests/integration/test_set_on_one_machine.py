@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import psutil
+import pytest
 
 from bench.wire import Client, Refused
+from neve.errors import BrokerError, NeveError
+from tests.integration.test_security import ROOT, make_certificate, round_trip, trusting
 from tests.servers.neve import NEVE, Serving
 from tests.waiting import wait_until
 
@@ -18,10 +23,10 @@ ANY_PORTS = ("--namesrv-port", "0", "--controller-port", "0", "--port", "0")
 CONFIG = 2
 
 
-def up(directory: Path) -> Serving:
+def up(directory: Path, *options: str) -> Serving:
     data = directory / "data"
     return Serving(directory, "up", "--replicas", "3", "--data", str(data), *ANY_PORTS,
-                   "--set", "mappedFileSizeCommitLog=1m")  # fmt: skip
+                   "--set", "mappedFileSizeCommitLog=1m", *options)  # fmt: skip
 
 
 def sent(addresses: list[str], body: bytes) -> str | None:
@@ -73,6 +78,35 @@ def test_a_set_that_was_stopped_goes_on_with_what_it_had(tmp_path: Path) -> None
             assert has(master, count)
 
 
+def test_a_set_that_asks_who_its_users_are_has_its_users_in_every_member(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "set")
+    keys = (
+        "authenticationEnabled=true",
+        f"initAuthenticationUser={ROOT}",
+        'innerClientAuthenticationCredentials={"accessKey":"member","secretKey":"members-secret"}',
+        "tlsServerMode=enforcing",
+        f"tlsCertPath={certificate}",
+        f"tlsKeyPath={key}",
+    )
+    options = [word for one in keys for word in ("--set", one)]
+    root = {"credentials": ("root", "root-secret"), "tls": trusting(certificate)}
+
+    def serves(names: str, topic: str) -> bool:
+        try:
+            return asyncio.run(round_trip(names, topic, **root)) == b"over the wire"
+        except NeveError:
+            return False
+
+    for topic in ("First", "Second"):
+        with up(tmp_path, *options) as servers:
+            names, master, members = (servers.ready[name] for name in ("namesrv", "master", "members"))
+            with pytest.raises(BrokerError):
+                asyncio.run(round_trip(names, topic, **{**root, "credentials": ("root", "guess")}))
+            assert serves(names, topic)
+            os.kill(next(one["pid"] for one in members if one["broker"] == master), signal.SIGKILL)
+            wait_until(partial(serves, names, f"{topic}OfAnother"), "another serves them", _CHANGE_S)
+
+
 def test_members_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
     with up(tmp_path) as servers:
         processes = servers.alive()
@@ -94,6 +128,9 @@ def test_what_a_set_on_one_machine_can_not_have_is_refused_before_anything_is_ma
 
     assert "listenPort with --replicas" in refused("--set", "listenPort=1")
     assert "nothing would be replicated" in refused("--set", "replication=none")
-    assert "authenticationEnabled" in refused("--set", "authenticationEnabled=true")
+    alone = refused("--set", "authenticationEnabled=true")
+    assert "innerClientAuthenticationCredentials, the same on all" in alone
+    assert "tlsServerMode=enforcing" in alone
+    assert "authConfigPath with --replicas" in refused("--set", "authConfigPath=/tmp/users.json")
     assert "--restore-from" in refused("--restore-from", f"dir:{tmp_path}")
     assert not (tmp_path / "data").exists()
