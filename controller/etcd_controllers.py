@@ -55,8 +55,9 @@ class EtcdControllers:
 
     renew_s = RENEW_S
 
-    def __init__(self, etcd: Etcd, prefix: str) -> None:
-        self._etcd, self._prefix = etcd, f"{prefix}/alive/"
+    def __init__(self, etcd: Etcd, prefix: str, leases: Etcd) -> None:
+        """`leases` is for the lease alone, and closed here: what many sets ask for at once keeps no renewal waiting."""
+        self._etcd, self._prefix, self._leases = etcd, f"{prefix}/alive/", leases
         self._own_id = unique_name(system_entropy)
         self._lease = 0
         self._written: dict[str, KeyValue | None] = {}
@@ -89,8 +90,8 @@ class EtcdControllers:
 
     async def renew(self) -> None:
         try:
-            if not self._lease or not await self._etcd.keep_alive(self._lease):
-                self._lease = await self._etcd.grant(LEASE_S)
+            if not self._lease or not await self._leases.keep_alive(self._lease):
+                self._lease = await self._leases.grant(LEASE_S)
                 self._written.clear()
         except EtcdError as error:
             raise RegisterUnavailable(None, str(error)) from error
@@ -98,9 +99,10 @@ class EtcdControllers:
     async def close(self) -> None:
         if self._lease:
             try:
-                await self._etcd.revoke(self._lease)
+                await self._leases.revoke(self._lease)
             except EtcdError as error:
                 log.warning("what was said of living brokers stays for %d s: %s", LEASE_S, error)
+        await self._leases.close()
 
     async def _say(self, name: str, value: bytes | None) -> None:
         """Until the key is so, whatever became of the writes before."""

@@ -48,8 +48,8 @@ def etcd_register(config: ControllerConfig) -> tuple[EtcdRegister, EtcdControlle
                 tls.load_cert_chain(Path(certificate).expanduser(), Path(key).expanduser(), password="")
             except OSError as error:
                 raise StartupError(f"etcdTlsCertPath={certificate} with {key}: {error}") from error
-    etcd = Etcd(target, tls=tls, user=config.etcd_user, password=config.etcd_password)
-    return EtcdRegister(etcd, target.prefix), EtcdControllers(etcd, target.prefix)
+    etcd, leases = (Etcd(target, tls=tls, user=config.etcd_user, password=config.etcd_password) for _ in range(2))
+    return EtcdRegister(etcd, target.prefix), EtcdControllers(etcd, target.prefix, leases)
 
 
 class _Known(NamedTuple):

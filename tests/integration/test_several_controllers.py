@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from controller.controller_config import ControllerConfig
 from controller.controller_manager import ControllerManager
 from controller.decision import GetSyncStateData, Report
 from controller.etcd_controllers import EtcdControllers
+from controller.etcd_register import etcd_register
 from controller.register import RegisterUnavailable
 from infra.clock import ManualClock
 from infra.etcd import Etcd, parse_url
@@ -138,7 +140,7 @@ def test_what_one_says_is_gone_when_it_stops_and_soon_when_it_died(shared: Node)
     async def main() -> None:
         url = parse_url(register_url(shared, prefix=next(prefixes)))
         clients = [Etcd(url) for _ in range(3)]
-        stops, dies, reads = (EtcdControllers(client, url.prefix) for client in clients)
+        stops, dies, reads = (EtcdControllers(client, url.prefix, Etcd(url)) for client in clients)
         for one in (stops, dies):
             await one.renew()
             await one.say("b", {1: Report(0, address="h:1"), 2: Report(0)})
@@ -150,8 +152,47 @@ def test_what_one_says_is_gone_when_it_stops_and_soon_when_it_died(shared: Node)
             return not await reads.heard("b")
 
         await until(is_gone, "its lease is over")  # nobody renews it
+        await dies.close()
         for client in clients:
             await client.close()
+
+    run(main)
+
+
+class Slow:
+    """Answers as etcd does what is asked of leases, and who it is; of keys it answers nothing."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            body = await reader.readexactly(int(length.partition(b":")[2]))
+            if b"/v3/kv/" in head and b"serializable" not in body:
+                self.asked += 1
+                await asyncio.Event().wait()
+            said = b'{"header":{"cluster_id":"7"},"ID":"9","TTL":"3","result":{"ID":"9","TTL":"3"}}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(said), said))
+
+
+def test_a_lease_is_renewed_while_more_is_asked_of_etcd_than_there_are_connections() -> None:
+    async def main() -> None:
+        slow = Slow()
+        server = await asyncio.start_server(slow.serve, "127.0.0.1", 0)
+        async with asyncio.timeout(30):
+            url = f"etcd://127.0.0.1:{server.sockets[0].getsockname()[1]}/neve"
+            register, others = etcd_register(ControllerConfig(register_url=url))
+            await others.renew()
+            asking = [asyncio.create_task(register.get(f"b{number}")) for number in range(200)]
+            await until(lambda: slow.asked >= 64, "no connection is free")
+            await others.renew()
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            await others.close()
+            await register.close()
+        server.close()
 
     run(main)
 
@@ -161,7 +202,7 @@ def test_what_is_said_is_what_others_hear_whatever_became_of_it_meanwhile(tmp_pa
         with servers.node(tmp_path) as node:
             url = parse_url(register_url(node))
             own, client = Etcd(url), Etcd(url)
-            says, reads = EtcdControllers(own, url.prefix), EtcdControllers(client, url.prefix)
+            says, reads = (EtcdControllers(one, url.prefix, Etcd(url)) for one in (own, client))
             said = Report(0, address="h:1", cluster="c", epoch=3, max_offset=77, incarnation="i", starts=2, process="p")
             await says.say("a/b", {1: said})
             assert await reads.heard("a/b") == {}  # there is no lease that would end it
@@ -195,6 +236,7 @@ def test_what_is_said_is_what_others_hear_whatever_became_of_it_meanwhile(tmp_pa
             await says.heard("a")  # it sees that its own word is not there any more
             await says.say("a", {2: said})
             assert set(await reads.heard("a")) == {2, 5}
+            await says.close()
             await own.close()
             await client.close()
 
