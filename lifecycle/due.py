@@ -25,6 +25,10 @@ class Due:
         self._backlog = Backlog(hot, catalog)
         self.oldest_ms = -1  # of what is not archived, as the last look saw it; below 0: nothing, or of unknown age
 
+    def reach(self) -> int:
+        """Where what may be archived ends, as it stands now."""
+        return self._hot.flush()
+
     def ranges(self, *, everything: bool) -> list[TopicRange]:
         """The topics of the next round with their ranges: those whose time has come, or all."""
         end = self._hot.flush()

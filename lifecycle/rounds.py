@@ -34,13 +34,14 @@ class Rounds:
         self.last: dict[str, Any] = {}  # of the last run: its last round and what became of all
 
     def run(self, *, everything: bool, progress: Progress | None = None) -> list[RoundReport]:
-        """Finish what is open, then write what is due, or everything."""
+        """Finish what is open, then write what is due, or everything that is there now."""
         assert self.lock.locked(), "one at a time"
         self._rounds.begin()
         if self._settled is not None and not self._settled():
             return []
         reports = self._rounds.resume(progress)
-        while not self._turns.closed and (ranges := self._ranges(everything=everything)):
+        goal = self._due.reach() if everything else None
+        while not self._turns.closed and (ranges := self._ranges(goal)):
             report = self._rounds.run(ranges, progress)
             if report is None:
                 break
@@ -50,8 +51,11 @@ class Rounds:
         self._note(reports)
         return reports
 
-    def _ranges(self, *, everything: bool) -> list[TopicRange]:
-        ranges = self._due.ranges(everything=everything)
+    def _ranges(self, goal: int | None) -> list[TopicRange]:
+        """With a goal all that begins below it: what comes meanwhile would keep a busy broker at it for ever."""
+        ranges = self._due.ranges(everything=goal is not None)
+        if goal is not None:
+            ranges = [one for one in ranges if one.start < goal]
         self._throttle.adjust()
         return ranges
 

@@ -16,6 +16,7 @@
   restless      the set serves, and groups are at rest, within `rest_within_ms` of the healing; while the machine
                 stands still nobody can
   switched      where an answer says that another one is master now, that is so
+  archive       the archive has each offset once, and the message that the set has there
   logs          the members' logs are equal, byte by byte
   blind         the history has what the checks need: without it nothing is proven
 
@@ -33,9 +34,11 @@ from typing import Any
 import msgspec
 
 from tests.histories.history import (
+    Archived,
     Bounds,
     BrokenOff,
     Decision,
+    Dropped,
     Event,
     Gap,
     Healed,
@@ -97,6 +100,7 @@ def check(events: Iterable[Event], promise: Promise) -> Report:
         _topics(history),
         _restless(history, promise),
         _switched(history),
+        _archive(history, promise),
         _logs(history),
     ]
     if promise.keeps_acknowledged:
@@ -126,6 +130,8 @@ class _History:
         self.log: list[LogPart] = by_type[LogPart]
         self.kept: list[Kept] = by_type[Kept]
         self.gaps: list[Gap] = by_type[Gap]
+        self.archived: list[Archived] = by_type[Archived]
+        self.dropped: list[Dropped] = by_type[Dropped]
         self.broken_off: list[BrokenOff] = by_type[BrokenOff]
         self.at: dict[Place, str] = {(one.topic, one.queue, one.offset): one.key for one in self.stored}
         self.copies: Counter[tuple[str, str]] = Counter((one.topic, one.key) for one in self.stored)
@@ -142,6 +148,8 @@ class _History:
         counts["stored more than once"] = sum(1 for count in self.copies.values() if count > 1)
         for one in self.switched:
             counts[f"{'handed over' if one.by else 'designated'}, {'done' if one.to else 'refused'}"] += 1
+        counts |= Counter({"archived": len(self.archived)} if self.archived else {})
+        counts |= Counter({"dropped below": max(one.below for one in self.dropped)} if self.dropped else {})
         counts["stood still ms"] = sum(stall.lasted for stall in self.stalls)
         counts["kept elsewhere"] = len({one.key for one in self.kept})
         return counts
@@ -178,7 +186,9 @@ def _blind(history: _History) -> Iterator[Violation]:
 
 
 def _lost(history: _History, promise: Promise) -> Iterator[Violation]:
-    elsewhere = set() if promise.keeps_acknowledged else {one.key for one in history.kept}
+    elsewhere = set[str]()
+    if not promise.keeps_acknowledged:
+        elsewhere = {one.key for one in history.kept} | {one.key for one in history.archived}
     gaps = [] if promise.keeps_acknowledged else history.gaps
     for sent in history.acknowledged:
         if sent.decision is Decision.ROLLBACK:
@@ -187,9 +197,13 @@ def _lost(history: _History, promise: Promise) -> Iterator[Violation]:
             is_there = history.at.get((sent.topic, sent.queue, sent.offset)) == sent.key
         else:
             is_there = bool(history.copies[sent.topic, sent.key])
-        if is_there or sent.key in elsewhere or any(gap.start <= sent.physical < gap.end for gap in gaps):
+        if is_there or sent.key in elsewhere or any(_is_in(gap, sent) for gap in gaps):
             continue
         yield Violation("lost", f"{_told(sent)}; {_place_now(history, sent)}")
+
+
+def _is_in(gap: Gap, sent: Sent) -> bool:
+    return (gap.topic, gap.queue) == (sent.topic, sent.queue) and gap.first <= sent.offset <= gap.last
 
 
 def _told(sent: Sent) -> str:
@@ -266,10 +280,14 @@ def _doubled(history: _History) -> Iterator[Violation]:
 
 def _holes(history: _History, promise: Promise) -> Iterator[Violation]:
     for bounds in history.bounds:
+        told = set[int]()
+        for gap in history.gaps if not promise.keeps_acknowledged else ():
+            if (gap.topic, gap.queue) == (bounds.topic, bounds.queue):
+                told.update(range(gap.first, gap.last + 1))
         missing = [
             offset
             for offset in range(bounds.first, bounds.end)
-            if (bounds.topic, bounds.queue, offset) not in history.at
+            if (bounds.topic, bounds.queue, offset) not in history.at and offset not in told
         ]
         if missing:
             where = f"{bounds.topic}/{bounds.queue} from {bounds.first} to {bounds.end}"
@@ -344,6 +362,29 @@ def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
             yield Violation("restless", f"after the healing it never came about that {what}")
         elif at - healed - lost > promise.rest_within_ms:
             yield Violation("restless", f"{what}, but only {at - healed} ms after the healing, {lost} ms stood still")
+
+
+def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
+    rows: dict[Place, list[str]] = defaultdict(list)
+    for row in history.archived:
+        rows[row.topic, row.queue, row.offset].append(row.key)
+    for place, keys in rows.items():
+        topic, queue, offset = place
+        there = history.at.get(place)
+        if len(keys) > 1:
+            yield Violation("archive", f"{topic}/{queue} at {offset} is there {len(keys)} times: {', '.join(keys)}")
+        elif there != keys[0] and (there or promise.keeps_acknowledged):
+            yield Violation("archive", f"{topic}/{queue} at {offset}: {keys[0]}, the set has {there or 'nothing'}")
+    if history.archived:
+        for bounds in history.bounds:
+            lacking = [
+                offset
+                for offset in range(bounds.first, bounds.end)
+                if (bounds.topic, bounds.queue, offset) in history.at
+                and (bounds.topic, bounds.queue, offset) not in rows
+            ]
+            if lacking:
+                yield Violation("archive", f"{bounds.topic}/{bounds.queue} lacks {len(lacking)}: {lacking[:5]}")
 
 
 def _switched(history: _History) -> Iterator[Violation]:

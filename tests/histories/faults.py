@@ -22,6 +22,7 @@ class Kind(StrEnum):
     ISOLATE = "isolate"  # one from the rest of the set, and perhaps from clients
     RESET = "reset"  # connections break and may be made again at once
     HAND_OVER = "hand over"  # the master is asked to, as `neve cluster switch` does
+    OFFLOAD = "offload"  # it archives what it has and drops what it need not keep
     DESIGNATE = "designate"  # the controller is told who shall lead, as `mqadmin electMaster` does
 
 
@@ -35,9 +36,9 @@ class Way(StrEnum):
 
 MASTER, SLAVE, OTHER_SLAVE, ANY = "the master", "a slave", "the other slave", "a member"
 #: In which nothing may be lost in any mode.
-HARMLESS = (Kind.RESET, Kind.HAND_OVER)
+HARMLESS = (Kind.RESET, Kind.HAND_OVER, Kind.OFFLOAD)
 #: Over as soon as they have begun.
-_AT_ONCE = (Kind.RESET, Kind.HAND_OVER, Kind.DESIGNATE)
+_AT_ONCE = (Kind.RESET, Kind.HAND_OVER, Kind.OFFLOAD, Kind.DESIGNATE)
 
 ALL = "all members"
 CONTROLLER, NAME_SERVER = "controller", "namesrv"
@@ -90,6 +91,8 @@ _WEIGHTS: dict[tuple[Kind, str, str], float] = {
     (Kind.HAND_OVER, MASTER, ""): 2,
     (Kind.HAND_OVER, MASTER, SLAVE): 1,
     (Kind.HAND_OVER, MASTER, OTHER_SLAVE): 1,
+    (Kind.OFFLOAD, MASTER, ""): 8,
+    (Kind.OFFLOAD, ANY, ""): 4,
     (Kind.DESIGNATE, SLAVE, ""): 1,
     (Kind.DESIGNATE, OTHER_SLAVE, ""): 1,
 }

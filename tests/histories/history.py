@@ -11,6 +11,8 @@
     Serves    what of the set did its work again, and when
     Rested    when a group had nothing left to read
     LogPart   a stretch of a member's CommitLog, as a digest
+    Archived  a row of the archive's tables
+    Dropped   what a member has no more, because the archive has it
     Kept, Gap for `async`: what the new master lacked and lies elsewhere, and what the archive says is missing
     BrokenOff why a round had no proper end
     Told      a fault, for who reads a history; it promises nothing
@@ -169,10 +171,28 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):
-    """A range of physical offsets that the archive's journal says is nowhere."""
+    """Offsets of a queue, from `first` to `last`, that the archive's journal says are nowhere."""
 
-    start: int
-    end: int
+    topic: str
+    queue: int
+    first: int
+    last: int
+
+
+class Archived(msgspec.Struct, frozen=True, kw_only=True, tag="archived"):
+    """As any reader of Parquet has it."""
+
+    topic: str
+    queue: int
+    offset: int
+    key: str
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True, tag="dropped"):
+    """The member's log begins at `below`."""
+
+    member: str
+    below: int
 
 
 class BrokenOff(msgspec.Struct, frozen=True, kw_only=True, tag="broken off"):
@@ -204,6 +224,8 @@ Event = (
     | LogPart
     | Kept
     | Gap
+    | Archived
+    | Dropped
     | BrokenOff
     | Told
 )

@@ -108,6 +108,8 @@ class Injector:
                 self._links.break_off(links)
             case Kind.HAND_OVER:
                 self._note(await self._brokers.hand_over(names[0], peers[0] if peers else ""))
+            case Kind.OFFLOAD:
+                await self._brokers.offload(names[0])
             case Kind.DESIGNATE:
                 self._note(await self._brokers.designate(names[0]))
         return _nothing

@@ -19,12 +19,14 @@ import msgspec
 
 from neve import NeveError
 from neve.client import PullStatus
+from tests.histories.archive import ArchiveReader
 from tests.histories.clients import QUEUES, Work, key_of, now_ms
 from tests.histories.faults import Fault
 from tests.histories.history import (
     Bounds,
     BrokenOff,
     Decision,
+    Dropped,
     Event,
     Healed,
     Kept,
@@ -88,7 +90,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *
                 await place.java.stop()
             await rest.rested()
             work.failed()
-            await _Reading(place, work, history).read()
+            await _Reading(place, work, history, rest).read()
         except (NeveError, TimeoutError) as error:
             history.append(BrokenOff(why=f"{type(error).__name__}: {error}"))
         finally:
@@ -106,7 +108,7 @@ class _Rest:
         self._come: set[str] = set()
         self._read_to: dict[tuple[str, int], int] = defaultdict(int)
 
-    async def _when(self, condition: Callable[[], bool | Awaitable[bool]]) -> int:
+    async def when(self, condition: Callable[[], bool | Awaitable[bool]]) -> int:
         while True:
             left = self._left()
             try:
@@ -122,11 +124,11 @@ class _Rest:
         return self._place.patience - (now_ms() - self._healed - stood_still_ms(self._history, self._healed)) / 1000
 
     async def serves(self) -> None:
-        at = await self._when(self._place.brokers.is_whole)
+        at = await self.when(self._place.brokers.is_whole)
         self._history.append(Serves(what="all members are in sync", at=at))
         producers = {one.producer for one in self._history if isinstance(one, Sent)}
         for producer in sorted(producers):
-            at = await self._when(partial(self._is_acknowledged, producer))
+            at = await self.when(partial(self._is_acknowledged, producer))
             self._history.append(Serves(what=f"{producer} is acknowledged", at=at))
 
     def _is_acknowledged(self, producer: str) -> bool:
@@ -138,7 +140,7 @@ class _Rest:
         java = self._place.java
         groups = self._work.groups | (java.groups if java is not None else {})
         if not self._keeps:
-            await self._when(self._has_come)  # what has not, the checker misses
+            await self.when(self._has_come)  # what has not, the checker misses
         # In `async` what was acknowledged may be gone, and where a pop stands is its broker's own affair.
         popping = {group: topics for group, topics in groups.items() if group.endswith("_pop")}
         await asyncio.gather(
@@ -157,7 +159,7 @@ class _Rest:
             lacks = await self._lacks(group, asked, wanted)
             return not lacks
 
-        at = await self._when(is_at_rest)
+        at = await self.when(is_at_rest)
         self._history.append(Rested(group=group, at=at, lacks=lacks))
 
     async def _has_come(self) -> bool:
@@ -209,13 +211,19 @@ class _Rest:
 class _Reading:
     """What the healed set holds."""
 
-    def __init__(self, place: Place, work: Work, history: list[Event]) -> None:
-        self._place, self._work, self._history = place, work, history
+    def __init__(self, place: Place, work: Work, history: list[Event], rest: _Rest) -> None:
+        self._place, self._work, self._history, self._rest = place, work, history, rest
+        url = place.brokers.store_url
+        self._archive = ArchiveReader(url) if url else None
 
     async def read(self) -> None:
+        if self._archive is not None:
+            await self._all_is_archived(self._archive)
         for topic in self._work.topics.all:
             for queue in range(QUEUES):
                 await self._queue(topic, queue)
+        if self._archive is not None:
+            self._history += await asyncio.to_thread(self._archive.rows, self._work.topics.all)
         await self._topics()
         await self._logs()
         self._diverged()
@@ -241,6 +249,18 @@ class _Reading:
                     return  # the checker finds what is missing
                 offset = result.next_offset
 
+    async def _all_is_archived(self, archive: ArchiveReader) -> None:
+        """And what need not be kept beside the archive is dropped: most of what is read now is cold."""
+        client, brokers = self._work.client, self._place.brokers
+        queues = list(itertools.product(self._work.topics.all, range(QUEUES)))
+        ends = {(topic, queue): await client.max_offset(topic, queue) for topic, queue in queues}
+        await brokers.offload(await brokers.master())
+        at = await self._rest.when(lambda: asyncio.to_thread(archive.has_all, ends))
+        self._history.append(Serves(what="all is archived", at=at))
+        for member in MEMBERS:
+            await brokers.offload(member)
+            self._history.append(Dropped(member=member, below=log_start(brokers.log_files[member])))
+
     async def _topics(self) -> None:
         queues = {}
         for topic in {one.topic for one in self._history if isinstance(one, (TopicMade, TopicGone))}:
@@ -254,7 +274,8 @@ class _Reading:
         """What all members have, from where the last round has looked."""
         brokers = self._place.brokers
         ends = {name: await brokers.log_end(name) for name in MEMBERS}
-        start, end = self._place.log_read_to, min(ends.values())
+        starts = [log_start(directory) for directory in brokers.log_files.values()]
+        start, end = max(self._place.log_read_to, *starts), min(ends.values())
         for name in MEMBERS:
             digest = await asyncio.to_thread(digest_of, brokers.log_files[name], start, end)
             self._history.append(LogPart(member=name, start=start, end=end, digest=digest))
@@ -275,12 +296,20 @@ def diverged(brokers: BrokerSet) -> dict[str, str]:
     return found
 
 
+def log_start(directory: Path) -> int:
+    """Where the log's first file begins."""
+    return min((int(path.name) for path in _log_files(directory)), default=0)
+
+
+def _log_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.name.isdigit() and len(path.name) == _ZEROS)
+
+
 def digest_of(directory: Path, start: int, end: int) -> str:
     """Of the log's bytes between two offsets; a file's name is the offset at which it begins."""
     digest = hashlib.blake2b(digest_size=16)
-    files = sorted(path for path in directory.iterdir() if path.name.isdigit() and len(path.name) == _ZEROS)
     at = start
-    for path in files:
+    for path in _log_files(directory):
         begin, size = int(path.name), path.stat().st_size
         upto = min(begin + size, end)
         if not begin <= at < upto:

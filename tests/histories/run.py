@@ -50,22 +50,34 @@ SETTINGS: dict[str, object] = {
     "transactionCheckInterval": "1000",
     "transactionCheckMax": "100000",
 }
+#: Much is archived and dropped in a round.
+ARCHIVE: dict[str, object] = {
+    "mappedFileSizeCommitLog": "256k",
+    "archiveMinBytes": "1",
+    "archivePeriod": "1s",
+    "statePeriod": "1s",
+}
 _PATIENCE = 2.0  # times what is promised: then it is said that it did not happen
 
 
 async def run(
     directory: Path, *, mode: str, rounds: int, seed: int, java: bool, seconds: float = 8.0,
     promise: Promise | None = None, plans: list[list[Fault]] | None = None, settings: dict[str, object] | None = None,
-    kinds: Sequence[Kind] = tuple(Kind),
+    kinds: Sequence[Kind] = tuple(Kind), archives: bool = False,
 ) -> list[Report]:  # fmt: skip
     """The reports of all rounds. `plans`: instead of those that the seed makes, of these `kinds`."""
     promised = promise or MODES[mode]
     reports: list[Report] = []
+    own = dict(settings or {})
+    if not archives:
+        kinds = [kind for kind in kinds if kind is not Kind.OFFLOAD]
     async with AsyncExitStack() as stack:
         owners: list[tuple[str, int]] = [(NEVE_CLIENTS, os.getpid())]
         links = Links(lambda: [*brokers.owners(), *owners], random.Random(seed))
         stack.push_async_callback(links.close)
-        brokers = BrokerSet(directory, links, SETTINGS | {"replication": mode} | (settings or {}))
+        if archives:
+            own = ARCHIVE | {"storeUrl": f"dir:{directory / 'bucket'}"} | own
+        brokers = BrokerSet(directory, links, SETTINGS | {"replication": mode} | own)
         stack.callback(brokers.stop)
         await brokers.start()
         workers: JavaWorkers | None = None
@@ -111,6 +123,8 @@ def main() -> int:
     work = run(
         directory, mode=options.mode, rounds=options.rounds, seed=options.seed, seconds=options.seconds,
         java=not options.without_java, kinds=options.kinds or tuple(Kind),
+        promise=replace(MODES[options.mode], rest_within_ms=int(options.rest_within * 1000)),
+        archives=options.archive, settings=dict(pair.partition("=")[::2] for pair in options.set),
     )  # fmt: skip
     reports = asyncio.run(work)
     broken: Counter[str] = Counter()
@@ -130,6 +144,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=8.0, help="of faults in a round")
+    parser.add_argument("--rest-within", type=float, default=30.0, help="seconds; more on a machine that is busy")
+    parser.add_argument("--archive", action="store_true", help="the set has one, and drops what is in it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all members")
     parser.add_argument("--kinds", type=Kind, nargs="*", help=f"of faults: {', '.join(map(str, Kind))}; else all")
     parser.add_argument("--without-java", action="store_true", help="neve's clients alone")
     parser.add_argument("--directory", type=Path, help="for data, logs and histories; else a temporary one")

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ _ELECT_MASTER, _EPOCH_CACHE = 1002, 1007
 _READY_S = 60.0
 _ASK_S = 2.0
 _SWITCH_S = 6.0
+_OFFLOAD_S = 10.0
 MEMBERS = ("a", "b", "c")
 #: Those that have faces of their own at the name server beside the members.
 NEVE_CLIENTS, JAVA_CLIENTS = "neve clients", "java clients"
@@ -84,6 +86,7 @@ class BrokerSet:
         self.servers: dict[str, Server] = {}
         self.name_servers: dict[str, str] = {}  # as each client knows it
         self._controller = ""
+        self._admin: dict[str, str] = {}  # of members, where there is an archive
         self._real: dict[str, str] = {}  # of members, past the links
         self._face: dict[str, str] = {}
 
@@ -103,6 +106,11 @@ class BrokerSet:
     def owners(self) -> list[tuple[str, int]]:
         """Whose process is whose; clients are told by who runs them."""
         return [(name, pid) for name, server in self.servers.items() for pid in server.pids]
+
+    @property
+    def store_url(self) -> str:
+        """Of the archive; "" for none."""
+        return str(self._settings.get("storeUrl", ""))
 
     async def start(self) -> None:
         """Returns when all members are in sync."""
@@ -124,6 +132,8 @@ class BrokerSet:
         self._add(NAME_SERVER, "namesrv", local | names)
         for number, name in enumerate(MEMBERS, 1):
             host, face = f"127.0.2.{number}", f"127.0.3.{number}"
+            (admin_port,) = free_ports(1)
+            self._admin[name] = f"127.0.0.1:{admin_port}"
             for each in (port, ha_port):
                 await self._links.face(face, each, (host, each), name)
             self._real[name], self._face[name] = f"{host}:{port}", f"{face}:{port}"
@@ -133,7 +143,7 @@ class BrokerSet:
                 "bindAddress": host,
                 "listenPort": port,
                 "haListenPort": ha_port,
-                "adminPort": -1,
+                "adminPort": admin_port,
                 "storePathRootDir": self.data(name),
                 "namesrvAddr": self.name_servers[name],
                 "controllerAddr": controllers[name],
@@ -181,6 +191,19 @@ class BrokerSet:
     async def designate(self, to: str) -> Switched:
         """Asked of the controller, as `mqadmin electMaster` does."""
         return await asyncio.to_thread(self._switch, self._controller, "", to)
+
+    async def offload(self, member: str) -> None:
+        """It does what is to do at the archive, of what is young as well; nothing, if it is down or refuses."""
+
+        def post() -> None:
+            url = f"http://{self._admin[member]}/archive/offload?roll=1&evict=1"
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=_OFFLOAD_S) as answer,
+            ):
+                answer.read()
+
+        await asyncio.to_thread(post)
 
     def _switch(self, address: str, by: str, to: str) -> Switched:
         before = told_by(self._controller, _ASK_S)

@@ -34,6 +34,29 @@ ROUNDS = [
 ]
 
 
+#: What is dropped by one is read by clients at another.
+DROPPING = [
+    [
+        Fault(1.5, 0.0, Kind.OFFLOAD, MASTER),
+        Fault(3.0, 2.0, Kind.KILL, MASTER),
+        Fault(4.0, 0.0, Kind.OFFLOAD, SLAVE),
+        Fault(5.5, 0.0, Kind.HAND_OVER, MASTER),
+    ],
+]
+
+
+def test_what_members_drop_is_in_the_archive_and_read_there_after_a_failover(tmp_path: Path) -> None:
+    promise = Promise(keeps_acknowledged=True, rest_within_ms=PATIENT_MS)
+    work = run(
+        tmp_path, mode="sync", rounds=1, seed=1, java=True, promise=promise, plans=DROPPING, archives=True,
+        settings={"flushDiskType": "SYNC_FLUSH"},
+    )  # fmt: skip
+    (report,) = asyncio.run(work)
+    assert not report.violations, told(report.violations)
+    assert report.counts["archived"] > 100
+    assert report.counts["dropped below"] > 0
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_members_die_freeze_and_are_cut_off_and_every_promise_is_kept(tmp_path: Path, mode: str) -> None:
     promise = Promise(keeps_acknowledged=mode == "sync", rest_within_ms=PATIENT_MS)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tests.histories import history
 from tests.histories.checker import Promise, check, told
 from tests.histories.history import (
+    Archived,
     Bounds,
     BrokenOff,
     Decision,
@@ -36,6 +37,7 @@ from tests.histories.history import (
 SYNC = Promise(keeps_acknowledged=True)
 ASYNC = Promise(keeps_acknowledged=False)
 HEALED = 100_000
+ROW = Archived(topic="t", queue=0, offset=4, key="p-5")
 SERVES = Serves(what="p is acknowledged", at=HEALED + 5_000)
 
 
@@ -87,6 +89,10 @@ def whole() -> list[Event]:
         stored("p-5", 4),
         stored("late-0", 0, "late", 6_000),
         stored("halves-0", 0, "halves"),
+        *(Archived(topic="t", queue=0, offset=number, key=f"p-{number}") for number in range(4)),
+        ROW,
+        Archived(topic="late", queue=0, offset=0, key="late-0"),
+        Archived(topic="halves", queue=0, offset=0, key="halves-0"),
         Bounds(topic="t", queue=0, first=0, end=5),
         Bounds(topic="late", queue=0, first=0, end=1),
         Bounds(topic="halves", queue=0, first=0, end=1),
@@ -127,7 +133,7 @@ SHORTER = (Bounds(topic="t", queue=0, first=0, end=5), Bounds(topic="t", queue=0
 
 def cut_last(events: list[Event]) -> list[Event]:
     """The queue's last message is gone, and nothing else shows it."""
-    events = without(events, stored("p-5", 4), seen("p-5", 4, who="g2", group="g", in_order=True))
+    events = without(events, ROW, stored("p-5", 4), seen("p-5", 4, who="g2", group="g", in_order=True))
     return [SHORTER[1] if event == SHORTER[0] else event for event in events]
 
 
@@ -165,6 +171,10 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("it takes long until somebody is", "restless", lambda h: changed(h, SERVES, at=HEALED + 30_001)),
     ("a hand-over was answered and is not done", "switched",
      lambda h: [*h, Switched(at=61_000, by="b", to="c", why="", epoch=5, then=5)]),
+    ("the archive has another message there", "archive", lambda h: changed(h, ROW, key="p-4")),
+    ("the archive has one twice", "archive", lambda h: [*h, ROW]),
+    ("the archive lacks one", "archive", lambda h: without(h, ROW)),
+    ("the archive has what the set has not", "archive", lambda h: [*h, replace(ROW, offset=5, key="p-4")]),
     ("a member's log differs", "logs",
      lambda h: changed(h, LogPart(member="c", start=0, end=9_000, digest="d"), digest="e")),
     ("nobody reads a queue", "blind", lambda h: without(h, SHORTER[0])),
@@ -206,7 +216,7 @@ def test_every_kind_of_the_checkers_head_is_planted() -> None:
 
 
 def test_what_an_answer_does_not_promise_may_be_there_or_not() -> None:
-    events = whole()
+    events = without_all(whole(), Archived)
     assert kinds([*without(events, SHORTER[0]), stored("p-4", 5), Bounds(topic="t", queue=0, first=0, end=6)]) == {
         "missed"
     }
@@ -233,9 +243,23 @@ def test_in_async_what_is_lost_lies_elsewhere() -> None:
     lost = cut_last(whole())
     assert kinds(lost, ASYNC) == {"lost"}
     assert kinds([*lost, Kept(key="p-5", where="a's diverged/1-0-9.log")], ASYNC) == set()
-    assert kinds([*lost, Gap(start=5_000, end=5_001)], ASYNC) == set()
-    assert kinds([*lost, Gap(start=5_001, end=9_000)], ASYNC) == {"lost"}
-    assert "lost" in kinds([*lost, Kept(key="p-5", where="the archive"), Gap(start=0, end=9_000)], SYNC)
+    gap = Gap(topic="t", queue=0, first=4, last=4)
+    assert kinds([*lost, gap], ASYNC) == set()
+    for other in (replace(gap, first=5, last=9), replace(gap, topic="late"), replace(gap, queue=1)):
+        assert kinds([*lost, other], ASYNC) == {"lost"}
+    assert kinds([*lost, ROW], ASYNC) == set()
+    assert "archive" in kinds([*lost, ROW], SYNC)
+    assert "lost" in kinds([*lost, Kept(key="p-5", where="a's diverged/1-0-9.log"), gap], SYNC)
+
+
+def test_in_async_a_hole_in_a_queue_is_a_gap_that_is_told() -> None:
+    events = without_all(changed(whole(), SHORTER[0], end=6), Archived)
+    events.append(stored("p-4", 5))
+    events = without(events, stored("p-5", 4), seen("p-5", 4, who="g2", group="g", in_order=True))
+    gap = Gap(topic="t", queue=0, first=4, last=4)
+    assert kinds(events, ASYNC) == {"lost", "hole"}
+    assert kinds([*events, gap], ASYNC) == set()
+    assert "hole" in kinds([*events, gap], SYNC)
 
 
 def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:

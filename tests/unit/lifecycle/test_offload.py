@@ -375,3 +375,21 @@ def test_what_lies_behind_a_closed_and_a_published_name_of_one_segment_is_archiv
     assert [(gap.first, gap.last) for gap in rig.journal.catalog.gaps()] == [(0, 1)]
     assert rig.check_tiles("a") == 6
     assert rig.hot.records == []
+
+
+def test_everything_is_what_is_there_when_it_is_asked_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that takes messages all the time comes to an end, and to what it may drop."""
+    fill(rig)
+    there, flush, most = rig.hot.tail, rig.hot.flush, 50
+
+    def taken_meanwhile() -> int:
+        end = flush()
+        if rig.hot.next["a", 0] < most:
+            rig.hot.put("a")
+        return end
+
+    monkeypatch.setattr(rig.hot, "flush", taken_meanwhile)
+    rig.lifecycle.offload.run(roll=True, evict=True)
+    assert rig.hot.next["a", 0] < most, "it follows what comes"
+    assert rig.hot.evicted == list(range(0, there, SEGMENT))
+    assert rig.check_tiles("b", 0) == 5

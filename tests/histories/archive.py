@@ -1,0 +1,56 @@
+"""The set's archive, as any reader of Parquet has it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+
+import pyarrow.parquet as pq
+
+from infra.object_store.open import open_store
+from neve.archive.catalog import Catalog
+from neve.archive.follow import catalogs
+from tests.histories.clients import key_of
+from tests.histories.history import Archived, Event, Gap
+from tests.servers.broker_set import NAME
+
+_COLUMNS = ["queue_id", "queue_offset", "body"]
+
+
+class ArchiveReader:
+    """At `url`; each question is asked of the journal as it is then."""
+
+    def __init__(self, url: str) -> None:
+        self._store = open_store(url)
+
+    def _catalog(self) -> Catalog | None:
+        try:
+            return catalogs(self._store).get(NAME)
+        except FileNotFoundError:
+            return None  # the first master has not had its first round
+
+    def has_all(self, ends: Mapping[tuple[str, int], int]) -> bool:
+        """Up to these offsets of queues."""
+        catalog = self._catalog()
+        if catalog is None:
+            return False
+        return all((catalog.max_offset(*queue) or 0) >= end for queue, end in ends.items())
+
+    def rows(self, topics: Iterable[str]) -> list[Event]:
+        """All of these topics, and the gaps that are told of them."""
+        catalog = self._catalog()
+        if catalog is None:
+            return []
+        found: list[Event] = []
+        for topic in topics:
+            for name in catalog.objects(topic):
+                table = pq.read_table(io.BytesIO(self._store.get(name.key)), columns=_COLUMNS)
+                columns = (table.column(column).to_pylist() for column in _COLUMNS)
+                for queue, offset, body in zip(*columns, strict=True):
+                    found.append(Archived(topic=topic, queue=queue, offset=offset, key=key_of(body)))
+            for gap in catalog.gaps(topic):
+                ranges = [(gap.topic, gap.queue, gap.first, gap.last), *gap.more]
+                for of, queue, first, last in ranges:
+                    if of == topic:
+                        found.append(Gap(topic=topic, queue=queue, first=first, last=last))
+        return found
