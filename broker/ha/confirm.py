@@ -134,8 +134,12 @@ class Confirm:
         assert own_id in sync_state_set.members
         assert 0 <= confirm <= own_end and epoch_start <= own_end
         self.rules, self.own_id, self.master_epoch = rules, own_id, master_epoch
-        self.epoch_start, self.is_alone = epoch_start, is_alone
+        self.epoch_start = epoch_start
         self.is_fenced = False
+        # Asked for each append and each report, and never another.
+        self._waits = rules.waits
+        self._is_lonely = rules.replication is Replication.ASYNC and not is_alone
+        self._is_enough = False  # who is in sync, of those that appends need
         self._set = sync_state_set
         self._asked: list[frozenset[int]] = []  # 1001s from the present SSS epoch on, whose outcome is not known
         self._courted = 0  # a member's id; 0: nobody
@@ -168,7 +172,7 @@ class Confirm:
 
     def may_append(self) -> bool:
         """Asked before an append, where it is not cut off; if not: SYSTEM_ERROR `in-sync replicas not enough`."""
-        return not self.is_fenced and self._has_enough()
+        return self._is_enough and not self.is_fenced
 
     def acknowledged(self, now: float) -> int:
         """Below this a record may be acknowledged. `async` is silent while another may have been elected."""
@@ -176,8 +180,7 @@ class Confirm:
 
     def is_cut_off(self, now: float) -> bool:
         """Whether an `async` master hears nobody for so long that another may be the master."""
-        lonely = self.rules.replication is Replication.ASYNC and not self.is_alone
-        return lonely and now - self._heard > self.rules.cut_off_after
+        return self._is_lonely and now - self._heard > self.rules.cut_off_after
 
     def held(self, now: float) -> tuple[Held, int]:
         """What keeps confirm from the end of the log, and which member it is (0: none in particular)."""
@@ -187,7 +190,7 @@ class Confirm:
             return Held.CUT_OFF, 0
         if not self.rules.waits or self._confirm == self._own_end:
             return Held.NOTHING, 0
-        if not self._has_enough():
+        if not self._is_enough:
             return Held.TOO_FEW, 0
         for member in self._counted:
             slave = self._slaves.get(member)
@@ -225,7 +228,7 @@ class Confirm:
         """The master's log ends there now."""
         assert own_end >= self._own_end
         self._own_end = own_end
-        if not self._counted or not self.rules.waits:
+        if not self._counted or not self._waits:
             self._advance()
 
     def connected(self, member: int, connection: object, now: float, *, is_learner: bool = False) -> None:
@@ -245,7 +248,7 @@ class Confirm:
         lag = now - slave.marked_at
         slave.report(end, synced, self._own_end, now)
         self._heard = now
-        if member not in self._set.members and self.rules.waits:
+        if self._waits and member not in self._set.members:
             self._court(member, slave, lag, now)
         if member in self._counted:
             self._advance()
@@ -403,19 +406,18 @@ class Confirm:
         if self._courted:
             members |= {self._courted}
         self._counted = tuple(sorted(members - {self.own_id}))
+        self._is_enough = self._has_enough()
         self._advance()
 
     def _has_enough(self) -> bool:
-        if not self.rules.waits:
-            return True
         least = self.rules.min_in_sync
-        return len(self._set.members) >= least and all(len(asked) >= least for asked in self._asked)
+        return not self._waits or all(len(members) >= least for members in (self._set.members, *self._asked))
 
     def _advance(self) -> None:
-        if self.is_fenced or not self._has_enough():
+        if self.is_fenced or not self._is_enough:
             return
         end = self._own_end
-        if self.rules.waits:
+        if self._waits:
             for member in self._counted:
                 slave = self._slaves.get(member)
                 if slave is None:

@@ -101,7 +101,7 @@ class ExpressSend:
         """`signed_sends` says who may send; None: everybody."""
         self._intake, self._writer, self._config, self._clock = intake, writer, config, clock
         self._topics, self._stats, self._signed_sends = topics, stats, signed_sends
-        self._rooms = writer.rooms
+        self._rooms, self._set_takes = writer.rooms, writer.takes
         self._queue_of, self._stamped, self._special = writer.queue_of, intake.stamped, intake.special_properties
         self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
         self._decode = _decode if signed_sends is None else _decode_signed
@@ -111,7 +111,7 @@ class ExpressSend:
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
         """Take plain sends from `frames` until there is none, another frame comes first, or it is others' turn."""
-        if not self._intake.is_open:
+        if not self._intake.is_open or (self._set_takes is not None and not self._set_takes()):
             return
         buffer, rooms = frames.buffer, self._rooms
         rooms.left = _ROOMS

@@ -14,8 +14,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
@@ -30,8 +31,7 @@ _CUT = "the log was cut below what was to be synced"
 _AGAIN_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingSend:
+class WaitingSend(msgspec.Struct, frozen=True):
     """A send that is appended but not yet durable: `render(code)` is its whole answer."""
 
     end_offset: int

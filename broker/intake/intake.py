@@ -288,6 +288,7 @@ class Intake:
         """
         writer, places = self._writer, list[AppendResult]()
         try:
+            writer.check()
             sends = [writer.send_of(message) for message in messages]
             while len(places) < len(sends):
                 places += writer.append(sends[len(places) :], messages[0].born_host, self._clock.now_ms())

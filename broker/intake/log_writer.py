@@ -39,18 +39,25 @@ class LogWriter:
         self._store, self._replication = store, replication
         # The store's own, with no layer between: each batch of the express lane comes by here.
         self.rooms = store.rooms  # how many queues' files are made ready for them in one turn
-        self.queue_of: _QueueOf = store.queue_for  # the queue of a put, made for its first; raises StoreError
+        #: The queue of a put, made for its first; after `takes`, or `check`, in the same turn. Raises StoreError.
+        self.queue_of: _QueueOf = store.queue_for
         #: Sends of one host, in their order; fewer places than sends: the next one can't be stored.
         self.append: _Append = store.append
+        #: Whether the set lets anything come in, in this turn; None where there is no set to ask.
+        self.takes: Callable[[], bool] | None = None
         self._in_set = replication.waits
         if replication.waits:
-            self.queue_of, self.append = self._queue_of_set, self._append_in_set
+            self.takes, self.append = replication.takes, self._append_in_set
+
+    def check(self) -> None:
+        """Raises AppendRefused where the set lets nothing come in."""
+        if self._in_set:
+            self._replication.check_append()
 
     def put(self, message: NewMessage) -> PutResult:
         """One record, and what is to be stored beside it: both or neither."""
         beside = message.beside
-        if self._in_set:
-            self._replication.check_append()
+        self.check()
         stored = self._store.put(
             message.topic,
             message.queue_id,
@@ -107,7 +114,7 @@ class LogWriter:
         )
 
     def send_of(self, message: NewMessage) -> Send:
-        """As the store takes it; makes the queue of a first message."""
+        """As the store takes it; makes the queue of a first message: after `check`."""
         return (
             self.queue_of(message.topic, message.queue_id), message.body, message.properties, message.tags_code,
             message.keys, message.flag, message.sys_flag, message.born_timestamp, message.reconsume_times,
@@ -115,10 +122,6 @@ class LogWriter:
         )  # fmt: skip
 
     # ---- in a broker set
-
-    def _queue_of_set(self, topic: str, queue_id: int) -> ConsumeQueue:
-        self._replication.check_append()
-        return self._store.queue_for(topic, queue_id)
 
     def _append_in_set(self, sends: Sequence[Send], host: tuple[str, int], now: int) -> list[AppendResult]:
         self._replication.check_append()

@@ -82,6 +82,9 @@ class Replication(Protocol):
     def term(self) -> int:
         """Another one: what was appended before is not promised by what is confirmed now."""
 
+    def takes(self) -> bool:
+        """Whether `check_append` would say nothing."""
+
     def check_append(self) -> None:
         """Raises AppendRefused."""
 
@@ -105,6 +108,9 @@ class StandsAlone:
     """Of a broker that is in no set: everything may come in, and nobody waits."""
 
     waits, term = False, 0
+
+    def takes(self) -> bool:
+        return True
 
     def check_append(self) -> None:
         """Always."""
@@ -145,17 +151,27 @@ class GroupTransfer:
 
     # ---- before an append, and after it
 
+    def takes(self) -> bool:
+        """Whether `check_append` would say nothing."""
+        return self._refusal() is None
+
     def check_append(self) -> None:
         """Raises AppendRefused."""
+        refused = self._refusal()
+        if refused is not None:
+            raise AppendRefused(*refused)
+
+    def _refusal(self) -> tuple[ResponseCode, str] | None:
         if not self._set.leads:
-            raise AppendRefused(ResponseCode.SYSTEM_BUSY, "this member of the broker set takes no messages now")
+            return ResponseCode.SYSTEM_BUSY, "this member of the broker set takes no messages now"
         acknowledged = self._set.acknowledged()
         if acknowledged < 0:
-            raise AppendRefused(ResponseCode.SYSTEM_ERROR, UNHEARD)
+            return ResponseCode.SYSTEM_ERROR, UNHEARD
         if not self._set.may_append():
-            raise AppendRefused(ResponseCode.SYSTEM_ERROR, NOT_ENOUGH)
+            return ResponseCode.SYSTEM_ERROR, NOT_ENOUGH
         if self._newest - acknowledged > UNCONFIRMED_MAX:
-            raise AppendRefused(ResponseCode.SYSTEM_BUSY, f"{UNCONFIRMED_MAX >> 20} MiB wait for the broker set")
+            return ResponseCode.SYSTEM_BUSY, f"{UNCONFIRMED_MAX >> 20} MiB wait for the broker set"
+        return None
 
     def appended(self) -> None:
         self._set.appended()

@@ -10,11 +10,12 @@ class FakeSet:
 
     def __init__(self) -> None:
         self.leads = self.has_enough = True
-        self.confirm = 0
+        self.confirm = self.asked = 0
         self._held = False
         self._broker: BrokerController | None = None
 
     def may_append(self) -> bool:
+        self.asked += 1
         return self.has_enough
 
     def acknowledged(self) -> int:

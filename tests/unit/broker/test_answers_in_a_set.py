@@ -27,6 +27,8 @@ from neve.remoting.signature import signed
 from tests.broker_in_process import ask, running, send
 from tests.doubles.fake_set import FakeSet
 from tests.popping import Member, Taken
+from tests.unit.broker.test_express_send import Broker, frame
+from tests.waiting import until
 
 ROOT = ("root", "root-secret")
 SETTINGS = (
@@ -796,5 +798,25 @@ def test_each_append_is_asked_for_whatever_was_made_ready_before(tmp_path: Path)
             world.broker.writer.append([ready], ("127.0.0.1", 1), world.clock.now_ms())
         with pytest.raises(AppendRefused):
             world.broker.writer.put(message)
+
+    in_a_set(tmp_path, work)
+
+
+def test_what_is_read_together_asks_the_set_once_before_it_is_taken_and_once_before_it_is_stored(
+    tmp_path: Path,
+) -> None:
+    """Not for each message: of one turn all answers are the same."""
+
+    async def work(world: World) -> None:
+        await send(world.connection, "t")
+        connection, outside = Broker(world.broker).connect(express=True)
+        world.slaves.asked = 0
+        connection.data_received(b"".join(frame(send_ext("t", 0, queues=1), b"%d" % number) for number in range(64)))
+        assert world.slaves.asked == 2
+        await until(lambda: outside.written.count(b"queueOffset") == 64, "all are answered")
+        world.slaves.asked, world.slaves.has_enough = 0, False
+        connection.data_received(b"".join(frame(send_ext("t", 0, queues=1), b"%d" % number) for number in range(64)))
+        assert world.slaves.asked <= 3 * 64, "who is refused is not read again and again"
+        await until(lambda: outside.written.count(NOT_ENOUGH.encode()) == 64, "all are refused")
 
     in_a_set(tmp_path, work)
