@@ -1,8 +1,10 @@
 """A slave's connection to its master. RocketMQ's HAClient.
 
-I/O alone: what is said is `slave_session`'s. One task reads, stores what came with one write, syncs it where an
-acknowledgement promises that, and acknowledges; then it reads on. It ends with the master that it was told to follow:
-`follow` runs until it is cancelled, and connects again after each end, sooner after one that may pass by itself.
+I/O alone: what is said is `slave_session`'s. What comes together is stored with one write and acknowledged with one, in
+the turn of the loop in which it comes. What takes time (a sync where an acknowledgement promises that, an epoch that is
+written down, a cut) a task does, and what comes meanwhile has to wait for it. It ends with the master that it was told
+to follow: `follow` runs until it is cancelled, and connects again after each end, sooner after one that may pass by
+itself.
 
 An epoch is on the disk before its first byte is stored, and that a master is followed before anything is acknowledged
 to it. What can't be cut without an operator, and whatever a master refuses by name, is kept in `trouble` and tried
@@ -16,10 +18,11 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 from msgspec.structs import replace
+from typing_extensions import override
 
 from broker.ha import plain_session, slave_session
 from broker.ha.epoch_file import EpochFile
@@ -135,7 +138,7 @@ class HaClient:
         self._confirm, self._followed_epoch, self._sync = confirm, followed_epoch, sync
         self._begins_at_frontier, self._tls, self._secret = begins_at_frontier, tls, secret
         self._is_learner = is_learner
-        self._writer: asyncio.StreamWriter | None = None
+        self._stream: _Stream | None = None
         self._ask_stock_master = ask_stock_master
         self.session: Session | None = None
         self.connections = 0
@@ -158,27 +161,33 @@ class HaClient:
 
     async def _follow_once(self, target: Target) -> tuple[Refusal | None, bool]:
         """One connection: why it ended, if that will be the same with the next one; whether the log came over it."""
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(
-                    target.host, target.port, ssl=self._tls, limit=READ_BYTES
+                _, stream = await loop.create_connection(
+                    lambda: _Stream(self._clock), target.host, target.port, ssl=self._tls
                 )
         except (OSError, TimeoutError) as error:
             log.info("the master at %s:%d can't be reached: %s", target.host, target.port, error)
             return None, False
         self.connections += 1
         session = self.session = self._new_session(target)
-        self._writer = writer
+        self._stream = stream
         try:
-            return await self._run(session, reader, writer)
+            return await self._run(session, stream)
         finally:
-            self.session = self._writer = None
-            writer.transport.abort()
+            self.session = self._stream = None
+            stream.abort()
 
     def reconnect(self) -> None:
         """What this member says of itself when it connects is another."""
-        if self._writer is not None:
-            self._writer.transport.abort()
+        if self._stream is not None:
+            self._stream.abort()
+
+    @property
+    def held(self) -> int:
+        """Bytes that were received and wait for something that takes time."""
+        return 0 if self._stream is None else self._stream.held
 
     def _new_session(self, target: Target) -> Session:
         replica, own = self._log, self._own
@@ -202,28 +211,11 @@ class HaClient:
             secret=self._secret,
         )
 
-    async def _run(
-        self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[Refusal | None, bool]:
-        driver = _Driver(self, session, writer)
-        clock = self._clock
+    async def _run(self, session: Session, stream: _Stream) -> tuple[Refusal | None, bool]:
+        driver = _Driver(self, session, stream)
         try:
-            await driver.do(session.start(clock.monotonic()))
-            while not driver.is_ended:
-                data: bytes | None = None
-                try:
-                    async with asyncio.timeout(max(session.wake_at - clock.monotonic(), 0.0)):
-                        data = await reader.read(READ_BYTES)
-                except TimeoutError:
-                    await driver.do(session.tick(clock.monotonic(), self._log.flushed_offset))
-                    continue
-                if not data:
-                    log.info("the master has closed the connection")
-                    break
-                await driver.do(session.receive_data(data, clock.monotonic()))
-                await driver.do(session.tick(clock.monotonic(), self._log.flushed_offset))
-                await writer.drain()
-                await asyncio.sleep(0)  # a read that has bytes at hand gives nobody else the loop
+            await driver.do(session.start(self._clock.monotonic()))
+            await stream.run(driver)
         except (OSError, NeveError) as error:  # or the disk could not take what has to be on it first
             log.warning("the connection to the master ends: %s", error)
         return driver.fault, driver.was_attached
@@ -235,12 +227,27 @@ class HaClient:
             replica.go_on_with_master_at(at)
         replica.append_replica(append.data, at)
 
-    async def stored(self, session: Session) -> Sequence[Action]:
-        """Acknowledge what is there, once it is as safe as an acknowledgement says."""
-        replica = self._log
-        end = replica.max_physical_offset
+    @property
+    def flushed_offset(self) -> int:
+        """So much of the log is on the disk."""
+        return self._log.flushed_offset
+
+    @property
+    def syncs(self) -> bool:
+        """Whether what is acknowledged has to be on the disk."""
+        return self._sync is not None
+
+    async def sync(self) -> int:
+        """What is stored is as safe as an acknowledgement says, up to where it was stored when this was called."""
+        end = self._log.max_physical_offset
         if self._sync is not None:
             await self._sync()
+        return end
+
+    def stored(self, session: Session, end: int = -1) -> Sequence[Action]:
+        """Acknowledge what is there; `end`: so much of it, which a sync has covered."""
+        replica = self._log
+        end = replica.max_physical_offset if end < 0 else end
         return session.stored(end, replica.flushed_offset, self._clock.monotonic())
 
     async def take_epochs(self, entries: tuple[tuple[int, int], ...]) -> None:
@@ -296,56 +303,223 @@ class HaClient:
         self._events.confirmed(offset)
 
 
+class _Acknowledge(msgspec.Struct, frozen=True):
+    """What was stored has to be on the disk first."""
+
+
+_ACKNOWLEDGE = _Acknowledge()
+Work = Action | _Acknowledge
+
+
 class _Driver:
     """Carries out what a session says, one after the other."""
 
-    def __init__(self, client: HaClient, session: Session, writer: asyncio.StreamWriter) -> None:
-        self._client, self._session, self._writer = client, session, writer
+    def __init__(self, client: HaClient, session: Session, stream: _Stream) -> None:
+        self.client, self.session, self._stream = client, session, stream
         self.fault: Refusal | None = None
-        self.was_attached = self.is_ended = False
+        self.was_attached = self.is_ended = self._has_stored = False
 
-    async def do(self, actions: Sequence[Action]) -> None:
-        """Each is whole before the next."""
-        client, session = self._client, self._session
+    def begin(self, actions: Sequence[Action]) -> Sequence[Work]:
+        """What takes no time; returns the rest, from the first on that does."""
+        client = self.client
         try:
-            has_stored = False
-            for action in actions:
-                match action:
-                    case slave_session.Append():
-                        client.store(action)
-                        has_stored = True
-                    case slave_session.TakeEpochs(entries=entries):
-                        await client.take_epochs(entries)
-                    case plain_session.AskMaster():
-                        await self.do(await client.ask_stock_master(session))
-                    case slave_session.Cut(to=to):
-                        await self.do(await client.cut(session, to))
-                    case slave_session.Attached(master_epoch=epoch):
-                        await self.do(await client.attached(session, epoch))
-                        self.was_attached = True
-                    case _:
-                        self._at_once(action)
-            if has_stored:
-                for action in await client.stored(session):
-                    self._at_once(action)
-        except LogMismatch as error:
-            self._end(str(error), refusal(Reason.MISMATCH, str(error)))
-        except CutRefused as error:
-            self._end(str(error), refusal(Reason.CUT, str(error)))
-        except StoreError as error:  # the disk is full, say: that may pass
-            self._end(f"the log takes no more: {error}", None)
+            for number, action in enumerate(actions):
+                if isinstance(action, slave_session.Append):
+                    client.store(action)
+                    self._has_stored = True
+                elif not self._at_once(action):
+                    return actions[number:]
+            if not self._has_stored:
+                return ()
+            if client.syncs:
+                return (_ACKNOWLEDGE,)
+            self._has_stored = False
+            for action in client.stored(self.session):
+                self._at_once(action)
+        except StoreError as error:
+            self._fail(error)
+        return ()
 
-    def _at_once(self, action: Action) -> None:
+    async def do(self, actions: Sequence[Work]) -> None:
+        """All of it; each is whole before the next."""
+        try:
+            while actions and not self.is_ended:
+                first = actions[0]
+                if isinstance(first, _Acknowledge):
+                    self._has_stored = False
+                    actions = self.client.stored(self.session, await self.client.sync())
+                elif (more := await self._take_time(first)) is None:
+                    actions = self.begin(cast("Sequence[Action]", actions))
+                else:
+                    await self.do(more)
+                    self.was_attached |= isinstance(first, slave_session.Attached)
+                    actions = actions[1:]
+                    if not actions and self._has_stored:
+                        actions = self.begin(())
+        except (CutRefused, StoreError) as error:
+            self._fail(error)
+
+    async def _take_time(self, action: Action) -> Sequence[Action] | None:
+        """What comes of it; None: it takes none."""
+        client, session = self.client, self.session
+        match action:
+            case slave_session.TakeEpochs(entries=entries):
+                await client.take_epochs(entries)
+                return ()
+            case plain_session.AskMaster():
+                return await client.ask_stock_master(session)
+            case slave_session.Cut(to=to):
+                return await client.cut(session, to)
+            case slave_session.Attached(master_epoch=epoch):
+                return await client.attached(session, epoch)
+        return None
+
+    def _at_once(self, action: Action) -> bool:
+        """Whether it took no time, and is done."""
         match action:
             case slave_session.Send(data=data):
-                self._writer.write(data)
+                self._stream.write(data)
             case slave_session.Confirmed(offset=offset):
-                self._client.confirmed(offset)
+                self.client.confirmed(offset)
             case slave_session.End(why=why, refusal=fault):
                 self._end(why, fault)
             case _:
-                raise AssertionError(f"{action} takes its time")
+                return False
+        return True
+
+    def _fail(self, error: CutRefused | StoreError) -> None:
+        if isinstance(error, LogMismatch):
+            self._end(str(error), refusal(Reason.MISMATCH, str(error)))
+        elif isinstance(error, CutRefused):
+            self._end(str(error), refusal(Reason.CUT, str(error)))
+        else:  # the disk is full, say: that may pass
+            self._end(f"the log takes no more: {error}", None)
 
     def _end(self, why: str, fault: Refusal | None) -> None:
         log.warning("follows its master no more: %s", why)
         self.fault, self.is_ended = fault, True
+
+
+class _Stream(asyncio.Protocol):
+    """A connection's bytes: to the driver at once, or, while that has something to do that takes time, held for it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._driver: _Driver | None = None  # None: it is at work, or not begun
+        self._work: Sequence[Work] = ()
+        self._held: list[bytes] = []
+        self._wanted = asyncio.Event()  # the task is
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: Exception | None = None
+        self._is_lost = False
+
+    # -- asyncio's side
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class does not inherit
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        driver = self._driver
+        if driver is None:
+            self._hold(data)
+            return
+        self._begin(driver, data)
+        if len(data) >= READ_BYTES // 2:  # there may be more at hand, and others want the loop
+            self._rest()
+
+    @override
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        self._wanted.set()
+
+    # -- the driver's side
+
+    def write(self, data: bytes) -> None:
+        """As soon as possible."""
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    @property
+    def held(self) -> int:
+        return sum(map(len, self._held))
+
+    def abort(self) -> None:
+        """Close now: nothing is received any more."""
+        self._driver = None
+        if self._timer is not None:
+            self._timer.cancel()
+        assert self._transport is not None
+        self._transport.abort()
+
+    async def run(self, driver: _Driver) -> None:
+        """Until the connection ends, or the driver. Raises what ends either."""
+        while not driver.is_ended:
+            if self._held:
+                data = b"".join(self._held)
+                self._held.clear()
+                await driver.do(driver.begin(driver.session.receive_data(data, self._clock.monotonic())))
+                await asyncio.sleep(0)  # bytes at hand give nobody else the loop
+                continue
+            if self._is_lost:
+                log.info("the connection to the master is closed")
+                return
+            self._driver = driver  # from here on it is done as it comes
+            self._resume()
+            self._wake_in(driver.session.wake_at - self._clock.monotonic())
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._driver = None
+            if self._failure is not None:
+                raise self._failure
+            work, self._work = self._work, ()
+            await driver.do(work)
+
+    # -- inside
+
+    def _begin(self, driver: _Driver, data: bytes | None) -> None:
+        """What a session says to these bytes, or to the time."""
+        now, session = self._clock.monotonic(), driver.session
+        try:
+            actions = (
+                session.tick(now, driver.client.flushed_offset) if data is None else session.receive_data(data, now)
+            )
+            self._work = driver.begin(actions)
+        except Exception as error:  # noqa: BLE001 - whoever follows is told, as if the task had done it
+            self._failure = error
+        if self._work or self._failure is not None or driver.is_ended:
+            self._driver = None
+            self._wanted.set()
+
+    def _hold(self, data: bytes) -> None:
+        self._held.append(data)
+        if self.held >= READ_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _rest(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        transport = self._transport
+        if transport is not None and self._driver is not None and not transport.is_closing():
+            transport.resume_reading()
+
+    def _wake_in(self, delay: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._tick)
+
+    def _tick(self) -> None:
+        driver, self._timer = self._driver, None
+        if driver is None:
+            return  # the task goes on, and looks at the time when it has done
+        now = self._clock.monotonic()
+        if now >= driver.session.wake_at:
+            self._begin(driver, None)
+        if self._driver is not None:
+            self._wake_in(driver.session.wake_at - self._clock.monotonic())

@@ -116,7 +116,8 @@ class PlainSession:
     @property
     def wake_at(self) -> float:
         """When `tick` has something to do."""
-        return min(self._spoke + STOCK_HEARTBEAT_S, self._heard + SILENCE_S)
+        silent_at = self._heard + SILENCE_S
+        return min(self._spoke + STOCK_HEARTBEAT_S, silent_at) if self.state is SlaveState.FOLLOWING else silent_at
 
     def tick(self, now: float, synced: int = -1) -> list[Action]:
         """Time went by. What is on the disk a plain master is not told."""

@@ -176,7 +176,8 @@ class SlaveSession:
     @property
     def wake_at(self) -> float:
         """When `tick` has something to do."""
-        return min(self._spoke + self._beats_every, self._heard + SILENCE_S)
+        silent_at = self._heard + SILENCE_S
+        return min(self._spoke + self._beats_every, silent_at) if self.state is SlaveState.FOLLOWING else silent_at
 
     def tick(self, now: float, synced: int = -1) -> list[Action]:
         """Time went by; the log is on the disk up to `synced`.

@@ -267,6 +267,72 @@ def test_a_slave_that_promises_its_disk_acknowledges_nothing_before_its_sync() -
     run(main())
 
 
+def test_what_comes_is_stored_and_acknowledged_in_the_turn_in_which_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task is woken for it, and each report tells of a whole write."""
+
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        tasks: list[asyncio.Task[None] | None] = []
+        reports: list[int] = []
+        append, reported = MessageStore.append_replica, Confirm.reported
+
+        def append_replica(store: MessageStore, data: bytes, at: int) -> None:
+            tasks.append(asyncio.current_task())
+            append(store, data, at)
+
+        def report(confirm: Confirm, member: int, connection: object, end: int, now: float, *, synced: int) -> bool:
+            reports.append(end)
+            return reported(confirm, member, connection, end, now, synced=synced)
+
+        monkeypatch.setattr(MessageStore, "append_replica", append_replica)
+        monkeypatch.setattr(Confirm, "reported", report)
+        await master.lead(1, B)
+        async with slave.follows(master, 1):
+            master.put(1)  # with it comes the epoch, which is written down first
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            tasks.clear()
+            reports.clear()
+            for _ in range(20):
+                master.put(10)
+                await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            assert set(tasks) == {None}
+            assert len(set(reports)) <= len(tasks) < 200, "not one for each record"
+        await master.stop()
+
+    run(main())
+
+
+def test_what_comes_while_a_slave_syncs_is_covered_by_one_sync_more() -> None:
+    async def main() -> None:
+        master, slave = Member(A), Member(B)
+        may_sync, waiting, syncs = asyncio.Event(), asyncio.Event(), 0
+
+        async def sync() -> None:
+            nonlocal syncs
+            if slave.store.max_physical_offset:
+                syncs += 1
+                waiting.set()
+                await may_sync.wait()
+            slave.store.after_flush(slave.store.flush())
+
+        await master.lead(1, B)
+        async with slave.follows(master, 1, slave.client(sync=sync)) as client:
+            await until(lambda: bool(master.ha.slaves))
+            master.put(1)
+            await waiting.wait()
+            for _ in range(20):
+                master.put(1)
+                await asyncio.sleep(0)
+            ends = (slave.store, master.store)
+            await until(lambda: client.held > ends[1].max_physical_offset - ends[0].max_physical_offset)
+            may_sync.set()
+            await until(lambda: master.confirmed_to == master.store.max_physical_offset)
+            assert syncs == 2
+        await master.stop()
+
+    run(main())
+
+
 def test_a_slave_far_behind_is_sent_what_a_thread_has_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_session, "FAR_BEHIND", 20_000)
     monkeypatch.setattr(master_session, "TURN_BYTES", 10_000)

@@ -392,6 +392,11 @@ def test_what_was_only_in_memory_when_it_was_acknowledged_is_told_of_once_it_is_
     assert made.tick(3 * HEARTBEAT_S, 9) == [Send(encode_ack(6, 6))]
 
 
+@pytest.mark.parametrize("make", [session, greeted])
+def test_who_does_not_follow_yet_has_nothing_to_say_and_is_not_woken_for_it(make: Callable[[], SlaveSession]) -> None:
+    assert make().wake_at == SILENCE_S
+
+
 @pytest.mark.parametrize("make", [session, greeted, following])
 def test_a_master_that_is_silent_for_twenty_seconds_is_left(make: Callable[[], SlaveSession]) -> None:
     made = make()
