@@ -46,6 +46,7 @@ from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.machine import Machine
 from broker.membership import Membership, NoPins, plain_slave
+from broker.metadata.last_poll import LastPollFile
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import SlaveSynchronize
@@ -56,6 +57,7 @@ from broker.pop.pop_consumer_service import PopConsumerService
 from broker.pop.pop_retry_topics import PopRetryTopics
 from broker.pop.revive import PopRevive
 from broker.pop.set_elsewhere import SetElsewhere
+from broker.promotion.promotion import Promotion
 from broker.reading.tiered_store import TieredStore
 from broker.requests.admin_config import AdminConfigProcessor
 from broker.requests.admin_connections import AdminConnectionsProcessor
@@ -437,6 +439,20 @@ class BrokerController:
             address=self.address,
         )
         self.offsets.on_set = SetElsewhere(self.pops, self.polling).set
+        self.last_poll = LastPollFile(disk, directory / "lastPoll.json", sync_log, threads)
+        self.promotion = Promotion(
+            disk,
+            config.root,
+            self.last_poll,
+            store=self.store,
+            schedule=self.schedule,
+            timer_messages=self.timers,
+            transactions=self.transactions,
+            book=self.pops,
+            offsets=self.offsets,
+            revive_log=revives,
+        )
+        self._promotes = False
         self.persistence = Persistence(
             (
                 self.topics.file,
@@ -445,6 +461,7 @@ class BrokerController:
                 self.offsets.file,
                 self.modes.file,
                 self.pops,
+                self.last_poll,
             )
         )
 
@@ -526,6 +543,7 @@ class BrokerController:
             confirmed=lambda: self.store.confirmed_offset,
             on_frontier=self._frontier_told,
             on_unreadable=self._can_not_follow,
+            on_stock=self.last_poll.take,
         )
         if is_slave(self.config):
             self.plain_slave = plain_slave(
@@ -799,6 +817,7 @@ class BrokerController:
         return (
             Step("free ports", self._check_ports),
             Step("directory", self._check_directory),
+            Step("promotion", self._check_promotion),
             Step("log", lambda: run(self._recover_log), lambda: run(self.store.shutdown)),
             Step("tables", lambda: run(self._load_tables)),
             Step("archive", self._open_archive, lambda: self.archive.shutdown()),  # noqa: PLW0108 - made by the step
@@ -833,17 +852,27 @@ class BrokerController:
             refuse_unfinished(self.config, self._disk)
         await self._threads.run(check_directory, self.config, self._disk)
 
+    async def _check_promotion(self) -> None:
+        """A slave's directory is to serve alone."""
+        config = self.config
+        if self.plain_slave is None and self.replicas is None and self.promotion.is_due:
+            own = config.broker_cluster_name, config.broker_name, "{}:{}".format(*self.address)
+            await self.promotion.check(MasterApi(config), own, config.name_servers)
+            self._promotes = True
+
     def _recover_log(self) -> None:
         replicas, slave = self.replicas, self.plain_slave
         if slave is not None:
             refuse_members(self.config, self._disk)
             slave.load()
             recover_log(self.config, self.store, following=True)
+            self.promotion.take_back()
             slave.begin()
         elif replicas is None:
             refuse_members(self.config, self._disk)
-            refuse_slaves(self._disk, self.config.root)
-            recover_log(self.config, self.store)
+            recover_log(self.config, self.store, following=self._promotes)
+            if self._promotes:
+                self.promotion.begin()
         else:
             refuse_slaves(self._disk, self.config.root)
             recover_log(self.config, self.store, confirmed=replicas.load())
@@ -854,8 +883,11 @@ class BrokerController:
     def _load_tables(self) -> None:
         tables = (self.topics, self.groups, self.offsets, self.schedule, self.modes)
         # What waits in an Apache master's log is in RocketMQ's own form, and the master's; a set's is its master's.
-        waiting = (self.timers, self.transactions) if self.plain_slave is None and self.replicas is None else ()
-        load_all((*tables, self.metadata, *waiting))
+        load_all((*tables, self.metadata))
+        if self._promotes:
+            self.promotion.run()
+        if self.plain_slave is None and self.replicas is None:
+            load_all((self.timers, self.transactions))
         add_system_tables(self.config, self.topics, self.groups)
 
     async def _open_archive(self) -> None:

@@ -41,6 +41,14 @@ class MasterApi:
             raise BrokerError(answer.code, answer.remark or "no reason told")
         return answer
 
+    async def reaches(self, address: str) -> bool:
+        """Whether somebody takes connections there, who may be frozen. Raises NeveError for what is no address."""
+        try:
+            await self._connect(address)
+        except (OSError, TimeoutError):
+            return False
+        return True
+
     def close(self) -> None:
         """Nobody is asked any more; what waits for an answer gets none."""
         connection, self._connection = self._connection, None

@@ -98,12 +98,12 @@ class FollowedFile:
 
 
 def refuse_slaves(disk: Disk, root: Path) -> None:
-    """StartupError for a slave's directory that is to serve alone."""
+    """StartupError for a slave's directory that is to be a set's member."""
     file = FollowedFile(disk, root)
     if file.is_there:
         raise StartupError(
-            f"{root} is the copy of an Apache master's log, and brokerRole is not SLAVE: both would give the same "
-            f"offsets. What waits in such a log neve can't go on with yet",
+            f"{root} is the copy of an Apache master's log: it becomes a master with replication=none and "
+            f"brokerRole=ASYNC_MASTER first, and a member of a set after that",
             EXIT_CONFIG,
         )
 

@@ -90,15 +90,18 @@ class SlaveSynchronize:
         confirmed: Callable[[], int],
         on_unreadable: Callable[[str], None],
         on_frontier: Callable[[int], None] = lambda _: None,
+        on_stock: Callable[[str, StockImage], None] = lambda _, __: None,
     ) -> None:
         """`confirmed`: the own log is confirmed, and shown, so far.
 
         `on_frontier` is told what nothing needs any more below, as the master's image says it.
 
+        `on_stock` is told an Apache master's address and its image, once that is installed.
+
         `on_unreadable` is told why the log can't be followed: this slave has to stop following its master.
         """
         self._tables, self._api, self._confirmed, self._on_unreadable = tables, master, confirmed, on_unreadable
-        self._on_frontier = on_frontier
+        self._on_frontier, self._on_stock = on_frontier, on_stock
         self._master: Master | None = None
         self._images, self._offsets = Polled[MetadataImage](), Polled[OffsetsImage]()
         self._stock = Polled[StockImage]()
@@ -199,7 +202,7 @@ class SlaveSynchronize:
         if master is None:
             return
         try:
-            self._follow_stock() if master.is_stock else self._follow_log()
+            self._follow_stock(master) if master.is_stock else self._follow_log()
         except UnreadableChange as error:
             log.error("the master's changes can't be followed: %s", error)
             self.forget()
@@ -233,11 +236,12 @@ class SlaveSynchronize:
             self._on_frontier(offsets.frontier)
             self.installed += 1
 
-    def _follow_stock(self) -> None:
+    def _follow_stock(self, master: Master) -> None:
         """Its log has changes only of a time when a neve broker was master: what it says of tables is newer."""
         stock = self._stock.install_when(self._confirmed())
         with contextlib.suppress(ImageNeeded):
             self._tables.catch_up()
         if stock is not None:
             self._tables.install_stock(stock)
+            self._on_stock(master.address, stock)
             self.installed += 1

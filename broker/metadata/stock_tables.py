@@ -6,16 +6,21 @@ request  table           body                                                   
 402      request modes   {"messageRequestModeMap":{topic:{group:row}}}           none
 45       delay levels    {"offsetTable":{level:offset}}                          none
 43       group offsets   {"offsetTable":{topic@group:{queue:offset}}}            none
+60       timers          8 bytes each: all due before this time (ms) are delivered | - | the next one to look at | -
+26       settings        properties: what it keeps elsewhere than in its log
 907      end of the log  {"master":true,"masterCommitLogMaxOffset":offset}
 
 The end is asked for last: no position in the tables is above it. So an image of all of them waits for the own log as a
 neve master's does, and is installed at once; RocketMQ's own slave takes the tables apart entry by entry, and loses
 topics at a switch that comes between.
+
+It is asked for first, too: what the master brought on its way without a position here saying so lies above that.
 """
 
 from __future__ import annotations
 
 import asyncio
+from struct import Struct
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -23,17 +28,31 @@ import msgspec
 from broker.metadata.images import ModesImage, Positions
 from broker.tables.subscription_group_manager import GroupsImage, SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig, TopicsImage
-from neve.errors import NeveError
+from neve.errors import BrokerError, NeveError
 from neve.remoting.body import ANSWER_NODES, DataVersion, NodeBudget, convert, loads_as
-from neve.remoting.codes import RequestCode
+from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int64
 
+_CHECK_POINT = Struct(">4q")
+# Where pops are kept in a store of their own, of which no slave hears.
+_ELSEWHERE = ("popConsumerKVServiceEnable",)
+
+
+class TimerCheckPoint(msgspec.Struct, frozen=True):
+    """Messages for a moment: those due before `read_ms` and below `next_offset` of their queue are delivered."""
+
+    read_ms: int
+    next_offset: int
+
 
 class StockImage(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module."""
+    """See the module. `timers`: None of a master without; `elsewhere`: settings that keep things from slaves."""
 
+    log_begin: int
     log_end: int
+    timers: TimerCheckPoint | None
+    elsewhere: list[str]
     topics: TopicsImage
     groups: GroupsImage
     modes: ModesImage
@@ -89,15 +108,21 @@ async def ask_stock_master(api: Asked, address: str) -> StockImage:
         answer = await api.ask(address, code, {})
         return await asyncio.to_thread(loads_as, bytes(answer.body), kind, NodeBudget(ANSWER_NODES))
 
+    log_begin = (await ask(RequestCode.GET_BROKER_HA_STATUS, _HaStatus)).master_commit_log_max_offset
+    settings = await api.ask(address, RequestCode.GET_BROKER_CONFIG, {})
     topics = await ask(RequestCode.GET_ALL_TOPIC_CONFIG, _Topics)
     groups = await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, _Groups)
     modes = await ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, _Modes)
     delays = await ask(RequestCode.GET_ALL_DELAY_OFFSET, _Delays)
+    timers = await _ask_timers(api, address)
     offsets = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, _Offsets)
     status = await ask(RequestCode.GET_BROKER_HA_STATUS, _HaStatus)
     if not status.master:
         raise NeveError(None, f"{address} is no master")
     return StockImage(
+        log_begin=log_begin,
+        timers=timers,
+        elsewhere=_elsewhere(bytes(settings.body)),
         log_end=status.master_commit_log_max_offset,
         topics=TopicsImage(topics=topics.topic_config_table, version=_version(topics.data_version)),
         groups=GroupsImage(
@@ -113,6 +138,24 @@ async def ask_stock_master(api: Asked, address: str) -> StockImage:
         delays=delays.offset_table,
         offsets={name: dict(queues) for name, queues in offsets.offset_table.items()},
     )
+
+
+async def _ask_timers(api: Asked, address: str) -> TimerCheckPoint | None:
+    try:
+        body = bytes((await api.ask(address, RequestCode.GET_TIMER_CHECK_POINT, {})).body)
+    except BrokerError as error:
+        if error.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+            return None  # timerWheelEnable=false
+        raise
+    if len(body) < _CHECK_POINT.size:
+        raise NeveError(None, f"{address}: {len(body)} bytes are no checkpoint of timers")
+    read_ms, _, next_offset, _ = _CHECK_POINT.unpack_from(body)
+    return TimerCheckPoint(read_ms, next_offset)
+
+
+def _elsewhere(properties: bytes) -> list[str]:
+    lines = {line.strip() for line in properties.decode("utf-8", "replace").splitlines()}
+    return [f"{name}=true" for name in _ELSEWHERE if f"{name}=true" in lines]
 
 
 def _version(version: DataVersion) -> dict[str, int]:

@@ -96,6 +96,21 @@ class PopBook:
             self.file.save_now()
             self._log_start = log_start
 
+    def begin_with(self, queues: Sequence[tuple[Key, int, Sequence[tuple[int, Flight]]]]) -> None:
+        """Go on with what another broker left: each queue's next offset, and what is out. Of its log nothing is read.
+
+        At a start, when all of the log is on the disk.
+        """
+        self.queues.clear()
+        self._due.clear()
+        for key, following, flights in queues:
+            queue = self._make(key, following)
+            for offset, flight in flights:
+                self._fly(queue, offset, flight)
+        self._followed = self._store.next_offset(self._topic, _LOG_QUEUE)
+        self._log_start = self._capture()
+        self.file.save_now()
+
     def follow(self, at_most: int) -> bool:
         """What the log has behind that, of a slave; False: that is all by now."""
         for event, following in self._events(self._followed):

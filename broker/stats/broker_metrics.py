@@ -147,6 +147,11 @@ def register_following(metrics: Metrics, client: Callable[[], HaClient | None], 
         "questions to the master, for its tables and group offsets, that it did not answer",
         lambda: synchronize.failures,
     )
+    metrics.counter(
+        "slave_polls_taken_total",
+        "answers of the master that this broker's tables are by",
+        lambda: synchronize.installed,
+    )
 
 
 def register_followed(metrics: Metrics, archive: AnyArchive) -> None:

@@ -630,6 +630,13 @@ class MessageStore:
         last = self._tails.newest()
         return self.record_at(last) if last >= 0 else None
 
+    def records_from(self, physical_offset: int) -> Iterator[bytes]:
+        """In the order of the log, each that ends above a place; while nothing is appended."""
+        for place, size, _ in self._log.records_ending_above(physical_offset):
+            file = self._log.at(place)
+            assert file is not None
+            yield bytes(memoryview(file.map)[place - file.base : place - file.base + size])
+
     def file_at(self, physical_offset: int) -> LogFile | None:
         """The file of the log that holds an offset."""
         return self._log.at(physical_offset)

@@ -18,7 +18,7 @@ else is stored before the mark then, for the next start would not see it any mor
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -208,6 +208,23 @@ class HalfMessages:
         self._pending[half.queue_offset] = half
         if half.checks:
             self._mark(_ASKED, [half.queue_offset] * half.checks)
+
+    def begin_with(self, waiting: Sequence[tuple[MessageRecord, int]], ended: list[int]) -> None:
+        """Go on with what another broker left, each with how often it was asked about: a start reads no mark of its.
+
+        `ended`: those in between that wait no more. Raises StoreError.
+        """
+        self.forget()
+        op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
+        for record, checks in waiting:
+            offset, wish = record.queue_offset, immunity(record.properties)
+            half = Half(offset, record.physical_offset, record.store_timestamp, wish, op_from, checks)
+            self._pending[offset] = half
+        for start in range(0, max(len(ended), 1), _OFFSETS_IN_MARK):  # one at the least, which says from where on
+            self._writer.put(self._mark_of(_ENDED, ended[start : start + _OFFSETS_IN_MARK]))
+        asked = [offset for offset, half in self._pending.items() for _ in range(half.checks)]
+        for start in range(0, len(asked), _OFFSETS_IN_MARK):
+            self._writer.put(self._mark_of(_ASKED, asked[start : start + _OFFSETS_IN_MARK]))
 
     def write_marks(self) -> None:
         """Also those that found the disk full earlier."""

@@ -36,7 +36,7 @@ from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import PROPERTIES_LENGTH_MAX
 from neve.remoting.codes import ResponseCode
-from neve.remoting.names import WHEEL_TIMER_TOPIC
+from neve.remoting.names import REVIVE_LOG_PREFIX, WHEEL_TIMER_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,18 @@ def code_of_entry(record: MessageRecord) -> int:
         if _NUMBER.fullmatch(when := properties.get(OUT_MS, "")):
             return -int(when) if RECALL_KEY in properties else int(when)
     return code_of_tags(record)
+
+
+class TimersTakenOver(msgspec.Struct, frozen=True):
+    """What another broker left: all that is due up to `time` is delivered, nothing that waits lies below `below`.
+
+    `again`: waits on the wrong side of that, each with its time, negative for a recall. `is_empty`: nothing else waits.
+    """
+
+    time: int
+    below: int
+    again: list[tuple[MessageRecord, int]]
+    is_empty: bool
 
 
 class TimerMessages:
@@ -265,6 +277,8 @@ class TimerMessages:
         if self._is_recalled(properties):
             return
         topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
+        if topic.startswith(REVIVE_LOG_PREFIX):
+            return  # of an Apache master's pops: who became master in its place has them in its book
         if not queue.isdigit() or not self._topic_exists(topic):
             log.warning("timer message at %d: its topic %r is gone", position, topic)
             return
@@ -280,8 +294,8 @@ class TimerMessages:
         taken_over = _out_at_the_end(properties.get(OUT_MS, ""))
         if raw.endswith(taken_over):  # it comes as its delay level would have delivered it
             raw = raw.removesuffix(taken_over)
-        elif len(raw) + len(stamp) <= PROPERTIES_LENGTH_MAX:
-            raw += stamp
+        elif len(raw) + len(stamp) < PROPERTIES_LENGTH_MAX:
+            raw = ended_bytes(raw) + stamp
         try:
             self._writer.put_copy(
                 record,
@@ -320,13 +334,28 @@ class TimerMessages:
     def take_over(self, record: MessageRecord, when: int) -> bool:
         """Wait for a message that waits elsewhere in the log; False: it has to stay there. Raises StoreError."""
         when = max(when, self._delivered[0] + 1)
-        raw = record.properties_raw + _out_at_the_end(str(when))
+        raw = ended_bytes(record.properties_raw) + _out_at_the_end(str(when))
         if len(self) >= self._config.timer_max_pending or len(raw) > PROPERTIES_LENGTH_MAX:
             return False
         stored = self._writer.put_copy(record, WHEEL_TIMER_TOPIC, _MESSAGES, code=when, properties_raw=raw)
         self._add((when, stored.queue_offset, stored.physical_offset))
         self._reappended_at[stored.queue_offset] = self._clock.now_ms()
         return True
+
+    def begin_after(self, left: TimersTakenOver) -> None:
+        """Go on with what another broker left: a mark says so, `load` finds the rest. Raises StoreError."""
+        store = self._store
+        covered = store.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES) - 1
+        below = store.max_physical_offset if left.is_empty else left.below
+        for record, due in left.again:
+            when = max(abs(due), left.time + 1)
+            # as long as it was, so that it fits: both are milliseconds of these years
+            raw = record.properties_raw.replace(_out(abs(due)), _out(when))
+            code = when if due >= 0 else -when
+            self._writer.put_copy(record, WHEEL_TIMER_TOPIC, _MESSAGES, code=code, properties_raw=raw)
+        body = f"{left.time},{covered},{below}".encode()
+        now = self._clock.now_ms()
+        self._writer.put(NewMessage(topic=WHEEL_TIMER_TOPIC, queue_id=_MARKS, body=body, born_timestamp=now))
 
     def _goes(self, entry: tuple[int, int, int], below: int) -> bool:
         when, offset, position = entry
@@ -417,6 +446,10 @@ class TimerMessages:
             self._delivered = (int(time), int(offset))
             return int(position)
         return 0
+
+
+def _out(when: int) -> bytes:
+    return f"{OUT_MS}\x01{when}".encode()
 
 
 def _out_at_the_end(when: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
-from broker.metadata.stock_tables import ask_stock_master
+from broker.metadata.stock_tables import TimerCheckPoint, ask_stock_master
 from broker.tables.changes import CHANGES
 from broker.tables.topic_config_manager import system_topics
 from infra.clock import ManualClock
-from neve.errors import NeveError
+from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
@@ -42,7 +43,9 @@ class Apache:
     """A master's answers; what is asked, and in which order."""
 
     def __init__(self) -> None:
+        self.timers: tuple[int, int] | None = (1_700_000_000_000, 5)
         self.answers = {
+            Code.GET_BROKER_CONFIG: "brokerName=stock\npopConsumerKVServiceEnable=false\n",
             Code.GET_ALL_TOPIC_CONFIG: TOPICS % (7, ""),
             Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: GROUPS,
             Code.GET_ALL_MESSAGE_REQUEST_MODE: MODES,
@@ -55,6 +58,11 @@ class Apache:
     async def ask(self, address: str, code: Code, ext: dict[str, str]) -> RemotingCommand:
         assert (address, ext) == (APACHE.address, {})
         self.asked.append(code)
+        if code is Code.GET_TIMER_CHECK_POINT:
+            if self.timers is None:
+                raise BrokerError(1, "The checkpoint is null")
+            read_ms, offset = self.timers
+            return RemotingCommand(0, body=struct.pack(">7q", read_ms, 0, offset, offset, 0, 0, 0))
         return RemotingCommand(0, body=self.answers[code].encode())
 
     def close(self) -> None:
@@ -224,6 +232,19 @@ def test_of_an_answer_that_is_not_whole_nothing_counts(slave: Slave, apache: Apa
         slave.sync.follow(APACHE)
         await slave.sync.poll()
         assert (slave.sync.failures, slave.member.topics.topics, slave.member.offsets.table()) == (1, {}, {})
+
+    run(scenario)
+
+
+def test_what_a_master_has_of_its_own_is_told_apart(apache: Apache) -> None:
+    async def scenario() -> None:
+        image = await ask_stock_master(apache, APACHE.address)
+        assert (image.timers, image.elsewhere) == (TimerCheckPoint(1_700_000_000_000, 5), [])
+        assert apache.asked[0] is Code.GET_BROKER_HA_STATUS, "what no table tells of lies above"
+        apache.timers = None  # timerWheelEnable=false
+        apache.answers[Code.GET_BROKER_CONFIG] = "popConsumerKVServiceEnable=true\n"
+        image = await ask_stock_master(apache, APACHE.address)
+        assert (image.timers, image.elsewhere) == (None, ["popConsumerKVServiceEnable=true"])
 
     run(scenario)
 

@@ -1,0 +1,76 @@
+"""Half messages: RocketMQ's two queues are neve's, and its marks of ends read the same.
+
+    waits    it lies at or above the master's floor in RMQ_SYS_TRANS_HALF_TOPIC (CID_RMQ_SYS_TRANS), no mark names it,
+             and it was not committed
+
+A commit is stored first and its mark up to three seconds later: so the committed message counts, too. What a producer
+is asked about is appended again: of one transaction the newest waits. How often it was asked about is in it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker.metadata.last_poll import LastPoll
+from broker.promotion.stored import Delivered, of_queue
+from broker.store.message_store import MessageStore
+from neve.record.codec import MessageRecord
+from neve.record.properties import PROPERTY_UNIQUE_KEY
+from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC
+
+GROUP = "CID_RMQ_SYS_TRANS"
+_CHECKS, _PREPARED_QUEUE_OFFSET = "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET"
+
+
+class Halves(NamedTuple):
+    """What waits, with how often it was asked about; all else above the first of these."""
+
+    waiting: list[tuple[MessageRecord, int]]
+    ended: list[int]
+
+
+class Prepared(NamedTuple):
+    """Those above the master's floor: that no mark names; and the queue's offsets of the others."""
+
+    unmarked: list[MessageRecord]
+    marked: list[int]
+
+
+def prepared(store: MessageStore, poll: LastPoll) -> Prepared:
+    """By the marks above the master's floor for these."""
+    marked = set[int]()
+    for mark in of_queue(store, OP_HALF_TOPIC, 0, poll.position(OP_HALF_TOPIC, GROUP, 0)):
+        marked.update(int(part) for part in mark.body.split(b",") if part.isdigit())
+    found = Prepared([], [])
+    for record in of_queue(store, HALF_TOPIC, 0, poll.position(HALF_TOPIC, GROUP, 0)):
+        if record.queue_offset in marked or _number(record, _PREPARED_QUEUE_OFFSET) in marked:
+            found.marked.append(record.queue_offset)
+        else:
+            found.unmarked.append(record)
+    return found
+
+
+def sort_out(found: Prepared, delivered: Delivered) -> Halves:
+    """What waits of them, and what does not."""
+    candidates = found.unmarked
+    newest = {_id(record) or ("", str(record.queue_offset)): record for record in candidates}
+    waiting = [
+        (record, max(_number(record, _CHECKS), 0))
+        for record in newest.values()
+        if record.physical_offset not in delivered.committed_places and _id(record) not in delivered.ended_ids
+    ]
+    waiting.sort(key=lambda one: one[0].queue_offset)
+    kept = [record.queue_offset for record, _ in waiting]
+    ended = {*found.marked, *(one.queue_offset for one in candidates)}.difference(kept)
+    return Halves(waiting, sorted(offset for offset in ended if kept and offset > kept[0]))
+
+
+def _id(record: MessageRecord) -> tuple[str, str] | None:
+    properties = record.properties
+    unique = properties.get(PROPERTY_UNIQUE_KEY)
+    return (properties.get("REAL_TOPIC", ""), unique) if unique else None
+
+
+def _number(record: MessageRecord, name: str) -> int:
+    text = record.properties.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else -1

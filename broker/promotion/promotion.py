@@ -1,0 +1,245 @@
+"""A copy of an Apache master's log becomes a master's own: the start of a slave's directory as ASYNC_MASTER.
+
+    ha/promotion.json    {"end":…}: it was begun, and the master's log ended there; what lies above is of a try that a
+                         crash ended, nobody has seen it, and it is cut off
+    ha/followed.json     whose copy it is; gone once it is done, and the directory is a master's as any other
+
+asked      nobody may listen where the master did, and no name server may know another master of the name: both would
+           give the same offsets
+read       what waits, by the master's last poll and the log (`delays`, `timers`, `halves`, `pops`)
+written    marks in neve's form, that say the same to every later start; synced
+done       the files above go
+
+Nothing is served meanwhile. What can't be told is refused, and the directory stays a slave's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from broker.ha.plain_slave import FollowedFile
+from broker.ha.stock_master import Life
+from broker.metadata.last_poll import LastPoll, LastPollFile
+from broker.pop.pop_book import PopBook
+from broker.promotion import delays, halves, pops, timers
+from broker.promotion.stored import Delivered
+from broker.store.errors import StoreError
+from broker.store.message_store import MessageStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.waiting.half_messages import HalfMessages
+from broker.waiting.schedule_message import ScheduleMessage
+from broker.waiting.timer_message import TimerMessages
+from infra.disk import Disk
+from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
+from neve.errors import BrokerError, NeveError
+from neve.record.codec import decode_record
+from neve.remoting.body import loads_as
+from neve.remoting.codes import RequestCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.headers import Int64
+
+log = logging.getLogger(__name__)
+
+_NAME = "promotion.json"
+# Due so soon behind the master's last record it may have been delivered by a clock that is a little ahead.
+_AHEAD_MS = 3000
+
+
+class Api(Protocol):
+    """How servers are asked."""
+
+    async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
+        """The answer, a success. Raises OSError, TimeoutError and NeveError."""
+
+    async def reaches(self, address: str) -> bool:
+        """Whether somebody takes connections there."""
+
+    def close(self) -> None:
+        """Nobody is asked any more."""
+
+
+class _Begun(msgspec.Struct):
+    end: int
+
+
+class _Broker(msgspec.Struct, rename="camel"):
+    broker_addrs: dict[Int64, str] = {}
+
+
+class _Cluster(msgspec.Struct, rename="camel"):
+    broker_addr_table: dict[str, _Broker] = {}
+
+
+class Promotion:
+    """See the module."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        last_poll: LastPollFile,
+        *,
+        store: MessageStore,
+        schedule: ScheduleMessage,
+        timer_messages: TimerMessages,
+        transactions: HalfMessages,
+        book: PopBook,
+        offsets: ConsumerOffsetManager,
+        revive_log: str,
+    ) -> None:
+        self._disk, self._path = disk, root / "ha" / _NAME
+        self._followed, self._last_poll, self._store = FollowedFile(disk, root), last_poll, store
+        self._schedule, self._timers, self._transactions = schedule, timer_messages, transactions
+        self._book, self._offsets, self._revive_log = book, offsets, revive_log
+        self._life: Life | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """The directory is a slave's that is to serve alone."""
+        return self._followed.is_there
+
+    # ---- asked
+
+    async def check(self, api: Api, own: tuple[str, str, str], name_servers: Sequence[str]) -> None:
+        """StartupError where it must not be, or can't be; `own`: cluster, name and address of this broker."""
+        cluster, broker, address = own
+        self._life = life = self._followed.load()
+        try:
+            self._last_poll.load()
+        except ValueError as error:
+            raise StartupError(str(error), EXIT_FAILED) from error
+        if life is None or (life.cluster, life.broker) != (cluster, broker):
+            raise _refused(f"{self._followed.path} is of another broker than {broker} of {cluster}: {life}")
+        poll = self._last_poll.current
+        if poll is None:
+            raise _refused("it never had the tables of its master, so nobody knows what of its log is delivered")
+        if poll.elsewhere:
+            raise _refused(
+                f"{', '.join(poll.elsewhere)} at the master: who has popped what is in a store of its own, of which no "
+                f"slave hears. Set it to false there, and wait until nothing is out any more"
+            )
+        if await api.reaches(poll.master):
+            raise _refused(f"the master at {poll.master} is there: stop it first, both would give the same offsets")
+        if not name_servers:
+            raise _refused("namesrvAddr is empty: nobody says that its master is gone")
+        await _ask_name_servers(api, broker, address, name_servers)
+        api.close()
+
+    # ---- read, and written
+
+    def begin(self) -> None:
+        """Behind the log's recovery: what a try that failed has left is cut off. StartupError."""
+        store, end = self._store, self._store.max_physical_offset
+        try:
+            if self._disk.exists(self._path):
+                begun = msgspec.json.decode(self._disk.read(self._path), type=_Begun)
+                if begun.end < end:
+                    store.truncate(begun.end, epoch=0, floor=begun.end)
+            else:
+                self._disk.write_atomic(self._path, msgspec.json.encode(_Begun(end)))
+        except (StoreError, OSError, msgspec.MsgspecError) as error:
+            raise StartupError(f"{self._path}: {error}", EXIT_FAILED) from error
+
+    def take_back(self) -> None:
+        """As `begin`, of a slave that is to go on as one: it has its master's log again, and no more. StartupError."""
+        if self._disk.exists(self._path):
+            self.begin()
+            self._disk.remove(self._path)
+            self._disk.fsync_dir(self._path.parent)
+
+    def run(self) -> None:
+        """Behind the tables' `load`, before what waits is loaded. StartupError; another start does it anew."""
+        assert self._last_poll.current is not None, "checked"
+        try:
+            self._run(self._last_poll.current)
+        except (StoreError, BrokerError, OSError) as error:
+            raise StartupError(f"what its master left can't be gone on with: {error}", EXIT_FAILED) from error
+
+    def _run(self, poll: LastPoll) -> None:
+        store, offsets = self._store, self._offsets
+        newest = store.newest_record()
+        horizon = _AHEAD_MS + (0 if newest is None else decode_record(newest).store_timestamp)
+        # what may have been brought on its way since the last poll
+        delayed = delays.perhaps_delivered(store, self._schedule, poll, horizon)
+        waiting = timers.not_delivered(store, poll)
+        if isinstance(waiting, timers.Unreadable):
+            raise _refused(f"its master says of {waiting.count} timers in its log to nobody which are delivered")
+        popped = pops.not_acknowledged(store, poll, self._revive_log, self._broker, waiting)
+        prepared = halves.prepared(store, poll)
+        delivered = Delivered(
+            store,
+            [
+                *(one.bound for one in delayed),
+                *timers.perhaps_delivered(waiting, horizon),
+                *pops.perhaps_back(popped, horizon),
+            ],
+            above=poll.log_begin,
+            ended_above=min((one.physical_offset for one in prepared.unmarked), default=store.max_physical_offset),
+        )
+        positions = delays.positions(poll, delayed, delivered)
+        left = None if poll.timers is None else timers.sort_out(waiting, poll.timers, delivered, horizon)
+        transactions = halves.sort_out(prepared, delivered)
+        stood = {key: offsets.query(*key) for key in {*popped.handed_out, *(one.key for one in popped.out)}}
+        out = pops.sort_out(popped, stood, delivered, horizon)
+
+        store.lead()
+        self._transactions.begin_with(transactions.waiting, transactions.ended)
+        if left is not None:
+            self._timers.begin_after(left)
+        self._schedule.install(positions)
+        store.after_flush(store.flush())
+        self._schedule.file.save_now()
+        self._book.begin_with(out)
+        self._finish()
+        log.info(
+            "the log of the Apache master at %s is this broker's own from %d on: %d half messages, %d popped messages "
+            "and what waits for its time go on here",
+            poll.master,
+            store.max_physical_offset,
+            len(transactions.waiting),
+            sum(len(flights) for _, _, flights in out),
+        )
+
+    @property
+    def _broker(self) -> str:
+        assert self._life is not None, "checked"
+        return self._life.broker
+
+    def _finish(self) -> None:
+        disk, followed = self._disk, self._followed.path
+        disk.remove(followed)
+        disk.fsync_dir(followed.parent)
+        disk.remove(self._path)
+        disk.fsync_dir(self._path.parent)
+        self._last_poll.forget()
+
+
+async def _ask_name_servers(api: Api, broker: str, own: str, name_servers: Sequence[str]) -> None:
+    """One has to answer, and none may know another master."""
+    reasons = list[str]()
+    for server in name_servers:
+        try:
+            answer = await api.ask(server, RequestCode.GET_BROKER_CLUSTER_INFO, {})
+            brokers = await asyncio.to_thread(loads_as, bytes(answer.body), _Cluster)
+        except (OSError, TimeoutError, NeveError) as error:
+            reasons.append(f"{server}: {str(error) or type(error).__name__}")
+            continue
+        master = brokers.broker_addr_table.get(broker, _Broker()).broker_addrs.get(0, own)
+        if master != own:
+            raise _refused(f"the name server {server} knows {master} as the master of {broker}: stop that one first")
+    if len(reasons) == len(name_servers):
+        raise _refused(f"no name server says that its master is gone: {'; '.join(reasons)}")
+
+
+def _refused(reason: str) -> StartupError:
+    return StartupError(
+        f"this is the copy of an Apache master's log, and can't become master: {reason}. As brokerRole=SLAVE it goes "
+        f"on as it is",
+        EXIT_CONFIG,
+    )

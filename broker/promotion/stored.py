@@ -1,0 +1,94 @@
+"""What an Apache master stored, as the copy of its log has it.
+
+A message that it brought on its way lies in the log twice: where it waited, and where it was bound. So what no poll has
+told is looked up: the copies above the place where the last poll began. Nothing is taken twice for one copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from broker.store.message_store import MessageStore
+from neve.record.codec import MessageRecord, decode_record, iter_records
+from neve.record.layout import TRANSACTION_COMMIT
+from neve.record.properties import PROPERTY_UNIQUE_KEY
+from neve.remoting.names import CHECK_MAX_TOPIC
+
+_COUNT, _BYTES = 512, 4 << 20
+TRANSACTION_BITS = 0xC
+
+
+class Bound(NamedTuple):
+    """What tells a message that comes to a queue from any other."""
+
+    topic: str
+    queue_id: int
+    unique_key: str
+    born_timestamp: int
+    body_crc: int
+    reconsume_times: int
+
+
+def bound(record: MessageRecord, topic: str, queue_id: int, reconsume_times: int | None = None) -> Bound:
+    times = record.reconsume_times if reconsume_times is None else reconsume_times
+    unique = record.properties.get(PROPERTY_UNIQUE_KEY, "")
+    return Bound(topic, queue_id, unique, record.born_timestamp, record.body_crc, times)
+
+
+def target(record: MessageRecord) -> tuple[str, int]:
+    """Where what waits belongs; an empty topic: it names none."""
+    properties = record.properties
+    queue = properties.get("REAL_QID", "0")
+    return properties.get("REAL_TOPIC", ""), int(queue) if queue.isascii() and queue.isdigit() else 0
+
+
+def of_queue(store: MessageStore, topic: str, queue_id: int, offset: int) -> Iterator[MessageRecord]:
+    """A queue's records from an offset on."""
+    offset, end = max(offset, store.min_offset(topic, queue_id)), store.max_offset(topic, queue_id)
+    while offset < end:
+        got = store.get(topic, queue_id, offset, _COUNT, _BYTES)
+        for buffer in got.buffers:
+            yield from iter_records(buffer)
+        if got.next_offset <= offset:
+            return
+        offset = got.next_offset
+
+
+class Delivered:
+    """Of those that are asked for, which came where they were bound, above a place; and how transactions ended."""
+
+    def __init__(self, store: MessageStore, asked: Collection[Bound], *, above: int, ended_above: int) -> None:
+        """`ended_above`: where the search for transactions' ends begins."""
+        self._copies = Counter[Bound]()
+        #: Where the half messages of what was committed lie, and what was committed or given up, by target and id.
+        self.committed_places: set[int] = set()
+        self.ended_ids: set[tuple[str, str]] = set()
+        wanted = {one[:2] for one in asked}
+        names, keys = wanted, frozenset(asked)
+        for raw in store.records_from(min(above, ended_above)):
+            record = decode_record(raw)
+            if record.physical_offset >= ended_above:
+                self._note_end(record)
+            if record.physical_offset >= above and (record.topic, record.queue_id) in names:
+                key = bound(record, record.topic, record.queue_id)
+                if key in keys:
+                    self._copies[key] += 1
+
+    def take(self, key: Bound) -> bool:
+        """Whether there is a copy that nobody has taken."""
+        found = self._copies[key] > 0
+        if found:
+            self._copies[key] -= 1
+        return found
+
+    def _note_end(self, record: MessageRecord) -> None:
+        committed = record.sys_flag & TRANSACTION_BITS == TRANSACTION_COMMIT
+        if committed:
+            self.committed_places.add(record.prepared_transaction_offset)
+        if committed or record.topic == CHECK_MAX_TOPIC:
+            properties = record.properties
+            topic = record.topic if committed else properties.get("REAL_TOPIC", "")
+            if unique := properties.get(PROPERTY_UNIQUE_KEY):
+                self.ended_ids.add((topic, unique))

@@ -1,0 +1,104 @@
+"""Messages for a moment: RocketMQ's queue is neve's; what it has delivered lies in its wheel, as a checkpoint tells.
+
+    delivered    due before the checkpoint's time and below its offset, or its copy is in the log
+    done         a longer wait than the wheel has, and so appended again with TIMER_ROLL_TIMES one higher
+
+neve has one mark: all that is due up to a time is delivered, all below a log position is done. So the mark's time is
+behind the latest that was delivered, its position behind the last that is done; what waits on the wrong side of the
+mark is appended again.
+
+RocketMQ's pops come by timers, too: their check points and acknowledgements wait there until they are due (`pops`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from broker.metadata.last_poll import LastPoll
+from broker.metadata.stock_tables import TimerCheckPoint
+from broker.promotion.stored import Bound, Delivered, bound, target
+from broker.store.message_store import MessageStore
+from broker.waiting.timer_message import TimersTakenOver
+from neve.record.codec import MessageRecord, decode_record
+from neve.remoting.names import REVIVE_LOG_PREFIX, WHEEL_TIMER_TOPIC
+
+_ROLLS = "TIMER_ROLL_TIMES"
+
+
+class Timer(NamedTuple):
+    """One that the checkpoint does not say to be delivered."""
+
+    due: int  # ms, negative for a recall
+    record: MessageRecord
+    bound: Bound
+    rolls: int
+
+    @property
+    def is_of_pops(self) -> bool:
+        return self.bound.topic.startswith(REVIVE_LOG_PREFIX)
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """Of timers nobody can say which were delivered."""
+
+    count: int
+
+
+def not_delivered(store: MessageStore, poll: LastPoll) -> list[Timer] | Unreadable:
+    """By the checkpoint; in the order of their queue."""
+    run = store.entries(WHEEL_TIMER_TOPIC, store.min_physical_offset, store.max_physical_offset).get(0)
+    if run is None:
+        return []
+    if poll.timers is None:
+        return Unreadable(len(run.tags))
+    found = list[Timer]()
+    columns = zip(run.physical.tolist(), run.tags.tolist(), strict=True)
+    for offset, (position, due) in enumerate(columns, run.first_offset):
+        if _waits(poll.timers, due, offset) and (raw := store.record_at(position)) is not None:
+            record = decode_record(raw)
+            rolls = record.properties.get(_ROLLS, "0")
+            found.append(Timer(due, record, bound(record, *target(record)), int(rolls) if rolls.isdigit() else 0))
+    return found
+
+
+def _waits(check_point: TimerCheckPoint, due: int, offset: int) -> bool:
+    return abs(due) >= check_point.read_ms or offset >= check_point.next_offset
+
+
+def perhaps_delivered(timers: Sequence[Timer], horizon: int) -> list[Bound]:
+    """Where those are bound that were due by a time (ms)."""
+    return [timer.bound for timer in timers if 0 <= timer.due <= horizon and not timer.is_of_pops]
+
+
+def sort_out(
+    timers: Sequence[Timer], check_point: TimerCheckPoint, delivered: Delivered, horizon: int
+) -> TimersTakenOver:
+    """Where the mark is, and what is to be appended again."""
+    rolled = Counter((timer.bound, timer.due, timer.rolls - 1) for timer in timers if timer.rolls)
+    read_ms, below, waiting = check_point.read_ms, 0, list[Timer]()
+    for timer in timers:
+        place = (timer.bound, timer.due, timer.rolls)
+        if timer.is_of_pops:
+            continue
+        if rolled[place] > 0:
+            rolled[place] -= 1
+            below = max(below, timer.record.physical_offset + 1)
+        elif 0 <= timer.due <= horizon and delivered.take(timer.bound):
+            read_ms = max(read_ms, timer.due + 1)
+        else:
+            waiting.append(timer)
+    stays = [one.record.physical_offset for one in waiting if _stays(one, read_ms, below)]
+    return TimersTakenOver(
+        time=read_ms - 1,
+        below=max(below, min(stays, default=0)),
+        again=[(one.record, one.due) for one in waiting if not _stays(one, read_ms, below)],
+        is_empty=not stays,
+    )
+
+
+def _stays(timer: Timer, read_ms: int, below: int) -> bool:
+    return abs(timer.due) >= read_ms and timer.record.physical_offset >= below

@@ -1,0 +1,434 @@
+"""A copy of an Apache master's log becomes a master's own: what waited goes on, and nothing comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from broker.ha.plain_slave import FollowedFile
+from broker.promotion.promotion import Promotion
+from broker.store.message_store import MessageStore, PutResult
+from infra.disk import RealDisk
+from infra.remoting_server import Connection
+from infra.startup import StartupError
+from neve.record.codec import iter_records
+from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
+from tests.broker_in_process import running, send
+from tests.unit.broker.test_plain_slave import SLAVE, Front, bodies, master
+from tests.waiting import until
+
+REVIVE_LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
+COMMIT = 8
+NOW_MS = time.time_ns() // 1_000_000
+READ_MS = NOW_MS - NOW_MS % 1000
+LATER_MS = READ_MS + 3_600_000
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def put(
+    store: MessageStore,
+    topic: str,
+    queue_id: int = 0,
+    body: bytes = b"body",
+    *,
+    sys_flag: int = 0,
+    prepared: int = 0,
+    times: int = 0,
+    **properties: object,
+) -> PutResult:
+    """As RocketMQ writes it: without the last separator."""
+    text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
+    return store.put(
+        topic, queue_id, body, text.encode(), flag=0, sys_flag=sys_flag, born_timestamp=5, born_host=("127.0.0.1", 1),
+        reconsume_times=times, prepared_transaction_offset=prepared,
+        tags_code=0 if "TIMER_OUT_MS" not in properties else int(str(properties["TIMER_OUT_MS"])),
+    )  # fmt: skip
+
+
+def timer(store: MessageStore, key: str, due: int, **more: Any) -> PutResult:
+    """In RocketMQ's queue of them."""
+    return put(store, WHEEL_TIMER_TOPIC, 0, key.encode(), UNIQ_KEY=key, TIMER_OUT_MS=due, REAL_QID=0,
+               **{"REAL_TOPIC": "t", **more})  # fmt: skip
+
+
+def half(store: MessageStore, key: str, **more: Any) -> PutResult:
+    return put(store, HALF_TOPIC, 0, key.encode(), UNIQ_KEY=key, REAL_TOPIC="t", REAL_QID=0, PGROUP="p", **more)
+
+
+class Copied:
+    """A slave that has all of its master's log and tables, and a master that is stopped."""
+
+    def __init__(self, front: Front, root: Path) -> None:
+        self.front, self.root = front, root
+
+    @asynccontextmanager
+    async def promoted(self, *settings: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
+        async with running(self.root, f"namesrvAddr={self.front.address}", *settings) as found:
+            yield found
+
+    @asynccontextmanager
+    async def slave(self) -> AsyncIterator[BrokerController]:
+        async with running(self.root, *SLAVE, f"namesrvAddr={self.front.address}") as (slave, _):
+            yield slave
+
+
+@asynccontextmanager
+async def copied(
+    root: Path, fill: Callable[[MessageStore, Front], None] = lambda store, front: None, *, retire: bool = True
+) -> AsyncIterator[Copied]:
+    async with master(root) as (front, _):
+        fill(front.source.store, front)
+        copy = Copied(front, root / "slave")
+        async with copy.slave() as slave:
+            store = front.source.store
+            await until(lambda: slave.store.max_physical_offset == store.max_physical_offset)
+            await until(lambda: slave.last_poll.current is not None)
+        if retire:
+            await front.retire()
+        yield copy
+
+
+def test_the_slave_of_a_master_that_is_stopped_serves_in_its_place(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with copied(tmp_path) as copy:
+            async with copy.promoted() as (broker, connection):
+                assert await bodies(connection) == [b"0", b"1", b"2"]
+                assert broker.offsets.query("g", "t", 0) == 2
+                assert broker.topics.topics["t"].read_queue_nums == 4
+                assert copy.front.registered[-1]["brokerId"] == "0"
+                await send(connection, "t", b"3")
+                assert not FollowedFile(RealDisk(), copy.root).is_there
+            async with copy.promoted() as (_, connection):
+                assert await bodies(connection) == [b"0", b"1", b"2", b"3"], "a start as any other"
+            with pytest.raises(StartupError, match="begins with an empty storePathRootDir"):
+                async with copy.slave():
+                    raise AssertionError
+
+    run(scenario)
+
+
+def test_while_its_master_is_there_a_slave_is_not_promoted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with copied(tmp_path, retire=False) as copy:
+            with pytest.raises(StartupError, match=r"is there: stop it first.*As brokerRole=SLAVE it goes on"):
+                async with copy.promoted():
+                    raise AssertionError
+            await copy.front.master.shutdown()  # no name server has heard of it
+            with pytest.raises(StartupError, match=r"knows 127\.0\.0\.1:.* as the master"):
+                async with copy.promoted():
+                    raise AssertionError
+            copy.front.knows_master = False
+            with pytest.raises(StartupError, match="no name server says that its master is gone"):
+                async with copy.promoted("namesrvAddr=127.0.0.1:1"):
+                    raise AssertionError
+            with pytest.raises(StartupError, match="is of another broker"):
+                async with copy.promoted("brokerName=other"):
+                    raise AssertionError
+            async with copy.promoted() as (_, connection):
+                assert await bodies(connection) == [b"0", b"1", b"2"]
+
+    run(scenario)
+
+
+def _keeps_pops_elsewhere(_: MessageStore, front: Front) -> None:
+    front.settings["popConsumerKVServiceEnable"] = "true"
+
+
+def _says_nothing_of_timers(store: MessageStore, front: Front) -> None:
+    front.timers = None
+    timer(store, "T", LATER_MS)
+
+
+@pytest.mark.parametrize(
+    ("fill", "why"),
+    [
+        (_keeps_pops_elsewhere, "popConsumerKVServiceEnable=true"),
+        (_says_nothing_of_timers, "says of 1 timers .* to nobody"),
+    ],
+)
+def test_what_no_slave_can_know_is_refused_and_the_slave_goes_on(
+    tmp_path: Path, fill: Callable[[MessageStore, Front], None], why: str
+) -> None:
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            with pytest.raises(StartupError, match=why):
+                async with copy.promoted():
+                    raise AssertionError
+            async with copy.slave() as slave:
+                assert slave.store.max_physical_offset == copy.front.source.store.max_physical_offset
+
+    run(scenario)
+
+
+def test_without_its_masters_tables_nobody_knows_what_is_delivered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with copied(tmp_path) as copy:
+            (copy.root / "config" / "lastPoll.json").unlink()
+            with pytest.raises(StartupError, match="never had the tables of its master"):
+                async with copy.promoted():
+                    raise AssertionError
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("goes_on_as", ["master", "slave"])
+def test_a_promotion_that_a_crash_ended_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on_as: str
+) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        half(store, "H")
+        front.timers = (READ_MS, 0)
+        timer(store, "T", LATER_MS)
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            end = copy.front.source.store.max_physical_offset
+            with monkeypatch.context() as patched, pytest.raises(StartupError, match="pulled the plug"):
+                patched.setattr(Promotion, "_finish", _crash)
+                async with copy.promoted():
+                    raise AssertionError
+            if goes_on_as == "slave":
+                async with copy.slave() as slave:
+                    assert slave.store.max_physical_offset == end
+                return
+            async with copy.promoted() as (broker, _):
+                assert [found.queue_offset for found in broker.transactions.waiting()] == [0]
+                assert len(broker.timers) == 1
+                store = broker.store
+                assert (store.max_offset(OP_HALF_TOPIC, 0), store.max_offset(WHEEL_TIMER_TOPIC, 1)) == (1, 1)
+
+    run(scenario)
+
+
+def _crash(_: Promotion) -> None:
+    raise OSError("pulled the plug")
+
+
+def test_delayed_messages_go_on_where_the_last_copy_says(tmp_path: Path) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        front.source.life.stop()  # it delivers nothing by itself
+        for number in range(3):
+            put(store, SCHEDULE_TOPIC, 0, b"d%d" % number, UNIQ_KEY=f"D{number}", DELAY=1, REAL_TOPIC="t", REAL_QID=0)
+        put(store, "t", 0, b"d0", UNIQ_KEY="D0", DELAY=1, REAL_TOPIC="t", REAL_QID=0)
+        front.delays = "{1:0}"
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            # as if it was delivered behind the poll
+            path = copy.root / "config" / "lastPoll.json"
+            value = json.loads(path.read_bytes())
+            value["poll"].update(logBegin=0, askedAt=0)
+            path.write_text(json.dumps(value))
+            async with copy.promoted() as (broker, connection):
+                await until(lambda: broker.store.max_offset("t", 0) == 6)
+                assert (await bodies(connection))[3:] == [b"d0", b"d1", b"d2"]
+
+    run(scenario)
+
+
+def timers_of(broker: BrokerController) -> dict[str, int]:
+    """Body → due."""
+    waits = {(when, position) for when, offset, position in broker.timers._heap if offset in broker.timers._waiting}
+    found = {}
+    for when, position in waits:
+        raw = broker.store.record_at(position)
+        assert raw is not None
+        (record,) = iter_records(raw)
+        found[record.body.decode()] = when
+    assert len(found) == len(waits)
+    return found
+
+
+def test_no_old_timer_fires_again_and_none_that_waits_is_lost(tmp_path: Path) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        timer(store, "old", READ_MS - 5000)
+        timer(store, "waits", LATER_MS)
+        timer(store, "rolled", LATER_MS + 1)
+        timer(store, "recall", LATER_MS, TIMER_DEL_UNIQKEY="t+waits")
+        timer(store, "pop", LATER_MS, TAGS="ck", REAL_TOPIC=REVIVE_LOG)
+        timer(store, "rolled", LATER_MS + 1, TIMER_ROLL_TIMES=1)
+        timer(store, "behind", LATER_MS + 2)
+        front.timers = (READ_MS, store.max_offset(WHEEL_TIMER_TOPIC, 0))
+        timer(store, "not looked at", READ_MS - 1000)
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            async with copy.promoted() as (broker, connection):
+                await until(lambda: broker.store.max_offset("t", 0) == 4)
+                assert (await bodies(connection))[3:] == [b"not looked at"]
+                found = timers_of(broker)
+                # RocketMQ's check point waits in vain: it is in the book
+                assert found.pop("pop", LATER_MS) == LATER_MS
+                expected = {"waits": LATER_MS, "recall": LATER_MS, "rolled": LATER_MS + 1, "behind": LATER_MS + 2}
+                assert found == expected
+                assert broker.timers._recalls.keys() == {"t+waits"}
+            async with copy.promoted() as (broker, _):
+                found = timers_of(broker)
+                found.pop("pop", None)
+                assert found == expected, "a start as any other"
+
+    run(scenario)
+
+
+def test_a_timer_that_was_delivered_behind_the_poll_is_not_delivered_again(tmp_path: Path) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        timer(store, "before", READ_MS - 2000)
+        timer(store, "delivered", READ_MS - 1000)
+        timer(store, "due", READ_MS - 1000)
+        put(store, "t", 0, b"delivered", UNIQ_KEY="delivered", TIMER_OUT_MS=READ_MS - 1000)
+        front.timers = (READ_MS - 1500, store.max_offset(WHEEL_TIMER_TOPIC, 0))
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            path = copy.root / "config" / "lastPoll.json"
+            value = json.loads(path.read_bytes())
+            value["poll"].update(logBegin=0, askedAt=0)
+            path.write_text(json.dumps(value))
+            async with copy.promoted() as (broker, connection):
+                await until(lambda: broker.store.max_offset("t", 0) == 5)
+                assert (await bodies(connection))[3:] == [b"delivered", b"due"]
+                assert len(broker.timers) == 0
+
+    run(scenario)
+
+
+def test_what_is_delivered_of_rocketmqs_form_keeps_its_last_property(tmp_path: Path) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        put(store, WHEEL_TIMER_TOPIC, 0, b"b", TIMER_OUT_MS=READ_MS - 1000, REAL_TOPIC="t", REAL_QID=0, KEYS="k")
+        front.timers = (READ_MS, 0)
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy, copy.promoted() as (broker, _):
+            await until(lambda: broker.store.max_offset("t", 0) == 4)
+            (record,) = iter_records(broker.store.get("t", 0, 3, 1, 1 << 20).buffers[0])
+            assert record.properties["KEYS"] == "k"
+            assert "TIMER_DEQUEUE_MS" in record.properties
+
+    run(scenario)
+
+
+def test_of_half_messages_those_wait_that_nobody_ended(tmp_path: Path) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        half(store, "passed by the master's floor")
+        half(store, "marked")
+        committed = half(store, "committed, and not marked yet")
+        half(store, "asked about")
+        half(store, "open", TRANSACTION_CHECK_TIMES=2)
+        half(store, "asked about", TRANSACTION_CHECK_TIMES=1)
+        half(store, "committed by its first place")
+        half(store, "committed by its first place", TRANSACTION_CHECK_TIMES=1)
+        half(store, "immune", TRAN_PREPARED_QUEUE_OFFSET=1)
+        put(store, OP_HALF_TOPIC, 0, b"0,", TAGS="d")
+        put(store, OP_HALF_TOPIC, 0, b"1,", TAGS="d")
+        put(store, "t", 0, b"c", sys_flag=COMMIT, prepared=committed.physical_offset, UNIQ_KEY="another")
+        put(store, "t", 0, b"c", sys_flag=COMMIT, prepared=1, UNIQ_KEY="committed by its first place")
+        group = "CID_RMQ_SYS_TRANS"
+        offsets = {f"{HALF_TOPIC}@{group}": {"0": 1}, f"{OP_HALF_TOPIC}@{group}": {"0": 1}, "t@g": {"0": 2}}
+        front.offsets = json.dumps({"offsetTable": offsets})
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            for _ in range(2):
+                async with copy.promoted() as (broker, _):
+                    waiting = {one.queue_offset: one.checks for one in broker.transactions.waiting()}
+                    assert waiting == {4: 2, 5: 1}, "at each start"
+
+    run(scenario)
+
+
+def check_point(start: int, pop_time: int, count: int, *, invisible: int = 3_600_000, topic: str = "t") -> bytes:
+    differences = list(range(count))
+    return json.dumps({
+        "bm": 0, "bn": "broker-a", "c": "g", "d": differences, "it": invisible, "n": count, "pt": pop_time, "q": 0,
+        "ro": 0, "so": start, "t": topic,
+    }).encode()  # fmt: skip
+
+
+def acknowledged(start: int, pop_time: int, *offsets: int) -> bytes:
+    one = {"bn": "broker-a", "c": "g", "pt": pop_time, "q": 0, "so": start, "t": "t"}
+    more = {"ao": offsets[0]} if len(offsets) == 1 else {"aol": list(offsets), "ao": -1}
+    return json.dumps(one | more).encode()
+
+
+def revive(store: MessageStore, tag: str, body: bytes, due: int | None) -> None:
+    """In the revive log, or on its way there."""
+    if due is None:
+        put(store, REVIVE_LOG, 2, body, TAGS=tag)
+    else:
+        put(store, WHEEL_TIMER_TOPIC, 0, body, TAGS=tag, TIMER_OUT_MS=due, REAL_TOPIC=REVIVE_LOG, REAL_QID=2)
+
+
+def test_what_is_popped_and_not_acknowledged_is_out_and_the_rest_is_not(tmp_path: Path) -> None:
+    pop_time = NOW_MS
+
+    def fill(store: MessageStore, front: Front) -> None:
+        for number in range(3, 20):
+            put(store, "t", 0, b"%d" % number, UNIQ_KEY=f"U{number}")
+        revive(store, "ck", check_point(0, pop_time - 9, 2), None)  # passed
+        revive(store, "ck", check_point(2, pop_time - 8, 3), None)  # 2, 3, 4
+        revive(store, "ack", acknowledged(2, pop_time - 8, 3), None)
+        revive(store, "ck", check_point(5, pop_time, 4), LATER_MS - 1000)  # 5 to 8
+        revive(store, "bAck", acknowledged(5, pop_time, 5, 6), LATER_MS)
+        revive(store, "ack", acknowledged(5, pop_time, 7), LATER_MS)
+        revive(store, "ck", check_point(7, pop_time + 1, 1), LATER_MS)  # hidden for longer
+        revive(store, "ck", check_point(12, pop_time + 2, 1), LATER_MS)  # of before the group was set back
+        front.timers = (READ_MS, store.max_offset(WHEEL_TIMER_TOPIC, 0))
+        offsets = {"t@g": {"0": 10}, f"{REVIVE_LOG}@CID_RMQ_SYS_REVIVE_GROUP": {"2": 0}}
+        front.offsets = json.dumps({"offsetTable": offsets})
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            for _ in range(2):
+                async with copy.promoted() as (broker, _):
+                    queue = broker.pops.find("g", "t", 0)
+                    assert queue is not None
+                    flights = {offset: one.pop_time for offset, one in queue.flights.items()}
+                    assert flights == {2: pop_time - 8, 4: pop_time - 8, 7: pop_time + 1, 8: pop_time}
+                    assert queue.next_offset == 10
+                    assert broker.offsets.query("g", "t", 0) == 2
+
+    run(scenario)
+
+
+def test_what_came_back_behind_the_poll_does_not_come_back_again(tmp_path: Path) -> None:
+    pop_time = NOW_MS - 60_000
+
+    def fill(store: MessageStore, front: Front) -> None:
+        revive(store, "ck", check_point(0, pop_time, 3, invisible=10_000), None)
+        first = store.get("t", 0, 0, 1, 1 << 20).buffers[0]
+        (record,) = iter_records(first)
+        store.put(
+            "%RETRY%g_t", 0, record.body, record.properties_raw, flag=0, sys_flag=0,
+            born_timestamp=record.born_timestamp, born_host=("127.0.0.1", 1), reconsume_times=1,
+        )  # fmt: skip
+        front.timers = (READ_MS, 0)
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            path = copy.root / "config" / "lastPoll.json"
+            value = json.loads(path.read_bytes())
+            value["poll"].update(logBegin=0, askedAt=0)
+            path.write_text(json.dumps(value))
+            async with copy.promoted() as (broker, _):
+                await until(lambda: broker.revive.revived == 2)
+                queue = broker.pops.find("g", "t", 0)
+                assert queue is not None
+                assert queue.next_offset == 3, "handed out behind the poll"
+                await until(lambda: not queue.flights)
+
+    run(scenario)
