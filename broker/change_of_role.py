@@ -120,9 +120,9 @@ class ChangeOfRole:
             has_more = self._pops.follow(_EVENTS_AT_ONCE)
             await asyncio.sleep(0)
 
-    def following(self, address: str, epoch: int) -> None:
+    def following(self, address: str, epoch: int, *, is_stock: bool) -> None:
         """All that is here is of this master's log."""
-        self._synchronize.follow(Master(address, epoch))
+        self._synchronize.follow(Master(address, epoch, is_stock))
 
     def roles_changed(self) -> None:
         """The name servers hear it."""

@@ -65,6 +65,7 @@ class BrokerConfig(SecurityConfig):
     min_in_sync_replicas: int = key(1, low=1, high=64)
     in_sync_replicas: int = key(1, low=1, high=64)
     all_ack_in_sync_state_set: bool = key(False)
+    apache_members: bool = key(False)
     slave_timeout: int = key(3 * SECOND, low=100, high=60 * SECOND, unit="time")
     ha_max_time_slave_not_catchup: int = key(3 * SECOND, low=500, high=10 * MINUTE, unit="time")
     ha_transfer_batch_size: int = key(32 * KIB, low=KIB, high=MIB, unit="size")

@@ -99,6 +99,7 @@ class Membership:
             stream=StreamRules(
                 batch=config.ha_transfer_batch_size,
                 rate=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else 0,
+                admits_stock=config.apache_members,
                 secret="\0".join(self._credentials).encode() if self._credentials is not None else b"",
             ),
             store=self._store,

@@ -49,6 +49,9 @@ from neve.errors import ProtocolError
 
 FORMAT = 1  # of what neve's members say to each other; members may be one apart
 
+#: Of a master's answer to 906, neve's alone: it takes a HELLO, of this format.
+HELLO_FORMAT = "helloFormat"
+
 HANDSHAKE, TRANSFER = 1, 2  # RocketMQ's HAConnectionState
 HELLO = int.from_bytes(b"nevH")
 REFUSAL = int.from_bytes(b"nevR")

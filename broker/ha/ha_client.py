@@ -165,7 +165,10 @@ class HaClient:
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, stream = await loop.create_connection(
-                    lambda: _Stream(self._clock), target.host, target.port, ssl=self._tls
+                    lambda: _Stream(self._clock),
+                    target.host,
+                    target.port,
+                    ssl=None if target.is_stock else self._tls,
                 )
         except (OSError, TimeoutError) as error:
             log.info("the master at %s:%d can't be reached: %s", target.host, target.port, error)

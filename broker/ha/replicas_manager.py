@@ -29,7 +29,7 @@ from broker.ha.controller_calls import Identity, call_of, event_of
 from broker.ha.controllers import Controllers, Sign, Unheard
 from broker.ha.epoch_file import EpochFile, EpochFileDamaged
 from broker.ha.epochs import EpochCache
-from broker.ha.frames import Hello
+from broker.ha.frames import HELLO_FORMAT, Hello
 from broker.ha.ha_client import CutRefused, HaClient, Target
 from broker.ha.ha_service import HaService, Leadership
 from broker.ha.master_session import StreamRules
@@ -67,12 +67,13 @@ from broker.ha.member_events import (
 from broker.ha.member_file import MemberFile, MemberFileDamaged
 from broker.ha.reign import Reign
 from broker.ha.slave_session import SlaveSession, SlaveState
+from broker.ha.stock_master import read_settings, unlike_stock_member
 from broker.role import FOLLOWING, BrokerRole, Role
 from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.disk import Disk
-from infra.remoting_server import open_connection
+from infra.remoting_server import Connection, open_connection
 from infra.startup import EXIT_FAILED, EXIT_IN_USE, StartupError
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.entropy import Entropy, salt, unique_name
@@ -136,8 +137,8 @@ class Books(Protocol):
     def confirmed(self) -> None:
         """Readers, and who follows the log, see more of it than before."""
 
-    def following(self, address: str, epoch: int) -> None:
-        """All that is here is of this master's log."""
+    def following(self, address: str, epoch: int, *, is_stock: bool) -> None:
+        """All that is here is of this master's log; `is_stock`: it is Apache's, and has no tables in its log."""
 
     @property
     def has_image(self) -> bool:
@@ -733,8 +734,10 @@ class ReplicasManager:
             try:
                 target = await self._target_of(follow)
             except (OSError, TimeoutError, NeveError, ValueError) as error:
-                self._resolving = f"the master at {follow.address} does not say its HA port: {error}"
-                log.info(self._resolving)
+                why = str(error) or type(error).__name__
+                if why not in self._resolving:
+                    log.warning("the master at %s is not followed: %s", follow.address, why)
+                self._resolving = f"the master at {follow.address} is not followed: {why}"
                 await asyncio.sleep(_RESOLVE_AGAIN_S * (0.5 + (salt(self._entropy) % 1024) / 1024))
                 continue
             self._resolving = ""
@@ -746,14 +749,30 @@ class ReplicasManager:
         async with asyncio.timeout(_RESOLVE_S):
             connection = await open_connection(host, port, tls=self._tls)
             try:
-                request = RemotingCommand(RequestCode.EXCHANGE_BROKER_HA_INFO, ext=self._sign({}, b""))
-                answer = await connection.invoke(request, _RESOLVE_S)
+                answer = await self._of_master(connection, RequestCode.EXCHANGE_BROKER_HA_INFO)
+                is_stock = HELLO_FORMAT not in answer.ext
+                if is_stock:
+                    await self._check_stock(connection)
             finally:
                 connection.close()
+        ha_host, ha_port = parse_address(answer.ext.get("masterHaAddress", ""))
+        return Target(host=ha_host, port=ha_port, master_epoch=follow.epoch, is_stock=is_stock)
+
+    async def _of_master(self, connection: Connection, code: RequestCode) -> RemotingCommand:
+        answer = await connection.invoke(RemotingCommand(code, ext=self._sign({}, b"")), _RESOLVE_S)
         if answer.code != ResponseCode.SUCCESS:
             raise NeveError(answer.code, answer.remark or "refused")
-        ha_host, ha_port = parse_address(answer.ext.get("masterHaAddress", ""))
-        return Target(host=ha_host, port=ha_port, master_epoch=follow.epoch)
+        return answer
+
+    async def _check_stock(self, connection: Connection) -> None:
+        """Apache's master says nothing of itself in its stream. Raises NeveError where it can't be followed."""
+        if not self._stream.admits_stock:
+            raise NeveError(None, "it is Apache's, and apacheMembers is not set here")
+        answer = await self._of_master(connection, RequestCode.GET_BROKER_CONFIG)
+        settings = read_settings(bytes(answer.body).decode("utf-8", "replace"))
+        fault = unlike_stock_member(self._hello, settings, waits=self._rules.confirm.waits)
+        if fault is not None:
+            raise NeveError(None, fault.text)
 
     async def _stop_following(self) -> None:
         follower, self._follower, self._client = self._follower, None, None
@@ -794,11 +813,18 @@ class ReplicasManager:
         master = session.master if isinstance(session, SlaveSession) else None
         if master is not None and master.log_uuid:
             self._archive().is_same_log(master.log_uuid)
-        if isinstance(session, SlaveSession) and session.begins_at and not self._file.lacks_tables:
+        is_stock = isinstance(session, SlaveSession) and master is None
+        if not self._file.lacks_tables and isinstance(session, SlaveSession) and self._begins_without_tables(session):
             await self._threads.run(self._file.tables_are_whole, False)
-            raise ConnectionAbortedError("it begins above its first byte: until its tables are here it only learns")
+            raise ConnectionAbortedError("its log begins without its tables: until they are here it only learns")
         await self._threads.run(self._file.follows, master_epoch)
-        self._books.following(follow.address, master_epoch)
+        self._books.following(follow.address, master_epoch, is_stock=is_stock)
+
+    def _begins_without_tables(self, session: SlaveSession) -> bool:
+        """The log has all that changed them but for what lies below its begin, or is of an Apache master."""
+        if session.master is None:
+            return session.is_empty and not self._books.has_image
+        return bool(session.begins_at)
 
     def heard_confirm(self, offset: int) -> None:
         """The master says so, and it is here."""

@@ -34,7 +34,7 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
     controllers = tuple(part.strip() for part in re.split(r"[;,]", config.controller_addr) if part.strip())
     least = max(config.min_in_sync_replicas, 2 if replication is Replication.SYNC else 1)
     faults = [*_faults_of_addresses(controllers), *_faults_of_mode(config, replication, least)]
-    faults += _faults_of_users(config)
+    faults += [*_faults_of_users(config), *_faults_of_mixing(config)]
     if config.broker_id:
         faults.append(f"brokerId={config.broker_id} with replication: a controller gives the ids")
     if config.broker_role == "SLAVE":
@@ -108,6 +108,7 @@ def _faults_of_copies(config: BrokerConfig, why: str) -> list[str]:
         f"inSyncReplicas={config.in_sync_replicas}": config.in_sync_replicas > 1,
         f"minInSyncReplicas={config.min_in_sync_replicas}": config.min_in_sync_replicas > 1,
         "allAckInSyncStateSet=true": config.all_ack_in_sync_state_set,
+        "apacheMembers=true": config.apache_members,
     }
     return [f"{key}: {why}" for key, is_asked in asked.items() if is_asked]
 
@@ -137,6 +138,22 @@ def _faults_of_users(config: BrokerConfig) -> list[str]:
     if config.tls_server_mode != "enforcing" or not config.tls_enable:
         faults.append("authenticationEnabled with replication: set tlsServerMode=enforcing and tlsEnable=true")
     return faults
+
+
+def _faults_of_mixing(config: BrokerConfig) -> list[str]:
+    """What brokers of Apache's can't do, or don't say."""
+    if not config.apache_members:
+        return []
+    asked = {
+        "authenticationEnabled=true: they send and take the log without a proof of who they are": (
+            config.authentication_enabled
+        ),
+        "tlsServerMode=enforcing: they send and take the log as it is": config.tls_server_mode == "enforcing",
+        "storeUrl: they do not say what of the log is on their disks, so nothing could be archived": (
+            bool(config.store_url)
+        ),
+    }
+    return [f"apacheMembers with {what}" for what, is_asked in asked.items() if is_asked]
 
 
 def _faults_of_mode(config: BrokerConfig, replication: Replication, least: int) -> list[str]:

@@ -305,7 +305,8 @@ class SlaveSession:
         return Attached(self._master_epoch)
 
     @property
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
+        """Nothing was here when it connected."""
         return self._local.begin == self._local.end == 0
 
     @property
@@ -314,7 +315,7 @@ class SlaveSession:
 
         0: the log is not empty, or begins with the first byte that comes.
         """
-        told = self.master is not None and self._begins_at_frontier and self._is_empty
+        told = self.master is not None and self._begins_at_frontier and self.is_empty
         return self.master.eviction_frontier if told and self.master is not None else 0
 
     def attached(self, synced: int, now: float) -> list[Action]:
@@ -323,7 +324,7 @@ class SlaveSession:
             return []
         self.state = SlaveState.FOLLOWING
         asked = self._next
-        if self._is_empty:
+        if self.is_empty:
             asked = self._end_of_log = self.begins_at
             self._next = asked or -1
         self._reported = (asked, min(synced, asked) if self.master is not None else -1)

@@ -51,10 +51,15 @@ class _Runtime(msgspec.Struct):
     table: dict[str, str]
 
 
+def read_settings(properties: str) -> dict[str, str]:
+    """Key → value, of a configuration."""
+    pairs = (line.partition("=") for line in properties.splitlines())
+    return {name.strip(): value.strip() for name, separator, value in pairs if separator}
+
+
 def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str]) -> StockMaster:
     """Out of the three answers. Raises NeveError where one lacks what is needed."""
-    pairs = (line.partition("=") for line in properties.splitlines())
-    settings = {name.strip(): value.strip() for name, separator, value in pairs if separator}
+    settings = read_settings(properties)
     try:
         table = msgspec.json.decode(runtime, type=_Runtime).table
         life = Life(
@@ -83,6 +88,22 @@ def unlike_stock(own: Hello, master: StockMaster) -> Refusal | None:
         return refusal(Reason.NOT_MASTER, f"brokerId {theirs.get('brokerId')}, {theirs.get('brokerRole')}: no master")
     if theirs.get("enableControllerMode") == "true":
         return refusal(Reason.NOT_MASTER, "the master has a controller: so has who follows it")
+    return unlike_settings(own, theirs)
+
+
+def unlike_stock_member(own: Hello, settings: Mapping[str, str], *, waits: bool) -> Refusal | None:
+    """The same of a master that a controller has elected. `waits`: here nothing is confirmed that a slave lacks."""
+    if settings.get("brokerRole") == "SLAVE" or settings.get("brokerId", "0") != "0":
+        return refusal(Reason.NOT_MASTER, "it does not know yet that it is master")
+    if waits and settings.get("allAckInSyncStateSet") != "true":
+        return refusal(Reason.FORMAT, "allAckInSyncStateSet=false at the master: what it confirms others may lack")
+    if settings.get("timerWheelEnable") != "false":
+        return refusal(Reason.FORMAT, "timerWheelEnable=true at the master: which it has delivered nobody else knows")
+    return unlike_settings(own, settings)
+
+
+def unlike_settings(own: Hello, theirs: Mapping[str, str]) -> Refusal | None:
+    """What has to be equal, and what makes its log one of another kind."""
     equal = {
         "brokerClusterName": (own.cluster, Reason.CLUSTER),
         "brokerName": (own.broker_set, Reason.BROKER_SET),

@@ -110,7 +110,7 @@ class SlaveSynchronize:
         self._wake = asyncio.Event()
         self.failures = 0
         self.installed = 0  # answers
-        self.images = 0  # of them, those that are all tables of a neve master
+        self.images = 0  # of them, those that are all tables of a master
         self.trouble: str | None = None  # why the last poll failed
 
     # ---- whom
@@ -245,3 +245,4 @@ class SlaveSynchronize:
             self._tables.install_stock(stock)
             self._on_stock(master.address, stock)
             self.installed += 1
+            self.images += 1

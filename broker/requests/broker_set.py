@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 from broker.ha.controller_calls import view_of
+from broker.ha.frames import FORMAT, HELLO_FORMAT
 from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import HandOverRefused, ReplicasManager
 from broker.store.message_store import MessageStore
@@ -49,6 +50,7 @@ class BrokerSetProcessor:
             "masterHaAddress": f"{host}:{replicas.ha_service.port}",
             "masterAddress": f"{host}:{port}",
             "masterFlushOffset": str(replicas.end_at_start),
+            HELLO_FORMAT: str(FORMAT),
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 

@@ -139,7 +139,7 @@ class TimerMessages:
         name = next((name for name in TIMER_PROPERTIES if name in properties), None)
         if name is None:
             return None
-        if not self._config.timer_wheel_enable:
+        if not self._config.timer_wheel_enable or self._config.apache_members:
             raise BrokerError(
                 ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
             )

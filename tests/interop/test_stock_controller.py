@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.wire import Client, Refused
+from neve.remoting.body import lenient_loads
 from tests.servers.mixed_set import Broker, MixedSet, assert_same_logs
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
-TOPIC = "orders"
+TOPIC, GROUP = "orders", "billing"
+_UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _TOPIC_CONFIG = 15, 43, 200, 351
 _CHANGE_S = 90.0
 
 
@@ -33,6 +36,37 @@ def bodies(member: Broker) -> list[bytes]:
 def create_topic(brokers: MixedSet) -> None:
     with Client(brokers.master.broker) as client:
         client.create_topic(TOPIC, 1)
+
+
+def elect(brokers: MixedSet, member: Broker) -> None:
+    brokers.elect(member)
+    wait_until(lambda: brokers.master is member, "the designated is master", _CHANGE_S)
+
+
+def commit(member: Broker, offset: int) -> None:
+    with Client(member.broker) as client:
+        client.ask(_UPDATE_OFFSET, {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0, "commitOffset": offset})
+
+
+def committed(member: Broker) -> int | None:
+    with Client(member.broker) as client:
+        table = lenient_loads(client.ask(_ALL_OFFSETS, {}).body)["offsetTable"]
+    queues = {int(queue): int(offset) for queue, offset in table.get(f"{TOPIC}@{GROUP}", {}).items()}
+    return queues.get(0)
+
+
+def stands_at(member: Broker, offset: int) -> bool:
+    """It has a role, and says this of the group."""
+    try:
+        return committed(member) == offset
+    except Refused:
+        return False
+
+
+def queues_of(member: Broker, topic: str) -> int | None:
+    with Client(member.broker) as client:
+        answer = client.invoke(_TOPIC_CONFIG, {"topic": topic})
+    return int(json.loads(answer.body)["writeQueueNums"]) if answer.code == 0 else None
 
 
 class Sent:
@@ -83,8 +117,7 @@ def test_two_of_neves_brokers_are_a_set_under_apaches_controller(tmp_path: Path)
         first.start()
         brokers.wait_until_in_sync(*brokers.members)
         sent.go_on(50)
-        brokers.elect(first)
-        wait_until(lambda: brokers.master is first, "the designated is master", _CHANGE_S)
+        elect(brokers, first)
         brokers.wait_until_in_sync(*brokers.members)
         sent.go_on(50)
         sent.assert_kept()
@@ -138,3 +171,64 @@ def test_what_acknowledges_from_memory_is_not_led_by_apaches_controller(tmp_path
         wait_until(lambda: "flushDiskType=SYNC_FLUSH" in member.get("/set"), "it says why", _CHANGE_S)
         assert json.loads(member.get("/set"))["role"] == "fenced"
         assert brokers.told() == {}
+
+
+def test_a_set_of_both_kinds_has_masters_of_both_one_after_the_other_and_loses_nothing(tmp_path: Path) -> None:
+    with MixedSet(tmp_path, neves=2, apaches=1) as brokers:
+        apache, one, other = brokers.members
+        assert brokers.master is apache
+        create_topic(brokers)
+        sent = Sent(brokers)
+        sent.go_on(50)
+        assert_same_logs(apache, one, other)
+        for next_master in (one, apache, other, one, apache):
+            elect(brokers, next_master)
+            sent.go_on(20)
+            brokers.wait_until_in_sync(*brokers.members)
+            sent.go_on(20)
+            assert_same_logs(brokers.master, *brokers.members)
+            sent.assert_kept()
+
+
+def test_masters_of_both_kinds_die_and_the_next_one_has_messages_topics_and_groups(tmp_path: Path) -> None:
+    with MixedSet(tmp_path, neves=2, apaches=1, controllers=3) as brokers:
+        apache = brokers.members[0]
+        create_topic(brokers)
+        sent = Sent(brokers)
+        sent.go_on(50)
+        with Client(apache.broker) as client:
+            client.ask(_UPDATE_GROUP, {}, json.dumps({"groupName": GROUP}).encode())
+        commit(apache, 30)
+        for member in brokers.members[1:]:
+            wait_until(partial(stands_at, member, 30), "the group's position is polled", _CHANGE_S)
+
+        apache.kill()
+        second = brokers.master_after(apache)
+        sent.go_on(20)
+        assert committed(second) == 30
+        sent.assert_kept()
+        with Client(second.broker) as client:
+            client.create_topic("made-at-neves", 3)
+        commit(second, 60)
+        apache.start()
+        brokers.wait_until_in_sync(*brokers.members)
+        assert_same_logs(second, *brokers.members)
+        wait_until(lambda: queues_of(apache, "made-at-neves") == 3, "Apache's slave has the topic", _CHANGE_S)
+        wait_until(partial(stands_at, apache, 60), "and the group's position", _CHANGE_S)
+
+        third = next(member for member in brokers.members[1:] if member is not second)
+        third.kill()
+        brokers.wait_until_in_sync(apache, second)
+        second.kill()
+        assert brokers.master_after(second) is apache
+        third.start()
+        brokers.wait_until_in_sync(apache, third)
+        sent.go_on(20)
+        sent.assert_kept()
+        assert committed(apache) == 60
+        assert queues_of(apache, "made-at-neves") == 3
+        second.start()
+        brokers.wait_until_in_sync(*brokers.members)
+        assert_same_logs(apache, second, third)
+        for member in (second, third):
+            assert "Traceback" not in member.log()

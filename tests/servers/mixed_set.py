@@ -97,6 +97,7 @@ class MixedSet:
             "controllerAddr": self.addresses,
             "replication": "sync",
             "flushDiskType": "SYNC_FLUSH",
+            "apacheMembers": self._counts["apache"] > 0,
         }
         return Serving(self._directory / name, "broker", *settings_as_options({**own, **self._settings, **settings}))
 
@@ -166,9 +167,10 @@ def log_of(member: Broker) -> bytes:
 
 
 def end_of(member: Broker) -> int:
-    """Of its log."""
+    """Of its log, as `mqadmin haStatus` shows it."""
     with Client(member.broker) as client:
-        return int(json.loads(client.ask(_HA_STATUS, {}).body)["masterCommitLogMaxOffset"])
+        told = json.loads(client.ask(_HA_STATUS, {}).body)
+    return int(told["masterCommitLogMaxOffset"] if told["master"] else told["haClientRuntimeInfo"]["maxOffset"])
 
 
 def assert_same_logs(master: Broker, *slaves: Broker) -> None:

@@ -64,6 +64,10 @@ def test_several_controllers_are_told_apart() -> None:
     [
         (("replication=sync",), "without controllerAddr"),
         (("replication=sync", "controllerAddr=here"), "not host:port"),
+        (("apacheMembers=true",), "nothing is replicated"),
+        (("replication=sync", "controllerAddr=c:9878", "apacheMembers=true", "storeUrl=dir:/tmp/a"), "archived"),
+        (("replication=sync", "controllerAddr=c:9878", "apacheMembers=true", "tlsServerMode=enforcing"), "as it is"),
+        (("replication=sync", "controllerAddr=c:9878", "apacheMembers=true", "authenticationEnabled=true"), "proof"),
         (("controllerAddr=c:9878",), "nothing is replicated"),
         (("replication=async", "controllerAddr=c:9878", "allAckInSyncStateSet=true"), "waits for nobody"),
         (("replication=async", "controllerAddr=c:9878", "brokerRole=SYNC_MASTER"), "waits for nobody"),

@@ -1,0 +1,48 @@
+"""An Apache master that a controller elected: what keeps a neve broker from following it."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.ha.stock_master import unlike_stock_member
+from tests.unit.broker.ha.test_slave_session import hello
+
+SETTINGS = {
+    "brokerClusterName": hello().cluster,
+    "brokerName": hello().broker_set,
+    "brokerId": "0",
+    "brokerRole": "SYNC_MASTER",
+    "enableControllerMode": "true",
+    "mappedFileSizeCommitLog": str(hello().mapped_file_size_commit_log),
+    "messageDelayLevel": hello().message_delay_level,
+    "allAckInSyncStateSet": "true",
+    "timerWheelEnable": "false",
+}
+
+
+def test_a_master_of_the_same_set_with_the_same_kind_of_log_is_followed() -> None:
+    assert unlike_stock_member(hello(), SETTINGS, waits=True) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"brokerId": "2"}, "does not know yet"),
+        ({"brokerRole": "SLAVE"}, "does not know yet"),
+        ({"brokerName": "another"}, "brokerName"),
+        ({"brokerClusterName": "another"}, "brokerClusterName"),
+        ({"mappedFileSizeCommitLog": "1"}, "mappedFileSizeCommitLog"),
+        ({"messageDelayLevel": "1s"}, "messageDelayLevel"),
+        ({"enableDLegerCommitLog": "true"}, "enableDLegerCommitLog"),
+        ({"timerWheelEnable": "true"}, "timerWheelEnable"),
+        ({"allAckInSyncStateSet": "false"}, "allAckInSyncStateSet"),
+    ],
+)
+def test_a_master_that_is_unlike_is_not(changed: dict[str, str], why: str) -> None:
+    fault = unlike_stock_member(hello(), SETTINGS | changed, waits=True)
+    assert fault is not None
+    assert why in fault.text
+
+
+def test_a_master_that_confirms_alone_is_followed_where_nothing_waits_for_slaves_anyway() -> None:
+    assert unlike_stock_member(hello(), SETTINGS | {"allAckInSyncStateSet": "false"}, waits=False) is None
