@@ -50,6 +50,7 @@ class Backlog:
     ) -> tuple[TopicRange, Pending] | None:
         """The range of its next round, within the segment of its first unarchived record, and all that is pending.
 
+        Below `end` all entries are visible: what is counted as empty here is not looked at again.
         `segments` are in log order; `gone_below` is where the topic came again: older counts are of another.
         Raises TopicUnreadable.
         """

@@ -59,8 +59,8 @@ class Due:
 
     def pending(self) -> dict[str, Pending]:
         """What each topic has still to archive, as it stands now; topics without are not there."""
+        _, end = self._hot.confirmed_range()  # no further: a count is kept, and what appears in it later never counted
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
-        end = max((segment.end for segment in segments), default=0)
         archived = self._policy().archived
         topics = [topic for topic in self._hot.topics() if archived(topic)]
         found: dict[str, Pending] = {}

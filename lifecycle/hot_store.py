@@ -43,6 +43,10 @@ class HotStore(HotLog, Protocol):
         """
         ...
 
+    def confirmed_range(self) -> tuple[int, int]:
+        """The CommitLog offsets that it has, all entries of which are visible."""
+        ...
+
     def roll(self) -> bool:
         """End the active segment, so that it may be archived whole; False: there is no room for the next one."""
         ...

@@ -220,7 +220,7 @@ class Archive:
             log.error("nothing is appended until the archive is settled: %s", text, exc_info=not expected)
 
     def _settle(self) -> GoOnFrom | None:
-        """None: the set does not have yet what this member had at its promotion."""
+        """None: the set does not have yet what this member had at its promotion, or the broker stops."""
         go_on = self.journal.go_on_above()
         if go_on.resume_at is None:
             return go_on
@@ -229,6 +229,8 @@ class Archive:
         failed = [text for report in self.lifecycle.salvage.run() for text in report.failed.values()]
         if failed:
             raise NotSettled(f"what it misses of this log can't go there: {failed[0]}")
+        if self.state is State.STOPPING:
+            return None  # rounds leave open what they have not begun
         return self.journal.go_on_above()
 
     def go_on(self) -> None:

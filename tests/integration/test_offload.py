@@ -47,6 +47,9 @@ class StoreAdapter:
         self.store.after_flush(self.store.flush())
         return min(self.store.flushed_offset, self.store.confirmed_offset)
 
+    def confirmed_range(self) -> tuple[int, int]:
+        return self.store.min_physical_offset, self.store.confirmed_offset
+
     def roll(self) -> bool:
         self.store.roll()
         return True

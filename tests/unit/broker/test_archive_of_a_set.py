@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from broker.archiving.attachment import Event
 from infra import failpoint
 from infra.failpoint import FailpointError
 from neve.archive.journal import Abort, Commit, Epoch, Gap, Intent
@@ -411,6 +412,28 @@ def test_who_tries_for_a_reign_that_is_over_does_not_end_in_the_next(monkeypatch
     assert not drive(both.b.archive.settle())
 
 
+def test_who_is_stopped_before_all_is_archived_does_not_go_on_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it alone has would be hidden, and the next start would not know of it."""
+    both = lacking(until="offload.after_intent")
+    monkeypatch.setattr(asyncio, "sleep", stop_here)
+    both.master_epoch += 1
+    both.in_sync = [both.b]
+    both.b.archive.lead(both.master_epoch)
+    both.b.store.confirm(both.b.end)
+    both.b.archive._attachment.happens(Event.STOP)
+    both.b.archive.lifecycle.stop()
+    with pytest.raises(Stopped):
+        drive(both.b.archive.settle())
+
+
+class Stopped(Exception):
+    """It would try again."""
+
+
+async def stop_here(seconds: float) -> None:
+    raise Stopped
+
+
 def test_what_this_log_alone_has_is_archived_before_it_goes_on_above() -> None:
     """Its queues go on higher, and what lies below that would be hidden: no round would see it."""
     both = filled()
@@ -526,3 +549,17 @@ def test_a_tombstone_names_no_offset_that_the_archive_has_not_named() -> None:
     assert both.catalog.next_seq == written
     drive(tombstones.record(TOPIC, {0: 12, 1: 3, 2: 5}))
     assert both.catalog.next_seq == written, "it says no less"
+
+
+def test_what_is_counted_before_the_set_has_it_is_archived_when_it_has() -> None:
+    """A scrape looks at the backlog at any time; the count is kept."""
+    both = filled()
+    both.a.offload()
+    both.replicate(both.a)
+    for topic in (TOPIC, "other"):
+        both.a.put(2, topic=topic)
+        assert topic not in both.a.archive.lifecycle.backlog(), "readers, and rounds, do not see it yet"
+    both.replicate(both.a)
+    assert set(both.a.archive.lifecycle.backlog()) == {TOPIC, "other"}
+    both.a.offload()
+    assert (both.check_tiles(), both.check_tiles("other")) == ((11, []), (7, []))

@@ -106,6 +106,9 @@ class FakeHot:
         self.synced = self.tail
         return self.tail
 
+    def confirmed_range(self) -> tuple[int, int]:
+        return self.first_segment, self.tail
+
     def roll(self) -> bool:
         self.tail = -(-self.tail // SEGMENT) * SEGMENT
         return True

@@ -32,6 +32,9 @@ class MemberHot(FakeHot):
         reach = min(super().flush(), self.confirmed, self.archivable)
         return reach if reach >= self.promoted_at else 0
 
+    def confirmed_range(self) -> tuple[int, int]:
+        return self.first_segment, min(self.tail, self.confirmed)
+
     def is_settled(self) -> bool:
         return self.flush() >= self.promoted_at
 
