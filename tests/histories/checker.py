@@ -45,6 +45,7 @@ from tests.histories.history import (
     Kept,
     LogPart,
     Outcome,
+    Replaced,
     Rested,
     Seen,
     Sent,
@@ -124,6 +125,7 @@ class _History:
         self.topics: list[Topics] = by_type[Topics]
         self.healed: list[Healed] = by_type[Healed]
         self.switched: list[Switched] = by_type[Switched]
+        self.replaced: list[Replaced] = by_type[Replaced]
         self.stalls: list[Stall] = by_type[Stall]
         self.serves: list[Serves] = by_type[Serves]
         self.rested: list[Rested] = by_type[Rested]
@@ -148,6 +150,7 @@ class _History:
         counts["stored more than once"] = sum(1 for count in self.copies.values() if count > 1)
         for one in self.switched:
             counts[f"{'handed over' if one.by else 'designated'}, {'done' if one.to else 'refused'}"] += 1
+        counts |= Counter({"replaced": len(self.replaced)} if self.replaced else {})
         counts |= Counter({"archived": len(self.archived)} if self.archived else {})
         counts |= Counter({"dropped below": max(one.below for one in self.dropped)} if self.dropped else {})
         counts["stood still ms"] = sum(stall.lasted for stall in self.stalls)

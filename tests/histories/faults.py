@@ -23,6 +23,7 @@ class Kind(StrEnum):
     RESET = "reset"  # connections break and may be made again at once
     HAND_OVER = "hand over"  # the master is asked to, as `neve cluster switch` does
     OFFLOAD = "offload"  # it archives what it has and drops what it need not keep
+    REPLACE = "replace"  # it goes for ever, its disk as well; a new member comes at its address
     DESIGNATE = "designate"  # the controller is told who shall lead, as `mqadmin electMaster` does
 
 
@@ -93,6 +94,8 @@ _WEIGHTS: dict[tuple[Kind, str, str], float] = {
     (Kind.HAND_OVER, MASTER, OTHER_SLAVE): 1,
     (Kind.OFFLOAD, MASTER, ""): 8,
     (Kind.OFFLOAD, ANY, ""): 4,
+    (Kind.REPLACE, SLAVE, ""): 1.5,
+    (Kind.REPLACE, OTHER_SLAVE, ""): 1.5,
     (Kind.DESIGNATE, SLAVE, ""): 1,
     (Kind.DESIGNATE, OTHER_SLAVE, ""): 1,
 }

@@ -7,6 +7,7 @@
     TopicMade, TopicGone    administrative changes that were acknowledged, and Topics: those of the healed set
     Healed    when the last fault was over
     Switched  what became of it that somebody asked for another master
+    Replaced  who went for ever, and came as a new member
     Stall     when the machine ran nobody
     Serves    what of the set did its work again, and when
     Rested    when a group had nothing left to read
@@ -132,6 +133,13 @@ class Switched(msgspec.Struct, frozen=True, kw_only=True, tag="switched"):
     then: int  # and when it was answered
 
 
+class Replaced(msgspec.Struct, frozen=True, kw_only=True, tag="replaced"):
+    """With an empty disk."""
+
+    at: int
+    member: str
+
+
 class Stall(msgspec.Struct, frozen=True, kw_only=True, tag="stall"):
     """The machine was busy elsewhere: the clients stood still for `lasted` milliseconds, and servers may have."""
 
@@ -218,6 +226,7 @@ Event = (
     | Topics
     | Healed
     | Switched
+    | Replaced
     | Stall
     | Serves
     | Rested

@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 
+from tests.histories.clients import now_ms
 from tests.histories.faults import (
     ALL,
     ANY,
@@ -20,7 +21,7 @@ from tests.histories.faults import (
     Kind,
     Way,
 )
-from tests.histories.history import Switched
+from tests.histories.history import Replaced, Switched
 from tests.histories.links import Direction, Links
 from tests.histories.servers import JAVA_CLIENTS, MEMBERS, NEVE_CLIENTS, BrokerSet
 
@@ -28,7 +29,7 @@ Undo = Callable[[], Coroutine[None, None, None]]
 
 
 class Injector:
-    """`tell` is called with each step, as it is done; `note` with what came of a switch."""
+    """`tell` is called with each step, as it is done; `note` with what came of an order."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Injector:
         links: Links,
         chance: random.Random,
         tell: Callable[[str], None],
-        note: Callable[[Switched], None],
+        note: Callable[[Switched | Replaced], None],
     ) -> None:
         self._brokers, self._links, self._chance, self._tell, self._note = brokers, links, chance, tell, note
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of those who start and end a server
@@ -108,6 +109,12 @@ class Injector:
                 self._links.break_off(links)
             case Kind.HAND_OVER:
                 self._note(await self._brokers.hand_over(names[0], peers[0] if peers else ""))
+            case Kind.REPLACE:
+                for name in names:
+                    await self._end(name, Kind.KILL)
+                    if await self._brokers.forget(name):
+                        self._note(Replaced(at=now_ms(), member=name))
+                return lambda: self._start(names)
             case Kind.OFFLOAD:
                 await self._brokers.offload(names[0])
             case Kind.DESIGNATE:

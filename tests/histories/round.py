@@ -10,9 +10,10 @@ import hashlib
 import itertools
 import random
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -227,6 +228,9 @@ class _Reading:
         await self._topics()
         await self._logs()
         self._diverged()
+        for disk in self._place.brokers.put_away:
+            shutil.rmtree(disk)
+        self._place.brokers.put_away.clear()
 
     async def _queue(self, topic: str, queue: int) -> None:
         client = self._work.client
@@ -287,13 +291,21 @@ class _Reading:
 
 
 def diverged(brokers: BrokerSet) -> dict[str, str]:
-    """The keys of the messages that members cut off their logs, and where they kept them."""
+    """The keys of the messages that members cut off their logs, or took with them, and where they are."""
     found: dict[str, str] = {}
     for member in MEMBERS:
         for path in sorted((brokers.data(member) / "diverged").glob("*.log")):
-            keys = _KEYS.findall(path.read_bytes())
-            found |= {key.decode(errors="replace"): f"{member}'s {path.name}" for key in keys}
+            found |= dict.fromkeys(_keys_in(path, path.stat().st_size), f"{member}'s {path.name}")
+    for disk in brokers.put_away:
+        for path in [*_log_files(disk / "commitlog"), *disk.glob("diverged/*.log")]:
+            found |= dict.fromkeys(_keys_in(path, path.stat().st_size), f"{disk.name}, which was put away")
     return found
+
+
+@cache
+def _keys_in(path: Path, _size: int) -> list[str]:
+    """Asked often, of files that don't change any more."""
+    return [key.decode(errors="replace") for key in _KEYS.findall(path.read_bytes())]
 
 
 def log_start(directory: Path) -> int:

@@ -26,7 +26,7 @@ from tests.servers.neve import NEVE, settings_as_options
 from tests.servers.processes import Processes, accepts, free_ports
 from tests.waiting import until
 
-_ELECT_MASTER, _EPOCH_CACHE = 1002, 1007
+_ELECT_MASTER, _EPOCH_CACHE, _CLEAN_BROKER_DATA = 1002, 1007, 1011
 _READY_S = 60.0
 _ASK_S = 2.0
 _SWITCH_S = 6.0
@@ -85,6 +85,8 @@ class BrokerSet:
         self._directory, self._links, self._settings = directory, links, settings
         self.servers: dict[str, Server] = {}
         self.name_servers: dict[str, str] = {}  # as each client knows it
+        self.put_away: list[Path] = []  # the disks of members that went for ever
+        self._gone = 0  # members, so far
         self._controller = ""
         self._admin: dict[str, str] = {}  # of members, where there is an archive
         self._real: dict[str, str] = {}  # of members, past the links
@@ -191,6 +193,48 @@ class BrokerSet:
     async def designate(self, to: str) -> Switched:
         """Asked of the controller, as `mqadmin electMaster` does."""
         return await asyncio.to_thread(self._switch, self._controller, "", to)
+
+    async def forget(self, member: str) -> bool:
+        """One that is down is forgotten by the controller, and its disk is put away; False: it is needed.
+
+        Whoever is elected has all that was acknowledged, in the modes that promise it, so another one is not needed.
+        """
+
+        async def is_settled() -> bool:
+            told = await self.told()
+            alive = {one["brokerAddress"] for one in _replicas(told) if one["alive"]}
+            return told.get("masterAddress") in alive and self._face[member] not in alive
+
+        try:
+            await until(is_settled, f"another one leads without {member}", _SWITCH_S)
+        except AssertionError:
+            return False
+        if not await asyncio.to_thread(self._forget, member):
+            return False
+        self._gone += 1
+        aside = self._directory / "aside" / f"{member}-{self._gone}"
+        aside.parent.mkdir(exist_ok=True)
+        self.data(member).rename(aside)
+        self.put_away.append(aside)
+        return True
+
+    def _forget(self, member: str) -> bool:
+        told = told_by(self._controller, _ASK_S)
+        own = [int(one["brokerId"]) for one in _replicas(told) if one["brokerAddress"] == self._face[member]]
+        if not own:
+            return False  # without a name all of the set would be forgotten
+        ext: dict[str, object] = {
+            "clusterName": "DefaultCluster",
+            "brokerName": NAME,
+            "brokerControllerIdsToClean": ";".join(map(str, own)),
+            "isCleanLivingBroker": "false",
+        }
+        try:
+            with Client(self._controller, _SWITCH_S) as client:
+                client.ask(_CLEAN_BROKER_DATA, ext)
+        except (OSError, Refused):
+            return False
+        return True
 
     async def offload(self, member: str) -> None:
         """It does what is to do at the archive, of what is young as well; nothing, if it is down or refuses."""
