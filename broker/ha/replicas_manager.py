@@ -14,6 +14,7 @@ Everything but that one task and what it waits for runs on the loop, without a p
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import ssl
 from collections import Counter, deque
@@ -92,6 +93,7 @@ _RESOLVE_S = 3.0
 _RESOLVE_AGAIN_S = 0.5
 
 _UNKNOWN_TO_CONTROLLERS = frozenset({State.NAMELESS, State.UNREGISTERED})
+LEAD_TRIES = 3  # with growing pauses between them: what fails for lack of descriptors has gone by then
 _LEADING = frozenset({State.MASTER, State.HANDING_OVER})
 
 
@@ -249,6 +251,7 @@ class ReplicasManager:
         self._confirming: Confirm | None = None  # the member's, from its election to its end
         self._leads = False  # the log takes this broker's records
         self._has_begun_to_lead = False  # or was to: the books may have something of it
+        self._failed_to_lead = 0  # since it did, in a row
         self._was_in_sync = False  # when it was elected, as far as it knew: it has all that is archived then
         self._is_settled = False  # above all that the archive names
         self._follower: asyncio.Task[None] | None = None
@@ -669,8 +672,15 @@ class ReplicasManager:
         if self._confirming is not confirming or self._leads:
             return
         self._has_begun_to_lead = True
-        self._books.lead(confirming.master_epoch)
-        self._leads = True
+        try:
+            self._books.lead(confirming.master_epoch)
+        except Exception as error:
+            self._failed_to_lead += 1
+            if self._failed_to_lead == LEAD_TRIES:
+                log.critical("this member is elected and can't lead; it ends, so that another one is: %r", error)
+                self._store.fail(error if isinstance(error, OSError) else OSError(errno.EIO, str(error)))
+            raise
+        self._leads, self._failed_to_lead = True, 0
         self._settle_role()
         log.info("leads the broker set in epoch %d, from %d on", confirming.master_epoch, confirming.epoch_start)
         self._books.roles_changed()

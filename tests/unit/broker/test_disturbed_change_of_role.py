@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.ha import replicas_manager
 from broker.ha.member import State
 from broker.ha.replicas_manager import HandOverRefused
 from broker.metadata.metadata_log import MetadataLog
@@ -80,6 +81,28 @@ def test_a_master_that_can_not_read_its_books_at_first_leads_later(
     run(scenario)
 
 
+def test_a_master_that_can_not_read_its_books_at_all_ends_so_that_another_one_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            former = await brokers.master()
+            heir, other = await brokers.slaves()
+            await put(former, b"1")
+
+            def unreadable(epoch: int) -> None:
+                raise ValueError("what nobody can read")
+
+            monkeypatch.setattr(heir.broker.topics, "lead", unreadable)
+            assert await former.replicas.hand_over(heir.replicas.member.broker_id)
+            await heir.broker.life.end_wanted.wait()
+            await heir.stop()
+            await until(lambda: former.leads or other.leads, "another one leads")
+            await put(await brokers.master(), b"2")
+
+    run(scenario)
+
+
 def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_the_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +111,7 @@ def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_the_set(
             former = await brokers.master()
             heir, other = await brokers.slaves()
             await put(former, b"1")
+            monkeypatch.setattr(replicas_manager, "LEAD_TRIES", 1 << 30)
             failed = asyncio.Event()
             registered = heir.broker.topics.lead
 
