@@ -47,13 +47,11 @@ async def two_lives(root: Path, *, kept: int, lost: int) -> AsyncIterator[tuple[
         await fill(connection, lost)
         front = Front(source)
         front.ha.end_at_start = 0
-        await front.ha.start()
-        await front.server.start()
+        await front.start()
         try:
             yield front, cut, theirs
         finally:
-            await front.ha.stop()
-            await front.server.shutdown()
+            await front.stop()
 
 
 async def power_cut(front: Front, cut: BrokerController) -> None:

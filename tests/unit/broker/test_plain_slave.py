@@ -58,6 +58,16 @@ class Front:
         """The name server's."""
         return f"127.0.0.1:{self.server.port}"
 
+    async def start(self) -> None:
+        await self.ha.start()
+        await self.server.start()
+        await self.master.start()
+        self.master_address = f"127.0.0.1:{self.master.port}"
+
+    async def stop(self) -> None:
+        await self.retire()
+        await self.server.shutdown()
+
     async def retire(self) -> None:
         """The master is stopped; the name server hears it."""
         self.knows_master = False
@@ -121,15 +131,11 @@ async def master(root: Path) -> AsyncIterator[tuple[Front, Connection]]:
         for number in range(3):
             await send(connection, "t", b"%d" % number)
         front = Front(source)
-        await front.ha.start()
-        await front.server.start()
-        await front.master.start()
-        front.master_address = f"127.0.0.1:{front.master.port}"
+        await front.start()
         try:
             yield front, connection
         finally:
-            await front.retire()
-            await front.server.shutdown()
+            await front.stop()
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
