@@ -16,6 +16,7 @@
   restless      the set serves, and groups are at rest, within `rest_within_ms` of the healing; while the machine
                 stands still nobody can
   switched      where an answer says that another one is master now, that is so
+  kept          what a member cut off its log is not in the set: else it cut too much, and had it again
   archive       the archive has each offset once, and the message that the set has there
   logs          the members' logs are equal, byte by byte
   blind         the history has what the checks need: without it nothing is proven
@@ -102,6 +103,7 @@ def check(events: Iterable[Event], promise: Promise) -> Report:
         _restless(history, promise),
         _switched(history),
         _archive(history, promise),
+        _kept(history),
         _logs(history),
     ]
     if promise.keeps_acknowledged:
@@ -388,6 +390,15 @@ def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
             ]
             if lacking:
                 yield Violation("archive", f"{bounds.topic}/{bounds.queue} lacks {len(lacking)}: {lacking[:5]}")
+
+
+def _kept(history: _History) -> Iterator[Violation]:
+    for kept in history.kept:
+        sent = history.by_key.get(kept.key)
+        if sent is None or not kept.is_cut or sent.may_repeat or not _is_plain(sent):
+            continue
+        if history.copies[sent.topic, sent.key]:
+            yield Violation("kept", f"{kept.where} has {kept.key}, and so has the set")
 
 
 def _switched(history: _History) -> Iterator[Violation]:

@@ -172,10 +172,11 @@ class LogPart(msgspec.Struct, frozen=True, kw_only=True, tag="log"):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
-    """A message outside the master's log: in a member's `diverged/`, or in the archive."""
+    """A message that a member has outside its log."""
 
     key: str
     where: str
+    is_cut: bool = True  # off its log, because the master has it not; else it went with the whole disk
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):

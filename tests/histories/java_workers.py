@@ -13,7 +13,7 @@ from tests.histories.history import Decision, Event, Outcome, Seen, Sent
 from tests.interop.agent import FLAGS
 
 _SOURCES = Path(__file__).parent / "java"
-_ANSWER_S = 60.0
+_ANSWER_S = 240.0  # a busy machine may have no time for a JVM; nothing is concluded from it
 
 
 class JavaWorkers:

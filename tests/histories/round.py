@@ -52,6 +52,7 @@ from tests.waiting import until
 
 _READ_S = 60.0
 _KEYS = re.compile(rb"KEYS\x01([^\x01\x02]+)")
+_AWAY = ", which was put away"
 _CHUNK = 1 << 20
 _ZEROS = 20  # digits of a log file's name
 
@@ -287,7 +288,8 @@ class _Reading:
 
     def _diverged(self) -> None:
         found = diverged(self._place.brokers)
-        self._history += [Kept(key=key, where=where) for key, where in sorted(found.items())]
+        for key, where in sorted(found.items()):
+            self._history.append(Kept(key=key, where=where, is_cut=not where.endswith(_AWAY)))
 
 
 def diverged(brokers: BrokerSet) -> dict[str, str]:
@@ -298,7 +300,7 @@ def diverged(brokers: BrokerSet) -> dict[str, str]:
             found |= dict.fromkeys(_keys_in(path, path.stat().st_size), f"{member}'s {path.name}")
     for disk in brokers.put_away:
         for path in [*_log_files(disk / "commitlog"), *disk.glob("diverged/*.log")]:
-            found |= dict.fromkeys(_keys_in(path, path.stat().st_size), f"{disk.name}, which was put away")
+            found |= dict.fromkeys(_keys_in(path, path.stat().st_size), f"{disk.name}{_AWAY}")
     return found
 
 

@@ -12,13 +12,15 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -63,11 +65,14 @@ _PATIENCE = 2.0  # times what is promised: then it is said that it did not happe
 async def run(
     directory: Path, *, mode: str, rounds: int, seed: int, java: bool, seconds: float = 8.0,
     promise: Promise | None = None, plans: list[list[Fault]] | None = None, settings: dict[str, object] | None = None,
-    kinds: Sequence[Kind] = tuple(Kind), archives: bool = False,
+    kinds: Sequence[Kind] = tuple(Kind), archives: bool = False, reports: list[Report] | None = None,
 ) -> list[Report]:  # fmt: skip
-    """The reports of all rounds. `plans`: instead of those that the seed makes, of these `kinds`."""
+    """The reports of all rounds. `plans`: instead of those that the seed makes, of these `kinds`.
+
+    `reports`: they are in it as they come, for who stops early.
+    """
     promised = promise or MODES[mode]
-    reports: list[Report] = []
+    reports = reports if reports is not None else []
     own = dict(settings or {})
     if not archives:
         kinds = [kind for kind in kinds if kind is not Kind.OFFLOAD]
@@ -106,6 +111,14 @@ async def run(
     return reports
 
 
+async def _until_stopped(work: Coroutine[Any, Any, list[Report]]) -> None:
+    """SIGTERM ends it in order: all that was started ends, and what was found is told."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
+
+
 def _say(name: str, report: Report, steps: list[Told], took: float) -> None:
     counts = ", ".join(f"{what} {count}" for what, count in report.counts.items())
     print(f"{name}: {took:.1f} s; {counts}", flush=True)
@@ -120,13 +133,15 @@ def main() -> int:
     directory = options.directory or Path(tempfile.mkdtemp(prefix="neve-histories-"))
     directory.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=directory / "clients.log", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    reports: list[Report] = []
     work = run(
-        directory, mode=options.mode, rounds=options.rounds, seed=options.seed, seconds=options.seconds,
+        directory, reports=reports, mode=options.mode, rounds=options.rounds, seed=options.seed,
+        seconds=options.seconds,
         java=not options.without_java, kinds=options.kinds or tuple(Kind),
         promise=replace(MODES[options.mode], rest_within_ms=int(options.rest_within * 1000)),
         archives=options.archive, settings=dict(pair.partition("=")[::2] for pair in options.set),
     )  # fmt: skip
-    reports = asyncio.run(work)
+    asyncio.run(_until_stopped(work))
     broken: Counter[str] = Counter()
     for report in reports:
         broken.update({violation.kind for violation in report.violations})

@@ -175,6 +175,7 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("the archive has one twice", "archive", lambda h: [*h, ROW]),
     ("the archive lacks one", "archive", lambda h: without(h, ROW)),
     ("the archive has what the set has not", "archive", lambda h: [*h, replace(ROW, offset=5, key="p-4")]),
+    ("a member cut off what the set has", "kept", lambda h: [*h, Kept(key="p-2", where="a's diverged/1-0-9.log")]),
     ("a member's log differs", "logs",
      lambda h: changed(h, LogPart(member="c", start=0, end=9_000, digest="d"), digest="e")),
     ("nobody reads a queue", "blind", lambda h: without(h, SHORTER[0])),
@@ -237,6 +238,13 @@ def test_while_the_machine_stood_still_nobody_had_to_serve() -> None:
     assert kinds([*late, Stall(at=HEALED, lasted=19_999)]) == {"restless"}
     for elsewhen in (HEALED - 1, HEALED + 50_000):
         assert kinds([*late, Stall(at=elsewhen, lasted=20_000)]) == {"restless"}
+
+
+def test_what_went_with_a_disk_or_was_sent_again_may_be_in_the_set() -> None:
+    gone = Kept(key="p-2", where="a's disk", is_cut=False)
+    repeated = changed(whole(), LAST, may_repeat=True)
+    assert kinds([*whole(), gone]) == set()
+    assert kinds([*repeated, Kept(key="p-5", where="a's diverged/1-0-9.log")]) == set()
 
 
 def test_in_async_what_is_lost_lies_elsewhere() -> None:
