@@ -113,10 +113,14 @@ class BrokerSets:
         await self._others.say(name, self._liveness.living(name))
 
     async def lost(self, name: str) -> None:
-        """Somebody of it hung up: the other controllers are told, then a master is elected if one is missing."""
+        """Somebody of it hung up: the other controllers are told, then a master is elected if one is missing; also
+        where they could not be told.
+        """
         self._living.pop(name, None)
-        await self._tell_of(name)
-        await self.carry_out(Scan(name))
+        try:
+            await self._tell_of(name)
+        finally:
+            await self.carry_out(Scan(name))
 
     async def tell_others(self) -> None:
         """Who lives, to the other controllers: only what has changed is written. What can't be said of one set keeps

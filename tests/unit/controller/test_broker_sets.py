@@ -362,6 +362,18 @@ def test_a_set_of_which_the_others_can_not_be_told_keeps_back_no_other() -> None
     run(work)
 
 
+def test_a_master_that_hung_up_is_replaced_though_the_others_can_not_be_told() -> None:
+    async def work(world: World) -> None:
+        await world.joined(1, 2)
+        world.liveness.closed("connection 1")
+        world.others.unsayable = "b"
+        with pytest.raises(RegisterUnavailable):
+            await world.sets.lost("b")
+        assert world.value.master == 2
+
+    run(work)
+
+
 def test_a_set_that_is_not_told_of_in_time_lets_the_others_go_before_it() -> None:
     async def work(world: World) -> None:
         for name in ("a", "b", "c"):
