@@ -49,6 +49,17 @@ def _hash(topic: str, key: str) -> int:
     return crc32(f"{topic}#{key}".encode("utf-8", "surrogatepass"))
 
 
+def start_of(topic: str) -> int:
+    """The topic's part of a key's hash: a CRC goes on where it stopped."""
+    return _hash(topic, "")
+
+
+def hashes_of(start: int, keys: str) -> list[int]:
+    """Those of each key of a message, once."""
+    words = keys.split()
+    return [crc32(key.encode("utf-8", "surrogatepass"), start) for key in (words if len(words) == 1 else set(words))]
+
+
 class IndexFile:
     """One file of the index."""
 
@@ -155,6 +166,8 @@ class KeyIndex:
         self.files: list[IndexFile] = []
         self._dirty: set[Path] = set()
         self._wanted: list[IndexItem] = []
+        # The same of who has hashed them already: hashes, physical offsets, store times. One of the two is empty.
+        self._hashed: tuple[list[int], list[int], list[int]] = ([], [], [])
         self.skipped = 0  # keys since the start, for want of room
         self._skipping = False
 
@@ -178,6 +191,8 @@ class KeyIndex:
         self.files.clear()
         self._dirty.clear()
         self._wanted.clear()
+        for column in self._hashed:
+            column.clear()
 
     def below(self, physical_offset: int, base: int, count: int) -> tuple[int, int]:
         """Base and count for a checkpoint at an offset, by those of a later one; see `load`."""
@@ -191,8 +206,21 @@ class KeyIndex:
 
     def want(self, items: Iterable[IndexItem]) -> None:
         """Have the keys of messages indexed, soon."""
+        if self._hashed[0]:
+            self.build()  # a slave's that leads now
         self._wanted += items
         if len(self._wanted) >= _BATCH:
+            self.build()
+
+    def want_hashed(self, hashes: list[int], physical_offsets: list[int], store_times: list[int]) -> None:
+        """The same, of keys of which `hashes_of` has been made, column by column."""
+        if self._wanted:
+            self.build()
+        of_keys, places, times = self._hashed
+        of_keys += hashes
+        places += physical_offsets
+        times += store_times
+        if len(of_keys) >= _BATCH:
             self.build()
 
     def build(self) -> None:
@@ -201,21 +229,28 @@ class KeyIndex:
             items, self._wanted = self._wanted, []
             if self._config.index_enabled:
                 self._add(items)
+        if self._hashed[0]:
+            hashed, self._hashed = self._hashed, ([], [], [])
+            if self._config.index_enabled:
+                self._add_hashed(*hashed)
 
     def _add(self, items: Iterable[IndexItem]) -> None:
         hashes: list[int] = []
         physical_offsets: list[int] = []
         store_times: list[int] = []
-        starts: dict[str, int] = {}  # the topic's part of the hash: a CRC goes on where it stopped
+        starts: dict[str, int] = {}
         for topic, keys, physical_offset, store_time in items:
             start = starts.get(topic)
             if start is None:
-                start = starts[topic] = _hash(topic, "")
+                start = starts[topic] = start_of(topic)
             words = keys.split()
             for key in words if len(words) == 1 else set(words):
                 hashes.append(crc32(key.encode("utf-8", "surrogatepass"), start))
                 physical_offsets.append(physical_offset)
                 store_times.append(store_time)
+        self._add_hashed(hashes, physical_offsets, store_times)
+
+    def _add_hashed(self, hashes: list[int], physical_offsets: list[int], store_times: list[int]) -> None:
         done = 0
         while done < len(hashes):
             file = self.files[-1] if self.files else None

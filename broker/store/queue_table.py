@@ -117,6 +117,10 @@ class QueueTable:
         """The queues of one topic."""
         return sorted(self._by_topic.get(topic, ()))
 
+    def by_id(self, topic: str) -> Mapping[int, ConsumeQueue]:
+        """The queues of a topic, until one comes or goes."""
+        return self._by_topic.get(topic, {})
+
     def of_topic(self, topic: str) -> list[ConsumeQueue]:
         """The same, as they are."""
         return list(self._by_topic.get(topic, {}).values())

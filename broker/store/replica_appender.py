@@ -19,15 +19,18 @@ topic that was deleted and made again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from struct import Struct
 
+import msgspec
 from zlib_ng.zlib_ng import crc32
 
 from broker.store.commit_log import LogFile
 from broker.store.config import StoreConfig
+from broker.store.consume_queue import ConsumeQueue
 from broker.store.errors import LogMismatch, MessageIllegal, StoreNotWritable
-from broker.store.key_index import IndexItem, KeyIndex
+from broker.store.key_index import KeyIndex, hashes_of, start_of
 from broker.store.layout import CRC_ENTRY_SIZE, END_SIZE, QUEUE_ENTRY, QUEUE_ENTRY_SIZE
 from broker.store.log_end import LogEnd
 from broker.store.queue_table import QueueTable
@@ -59,8 +62,25 @@ _HEAD_SIZE = _HEAD.size
 assert RECORD_SIZE_MIN == _HEAD_SIZE + 3 == HEAD_V4.size + 3
 assert SIZE_AND_MAGIC.size == END_SIZE
 
+_PAIR_END, _PAIR_END_BYTE = 2, b"\x02"
 _TAGS, _UNIQUE, _KEYS = (f"{name}\x01".encode() for name in (PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, PROPERTY_KEYS))
 _code_of_tags = lru_cache(4096)(tags_code)
+
+
+def _code_in(properties: bytes) -> int:
+    tags = last_value(properties, _TAGS)
+    return _code_of_tags(tags) if tags else 0
+
+
+class _Topic(msgspec.Struct, frozen=True, gc=False):
+    """What the records of a topic share."""
+
+    name: str
+    key_start: int
+    is_coded: bool
+
+
+_NO_TOPIC = _Topic("", 0, False)
 
 
 @lru_cache
@@ -86,7 +106,7 @@ class ReplicaAppender:
         self._code_of, self._coded_topics = config.code_of, config.coded_topics
         self._may_begin_again = config.queues_may_begin_again
         self._max_record = config.max_message_size + _RECORD_OVERHEAD
-        self._names: dict[bytes, str] = {}
+        self._names: dict[bytes, _Topic] = {}
         # Where the next byte of the stream belongs; the begin of a record, of which so many bytes say what is to come.
         self._next = -1
         self._held = bytearray()
@@ -218,7 +238,8 @@ class ReplicaAppender:
     def _keep_name(self, topic: str) -> None:
         if len(self._names) >= _NAMES_KEPT:
             self._names.clear()
-        self._names[topic.encode("utf-8", "surrogateescape")] = topic
+        raw = topic.encode("utf-8", "surrogateescape")
+        self._names[raw] = _Topic(topic, start_of(topic), topic in self._coded_topics)
 
     def _wrong(self, what: str) -> LogMismatch:
         return LogMismatch(f"at {self._end.appended} the master sent {what}")
@@ -246,35 +267,38 @@ class ReplicaAppender:
             queue.used = True
             if not queue.dirty:
                 self._queues.mark_dirty(queue)
-        if run.keyed:
-            self._index.want(run.keyed)
+        if run.hashes:
+            self._index.want_hashed(run.hashes, run.places, run.times)
         if run.shown:
             self._visibility.appended(run.shown, run.ends)
         return at
 
     def _collect(self, run: _Run, data: bytes, start: int, file: LogFile) -> int:
         """Look at records and make their queue entries, as far as nothing has to be made way for."""
-        names, by_name, gone, coded = self._names, self._queues.by_name, self._queues.gone, self._coded_topics
-        marks, last_time = run.marks, run.last_time
+        names, gone = self._names, self._queues.gone
+        last_time = run.last_time
         view = memoryview(data)
         begin = self._end.position - start  # of the file, counted in the bytes at hand
         shift = file.base + begin
         length = min(len(data), file.size - END_SIZE - begin)
         room = (file.crc_size - file.crc_position) // CRC_ENTRY_SIZE
-        at = start
+        at, name, topic, stored = start, b"", _NO_TOPIC, _NO_TOPIC
+        queues: Mapping[int, ConsumeQueue] = {}
         while room and (found := _look(data, view, at, length)) is not None:
             body_at, topic_at, name_at, name_end, following, queue_id, offset, physical, store_time = found
-            topic = names.get(data[name_at:name_end])
-            if topic is None or physical != shift + at:
+            if data[name_at:name_end] != name:
+                name = data[name_at:name_end]
+                topic = names.get(name, _NO_TOPIC)
+                queues = self._queues.by_id(topic.name)
+            if topic is _NO_TOPIC or physical != shift + at:
                 break
             properties = data[name_end + 2 : following]
-            if topic in coded:
+            if topic.is_coded:
                 code = self._code_of(decode_record(view[at:following]))
-            else:
-                tags = last_value(properties, _TAGS) if _TAGS in properties else ""
-                code = _code_of_tags(tags) if tags else 0
-            if not gone or physical >= gone.get(topic, 0):
-                queue = by_name.get((topic, queue_id))
+            else:  # `find` is twice as fast as `in`
+                code = _code_in(properties) if properties.find(_TAGS) >= 0 else 0
+            if not gone or physical >= gone.get(topic.name, 0):
+                queue = queues.get(queue_id)
                 if queue is None or queue.end != offset:
                     break
                 entry_map, entry_position = queue.map, queue.position
@@ -285,18 +309,19 @@ class ReplicaAppender:
                 queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, offset + 1
                 run.shown.append((queue, offset, code))
                 run.ends.append(shift + following)
-                keys = last_value(properties, _UNIQUE) if _UNIQUE in properties else ""
-                if _KEYS in properties:
-                    keys = f"{keys} {last_value(properties, _KEYS)}"
-                if keys and not keys.isspace():
-                    run.keyed.append((topic, keys, physical, store_time))
-            run.newest[topic] = physical, store_time
+                run.add_keys(topic.key_start, properties, physical, store_time)
             head_crc = crc32(data[at:body_at], (code ^ code >> 32) & 0xFFFFFFFF)
-            marks += (at + begin + 1, crc32(data[topic_at:following], head_crc), code)
+            run.marks += (at + begin + 1, crc32(data[topic_at:following], head_crc), code)
+            if stored is not topic:
+                run.newest[stored.name] = run.last
+                stored = topic
+            run.last = physical, store_time
             if store_time < last_time and at + begin:
                 run.high_time = max(run.high_time, last_time)
             last_time = store_time
             at, room = following, room - 1
+        run.newest[stored.name] = run.last
+        run.newest.pop("", None)
         run.last_time = last_time
         return at
 
@@ -304,15 +329,36 @@ class ReplicaAppender:
 class _Run:
     """What one write stores, and what is to be done then."""
 
-    __slots__ = ("ends", "high_time", "keyed", "last_time", "marks", "newest", "shown")
+    __slots__ = ("ends", "hashes", "high_time", "last", "last_time", "marks", "newest", "places", "shown", "times")
 
     def __init__(self, last_time: int, high_time: int) -> None:
         self.last_time, self.high_time = last_time, high_time
         self.marks: list[int] = []
         self.shown: list[VisibleEntry] = []
         self.ends: list[int] = []
+        self.last = 0, 0  # the place of the last record, its store time
         self.newest: dict[str, tuple[int, int]] = {}  # of each topic; also of one that ended behind it
-        self.keyed: list[IndexItem] = []
+        # Of each key: its hash, where its record lies, the store time.
+        self.hashes: list[int] = []
+        self.places: list[int] = []
+        self.times: list[int] = []
+
+    def add_keys(self, start: int, properties: bytes, physical: int, store_time: int) -> None:
+        """Of most messages it is an id alone, of letters that are the same in every coding."""
+        at = properties.rfind(_UNIQUE)
+        unique = b""
+        if at == 0 or (at > 0 and properties[at - 1] == _PAIR_END):
+            at += len(_UNIQUE)
+            unique = properties[at : properties.find(_PAIR_END_BYTE, at)]
+        if properties.find(_KEYS) < 0 and unique.isalnum():
+            self.hashes.append(crc32(unique, start))
+            self.places.append(physical)
+            self.times.append(store_time)
+            return
+        hashes = hashes_of(start, f"{last_value(properties, _UNIQUE)} {last_value(properties, _KEYS)}")
+        self.hashes += hashes
+        self.places += [physical] * len(hashes)
+        self.times += [store_time] * len(hashes)
 
 
 # Where the body, the topic's length, the topic and the properties' length begin, and the next record; the queue, the

@@ -15,6 +15,7 @@ from tests.unit.store.conftest import put_one, small_config
 TOPICS = ("orders", "payments", "käse", "t" * 130)
 QUEUES = 3
 KEYS = 10
+IDS = ("id0", "id1", "id2", "id3", "a-b", "ü", "two words", "7F00", "x" * 200, "\x1f")
 
 Deletion = tuple[int, str, bool]  # where the log ended then, the topic, whether it begins again
 
@@ -83,7 +84,7 @@ class Master:
         dice = self.dice
         tag = dice.choice(("", "a", "TagB", "ü"))
         keys = " ".join(f"k{dice.randrange(KEYS)}" for _ in range(dice.choice((0, 0, 1, 2))))
-        unique = f"id{dice.randrange(KEYS)}" if dice.random() < 0.7 else ""
+        unique = dice.choice(IDS) if dice.random() < 0.7 else ""
         named = {"KEYS": keys, "TAGS": tag, "UNIQ_KEY": unique, "x": "TAGS"}
         put_one(
             self.store, topic, queue_id, dice.randbytes(size), keys=keys, unique_key=unique, tags_code=tags_code(tag),
@@ -152,7 +153,7 @@ def told(store: MessageStore) -> dict[str, Any]:
         "keys": {
             (topic, key): store.query(topic, key, 64, 0, 1 << 60)
             for topic in TOPICS
-            for key in (f"{kind}{number}" for kind in ("k", "id") for number in range(KEYS))
+            for key in (*(f"k{number}" for number in range(KEYS)), *" ".join(IDS).split())
         },
         "tables": [
             (segment.base, {topic: place for topic, (place, _) in segment.topics.items()})
