@@ -302,11 +302,14 @@ class Confirm:
             self._asked.remove(wanted)
             self._recount()
 
-    def read(self, master_epoch: int, sync_state_set: SyncStateSet, now: float) -> bool:
+    def read(
+        self, master_epoch: int, sync_state_set: SyncStateSet, now: float, *, forgets_in_place: bool = False
+    ) -> bool:
         """The SSS was read at a controller. False: it is not to be believed, or this member is not the master any more.
 
         An older one is what a slow answer says and changes nothing. One that says something else under the same epoch
-        is of a register that was set back: nobody may act on it.
+        is of a register that was set back: nobody may act on it. `forgets_in_place`: but for a controller (Apache's)
+        that takes a member out whom an operator has it forget, and leaves the epoch as it was.
         """
         if master_epoch < self.master_epoch:
             return True
@@ -317,8 +320,11 @@ class Confirm:
         if sync_state_set.epoch < known.epoch:
             return True
         if sync_state_set.epoch == known.epoch:
-            if sync_state_set.members != known.members:
-                self.is_fenced = True
+            if forgets_in_place and sync_state_set.members < known.members:
+                self._forgotten(sync_state_set)
+            elif sync_state_set.members != known.members:
+                is_slow = forgets_in_place and sync_state_set.members > known.members
+                self.is_fenced = self.is_fenced or not is_slow
             return not self.is_fenced
         self._set = sync_state_set
         self._asked.clear()  # what was based on an older epoch is in force now, or never
@@ -327,6 +333,12 @@ class Confirm:
                 self._away.setdefault(member, now)
         self._recount()
         return True
+
+    def _forgotten(self, sync_state_set: SyncStateSet) -> None:
+        """What is asked for and is so by now is refused for ever, and changes nothing should it be done yet."""
+        self._set = sync_state_set
+        self._asked = [asked for asked in self._asked if asked != sync_state_set.members]
+        self._recount()
 
     # -- what it wishes
 

@@ -176,7 +176,7 @@ class Member:
         self._requests = 0
         self._hand_over: _HandOver | None = None
         self._cut_is_allowed = False
-        self._elects_anew = True  # a controller that is asked to, another life of the same member
+        self._is_under_stock = False  # Apache's controller elects
         self.state = State.UNREGISTERED if saved.broker_id else State.NAMELESS
 
     # ---- what its broker asks
@@ -240,7 +240,7 @@ class Member:
     # -- until a controller knows it
 
     def _under_stock_controllers(self, event: StockControllers, now: float) -> list[Action]:
-        self._elects_anew = False
+        self._is_under_stock = True
         return []
 
     def _nameless_tick(self, event: Tick, now: float) -> list[Action]:
@@ -316,7 +316,7 @@ class Member:
         assert confirming is not None
         members = SyncStateSet(view.sync_state_set_epoch, view.sync_state_set)
         is_displaced = view.master == self.broker_id and view.master_address != self.address
-        if not is_displaced and confirming.read(view.master_epoch, members, now):
+        if not is_displaced and confirming.read(view.master_epoch, members, now, forgets_in_place=self._is_under_stock):
             confirming.controller_heard(now)
             self.role = view
             if self._altering is not None and not confirming.is_altering:
@@ -528,7 +528,7 @@ class Member:
     def _is_silent(self) -> bool:
         """Whether who elects takes this life for another one, that is master, and would do so for ever."""
         view = self.view
-        if self._elects_anew or self.state not in (State.WAITING, State.SLAVE):
+        if not self._is_under_stock or self.state not in (State.WAITING, State.SLAVE):
             return False
         is_taken = view.master == self.broker_id and view.master_address == self.address
         return is_taken and view.master_epoch <= self._used_epoch

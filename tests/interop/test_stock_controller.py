@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from bench.wire import Client, Refused
 from neve.remoting.body import lenient_loads
-from tests.servers.mixed_set import Broker, MixedSet, assert_same_logs
+from tests.interop.test_controller import mqadmin_says
+from tests.servers.mixed_set import NAME, Broker, MixedSet, assert_same_logs, end_of
+from tests.servers.neve import NEVE
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
@@ -232,3 +235,72 @@ def test_masters_of_both_kinds_die_and_the_next_one_has_messages_topics_and_grou
         assert_same_logs(apache, second, third)
         for member in (second, third):
             assert "Traceback" not in member.log()
+
+
+def test_mqadmins_verbs_for_sets_print_what_is_so_of_a_set_of_both_kinds(tmp_path: Path) -> None:
+    with MixedSet(tmp_path, neves=2, apaches=1, controllers=3) as brokers:
+        apache, one, other = brokers.members
+        ids = {member.broker: brokers.id_of(member) for member in brokers.members}
+        create_topic(brokers)
+        sent = Sent(brokers)
+        sent.go_on(10)
+        assert_same_logs(apache, one, other)
+        follower = next(each for each in brokers.controllers if each is not brokers.leader)
+        controller, names = f"-a {follower.address}", f"-n {brokers.name_server.namesrv}"
+        metadata, shown, epochs, status = mqadmin_says(
+            tmp_path / "tool",
+            f"getControllerMetaData {controller}",
+            f"getSyncStateSet {controller} -b {NAME}",
+            f"getBrokerEpoch {names} -b {NAME}",
+            f"haStatus {names} -b {apache.broker}",
+        )
+        assert f"#ControllerLeaderAddress {brokers.leader.address}" in metadata
+        assert f"#MasterAddr {apache.broker}" in shown
+        assert "#SyncStateSetNums 3" in shown
+        for member in brokers.members:
+            assert f"brokerId={ids[member.broker]}, brokerAddress='{member.broker}', alive=true" in shown
+        end = end_of(apache)
+        assert epochs.count(f"Epoch: EpochEntry{{epoch=1, startOffset=0, endOffset={end}}}") == 3, epochs
+        for line in (f"#MasterCommitLogMaxOffset {end}", "#SlaveNum 2", "#InSyncSlaveNum 2"):
+            assert line in status
+
+        elected, *_ = mqadmin_says(
+            tmp_path / "tool2", f"electMaster {controller} -bn {NAME} -c DefaultCluster -b {ids[one.broker]}"
+        )
+        assert f"#BrokerMasterAddr {one.broker}" in elected
+        assert "#MasterEpoch 2" in elected
+        sent.go_on(10)
+        brokers.wait_until_in_sync(*brokers.members)
+        assert_same_logs(one, apache, other)
+        epochs, of_master, of_slave, of_apache = mqadmin_says(
+            tmp_path / "tool3",
+            f"getBrokerEpoch {names} -b {NAME}",
+            f"haStatus {names} -b {one.broker}",
+            f"haStatus {names} -b {other.broker}",
+            f"haStatus {names} -b {apache.broker}",
+        )
+        last = end_of(one)
+        assert epochs.count(f"#Epoch: EpochEntry{{epoch=1, startOffset=0, endOffset={end}}}") == 3, epochs
+        assert epochs.count(f"#Epoch: EpochEntry{{epoch=2, startOffset={end}, endOffset={last}}}") == 3, epochs
+        for line in (f"#MasterCommitLogMaxOffset {last}", "#SlaveNum 2", "#InSyncSlaveNum 2"):
+            assert line in of_master
+        assert f"#MasterAddr {one.broker}" in of_slave
+        for told in (of_slave, of_apache):
+            assert f"#CommitLogMaxOffset {last}" in told
+
+        apache.kill()
+        brokers.wait_until_in_sync(one, other)
+        living, cleaned, shown = mqadmin_says(
+            tmp_path / "tool4",
+            f"cleanBrokerMetadata {controller} -bn {NAME} -c DefaultCluster -b {ids[other.broker]}",
+            f"cleanBrokerMetadata {controller} -bn {NAME} -c DefaultCluster -b {ids[apache.broker]}",
+            f"getSyncStateSet {controller} -b {NAME}",
+        )
+        assert "is still alive" in living
+        assert "success" in cleaned
+        assert apache.broker not in shown
+        command = [NEVE, "cluster", "switch", NAME, "--to", str(ids[other.broker]), "--controller", follower.address]
+        subprocess.run([*command, "--namesrv", brokers.name_server.namesrv], check=True, timeout=_CHANGE_S)
+        assert brokers.master is other
+        sent.go_on(10)
+        sent.assert_kept()

@@ -312,6 +312,29 @@ def test_two_sets_under_one_epoch_stop_the_master() -> None:
     assert confirm.acknowledged(1.0) == -1
 
 
+def test_apaches_controller_forgets_a_member_and_leaves_the_epoch_as_it_was() -> None:
+    """`mqadmin cleanBrokerMetadata`: the master that reads it goes on, and does not wait for who is forgotten."""
+    confirm = master(B, C, rules=SYNC)
+    confirm.connected(B, "b", 0.0)
+    confirm.reported(B, "b", 0, 0.0)
+    confirm.asked(frozenset((A, B)))  # and is refused for ever: the set is that by now
+    assert confirm.read(7, sss(5, A, B), 1.0, forgets_in_place=True)
+    assert not confirm.is_altering
+    confirm.appended(10)
+    confirm.reported(B, "b", 10, 1.5)
+    assert confirm.value == 10
+    assert confirm.read(7, sss(5, A, B, C), 2.0, forgets_in_place=True), "what a slow answer says"
+    assert confirm.sync_state_set == sss(5, A, B)
+    assert not confirm.read(7, sss(5, A, C), 3.0, forgets_in_place=True), "a register that was set back"
+    assert confirm.acknowledged(3.0) == -1
+
+
+def test_neves_controller_has_another_epoch_for_each_set() -> None:
+    confirm = master(B, C, rules=SYNC)
+    assert not confirm.read(7, sss(5, A, B), 1.0)
+    assert confirm.acknowledged(1.0) == -1
+
+
 def test_a_member_that_the_controller_took_out_holds_confirm_no_more() -> None:
     confirm, b = with_b()
     confirm.disconnected(B, b, 1.0)
