@@ -2,7 +2,8 @@
 
 topics   ROUND-plain (4 queues), ROUND-later (delayed), ROUND-halves (transactions), and some that come and go
 sends    once (one request a message, to one queue), again (with retries, to all), by threes, later, halves
-groups   ROUND_push (two members), ROUND_order (in order), ROUND_pop; and a reader by offset at each plain queue
+groups   ROUND_push (two members), ROUND_order (in order), ROUND_pop; and a reader by offset at each plain queue;
+         ROUND_late comes when all is healed and reads everything, which an archive may have by then
 """
 
 from __future__ import annotations
@@ -122,6 +123,14 @@ class Work:
         await self._consume("neve_pop", pop, popping)
         for queue in range(QUEUES):
             self._readers.append(self._spawn(self._read(queue)))
+
+    async def join_late(self) -> None:
+        """A group that was not there before."""
+        late = f"{self._name}_late"
+        client = await self._stack.enter_async_context(neve.connect(self._namesrv, **_OPTIONS))
+        consumer = client.consumer(late, self.topics.all, start="first", long_poll=2.0, close_timeout=2.0)
+        await self._consume("neve_late", late, consumer)
+        self.groups[late] = self.topics.all
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(work)

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -50,7 +51,7 @@ from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet
 from tests.histories.stalls import stalls_noted, stood_still_ms
 from tests.waiting import until
 
-_READ_S = 60.0
+T = TypeVar("T")
 _KEYS = re.compile(rb"KEYS\x01([^\x01\x02]+)")
 _AWAY = ", which was put away"
 _CHUNK = 1 << 20
@@ -87,6 +88,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *
             history.append(Healed(at=healed))
             rest = _Rest(place, work, history, healed, keeps=keeps)
             await rest.serves()
+            await work.join_late()
             await work.stop()
             if place.java is not None:
                 await place.java.stop()
@@ -235,30 +237,45 @@ class _Reading:
 
     async def _queue(self, topic: str, queue: int) -> None:
         client = self._work.client
-        first, end = await client.min_offset(topic, queue), await client.max_offset(topic, queue)
+        first = await self._answered(lambda: client.min_offset(topic, queue))
+        end = await self._answered(lambda: client.max_offset(topic, queue))
         self._history.append(Bounds(topic=topic, queue=queue, first=first, end=end))
         offset = first
-        async with asyncio.timeout(_READ_S):
-            while offset < end:
-                result = await client.pull(topic, queue, offset, wait=1.0)
-                for message in result.messages:
-                    stored = Stored(
-                        topic=topic,
-                        queue=queue,
-                        offset=message.queue_offset,
-                        key=key_of(message.body),
-                        stored=message.store_timestamp,
-                    )
-                    self._history.append(stored)
-                if result.status is not PullStatus.FOUND and result.next_offset <= offset:
-                    return  # the checker finds what is missing
-                offset = result.next_offset
+        while offset < end:
+            result = await self._answered(partial(client.pull, topic, queue, offset, wait=1.0))
+            for message in result.messages:
+                stored = Stored(
+                    topic=topic,
+                    queue=queue,
+                    offset=message.queue_offset,
+                    key=key_of(message.body),
+                    stored=message.store_timestamp,
+                )
+                self._history.append(stored)
+            if result.status is not PullStatus.FOUND and result.next_offset <= offset:
+                return  # the checker finds what is missing
+            offset = result.next_offset
+
+    async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Asked again as long as patience lasts: a busy machine may keep an answer back."""
+        found, failed = list[T](), list[NeveError]()
+
+        async def is_answered() -> bool:
+            try:
+                found.append(await ask())
+            except NeveError as error:
+                failed.append(error)
+            return bool(found)
+
+        if not await self._rest.when(is_answered):
+            raise failed[-1] if failed else TimeoutError("no answer")
+        return found[-1]
 
     async def _all_is_archived(self, archive: ArchiveReader) -> None:
         """And what need not be kept beside the archive is dropped: most of what is read now is cold."""
         client, brokers = self._work.client, self._place.brokers
         queues = list(itertools.product(self._work.topics.all, range(QUEUES)))
-        ends = {(topic, queue): await client.max_offset(topic, queue) for topic, queue in queues}
+        ends = {each: await self._answered(partial(client.max_offset, *each)) for each in queues}
         await brokers.offload(await brokers.master())
         at = await self._rest.when(lambda: asyncio.to_thread(archive.has_all, ends))
         self._history.append(Serves(what="all is archived", at=at))
