@@ -10,7 +10,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test identity kills fuzz simulate histories soak check bench format clean
+.PHONY: help setup lock demo demo-ha servers test identity kills fuzz simulate histories beside-apache soak check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -62,6 +62,9 @@ simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, out
 
 histories: setup ## kills, freezes and cut links on a real broker set, and what clients were told and saw (ROUNDS=200 MODES=sync SEED=7)
 	for mode in $(MODES); do $(BIN)/python -m tests.histories.run --mode $$mode --rounds $(ROUNDS) --seed $(SEED) || exit 1; done
+
+beside-apache: setup ## 200,000 messages of a stock producer at an Apache master, archived by neve beside it, read cold and by Spark
+	NEVE_BESIDE_APACHE=200000 $(BIN)/pytest -o timeout=0 tests/interop/test_beside_apache.py
 
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
 	$(BIN)/python -m tests.servers.go_build minio

@@ -685,6 +685,7 @@ class BrokerController:
                 offsets=self.offsets,
                 stats=self.stats,
                 guard=self.guard,
+                master_may_lack=None if self.plain_slave is None else self.plain_slave.master_may_lack,
             ),
             clients=ClientManageProcessor(
                 config,

@@ -10,7 +10,7 @@ from lifecycle.backlog import Backlog
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import Pending, Policy, due_topics, wanted_segments
 from neve.archive.catalog import Catalog
-from tiered.write.offload_plan import TopicRange, TopicUnreadable
+from tiered.write.offload_plan import TopicRange, TopicUnreadable, begun_again
 from tiered.write.set_aside import SetAside
 
 
@@ -78,7 +78,19 @@ class Due:
         return [topic for topic in topics if topic not in open_topics and archived(topic)]
 
     def _of(self, topic: str, segments: Sequence[Segment], end: int) -> tuple[TopicRange, Pending] | None:
-        return self._backlog.of(topic, segments, end, self._policy().gone_below(topic))
+        gone_below = self._policy().gone_below(topic)
+        found = self._backlog.of(topic, segments, end, gone_below)
+        if found is not None and gone_below:
+            self._refuse_begun_again(topic)
+        return found
+
+    def _refuse_begun_again(self, topic: str) -> None:
+        """Of a topic that was deleted and has come again: what it had may have expired since (`plan_topic` sees what
+        has not), and what is archived below that no reader would see."""
+        for queue in self._hot.queues_of(topic):
+            minimum = self._catalog.recorded_minimum(topic, queue)
+            if self._hot.min_offset(topic, queue) < minimum:
+                raise TopicUnreadable(begun_again(topic, queue, minimum - 1))
 
 
 def settled_through(catalog: Catalog) -> dict[str, int]:

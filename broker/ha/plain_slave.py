@@ -136,8 +136,10 @@ class PlainSlave:
         self._store, self._role, self._api, self._threads = store, role, api, threads
         self._following, self._advanced, self._archive = following, advanced, archive
         self._file = FollowedFile(disk, root)
+        self._file_size = own.mapped_file_size_commit_log
         self._followed: Life | None = None
         self._told: StockMaster | None = None
+        self._master_begins_at = 0
         self._address = self._ha_address = ""
         self._changed = asyncio.Event()
         role.become(Role.FENCED)
@@ -220,6 +222,14 @@ class PlainSlave:
         session = self.client.session
         return session is not None and session.state is SlaveState.FOLLOWING
 
+    def master_may_lack(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the master may have dropped what is here, in its log or its archive; soon, where it lies in its first
+        file. A reader that it sends on would hear from the master that its offset is wrong, and go on above."""
+        if not self._master_begins_at or offset >= self._store.max_offset(topic, queue_id):
+            return False
+        entry = self._store.entry(topic, queue_id, offset)
+        return entry is None or entry[0] < self._master_begins_at + self._file_size
+
     def tick(self) -> None:
         """Each second: readers are sent to the master while there is one."""
         self._role.become(Role.SLAVE, has_master=self.is_attached)
@@ -247,6 +257,7 @@ class PlainSlave:
             log.info("the master at %s does not say how safe its log is: %s", address, error)
             return
         if look is not None and self.is_attached and self._followed is life:
+            self._master_begins_at = look.begin
             self._archive().master_looked_at(look)
 
     # ---- what following does besides (SlaveEvents)
@@ -269,6 +280,7 @@ class PlainSlave:
                 await archive.master_began_at(life.end_at_start)
             await self._threads.run(self._file.save, life)
             self._followed = life
+        self._master_begins_at = told.begin
         archive.master_attached(life.boot_ms, life.end_at_start, flush_takes_s(told.settings))
         self._following(self._address, life.boot_ms)
 

@@ -151,11 +151,12 @@ def read_look(before: bytes, ha_status: bytes, after: bytes, boot_ms: int) -> Lo
             return None
         if not (status.master and status.ha_connection_info):
             return None
-        end, behind = status.master_commit_log_max_offset, _at_most(tables[1]["remainHowManyDataToFlush"])
+        begin, end = max(int(tables[1]["commitLogMinOffset"]), 0), status.master_commit_log_max_offset
+        behind = _at_most(tables[1]["remainHowManyDataToFlush"])
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         raise NeveError(None, f"the master does not say how safe its log is: {error!r}") from error
     slaves = tuple(slave.slave_ack_offset for slave in status.ha_connection_info if slave.in_sync)
-    return Look(end=end, flushed=max(end - behind, 0), in_sync=slaves)
+    return Look(begin=begin, end=end, flushed=max(end - behind, 0), in_sync=slaves)
 
 
 def _at_most(text: str) -> int:

@@ -28,6 +28,7 @@ _FLUSHES = ("flushCommitLogThoroughInterval", "flushIntervalCommitLog")  # ms: a
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """What a master says of its log at one instant, all in one life of it."""
 
+    begin: int
     end: int
     flushed: int  # below it, it is on its disk
     in_sync: tuple[int, ...]  # the ends of the slaves that are in sync

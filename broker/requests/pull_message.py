@@ -4,7 +4,7 @@ The records go from the log's mapping to the socket as they lie there.
 """
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -90,8 +90,11 @@ class PullMessageProcessor:
         offsets: ConsumerOffsetManager,
         stats: BrokerStats,
         guard: Guard,
+        master_may_lack: Callable[[str, int, int], bool] | None = None,
     ) -> None:
+        """`master_may_lack`: at which offsets of a queue a slave keeps its reader; None: the master has them all."""
         self._config, self._clock, self._role, self._guard = config, clock, role, guard
+        self._master_may_lack = master_may_lack
         self._tiered, self._hold, self._stats = tiered, hold, stats
         self._topics, self._groups, self._clients, self._offsets = topics, groups, clients, offsets
 
@@ -272,12 +275,14 @@ class PullMessageProcessor:
         return slave_code(result.status, has_master=self._role.has_master)
 
     def _response(self, pull: Pull, result: GetResult) -> RemotingCommand:
-        header, is_master = pull.header, self._role.is_master
+        header, config, is_master = pull.header, self._config, self._role.is_master
         # A topic or group that was deleted meanwhile has no flags.
         topic, group = self._topics.topics.get(header.topic), self._groups.groups.get(header.consumer_group)
         following = result.next_offset if is_master or moves_on(result.status) else pull.start
         ext = {
-            "suggestWhichBrokerId": self._suggested(pull, result, group) if self._config.slave_read_enable else "0",
+            "suggestWhichBrokerId": self._suggested(pull, result, group, following)
+            if config.slave_read_enable
+            else "0",
             "nextBeginOffset": str(following),
             "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset),
@@ -294,8 +299,11 @@ class PullMessageProcessor:
             self._offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, following)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
 
-    def _suggested(self, pull: Pull, result: GetResult, group: SubscriptionGroupConfig | None) -> str:
+    def _suggested(self, pull: Pull, result: GetResult, group: SubscriptionGroupConfig | None, following: int) -> str:
         """Who reads what is old leaves the master alone; who has caught up goes back to it."""
+        lacks, header = self._master_may_lack, pull.header
+        if lacks is not None and lacks(header.topic, header.queue_id, following):
+            return str(self._config.broker_id)
         if group is None:
             return "0"
         if pull.is_slow and result.count:

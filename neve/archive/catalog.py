@@ -391,6 +391,11 @@ class Catalog:
         held = self._held(topic, queue)
         return iter(()) if held is None else held.locations_from(held.minimum)
 
+    def runs_from(self, topic: str, queue: int, offset: int) -> Iterator[Location]:
+        """Those that hold an offset from this one on."""
+        held = self._held(topic, queue)
+        return iter(()) if held is None else held.locations_from(offset)
+
     def queues(self, topic: str) -> list[int]:
         """Queues of which anything is known."""
         with self._lock:

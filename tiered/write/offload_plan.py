@@ -61,6 +61,7 @@ def plan_topic(
     }
     if not runs:
         return [], []
+    _refuse_begun_again(catalog, wanted, runs)
     names = []
     start = wanted.start
     borders = _day_borders(hot, wanted.topic, runs)
@@ -73,6 +74,25 @@ def plan_topic(
         names.append(IntentName(key, wanted.topic, day, start, end, queues))
         start = end
     return names, _gaps(catalog, wanted.topic, runs)
+
+
+def _refuse_begun_again(catalog: Catalog, wanted: TopicRange, runs: Mapping[int, EntryRun]) -> None:
+    """Two messages of one offset can't be in an archive. Offsets rise with the log, but not in the copy of an Apache
+    master's: a topic that is deleted there and made again begins at 0."""
+    for queue, run in sorted(runs.items()):
+        older = [
+            one.last for one in catalog.runs_from(wanted.topic, queue, run.first_offset) if one.name.end <= wanted.start
+        ]
+        if older:
+            raise TopicUnreadable(begun_again(wanted.topic, queue, max(older)))
+
+
+def begun_again(topic: str, queue: int, last: int) -> str:
+    """What operators are told."""
+    return (
+        f"queue {queue} of {topic} has begun again: the archive has had offsets up to {last} of one that was deleted; "
+        "nothing of the topic is archived here any more, and its segments stay"
+    )
 
 
 def _bounds(runs: Mapping[int, EntryRun], start: int, end: int) -> dict[int, tuple[int, int]]:

@@ -4,6 +4,7 @@ on below what is archived."""
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import urllib.request
 from collections.abc import AsyncIterator
@@ -146,6 +147,35 @@ def test_full_files_are_archived_and_evicted_and_served_byte_by_byte_and_the_res
     run(scenario)
 
 
+def test_a_reader_of_what_the_master_has_dropped_is_kept_until_it_has_read_it(tmp_path: Path) -> None:
+    """Sent to the master with such an offset it would hear that it is wrong, and go on above."""
+
+    async def scenario() -> None:
+        async with (
+            two_lives(tmp_path, kept=20, lost=9) as (front, _, _connection),
+            archiving(tmp_path, front) as (slave, connection),
+        ):
+
+            async def suggested(offset: int) -> str:
+                answer = await ask(connection, Code.PULL_MESSAGE, **pull_ext("g", "t", 0, offset, 1))
+                return answer.ext["suggestWhichBrokerId"]
+
+            await caught_up(slave, front)
+            await until(lambda: slave.role.has_master)
+            await looked(slave)
+            assert await suggested(0) == "0", "the master has it"
+            front.source.store.evict(0)
+            await looked(slave)
+            last_of_file = 2 * IN_A_FILE - 1
+            for is_cold in (False, True):
+                if is_cold:
+                    await offload(slave, evict=True)
+                assert [await suggested(offset) for offset in (0, last_of_file - 1)] == ["1", "1"]
+                assert await suggested(2 * IN_A_FILE) == await suggested(28) == "0", "the master has what comes next"
+
+    run(scenario)
+
+
 def test_what_the_master_has_not_flushed_or_another_slave_lacks_is_not_archived(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
@@ -224,6 +254,39 @@ def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so
         assert "archive overtaken since" in (text := await page(slave)), text
         assert f"above {at} it is of another log" in text
         assert "neve_archive_overtaken 1" in await page(slave, "/metrics")
+
+    run(scenario)
+
+
+def test_a_topic_that_has_begun_again_at_its_master_is_archived_no_more_and_the_others_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=IN_A_FILE + 2, lost=0) as (front, source, theirs):
+            front.source, front.ha.store = source, source.store
+            async with archiving(tmp_path, front) as (slave, connection):
+                await caught_up(slave, front)
+                assert await looked(slave) == FILE_SIZE
+                await offload(slave)
+                assert archived(slave) == IN_A_FILE
+                assert (await ask(theirs, Code.DELETE_TOPIC_IN_BROKER, topic="t")).code == 0
+                await fill(theirs, IN_A_FILE, b"anew")
+                for _ in range(IN_A_FILE):
+                    await send(theirs, "u", bytes(BODY))
+                await is_stopped(slave, front)
+                await is_served(connection, 0, IN_A_FILE, source)
+            async with archiving(tmp_path, front) as (slave, connection):
+                await is_stopped(slave, front)
+
+    async def is_stopped(slave: BrokerController, front: Front) -> None:
+        await caught_up(slave, front)
+        assert await looked(slave) == 3 * FILE_SIZE
+        await offload(slave, evict=True)
+        assert archived(slave) == IN_A_FILE
+        assert slave.store.min_physical_offset == FILE_SIZE, "its messages are nowhere else"
+        assert isinstance(slave.archive, Archive)
+        assert slave.archive.journal.catalog.objects("u")
+        told = json.loads(await page(slave, "/archive/status"))["set_aside"]
+        assert told.keys() == {"t"}
+        assert f"offsets up to {IN_A_FILE - 1} of one that was deleted" in told["t"]
 
     run(scenario)
 

@@ -22,7 +22,9 @@ def reach(*, end_at_start: int = 0, flush_s: float | None = FLUSH_S) -> StockRea
 
 
 def look(end: int, *, flushed: int | None = None, in_sync: tuple[int, ...] | None = None) -> Look:
-    return Look(end=end, flushed=end if flushed is None else flushed, in_sync=(end,) if in_sync is None else in_sync)
+    return Look(
+        begin=0, end=end, flushed=end if flushed is None else flushed, in_sync=(end,) if in_sync is None else in_sync
+    )
 
 
 def looked(begun: StockReach, seen: Look, *times: float) -> int:
@@ -87,7 +89,8 @@ def test_nothing_is_archived_of_a_master_that_does_not_say_how_often_it_flushes(
 
 
 def runtime(boot_ms: int = BOOT, behind: str = "0 B") -> bytes:
-    return json.dumps({"table": {"bootTimestamp": str(boot_ms), "remainHowManyDataToFlush": behind}}).encode()
+    table = {"bootTimestamp": str(boot_ms), "remainHowManyDataToFlush": behind, "commitLogMinOffset": "-1"}
+    return json.dumps({"table": table}).encode()
 
 
 def ha_status(*slaves: tuple[int, bool], end: int = 1 << 40, master: bool = True) -> bytes:
@@ -111,12 +114,12 @@ def ha_status(*slaves: tuple[int, bool], end: int = 1 << 40, master: bool = True
 )
 def test_what_is_not_flushed_is_taken_for_the_most_that_is_written_so(behind: str, most: int) -> None:
     seen = read_look(runtime(), ha_status((5, True)), runtime(behind=behind), BOOT)
-    assert seen == Look(end=1 << 40, flushed=(1 << 40) - most, in_sync=(5,))
+    assert seen == Look(begin=0, end=1 << 40, flushed=(1 << 40) - most, in_sync=(5,))
 
 
 def test_a_slave_that_is_not_in_sync_holds_nothing_up() -> None:
     seen = read_look(runtime(), ha_status((5, False), (900, True), (800, True), end=900), runtime(), BOOT)
-    assert seen == Look(end=900, flushed=900, in_sync=(900, 800))
+    assert seen == Look(begin=0, end=900, flushed=900, in_sync=(900, 800))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,225 @@
+"""A neve slave archives what an Apache master has, with nothing changed at the master; stock clients read it there.
+
+`make beside-apache` is the same with 200,000 messages, and Spark counts them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pyarrow.dataset
+import pytest
+
+import neve.archive
+from bench import jvm
+from bench.wire import PULL, PULL_RETRY_IMMEDIATELY, SUCCESS, Client, pull_ext
+from neve import spark as neve_spark
+from tests.interop.agent import FLAGS, SOURCES
+from tests.interop.test_apache_master import FILE_SIZE, apache, catches_up, read, send, slave_of
+from tests.servers.apache import ApacheServer
+from tests.servers.neve import Serving
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # pyspark's
+]
+#: How many small messages the stock producer sends, besides those that fill the log's files.
+MESSAGES = int(os.environ.get("NEVE_BESIDE_APACHE", "200"))
+IS_LARGE = MESSAGES > 10_000
+TOPIC, GROUP, QUEUES = "payments", "late_readers", 4
+_CHANGE_S = 120.0
+_CLIENT_S = 120 + MESSAGES // 200
+_QUERY_OFFSET, _DELETE_EXPIRED_LOG = 14, 329
+
+
+def archiving(master: ApacheServer, directory: Path) -> Serving:
+    return slave_of(master, directory, storeUrl=store_of(directory), archiveMinBytes="1", archivePeriod="1s")
+
+
+def store_of(directory: Path) -> str:
+    return f"dir:{directory}/bucket"
+
+
+def java(master: ApacheServer, main: str, *args: object) -> list[list[str]]:
+    home = master.directory / "client"
+    home.mkdir(exist_ok=True)
+    command = jvm.java(jvm.classes(SOURCES, jvm.SERVER), main, master.namesrv, *map(str, args), home=home, flags=FLAGS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_CLIENT_S + 60, check=False)
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert lines and lines[-1] == ["DONE"], f"{main} {args}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return [line[1:] for line in lines[:-1]]
+
+
+def page(slave: Serving, path: str, method: str = "GET") -> str:
+    request = urllib.request.Request(f"http://{slave.ready['admin']}{path}", method=method)
+    return bytes(urllib.request.urlopen(request, timeout=120).read()).decode()
+
+
+def series(slave: Serving, name: str) -> int:
+    (value,) = [line.rpartition(" ")[2] for line in page(slave, "/metrics").splitlines() if line.startswith(f"{name} ")]
+    return int(float(value))
+
+
+def is_archived(slave: Serving, below: int) -> None:
+    """All of the log below, and evicted here."""
+    wait_until(lambda: series(slave, "neve_archive_safe_below") >= below, "the master's flush", _CHANGE_S)
+    told = [json.loads(line) for line in page(slave, "/archive/offload?roll=1&evict=1", "POST").splitlines()]
+    assert not [line for line in told if "error" in line], told
+    wait_until(lambda: first_file(slave.directory) >= below, "the local copy goes", _CHANGE_S)
+
+
+def first_file(directory: Path) -> int:
+    return min(int(path.name) for path in (directory / "store" / "commitlog").iterdir() if path.name.isdigit())
+
+
+def bytes_of(address: str, queue: int, start: int, end: int) -> bytes:
+    """As pulls give them."""
+    found = b""
+    with Client(address) as client:
+        while start < end:
+            answer = client.invoke(PULL, pull_ext("raw_reader", TOPIC, queue, start))
+            if answer.code == PULL_RETRY_IMMEDIATELY:
+                continue
+            assert answer.code == SUCCESS, (queue, start, answer)
+            found += answer.body
+            start = int(answer.extFields["nextBeginOffset"])
+    return found
+
+
+def fill(master: ApacheServer, files: int) -> None:
+    with Client(master.broker) as client:
+        for number in range(files * FILE_SIZE // 200_000 + 1):
+            client.send(TOPIC, number % QUEUES, b"%08d" % number + bytes(200_000))
+
+
+def ends_of(master: ApacheServer) -> dict[int, int]:
+    with Client(master.broker) as client:
+        return {queue: client.bounds(TOPIC, queue)[1] for queue in range(QUEUES)}
+
+
+@pytest.fixture
+def at_another_hour() -> dict[str, str]:
+    """Nothing is deleted by itself while the test runs; asked to, the master keeps the file alone that it writes."""
+    return {"fileReservedTime": "0", "deleteWhen": f"{datetime.now().astimezone() + timedelta(hours=12):%H}"}
+
+
+def test_what_the_master_has_dropped_stock_clients_read_at_the_slave_and_engines_in_the_bucket(
+    tmp_path: Path, at_another_hour: dict[str, str]
+) -> None:
+    with apache(tmp_path / "apache", **at_another_hour) as master, archiving(master, tmp_path / "neve") as slave:
+        with Client(master.broker) as client:
+            client.create_topic(TOPIC, QUEUES)
+        sent = java(master, "Produce", TOPIC, "async" if IS_LARGE else "sync", MESSAGES, "m")
+        assert len(sent) == MESSAGES
+        fill(master, 2)
+        ends, end = ends_of(master), catches_up(master)
+        border = end - end % FILE_SIZE
+        originals = {queue: bytes_of(master.broker, queue, 0, ends[queue]) for queue in range(QUEUES)}
+        is_archived(slave, border)
+
+        with Client(master.broker) as client:
+            client.ask(_DELETE_EXPIRED_LOG, {})
+            wait_until(lambda: client.bounds(TOPIC, 0)[0] > 0, "the master drops its oldest files", _CHANGE_S)
+        for queue in range(QUEUES):
+            assert bytes_of(slave.broker, queue, 0, ends[queue]) == originals[queue]
+
+        total = sum(ends.values())
+        got = java(master, "ReadAt", GROUP, TOPIC, 1, total, _CLIENT_S)
+        assert {(int(queue), int(offset)) for queue, offset, _ in got} == {
+            (queue, offset) for queue, end in ends.items() for offset in range(end)
+        }
+        bodies = {(int(queue), int(offset)): base64.b64decode(body) for queue, offset, body in got}
+        assert all(bodies[int(queue), int(offset)] == base64.b64decode(body) for _, queue, offset, _, body in sent)
+        with Client(master.broker) as client:
+            place = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0}
+            assert client.ask(_QUERY_OFFSET, place).extFields["offset"] == str(ends[0]), "its position is the master's"
+
+        in_bucket = dict(counted(store_of(slave.directory)))
+        assert in_bucket.keys() == ends.keys()
+        assert all(MESSAGES // QUEUES <= count <= ends[queue] for queue, count in in_bucket.items())
+        if IS_LARGE:
+            assert by_spark(store_of(slave.directory)) == in_bucket
+        assert "Traceback" not in slave.log()
+
+
+def counted(store: str) -> Iterator[tuple[int, int]]:
+    """Queue, messages; by DuckDB, and each offset once."""
+    keys = neve.archive.open(store).keys(TOPIC)
+    rows = pyarrow.dataset.dataset([f"{store.removeprefix('dir:')}/{key}" for key in keys], format="parquet")  # noqa: F841
+    found = duckdb.execute(
+        "SELECT queue_id, count(*), count(DISTINCT queue_offset), min(queue_offset), max(queue_offset) "
+        "FROM rows GROUP BY 1"
+    ).fetchall()
+    for queue, count, distinct, first, last in found:
+        assert (first, last, distinct) == (0, count - 1, count)
+        yield queue, count
+
+
+def by_spark(store: str) -> dict[int, int]:
+    spark = neve_spark.session(store, master="local[2]", conf={"spark.ui.enabled": "false"})
+    try:
+        rows = neve_spark.read_topic(spark, TOPIC, store=store).groupBy("queue_id").count().collect()
+    finally:
+        spark.stop()
+    return {row["queue_id"]: row["count"] for row in rows}
+
+
+def test_a_master_that_lost_what_is_archived_ends_archiving_and_is_followed_on(tmp_path: Path) -> None:
+    with apache(tmp_path / "apache") as master, archiving(master, tmp_path / "neve") as slave:
+        with Client(master.broker) as client:
+            client.create_topic("orders", 1)
+        send(master, 30, 200_000)
+        send(master, 10, 200_000)
+        end = catches_up(master)
+        border = end - end % FILE_SIZE
+        assert border == FILE_SIZE
+        wait_until(lambda: series(slave, "neve_archive_safe_below") == border, "the master's flush", _CHANGE_S)
+        page(slave, "/archive/offload?roll=1", "POST")
+        archived = json.loads(page(slave, "/archive/status"))["objects"]
+        assert archived > 0
+        originals = read(slave.broker, 40)
+
+        master.kill()
+        loses(master, FILE_SIZE // 2)
+        master.start()
+        wait_until(lambda: series(slave, "neve_archive_overtaken") == 1, "the slave sees it", _CHANGE_S)
+        send(master, 30, 190_000)
+        catches_up(master)
+        assert read(slave.broker, 30) == read(master.broker, 30)
+        assert read(slave.broker, 30) != originals[:30]
+        slave.stop()
+        slave.start()
+        assert series(slave, "neve_archive_overtaken") == 1
+        assert "the master lost its log above" in page(slave, "/readyz")
+        assert "the master lost its log above" in page(slave, "/archive/offload?roll=1", "POST")
+        assert json.loads(page(slave, "/archive/status"))["objects"] == archived
+        assert "Traceback" not in slave.log()
+
+
+def loses(master: ApacheServer, keeps: int) -> None:
+    """A power cut, on a disk that lost what it had flushed."""
+    first, *rest = sorted((master.directory / "store" / "commitlog").iterdir())
+    with first.open("r+b") as file:
+        file.seek(keeps)
+        file.write(bytes(FILE_SIZE - keeps))
+    for path in [*rest, *(master.directory / "store" / name for name in ("checkpoint", "consumequeue", "index"))]:
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        for below in path.iterdir():
+            remove(below)
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
