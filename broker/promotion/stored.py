@@ -85,10 +85,9 @@ class Delivered:
 
     def _note_end(self, record: MessageRecord) -> None:
         committed = record.sys_flag & TRANSACTION_BITS == TRANSACTION_COMMIT
-        if committed:
+        if committed and record.prepared_transaction_offset:  # of a copy that was delivered later it is 0
             self.committed_places.add(record.prepared_transaction_offset)
         if committed or record.topic == CHECK_MAX_TOPIC:
             properties = record.properties
-            topic = record.topic if committed else properties.get("REAL_TOPIC", "")
             if unique := properties.get(PROPERTY_UNIQUE_KEY):
-                self.ended_ids.add((topic, unique))
+                self.ended_ids.add((properties.get("REAL_TOPIC", record.topic), unique))

@@ -15,13 +15,16 @@ import pytest
 from broker.broker_controller import BrokerController
 from broker.ha.plain_slave import FollowedFile
 from broker.promotion.promotion import Promotion
+from broker.promotion.stored import Delivered
 from broker.store.message_store import MessageStore, PutResult
+from infra.clock import ManualClock
 from infra.disk import RealDisk
 from infra.remoting_server import Connection
 from infra.startup import StartupError
 from neve.record.codec import iter_records
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from tests.broker_in_process import running, send
+from tests.unit.broker.metadata.members import Member
 from tests.unit.broker.test_plain_slave import SLAVE, Front, bodies, master
 from tests.waiting import until
 
@@ -349,6 +352,16 @@ def test_of_half_messages_those_wait_that_nobody_ended(tmp_path: Path) -> None:
                     assert waiting == {4: 2, 5: 1}, "at each start"
 
     run(scenario)
+
+
+def test_a_committed_message_that_was_delivered_later_ends_no_half_message_at_the_logs_begin(tmp_path: Path) -> None:
+    store = Member(tmp_path, ManualClock(NOW_MS)).store
+    assert half(store, "waits").physical_offset == 0
+    put(store, "t", 0, b"c", sys_flag=COMMIT, prepared=0, UNIQ_KEY="another", REAL_TOPIC="t")
+    put(store, SCHEDULE_TOPIC, 17, b"c", sys_flag=COMMIT, prepared=700, UNIQ_KEY="delayed", REAL_TOPIC="t")
+    delivered = Delivered(store, (), above=0, ended_above=0)
+    assert delivered.committed_places == {700}
+    assert delivered.ended_ids == {("t", "another"), ("t", "delayed")}
 
 
 def check_point(start: int, pop_time: int, count: int, *, invisible: int = 3_600_000, topic: str = "t") -> bytes:
