@@ -33,7 +33,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 public class Workers {
     private static final PrintStream OUT = System.out;
     private static final String COMMIT = "commit", ROLLBACK = "rollback";
-    private static final int PAUSE_MS = 20, LARGEST = 3000;
+    private static final int PAUSE_MS = 20, LARGEST = 3000, MOST_STARTS = 10;
     /** How each transaction ends, by its key: no entry while its half message is under way. */
     private static final Map<String, String> DECIDED = new ConcurrentHashMap<>();
     private static String namesrv;
@@ -41,7 +41,16 @@ public class Workers {
     private static final List<Thread> senders = new ArrayList<>();
     private static final List<DefaultMQPushConsumer> members = new ArrayList<>();
 
-    public static void main(String[] args) throws Exception {
+    public static void main(String[] args) {
+        try {
+            work(args);
+        } catch (Throwable error) { // other threads would keep the JVM, and nobody would be told
+            error.printStackTrace();
+            System.exit(1);
+        }
+    }
+
+    private static void work(String[] args) throws Exception {
         System.setOut(System.err);
         namesrv = args[0];
         DefaultMQProducer once = prepared(new DefaultMQProducer("java_once"), 0);
@@ -191,7 +200,19 @@ public class Workers {
 
     // ---- consuming
 
+    /** A name server on a busy machine may not answer in time; then a start fails. */
     private static DefaultMQPushConsumer member(String group, String name, boolean inOrder, String... topics) throws MQClientException {
+        for (int i = 1;; i++) {
+            try {
+                return started(group, name, inOrder, topics);
+            } catch (IllegalStateException | MQClientException late) {
+                if (i == MOST_STARTS) throw late;
+                late.printStackTrace();
+            }
+        }
+    }
+
+    private static DefaultMQPushConsumer started(String group, String name, boolean inOrder, String... topics) throws MQClientException {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setInstanceName(group + name);
         consumer.setNamesrvAddr(namesrv);
@@ -212,7 +233,12 @@ public class Workers {
                 return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
             });
         }
-        consumer.start();
+        try {
+            consumer.start();
+        } catch (IllegalStateException | MQClientException late) {
+            consumer.shutdown();
+            throw late;
+        }
         return consumer;
     }
 
