@@ -147,11 +147,16 @@ class Promotion:
             raise StartupError(f"{self._path}: {error}", EXIT_FAILED) from error
 
     def take_back(self) -> None:
-        """As `begin`, of a slave that is to go on as one: it has its master's log again, and no more. StartupError."""
-        if self._disk.exists(self._path):
+        """As `begin`, of a slave that is to go on as one: it has its master's log again, and no more. StartupError.
+
+        A log that nobody follows is this broker's own: a crash came behind the promotion, and nothing of it is cut.
+        """
+        if not self._disk.exists(self._path):
+            return
+        if self._followed.is_there:
             self.begin()
-            self._disk.remove(self._path)
-            self._disk.fsync_dir(self._path.parent)
+        self._disk.remove(self._path)
+        self._disk.fsync_dir(self._path.parent)
 
     def run(self) -> None:
         """Behind the tables' `load`, before what waits is loaded. StartupError; another start does it anew."""

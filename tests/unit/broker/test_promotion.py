@@ -218,6 +218,23 @@ def test_a_promotion_that_a_crash_ended_leaves_nothing(
     run(scenario)
 
 
+def test_a_crash_behind_the_promotion_costs_nothing_of_the_log_that_is_the_brokers_own(tmp_path: Path) -> None:
+    """Of the two files that say that it is under way the first is gone, and the second not yet."""
+
+    async def scenario() -> None:
+        async with copied(tmp_path) as copy:
+            async with copy.promoted() as (_, connection):
+                await send(connection, "t", b"3")
+                left = copy.root / "ha" / "promotion.json"
+            left.write_text('{"end":0}')
+            with pytest.raises(StartupError, match="begins with an empty storePathRootDir"):
+                async with copy.slave():
+                    raise AssertionError
+            assert not (copy.root / "diverged").exists(), "nothing was cut"
+
+    run(scenario)
+
+
 def _crash(_: Promotion) -> None:
     raise OSError("pulled the plug")
 
