@@ -5,6 +5,10 @@ work on each set throughout, one message after the other: neve's client with its
 client with `pollNameServerInterval` 3 s. What is told is the time from the moment at which the master is killed
 (`kill -9`) or frozen (`SIGSTOP`) to the end of the first send that another member acknowledges. Then the former master
 comes back, all are in sync again, and the next one follows; sets take turns, so both meet the same machine.
+
+Apache needs a minute and more for a turn: with `--times 20` it is well over half an hour. After `--minutes` none is
+begun any more. `--results` keeps what was measured: the same file given again, it goes on where it stopped, and all of
+it is told; so parts (`--only neve --kind killed`) may be measured one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from typing import Any, Protocol, Self
 
 import neve
 from bench import jvm
-from bench.measure import JAVA_SOURCES
+from bench.measure import JAVA_SOURCES, end_by_signal
 from bench.wire import Client, Refused
 from broker.config import BrokerConfig
 from neve import NeveError
@@ -44,7 +48,7 @@ KILLED, FROZEN = "killed", "frozen"
 _SYNC_STATE_DATA = 1006
 _PAUSE_S = 0.005
 _CHANGE_S = 240.0
-_BACK_S = 90.0  # a frozen master that was thawed
+_BACK_S = 45.0  # a frozen master that was thawed
 #: Apache's defaults; `ApacheMember` looks round more often, for tests.
 _APACHE_DEFAULTS = {
     "syncBrokerMetadataPeriod": "5000",
@@ -209,6 +213,36 @@ def apache_set(stack: ExitStack, directory: Path) -> Set:
     return Set("stock", controller.address, names.namesrv, list[Member](members))
 
 
+class Results:
+    """Seconds, of each turn in the order in which it was measured; a line of JSON for each in the file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lines: list[tuple[str, str, dict[str, float]]] = []
+        if path is not None and path.exists():
+            self._lines += [tuple(json.loads(line)) for line in path.read_text().splitlines()]
+
+    def add(self, how: str, name: str, took: dict[str, float]) -> None:
+        self._lines.append((how, name, took))
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps((how, name, took)) + "\n")
+
+    def turns(self, how: str, name: str) -> int:
+        return sum(line[:2] == (how, name) for line in self._lines)
+
+    def show(self) -> None:
+        print("\nTo the first send that another member acknowledged, seconds")
+        print(f"{'':8} {'':7} {'':14} {'times':>6} {'median':>8} {'lowest':>8} {'highest':>8}")
+        times: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        for how, name, took in self._lines:
+            for client, seconds in took.items():
+                times[how, name, client].append(seconds)
+        for (how, name, client), found in sorted(times.items()):
+            numbers = " ".join(f"{number:8.2f}" for number in (statistics.median(found), min(found), max(found)))
+            print(f"{how:8} {name:7} {client:14} {len(found):6} {numbers}")
+
+
 def change_master(brokers: Set, how: str, probers: dict[str, Prober]) -> dict[str, float]:
     """Seconds until each had an acknowledgement from another member; afterwards all is as before."""
     brokers.whole()
@@ -247,11 +281,16 @@ def change_master(brokers: Set, how: str, probers: dict[str, Prober]) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20, help="for each way to lose a master")
-    parser.add_argument("--only", choices=["neve", "apache"])
+    parser.add_argument("--only", choices=["neve", "apache"], help="default: both, in turns")
+    parser.add_argument("--kind", choices=[KILLED, FROZEN], help="default: both")
+    parser.add_argument("--minutes", type=float, default=24.0, help="no further turn is begun then")
+    parser.add_argument("--results", type=Path, help="a file with what was measured before, to which this is added")
     options = parser.parse_args()
+    end_by_signal()
+    end_by = time.monotonic() + options.minutes * 60
     makers = {"neve": neve_set, "apache": apache_set}
     chosen = [options.only] if options.only else list(makers)
-    results: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    results = Results(options.results)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="neve-bench-")))
         sets, probers = {}, {}
@@ -265,15 +304,16 @@ def main() -> None:
                 "stock client": stack.enter_context(JavaProber(namesrv, root / f"{name}-java")),
             }
         for turn in range(options.times):
-            for how in (KILLED, FROZEN):
+            for how in [options.kind] if options.kind else (KILLED, FROZEN):
                 for name in chosen:
-                    for client, seconds in change_master(sets[name], how, probers[name]).items():
-                        results[how, name, client].append(seconds)
-                        print(f"  {turn:3} {how} {name:7} {client:14} {seconds:7.3f} s", flush=True)
-    print("\nTo the first send that another member acknowledged, seconds: median (lowest-highest)")
-    for (how, name, client), times in sorted(results.items()):
-        span = f"{statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f})"
-        print(f"{how:8} {name:7} {client:14} {span:>24}  of {len(times)}")
+                    if results.turns(how, name) > turn or time.monotonic() >= end_by:
+                        continue
+                    begun = time.monotonic()
+                    took = change_master(sets[name], how, probers[name])
+                    results.add(how, name, took)
+                    told = ", ".join(f"{client} {seconds:.3f} s" for client, seconds in took.items())
+                    print(f"  {turn:3} {how} {name:7} {told}; {time.monotonic() - begun:.0f} s with all", flush=True)
+    results.show()
 
 
 def _is_made(brokers: Set) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import subprocess
 import sys
@@ -76,14 +77,16 @@ def java_command(home: Path, *args: object) -> list[str]:
 def settle(servers: Iterable[Processes]) -> None:
     """Wait until no server is busy with what came before: flushes, compaction of the heap, rounds of the archive."""
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
-    for server in servers:
-        before = server.cpu_seconds()
-        while time.monotonic() < deadline:
-            time.sleep(_SETTLE_S)
-            now = server.cpu_seconds()
-            if now - before < _SETTLED_SHARE * _SETTLE_S:
-                break
-            before = now
+    busy = {server: server.cpu_seconds() for server in servers}
+    while busy and time.monotonic() < deadline:
+        time.sleep(_SETTLE_S)
+        now = {server: server.cpu_seconds() for server in busy}
+        busy = {server: now[server] for server in busy if now[server] - busy[server] >= _SETTLED_SHARE * _SETTLE_S}
+
+
+def end_by_signal() -> None:
+    """A SIGTERM ends this process as an interrupt does: the servers that it has begun end before it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def run_window(command: list[str], server: Server) -> Rate:

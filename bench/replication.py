@@ -3,10 +3,11 @@
     none, async, sync     neve alone, and with one slave in the mode of that name (`replication=`)
     alone, sync-master    Apache alone, and `SYNC_MASTER` with `inSyncReplicas=2` and one slave
 
-Frames are pipelined over one connection. Told are messages a second, CPU time for each message of the master and of the
-slave, apart, and how long an answer takes. All of it shares the machine: CPU time is what does not depend on how many
-cores there are. Windows begin when nothing is busy with what came before; cases take turns. With `--sync-flush` all
-brokers answer when a message is on the disk, the slave's too.
+Frames are pipelined over one connection. Told are messages a second, messages for each CPU-second of the master, CPU
+time for each message of the master and of the slave, apart, and how long an answer takes; then how these compare, turn
+by turn. All of it shares the machine: CPU time is what does not depend on how many cores there are. Windows begin when
+nothing is busy with what came before; cases take turns. With SYNC_FLUSH all brokers answer when a message is on the
+disk, the slave's too. By default it takes eleven minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure import SIZE, raw_command, settle
+from bench.measure import SIZE, end_by_signal, raw_command, settle
 from bench.raw_load import create
 from bench.wire import Client, Refused
 from tests.servers.apache import ApacheMember, ApacheServer
@@ -32,6 +33,7 @@ from tests.waiting import wait_until
 
 TOPIC = "bench"
 _LOAD_S, _READY_S = 600.0, 180.0
+_HEAT_S = 6.0  # a JVM compiles what it is busy with
 _GIB = 1 << 30
 
 
@@ -101,6 +103,22 @@ CASES: dict[str, Callable[[ExitStack, Path, str], Pair]] = {
 }
 
 
+#: Whose cost is told as so many times whose.
+COMPARED = (
+    ("neve async", "neve none"),
+    ("neve sync", "neve none"),
+    ("Apache sync-master", "Apache alone"),
+    ("neve none", "Apache alone"),
+    ("neve sync", "Apache sync-master"),
+)
+FLUSHES = ("ASYNC_FLUSH", "SYNC_FLUSH")
+HEAD = (
+    f"{'sends/s':>24} {'sends/CPU-s of master':>24} {'master µs':>22} {'slave µs':>22} {'ack p50 µs':>22}"
+    f" {'ack p99 µs':>24}"
+)
+Costs = dict[tuple[int, str], list[Cost]]
+
+
 def is_ready(broker: str) -> bool:
     """Whether a message is acknowledged."""
     try:
@@ -155,43 +173,81 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--warm", type=float, default=4.0, help="seconds before the window")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of the window")
-    parser.add_argument("--sync-flush", action="store_true")
+    parser.add_argument("--warm", type=float, default=1.5, help="seconds before the window")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of the window")
+    parser.add_argument("--flush", action="append", choices=FLUSHES, help="default: both, one after the other")
     parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
     options = parser.parse_args()
-    flush = "SYNC_FLUSH" if options.sync_flush else "ASYNC_FLUSH"
-    costs: dict[tuple[int, str], list[Cost]] = defaultdict(list)
+    end_by_signal()
+    tables = [Table(flush, *measure_all(options, flush)) for flush in options.flush or FLUSHES]
+    for table in tables:
+        table.show()
+
+
+def measure_all(options: argparse.Namespace, flush: str) -> tuple[list[str], Costs]:
+    """All cases, side by side."""
+    cases, costs = options.case or list(CASES), defaultdict[tuple[int, str], list[Cost]](list)
     with tempfile.TemporaryDirectory(prefix="neve-bench-") as root, ExitStack() as stack:
-        cases = options.case or list(CASES)
         pairs = {case: stack.enter_context(started(case, Path(root), flush)) for case in cases}
         everybody = [one for pair in pairs.values() for one in (pair.master, pair.slave) if one is not None]
+        for case in cases:
+            if isinstance(pairs[case].master, ApacheServer):
+                measure(pairs[case], max(options.in_flight), _HEAT_S, 0.5)
         for turn in range(options.repeat):
             for in_flight in options.in_flight:
                 for case in cases if turn % 2 == 0 else reversed(cases):
                     settle(everybody)
                     cost = measure(pairs[case], in_flight, options.warm, options.seconds)
                     costs[in_flight, case].append(cost)
-                    print(f"  {in_flight:3} in flight  {case:20} {cost.per_second:10,.0f}/s", flush=True)
-    show(costs, flush)
+                    print(f"  {flush:11} {in_flight:3} in flight  {case:20} {cost.per_second:10,.0f}/s", flush=True)
+    return cases, costs
 
 
-def show(costs: dict[tuple[int, str], list[Cost]], flush: str) -> None:
-    """Medians."""
-    print(f"\n{SIZE} B, {flush}: medians")
-    print(
-        f"{'in flight':>9} {'case':20} {'sends/s':>10} {'master µs':>10} {'slave µs':>10} {'p50 µs':>8} {'p99 µs':>8}"
-    )
-    for (in_flight, case), found in sorted(costs.items(), key=lambda one: (one[0][0], list(CASES).index(one[0][1]))):
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Of one way to flush."""
 
-        def median(of: Callable[[Cost], float], found: list[Cost] = found) -> float:
-            return statistics.median(map(of, found))
+    flush: str
+    cases: list[str]
+    costs: Costs
 
-        print(
-            f"{in_flight:9} {case:20} {median(lambda one: one.per_second):10,.0f}"
-            f" {median(lambda one: one.master_us):10.1f} {median(lambda one: one.slave_us):10.1f}"
-            f" {median(lambda one: one.p50_us):8,.0f} {median(lambda one: one.p99_us):8,.0f}"
+    def show(self) -> None:
+        for in_flight in sorted({in_flight for in_flight, _ in self.costs}):
+            print(f"\n{SIZE} B, {self.flush}, {in_flight} in flight: median (lowest-highest)")
+            print(f"{'':20} {HEAD}")
+            for case in self.cases:
+                print(f"{case:20} {self._row(self.costs[in_flight, case])}")
+            for of, to in COMPARED:
+                if of in self.cases and to in self.cases:
+                    self._compare(of, to, self.costs[in_flight, of], self.costs[in_flight, to])
+            for case in self.cases:
+                found = [cost.slave_us / cost.master_us for cost in self.costs[in_flight, case]]
+                if any(found):
+                    print(f"  {case + ':':44} slave / master  CPU a message {spread(found)}")
+
+    def _row(self, found: list[Cost]) -> str:
+        def told(of: Callable[[Cost], float], places: int = 0) -> str:
+            return spread([of(cost) for cost in found], places)
+
+        return (
+            f"{told(lambda one: one.per_second):>24} {told(lambda one: 1e6 / one.master_us):>24}"
+            f" {told(lambda one: one.master_us, 1):>22} {told(lambda one: one.slave_us, 1):>22}"
+            f" {told(lambda one: one.p50_us):>22} {told(lambda one: one.p99_us):>24}"
         )
+
+    def _compare(self, of: str, to: str, ours: list[Cost], theirs: list[Cost]) -> None:
+        """Each turn with itself: what was busy besides was so for both."""
+        masters = [one.master_us / other.master_us for one, other in zip(ours, theirs, strict=True)]
+        both = [
+            (one.master_us + one.slave_us) / (other.master_us + other.slave_us)
+            for one, other in zip(ours, theirs, strict=True)
+        ]
+        print(f"  {of + ' / ' + to + ':':44} masters' CPU a message {spread(masters)}, with slaves {spread(both)}")
+
+
+def spread(values: list[float], places: int = 2) -> str:
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):,.{places}f} ({low:,.{places}f}-{high:,.{places}f})"
 
 
 if __name__ == "__main__":
