@@ -65,6 +65,9 @@ class ReplicaLog(Protocol):
     def replica_offset(self) -> int:
         """Where the next byte of the stream belongs: of an unfinished record there may be some already."""
 
+    def last_record(self, end: int) -> tuple[int, bytes] | None:
+        """The newest that ends at or below a record's start: where it begins, and its bytes. None: there is none."""
+
     def append_replica(self, data: bytes | memoryview, at: int) -> None:
         """Store the master's bytes. Raises LogMismatch or another StoreError; what was stored before stays."""
 
@@ -202,7 +205,7 @@ class HaClient:
             self._followed_epoch(),
         )
         if target.is_plain:
-            return PlainSession(local, own)
+            return PlainSession(local, own, replica.last_record)
         hello = replace(own, nonce=unique_name(self._entropy), answers="", master_epoch=target.master_epoch)
         return SlaveSession(
             local,

@@ -7,19 +7,21 @@ state       waits for     then
 GREETING    `told`        what the master says of itself, asked once the connection stands: it is compared with the log
                           that is here: `Cut`, and PARTING until that is done; else at once as after it
 PARTING     `parted`      `Attached`, and ATTACHING until it is kept which life of which master is followed
-ATTACHING   `attached`    where the own log ends asks for what comes next
-FOLLOWING   bytes         `Append`; then `stored` says what there is, and that is acknowledged
+ATTACHING   `attached`    where the own log's last record begins asks for that and what comes next
+FOLLOWING   bytes         that record has to be the own one; then `Append`; then `stored` says what there is, and that
+                          is acknowledged
 ENDED
 
 There are no epochs and no checks in this stream: a master that lost its tail goes on from wherever its slave asks, and
 the two logs differ from there on, unseen. So each of its lives is told from the one before, and where a new one began
-below the end of what is here, that is cut off first. Who asks for 0 gets the newest file: an empty log asks from 1 on,
-and the byte before it is 0x00, the highest of the first record's size.
+below the end of what is here, that is cut off first. Of a life that came and went meanwhile nobody tells: so the last
+record that is here has to be the master's, too. Who asks for 0 gets the newest file: an empty log asks from 1 on, and
+the byte before it is 0x00, the highest of the first record's size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
 
 import msgspec
@@ -90,11 +92,22 @@ def _measure(buffer: bytes, position: int, available: int) -> int:
     return _HEAD.size + int(size)
 
 
+#: Of a log's records the last one that ends at or below an offset: where it begins, and its bytes.
+LastRecord = Callable[[int], tuple[int, bytes] | None]
+
+
+class _AnotherLog(Exception):
+    """What has to be equal is not."""
+
+
 class PlainSession:
     """See the module."""
 
-    def __init__(self, local: Local, own: Hello) -> None:
+    def __init__(self, local: Local, own: Hello, last_record: LastRecord) -> None:
         self.state = SlaveState.GREETING
+        self._last_record = last_record
+        self._overlap, self._overlaps_to = b"", 0  # what has to come again first, and where the rest of it ends
+        self._master_begins_at = 0
         self.received = 0  # bytes of the log
         self._local, self._own = local, own
         self._next = -1  # where the next byte of the log belongs
@@ -137,6 +150,7 @@ class PlainSession:
             return []
         self._heard = now
         local, fault = self._local, unlike_stock(self._own, master)
+        self._master_begins_at = master.begin
         if fault is not None:
             self.state = SlaveState.ENDED
             return [End(f"this master is not followed: {fault.text}", fault)]
@@ -184,6 +198,12 @@ class PlainSession:
         self._heard = self._spoke = now
         if self._next == 0:
             self._next, self._lacks_first_byte = len(_FIRST_BYTE), True
+        elif self._end_of_log:
+            own = self._last_record(self._next)
+            if own is None or own[0] < self._master_begins_at:
+                text = f"the log ends at {self._next}, and of what lies below the master has nothing to compare"
+                return [self._end(text, Reason.GONE)]
+            self._overlaps_to, (self._next, self._overlap) = self._next, own
         return [Send(_REPORT.pack(self._next))]
 
     # -- the log
@@ -200,14 +220,33 @@ class PlainSession:
                     raise ProtocolError("bytes of a log that nobody has asked for")
                 if frame.offset != self._next:
                     raise ProtocolError(f"bytes at {frame.offset}, where {self._next} is next")
-                if frame.body:
-                    bodies.append(frame.body)
-                    self._next += len(frame.body)
+                body = frame.body
+                if self._next < self._overlaps_to:
+                    body = self._behind_overlap(body)
+                    if self._next == self._overlaps_to:
+                        actions.append(self._report(now))
+                if body:
+                    bodies.append(body)
+                    self._next += len(body)
+        except _AnotherLog as error:
+            return [self._end(str(error), Reason.MISMATCH)]
         except ProtocolError as error:
             end = self._end(f"the master broke the protocol: {error.remark}")
         if bodies:
             actions.append(self._append(bodies))
         return [*actions, end] if end is not None else actions
+
+    def _behind_overlap(self, body: memoryview) -> memoryview:
+        """What is new of it. Behind the record that has to come again lies at most the rest of a file."""
+        again = body[: self._overlaps_to - self._next]
+        expected, self._overlap = self._overlap[: len(again)], self._overlap[len(again) :]
+        if again[: len(expected)] != expected:
+            raise _AnotherLog(
+                f"the master's log is another one: it differs below {self._overlaps_to}, where this one ends: begin "
+                "with an empty directory"
+            )
+        self._next += len(again)
+        return body[len(again) :]
 
     def _append(self, bodies: list[memoryview]) -> Append:
         """What has been gathered of the log, as one."""

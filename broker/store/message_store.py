@@ -217,6 +217,11 @@ class MessageStore:
         """The highest place at or below an offset of the log to which it could be cut."""
         return min(self._log.record_start(physical_offset), self._end.appended)
 
+    def last_record(self, end: int) -> tuple[int, bytes] | None:
+        """The newest that ends at or below a place to which the log could be cut: where it begins, and its bytes."""
+        found = self._log.last_record_below(end)
+        return None if found is None else (decode_record(found).physical_offset, bytes(found))
+
     def truncate(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Path | None:
         """Cut a slave's log down to the begin of a record, and keep what is cut in the file that is returned.
 

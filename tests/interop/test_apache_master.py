@@ -137,7 +137,7 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
         commit(master, 20)
         wait_until(lambda: offsets_at(slave.broker)[f"{TOPIC}@{GROUP}"] == {0: 20}, "a group goes back", _CHANGE_S)
 
-        copies, originals = read(slave.broker, end), read(master.broker, end)
+        copies, originals = read(slave.broker, end)[:end], read(master.broker, end)[:end]  # delayed ones may come
         assert copies == originals
         assert len(copies) == end >= 330
 

@@ -119,7 +119,7 @@ def test_what_the_master_has_dropped_stock_clients_read_at_the_slave_and_engines
     with apache(tmp_path / "apache", **at_another_hour) as master, archiving(master, tmp_path / "neve") as slave:
         with Client(master.broker) as client:
             client.create_topic(TOPIC, QUEUES)
-        sent = java(master, "Produce", TOPIC, "async" if IS_LARGE else "sync", MESSAGES, "m")
+        sent = java(master, "Produce", TOPIC, "sync", MESSAGES, "m")
         assert len(sent) == MESSAGES
         fill(master, 2)
         ends, end = ends_of(master), catches_up(master)

@@ -224,6 +224,34 @@ def test_what_a_master_lost_in_a_power_cut_is_kept_aside_and_cut_off_and_the_log
     run(main())
 
 
+def test_a_master_that_lost_its_tail_and_was_started_twice_since_is_not_followed() -> None:
+    """Of the life in between nobody tells, and what it wrote is of the same sizes."""
+
+    async def main() -> None:
+        member, master = await master_with(100)
+        member.store.after_flush(member.store.flush())
+        cut = Member(A, member.disk.power_cut())
+        member.put(20)
+        slave = Follower(Member(B), master)
+        async with slave.follows():
+            await slave.caught_up()
+        cut.store.lead()
+        cut.put(3)  # as before; what follows is other bytes
+        cut.put(40)
+        await master.restart(cut.store)
+        end, again = slave.member.store.max_physical_offset, Follower(slave.member.restarted(), master)
+        again.life = slave.life
+        assert master.end_at_start > end
+        async with again.follows():
+            await until(lambda: again.client.trouble is not None)
+        assert again.client.trouble is not None
+        assert again.client.trouble.reason == "log-mismatch"
+        assert again.member.store.max_physical_offset == end
+        await master.stop()
+
+    run(main())
+
+
 def test_a_master_that_does_not_say_what_it_is_is_sent_nothing_and_asked_again() -> None:
     async def main() -> None:
         _, master = await master_with(10)

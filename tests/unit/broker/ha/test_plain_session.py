@@ -43,8 +43,14 @@ def master(life: Life = LIFE, *, begin: int = 0, end: int = 1000, **settings: st
     return StockMaster(life=life, begin=begin, end=end, ha_address="m:10912", settings=SETTINGS | settings)
 
 
+LAST = b"the last.."
+
+
 def asking(begin: int, end: int, own: Hello | None = None) -> PlainSession:
-    session = PlainSession(Local(begin, end, (), 0, 0), own or hello())
+    """Of a log that ends with LAST, wherever it is cut."""
+    session = PlainSession(
+        Local(begin, end, (), 0, 0), own or hello(), lambda at: (at - len(LAST), LAST) if at > begin else None
+    )
     assert session.start(0.0) == [AskMaster()]
     return session
 
@@ -53,6 +59,8 @@ def following(begin: int = 0, end: int = 0, of: StockMaster | None = None) -> Pl
     session = asking(begin, end)
     assert session.told(of or master(), LIFE if end else None, 0.0) == [Attached(0)]
     session.attached(end, 0.0)
+    if end:
+        assert session.receive_data(frame(end - len(LAST), LAST), 0.0) == [Send(pack(">q", end))]
     return session
 
 
@@ -93,11 +101,37 @@ def test_an_empty_log_under_a_master_that_has_deleted_files_begins_with_its_lowe
     assert copied(session.receive_data(frame(300, b"ab"), 0.0)) == [Append(300, b"ab")]
 
 
-def test_a_log_goes_on_where_it_ends() -> None:
-    session = asking(100, 700)
-    assert session.told(master(), LIFE, 0.0) == [Attached(0)]
-    assert session.attached(700, 0.0) == [Send(pack(">q", 700))]
-    assert copied(session.receive_data(frame(700, b"ab"), 0.0)) == [Append(700, b"ab")]
+def joined(end: int, own: tuple[int, bytes] | None, of: StockMaster | None = None) -> tuple[PlainSession, list[Action]]:
+    session = PlainSession(Local(100, end, (), 0, 0), hello(), lambda at: own)
+    session.start(0.0)
+    assert session.told(of or master(), LIFE, 0.0) == [Attached(0)]
+    return session, session.attached(end, 0.0)
+
+
+def test_a_log_goes_on_where_it_ends_once_its_last_record_has_come_again() -> None:
+    session, asked = joined(700, (680, b"record"))
+    assert asked == [Send(pack(">q", 680))]
+    assert session.receive_data(frame(680, b"rec") + frame(683), 0.0) == []
+    assert session.receive_data(frame(683, b"ord") + frame(686, b"rest"), 0.0) == [], "behind it a file ends"
+    actions = copied(session.receive_data(frame(690, b"..........ab"), 0.0))
+    assert actions == [Send(pack(">q", 700)), Append(700, b"ab")]
+    assert session.received == 2
+
+
+def test_a_master_whose_log_is_another_below_the_end_of_this_one_is_not_followed() -> None:
+    """It lost its tail, wrote on, and was started once more: its log ended above this one's then."""
+    session, _ = joined(700, (680, b"record" + b"x" * 14))
+    session.receive_data(frame(680, b"record"), 0.0)
+    assert ended(session.receive_data(frame(686, b"y" * 20), 0.0)) == Reason.MISMATCH.value
+    assert session.is_ended
+    assert session.receive_data(frame(706, b"more"), 0.0) == []
+
+
+@pytest.mark.parametrize("own", [None, (290, b"x" * 10)], ids=["no record is left", "the master has dropped it"])
+def test_a_log_of_which_the_master_has_nothing_is_not_continued(own: tuple[int, bytes] | None) -> None:
+    session, asked = joined(700, own, master(begin=300))
+    assert ended(asked) == Reason.GONE.value
+    assert session.is_ended
 
 
 # -- a master that lost its tail
@@ -107,8 +141,8 @@ def test_what_a_restarted_master_no_longer_has_is_cut_off_before_it_is_asked_for
     session = asking(0, 800)
     assert session.told(master(replace(LIFE, boot_ms=LIFE.boot_ms + 1)), LIFE, 0.0) == [Cut(500)]
     assert session.parted(480) == [Attached(0)]
-    assert session.attached(480, 0.0) == [Send(pack(">q", 480))]
-    assert copied(session.receive_data(frame(480, b"ab"), 0.0)) == [Append(480, b"ab")]
+    assert session.attached(480, 0.0) == [Send(pack(">q", 470))]
+    assert copied(session.receive_data(frame(470, LAST + b"ab"), 0.0)) == [Send(pack(">q", 480)), Append(480, b"ab")]
 
 
 def test_a_life_that_ended_where_the_one_before_did_is_another_all_the_same() -> None:
