@@ -33,7 +33,7 @@ class _File(NamedTuple):
 def files(data: Path) -> Iterator[dict[str, Any]]:
     """What each holds."""
     for path, epoch, start, end in _files(data):
-        topics = Counter(record.topic for record in _records(path))
+        topics = Counter(record.topic for record in records(path))
         yield {
             "file": path.name,
             "epoch": epoch,
@@ -47,7 +47,7 @@ def files(data: Path) -> Iterator[dict[str, Any]]:
 def lines(data: Path) -> Iterator[str]:
     """Its messages, but for those in the servers' own topics."""
     for path, *_ in _files(data):
-        for record in _records(path):
+        for record in records(path):
             if not is_system_topic(record.topic):
                 yield to_line(message_from_record(record, ""), "auto")
 
@@ -59,7 +59,7 @@ def _files(data: Path) -> list[_File]:
     return sorted(named, key=lambda one: (one.start, one.epoch, one.path))
 
 
-def _records(path: Path) -> Iterator[MessageRecord]:
+def records(path: Path) -> Iterator[MessageRecord]:
     """Raises Failure where it is not as it was written."""
     view, position = memoryview(path.read_bytes()), 0
     while position < len(view):

@@ -395,8 +395,8 @@ def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
 def _kept(history: _History) -> Iterator[Violation]:
     for kept in history.kept:
         sent = history.by_key.get(kept.key)
-        if sent is None or not kept.is_cut or sent.may_repeat or not _is_plain(sent):
-            continue
+        if sent is None or kept.cut_from != sent.topic or sent.may_repeat or not _is_plain(sent):
+            continue  # a copy in a retry topic is another message
         if history.copies[sent.topic, sent.key]:
             yield Violation("kept", f"{kept.where} has {kept.key}, and so has the set")
 

@@ -176,7 +176,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
 
     key: str
     where: str
-    is_cut: bool = True  # off its log, because the master has it not; else it went with the whole disk
+    cut_from: str = ""  # the topic of the record that was cut off; "" where it went with the whole disk
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):

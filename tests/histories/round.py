@@ -20,7 +20,11 @@ from typing import TypeVar
 import msgspec
 
 from neve import NeveError
+from neve.cli.diverged import records
+from neve.cli.failures import Failure
 from neve.client import PullStatus
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
 from tests.histories.archive import ArchiveReader
 from tests.histories.clients import QUEUES, Work, key_of, now_ms
 from tests.histories.faults import Fault
@@ -53,7 +57,6 @@ from tests.waiting import until
 
 T = TypeVar("T")
 _KEYS = re.compile(rb"KEYS\x01([^\x01\x02]+)")
-_AWAY = ", which was put away"
 _CHUNK = 1 << 20
 _ZEROS = 20  # digits of a log file's name
 
@@ -95,7 +98,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *
             await rest.rested()
             work.failed()
             await _Reading(place, work, history, rest).read()
-        except (NeveError, TimeoutError) as error:
+        except (NeveError, TimeoutError, Failure) as error:
             history.append(BrokenOff(why=f"{type(error).__name__}: {error}"))
         finally:
             await work.close()
@@ -176,10 +179,10 @@ class _Rest:
                     result = await client.pull(topic, queue, offset)
                     self._come |= {key_of(message.body) for message in result.messages}
                     self._read_to[topic, queue] = result.next_offset
-        except NeveError:
+            lacking = self._wanted(topics) - self._come
+            return lacking <= {kept.key for kept in diverged(self._place.brokers)}
+        except (NeveError, Failure):
             return False
-        lacking = self._wanted(topics) - self._come
-        return lacking <= set(diverged(self._place.brokers))
 
     def _wanted(self, topics: tuple[str, ...]) -> set[str]:
         return {
@@ -284,13 +287,18 @@ class _Reading:
             self._history.append(Dropped(member=member, below=log_start(brokers.log_files[member])))
 
     async def _topics(self) -> None:
-        queues = {}
-        for topic in {one.topic for one in self._history if isinstance(one, (TopicMade, TopicGone))}:
-            try:
-                queues[topic] = (await self._work.client.topic_config(topic)).write_queues
-            except NeveError:
-                continue  # it is not there
-        self._history.append(Topics(queues=queues))
+        topics = {one.topic for one in self._history if isinstance(one, (TopicMade, TopicGone))}
+        found = {topic: await self._answered(partial(self._queues, topic)) for topic in sorted(topics)}
+        self._history.append(Topics(queues={topic: queues for topic, queues in found.items() if queues}))
+
+    async def _queues(self, topic: str) -> int:
+        """0: it is not there."""
+        try:
+            return (await self._work.client.topic_config(topic)).write_queues
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                return 0
+            raise
 
     async def _logs(self) -> None:
         """What all members have, from where the last round has looked."""
@@ -304,26 +312,31 @@ class _Reading:
         self._place.log_read_to = end
 
     def _diverged(self) -> None:
-        found = diverged(self._place.brokers)
-        for key, where in sorted(found.items()):
-            self._history.append(Kept(key=key, where=where, is_cut=not where.endswith(_AWAY)))
+        self._history += diverged(self._place.brokers)
 
 
-def diverged(brokers: BrokerSet) -> dict[str, str]:
-    """The keys of the messages that members cut off their logs, or took with them, and where they are."""
-    found: dict[str, str] = {}
+def diverged(brokers: BrokerSet) -> list[Kept]:
+    """The messages that members cut off their logs, or took with them, and where they are."""
+    found: list[Kept] = []
     for member in MEMBERS:
         for path in sorted((brokers.data(member) / "diverged").glob("*.log")):
-            found |= dict.fromkeys(_keys_in(path, path.stat().st_size), f"{member}'s {path.name}")
+            where = f"{member}'s {path.name}"
+            found += [Kept(key=key, where=where, cut_from=topic) for topic, key in _cut_off(path, path.stat().st_size)]
     for disk in brokers.put_away:
         for path in [*_log_files(disk / "commitlog"), *disk.glob("diverged/*.log")]:
-            found |= dict.fromkeys(_keys_in(path, path.stat().st_size), f"{disk.name}{_AWAY}")
+            found += [Kept(key=key, where=disk.name) for key in _keys_in(path)]
     return found
 
 
 @cache
-def _keys_in(path: Path, _size: int) -> list[str]:
-    """Asked often, of files that don't change any more."""
+def _cut_off(path: Path, _size: int) -> list[tuple[str, str]]:
+    """Topic and key of each message in it; asked often, of files that don't change any more."""
+    return [(record.topic, key) for record in records(path) if (key := record.properties.get("KEYS"))]
+
+
+@cache
+def _keys_in(path: Path) -> list[str]:
+    """In a log that ends somewhere."""
     return [key.decode(errors="replace") for key in _KEYS.findall(path.read_bytes())]
 
 

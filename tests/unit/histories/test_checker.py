@@ -37,6 +37,7 @@ from tests.histories.history import (
 SYNC = Promise(keeps_acknowledged=True)
 ASYNC = Promise(keeps_acknowledged=False)
 HEALED = 100_000
+CUT = Kept(key="p-5", where="a's diverged/1-0-9.log", cut_from="t")
 ROW = Archived(topic="t", queue=0, offset=4, key="p-5")
 SERVES = Serves(what="p is acknowledged", at=HEALED + 5_000)
 
@@ -175,7 +176,7 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("the archive has one twice", "archive", lambda h: [*h, ROW]),
     ("the archive lacks one", "archive", lambda h: without(h, ROW)),
     ("the archive has what the set has not", "archive", lambda h: [*h, replace(ROW, offset=5, key="p-4")]),
-    ("a member cut off what the set has", "kept", lambda h: [*h, Kept(key="p-2", where="a's diverged/1-0-9.log")]),
+    ("a member cut off what the set has", "kept", lambda h: [*h, replace(CUT, key="p-2")]),
     ("a member's log differs", "logs",
      lambda h: changed(h, LogPart(member="c", start=0, end=9_000, digest="d"), digest="e")),
     ("nobody reads a queue", "blind", lambda h: without(h, SHORTER[0])),
@@ -241,10 +242,10 @@ def test_while_the_machine_stood_still_nobody_had_to_serve() -> None:
 
 
 def test_what_went_with_a_disk_or_was_sent_again_may_be_in_the_set() -> None:
-    gone = Kept(key="p-2", where="a's disk", is_cut=False)
     repeated = changed(whole(), LAST, may_repeat=True)
-    assert kinds([*whole(), gone]) == set()
-    assert kinds([*repeated, Kept(key="p-5", where="a's diverged/1-0-9.log")]) == set()
+    assert kinds([*whole(), Kept(key="p-2", where="a's disk")]) == set()
+    assert kinds([*whole(), replace(CUT, key="p-2", cut_from="%RETRY%g")]) == set()
+    assert kinds([*repeated, CUT]) == set()
 
 
 def test_in_async_what_is_lost_lies_elsewhere() -> None:
