@@ -357,8 +357,11 @@ class ReplicasManager:
 
     @property
     def registered_as(self) -> int | None:
-        """The id for the name servers: 0 of who leads; None: they are not told."""
-        if self._role.is_master:
+        """The id for the name servers: 0 of who leads; None: they are not told.
+
+        A slave of Apache's hears of its master's HA port from them alone, and its master may lead with it only.
+        """
+        if self._role.is_master or (self._stream.admits_stock and self._confirming is not None):
             return 0
         return None if self._role.current is Role.FENCED else self.member.broker_id
 
@@ -654,6 +657,8 @@ class ReplicasManager:
                 now=self._with_archive,
             )
         )
+        if self._stream.admits_stock:
+            self._books.roles_changed()
         if not self._is_settled:
             self._spawn("settle-archive", partial(self._settle, confirming))
         self.confirmed(confirming.value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.wire import Client, Refused
+from bench.wire import SEND_V2, Client, Refused, send_ext
 from neve.remoting.body import lenient_loads
 from tests.interop.test_controller import mqadmin_says
 from tests.servers.mixed_set import NAME, Broker, MixedSet, assert_same_logs, end_of
@@ -18,6 +18,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 TOPIC, GROUP = "orders", "billing"
+_END_TRANSACTION, _PREPARED, _COMMIT = 37, 4, 8
 _UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _TOPIC_CONFIG = 15, 43, 200, 351
 _CHANGE_S = 90.0
 
@@ -81,16 +82,12 @@ class Sent:
         self._tried = 0
 
     def go_on(self, count: int) -> None:
-        """By whoever is master."""
+        """By whoever is master. One that is refused, as a slave has just connected anew, is followed by another."""
         master = self._brokers.master
-        wait_until(lambda: self._first(master), "the master takes messages", _CHANGE_S)
-        with Client(master.broker, timeout=10) as client:
-            for _ in range(count):
-                body = self._next()
-                client.send(TOPIC, 0, body)
-                self.acknowledged.append(body)
+        for _ in range(count):
+            wait_until(partial(self._send, master), "the master takes messages", _CHANGE_S)
 
-    def _first(self, master: Broker) -> bool:
+    def _send(self, master: Broker) -> bool:
         body = self._next()
         if takes(master, body):
             self.acknowledged.append(body)
@@ -304,3 +301,59 @@ def test_mqadmins_verbs_for_sets_print_what_is_so_of_a_set_of_both_kinds(tmp_pat
         assert brokers.master is other
         sent.go_on(10)
         sent.assert_kept()
+
+
+def send_half(member: Broker, body: bytes, key: str) -> dict[str, str]:
+    """What an END_TRANSACTION of it says."""
+    properties = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01{key}\x02"
+    with Client(member.broker) as client:
+        told = client.ask(SEND_V2, {**send_ext(TOPIC, 0, properties), "f": _PREPARED}, body).extFields
+    place = int(told["msgId"][16:], 16)
+    return {"producerGroup": "p", "tranStateTableOffset": told["queueOffset"], "commitLogOffset": str(place),
+            "fromTransactionCheck": "false", "msgId": key, "transactionId": key}  # fmt: skip
+
+
+def has(member: Broker, wanted: set[bytes]) -> bool:
+    return wanted <= set(bodies(member))
+
+
+def commit_half(member: Broker, ended: dict[str, str]) -> bool:
+    try:
+        with Client(member.broker) as client:
+            return client.invoke(_END_TRANSACTION, {**ended, "commitOrRollback": _COMMIT}).code == 0
+    except OSError:
+        return False
+
+
+def test_what_waits_under_a_master_of_one_kind_comes_under_one_of_the_other(tmp_path: Path) -> None:
+    """Delayed messages and open transactions: each comes, and what was committed before comes once."""
+    with MixedSet(tmp_path, neves=1, apaches=1) as brokers:
+        apache, neve = brokers.members
+        create_topic(brokers)
+        sent = Sent(brokers)
+        for former, following in ((apache, neve), (neve, apache)):
+            name = b"apache" if former is apache else b"neve"
+            sent.go_on(5)
+            with Client(former.broker) as client:
+                for number in range(3):
+                    client.send(TOPIC, 0, b"delayed at %b %d" % (name, number), "DELAY\x014\x02")
+            early, late = (
+                send_half(former, b"%b at %b" % (when, name), f"K{when!r}{name!r}") for when in (b"early", b"late")
+            )
+            assert commit_half(former, early)
+            if former is apache:  # told to follow it would first wait 90 s for its own check of transactions
+                former.kill()
+                brokers.master_after(former)
+                former.start()
+            else:
+                elect(brokers, following)
+            sent.go_on(5)
+            wait_until(partial(commit_half, following, late), "the transaction is committed", _CHANGE_S)
+            wanted = {b"delayed at %b %d" % (name, number) for number in range(3)}
+            wanted |= {b"early at %b" % name, b"late at %b" % name}
+            wait_until(partial(has, following, wanted), "what waited has come", _CHANGE_S)
+            brokers.wait_until_in_sync(*brokers.members)
+            assert_same_logs(following, former)
+        found = bodies(brokers.master)
+        assert [found.count(b"early at %b" % name) for name in (b"apache", b"neve")] == [1, 1]
+        assert "Traceback" not in neve.log()
