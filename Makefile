@@ -64,7 +64,7 @@ histories: setup ## kills, freezes and cut links on a real broker set, and what 
 	for mode in $(MODES); do $(BIN)/python -m tests.histories.run --mode $$mode --rounds $(ROUNDS) --seed $(SEED) || exit 1; done
 
 beside-apache: setup ## 200,000 messages of a stock producer at an Apache master, archived by neve beside it, read cold and by Spark
-	NEVE_BESIDE_APACHE=200000 $(BIN)/pytest -o timeout=0 tests/interop/test_beside_apache.py
+	NEVE_BESIDE_APACHE=200000 $(BIN)/pytest -o timeout=0 -o faulthandler_timeout=0 tests/interop/test_beside_apache.py
 
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
 	$(BIN)/python -m tests.servers.go_build minio

@@ -27,10 +27,12 @@ from neve.archive.journal import MalformedEntry, NewerFormat
 from neve.archive.keys import NameTooLong
 from neve.archive.state import StateTooLarge
 from tiered.journal.errors import ArchiveRefused, Fenced
-from tiered.journal.writer import GoOnFrom, JournalWriter, Proof
+from tiered.journal.writer import WAY_OUT, GoOnFrom, JournalWriter, Proof
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
 from tiered.write.own_range import is_archive_of
+
+_WAY_OUT_OF_A_SLAVE = "bring that data directory back, or give storeUrl a prefix of this slave's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
             cluster=config.broker_cluster_name,
             checkpoint_entries=config.journal_checkpoint_entries,
             proof=None if local.broker_set is None else _proof(local),
+            way_out=WAY_OUT if local.followed is None else _WAY_OUT_OF_A_SLAVE,
         )
         if local.broker_set is not None:
             await in_thread(journal.attach_following)

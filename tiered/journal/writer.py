@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 
 _ALONE = 0  # the master epoch of a broker that is in no set
+#: Of an archive that is another data directory's.
+WAY_OUT = "bring that data directory back, use --restore-from with an empty one, or use another brokerName"
 _NO_MASTER = "this member is not the master of its set"
 # Whether the own log is the one that an archive is of, by what both hold; None: they have nothing in common.
 Proof = Callable[[Catalog], bool | None]
@@ -81,8 +83,9 @@ class JournalWriter:
         checkpoint_entries: int = CHECKPOINT_ENTRIES,
         entropy: Entropy = system_entropy,
         proof: Proof | None = None,
+        way_out: str = WAY_OUT,
     ) -> None:
-        """`proof`: a member of a broker set has one."""
+        """`proof`: a member of a broker set has one. `way_out`: where the archive is another data directory's."""
         self.store, self.prefix, self.broker = store, prefix, broker
         self._cluster, self._entropy = cluster, entropy
         copy = LocalJournal(local, disk)
@@ -90,7 +93,7 @@ class JournalWriter:
         self._known = KnownArchive(copy, self._tail.catalog, broker, log_uuid)
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._state = JournalState()
-        self._proof = proof
+        self._proof, self._way_out = proof, way_out
         self._told_uuids: deque[str] = deque(maxlen=1)  # by the master that is followed; told on the loop, taken here
         self._proved_in: tuple[int | None, str] | None = None  # role and log
         self._promoted_at = 0  # where the log ended then
@@ -377,10 +380,7 @@ class JournalWriter:
             )
 
     def _refusal(self, high: int) -> str:
-        return (
-            f"archive of broker {self.broker} reaches {high} and belongs to another data directory: "
-            "bring that data directory back, use --restore-from with an empty one, or use another brokerName"
-        )
+        return f"archive of broker {self.broker} reaches {high} and belongs to another data directory: {self._way_out}"
 
     def _go_on_from(self, identity: Identity | None, log_end: int, *, is_copy: bool = False) -> GoOnFrom:
         high = max(self.catalog.intent_end, identity.high if identity else 0)

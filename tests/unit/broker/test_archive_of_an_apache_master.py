@@ -22,6 +22,7 @@ from broker.ha import stock_reach
 from infra.disk import RealDisk
 from infra.remoting_server import Connection
 from infra.startup import StartupError
+from lifecycle.safe_clock import SafeClock
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running, send
@@ -66,9 +67,10 @@ def options(root: Path, front: Front) -> list[str]:
 
 @asynccontextmanager
 async def archiving(
-    root: Path, front: Front, directory: str = "slave"
+    root: Path, front: Front, directory: str = "slave", *, ttl: str = "0"
 ) -> AsyncIterator[tuple[BrokerController, Connection]]:
-    async with running(root / directory, *options(root, front)) as (slave, connection):
+    own = [*options(root, front), f"defaultTtlHours={ttl}"]
+    async with running(root / directory, *own) as (slave, connection):
         yield slave, connection
 
 
@@ -291,6 +293,32 @@ def test_a_topic_that_has_begun_again_at_its_master_is_archived_no_more_and_the_
     run(scenario)
 
 
+def test_a_ttl_hides_and_records_no_more_than_what_may_be_archived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An offset that the master gives again must not have expired in the journal."""
+
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=IN_A_FILE + 5, lost=0) as (front, source, _theirs):
+            front.source, front.ha.store = source, source.store
+            async with archiving(tmp_path, front, ttl="1") as (slave, connection):
+                await caught_up(slave, front)
+                assert isinstance(slave.archive, Archive)
+                expire, catalog = slave.archive.lifecycle.expire, slave.archive.journal.catalog
+                later = slave.clock.now_ms() + 2 * 3_600_000
+                monkeypatch.setattr(SafeClock, "now_ms", lambda _self, _store=None: later)
+                await asyncio.to_thread(expire.run)
+                assert (catalog.recorded_minimum("t", 0), slave.store.min_offset("t", 0)) == (0, 0)
+                assert await looked(slave) == FILE_SIZE
+                await offload(slave)
+                await asyncio.to_thread(expire.run)
+                assert catalog.recorded_minimum("t", 0) == slave.store.min_offset("t", 0) == IN_A_FILE
+                assert not catalog.objects("t")
+                await is_served(connection, IN_A_FILE, IN_A_FILE + 5, source)
+
+    run(scenario)
+
+
 def test_a_log_that_is_older_than_its_archive_archives_nothing(tmp_path: Path) -> None:
     """A copy of the data directory, put back: whether the master still has what is archived nobody can tell."""
 
@@ -353,7 +381,7 @@ def test_the_log_is_not_cut_before_it_is_written_down_that_it_is_archived_no_mor
 def test_a_second_slave_does_not_write_into_the_archive_of_the_first(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=2, lost=0) as (front, _, _connection), archiving(tmp_path, front):
-            with pytest.raises(StartupError, match="belongs to another data directory"):
+            with pytest.raises(StartupError, match=r"belongs to another data directory: .* prefix of this slave's own"):
                 async with archiving(tmp_path, front, "second"):
                     raise AssertionError
 
