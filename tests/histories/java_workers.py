@@ -66,7 +66,8 @@ class JavaWorkers:
         await self._ask("stop")
 
     async def end(self) -> None:
-        """Groups are left."""
+        """Groups are left; nothing is sent, also where the round broke off."""
+        await self._ask("stop")
         await self._ask("end")
 
     async def _ask(self, *words: object) -> None:
