@@ -211,6 +211,11 @@ class ReceivedBytes:
         """Bytes that belong to no frame yet that was given out."""
         return len(self._buffer) - self._position + sum(map(len, self._chunks))
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is held."""
+        return not self._chunks and self._position == len(self._buffer)
+
     def receive(self, data: bytes) -> None:
         if self._missing > len(data):
             self._chunks.append(data)
@@ -250,6 +255,13 @@ class SlaveFrames:
     def held(self) -> int:
         """Bytes that wait for the rest of their frame."""
         return self._bytes.held
+
+    def only_report(self, data: bytes) -> Ack | None:
+        """What nearly all reads bring: one SYNCED, and nothing else. None: see `receive_data`."""
+        if len(data) != _SYNCED.size or not self._bytes.is_empty:
+            return None
+        word, end, synced = _SYNCED.unpack(data)
+        return Ack(end, synced) if word == SYNCED and 0 <= synced <= end else None
 
     def receive_data(self, data: bytes) -> Iterator[SlaveFrame]:
         """The frames that these bytes end, one at a time: those before a fault are whole."""

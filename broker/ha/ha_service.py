@@ -38,6 +38,13 @@ _WRITE_HIGH_WATER = 1 << 20
 _HANDSHAKE_S = 10.0
 
 
+CallSoon = Callable[[Callable[[], object]], object]
+
+
+def _not_leading(call: Callable[[], object]) -> None:
+    raise AssertionError("nothing is sent by who does not lead")
+
+
 class HaEvents(Protocol):
     """What a master's broker does with what its slaves say. Called on the loop; nothing of it waits."""
 
@@ -96,6 +103,7 @@ class HaService:
         self._links: dict[_Link, None] = {}  # the oldest first
         self._by_member: dict[int, _Link] = {}
         self._sending = False
+        self._call_soon: CallSoon = _not_leading  # kept: to ask which loop runs is a call of the system each time
         self.leadership: Leadership | None = None
         self.refused: Counter[str] = Counter()  # by reason
 
@@ -136,6 +144,7 @@ class HaService:
         """This member is the master from now on."""
         self.stop_leading()
         self.leadership = leadership
+        self._call_soon = asyncio.get_running_loop().call_soon
 
     def stop_leading(self) -> None:
         """It is not any more: all connections are closed, and what they say counts no more."""
@@ -155,7 +164,7 @@ class HaService:
         self._tell(leadership, before)
         if self._by_member and not self._sending:
             self._sending = True
-            asyncio.get_running_loop().call_soon(self._send)
+            self._call_soon(self._send)
 
     def _send(self) -> None:
         self._sending = False
@@ -238,7 +247,7 @@ class _Link:
     """One connection; an asyncio protocol by shape."""
 
     def __init__(self, service: HaService) -> None:
-        self._service = service
+        self._service, self._loop = service, asyncio.get_running_loop()
         self._leadership: Leadership | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -298,7 +307,7 @@ class _Link:
     # -- the service's side
 
     def _wake_in(self, delay: float) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         if self._timer is not None:
             if self._timer.when() <= loop.time() + delay:
                 return
@@ -324,7 +333,7 @@ class _Link:
         session = self.session
         if session is None or self._paused or self._fetcher is not None or not session.has_more:
             return
-        loop, now = asyncio.get_running_loop(), self._service.clock.monotonic()
+        loop, now = self._loop, self._service.clock.monotonic()
         delay = session.may_send_at(now) - now
         if delay > 0:
             if self._later is None:

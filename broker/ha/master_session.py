@@ -202,6 +202,8 @@ class MasterSession:
         if self.is_ended:
             return []
         self._heard = now
+        if self.state is MasterState.STREAMING and (report := self._frames.only_report(data)) is not None:
+            return [Reported(report.end, report.synced)]
         actions = list[Action]()
         reported: Reported | None = None
         try:

@@ -237,3 +237,37 @@ def test_a_hello_of_a_later_format_is_read_with_what_it_has_besides() -> None:
     (hello,) = SlaveFrames().receive_data(frames._encode_letters(frames.HELLO, body))
     assert isinstance(hello, Hello)
     assert hello.format == 2
+
+
+def test_a_report_that_comes_alone_is_the_one_that_any_reader_would_read() -> None:
+    report = encode_ack(70, 30)
+    assert SlaveFrames().only_report(report) == Ack(70, 30) == next(SlaveFrames().receive_data(report))
+    reader = SlaveFrames()
+    for _ in range(3):
+        assert reader.only_report(report) == Ack(70, 30)
+        assert list(reader.receive_data(report)) == [Ack(70, 30)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode_ack(70),
+        encode_ack(70) + encode_ack(71)[:8],
+        encode_ack(70, 30) * 2,
+        struct.pack(">iqq", frames.SYNCED, 30, 70),
+        struct.pack(">iqq", frames.SYNCED, 30, -1),
+        struct.pack(">iqq", 7, 70, 30),
+    ],
+)
+def test_whatever_else_comes_is_read_the_other_way(data: bytes) -> None:
+    assert SlaveFrames().only_report(data) is None
+
+
+@pytest.mark.parametrize("cut", [1, 4, 12, 19])
+def test_the_rest_of_a_frame_is_no_report_of_its_own(cut: int) -> None:
+    """Whatever length it has."""
+    report, reader = encode_ack(70, 30), SlaveFrames()
+    assert list(reader.receive_data(report[:cut])) == []
+    rest = report[cut:] + report[:cut]
+    assert reader.only_report(rest) is None
+    assert list(reader.receive_data(rest)) == [Ack(70, 30)]
