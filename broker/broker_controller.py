@@ -819,7 +819,7 @@ class BrokerController:
             Step("free ports", self._check_ports),
             Step("directory", self._check_directory),
             Step("promotion", self._check_promotion),
-            Step("log", lambda: run(self._recover_log), lambda: run(self.store.shutdown)),
+            Step("log", lambda: run(self._open_log), lambda: run(self.store.shutdown)),
             Step("tables", lambda: run(self._load_tables)),
             Step("archive", self._open_archive, lambda: self.archive.shutdown()),  # noqa: PLW0108 - made by the step
             Step("positions", self._settle_positions),
@@ -860,6 +860,14 @@ class BrokerController:
             own = config.broker_cluster_name, config.broker_name, "{}:{}".format(*self.address)
             await self.promotion.check(MasterApi(config), own, config.name_servers)
             self._promotes = True
+
+    def _open_log(self) -> None:
+        """A start that goes no further leaves nothing locked."""
+        try:
+            self._recover_log()
+        except BaseException:
+            self.store.shutdown()
+            raise
 
     def _recover_log(self) -> None:
         replicas, slave = self.replicas, self.plain_slave

@@ -32,6 +32,8 @@ from neve.remoting.names import RETRY_PREFIX
 log = logging.getLogger(__name__)
 
 GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
+# A check point is written after the time that it names.
+_WRITTEN_WITHIN_MS = 2000
 # Behind what the group has passed: a check point that waits by the timers' poll may have come there by the groups'.
 _LOOK_BACK = 4096
 _CHECK_POINT, _ACKS = "ck", ("ack", "bAck")
@@ -116,12 +118,12 @@ def not_acknowledged(
         elif found is not None:
             pop, offsets = found
             acknowledged.setdefault(pop, set()).update(offsets)
-    out, handed_out = dict[tuple[Key, int], Out](), dict[Key, int]()
+    out, handed_out, since = dict[tuple[Key, int], Out](), dict[Key, int](), _asked_ms(store, poll) - _WRITTEN_WITHIN_MS
     for pop, (check_point, place) in check_points.items():
         if pop in passed:
             continue
         key = (check_point.group, check_point.topic, check_point.queue_id)
-        if place >= poll.asked_at:
+        if place >= poll.asked_at and check_point.pop_time >= since:  # else the poll tells, also that it was set back
             handed_out[key] = max(handed_out.get(key, 0), max(check_point.offsets, default=-1) + 1)
         for one in _out(store, check_point, key, acknowledged.get(pop, set())):
             known = out.get((key, one.offset))
@@ -153,6 +155,13 @@ def sort_out(
         # a group that was set back gets what lies above again, as new
         found.append((key, following, [one for one in out if one[0] < following]))
     return sorted(found, key=lambda one: one[0])
+
+
+def _asked_ms(store: MessageStore, poll: LastPoll) -> int:
+    """The store time where the master's log ended when it was asked."""
+    raw = next(store.records_from(poll.asked_at - 1), None)
+    last = None if raw is None else decode_record(raw)
+    return 0 if last is None or last.physical_offset >= poll.asked_at else last.store_timestamp
 
 
 def _records(

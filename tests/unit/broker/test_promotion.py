@@ -435,6 +435,28 @@ def test_what_is_popped_and_not_acknowledged_is_out_and_the_rest_is_not(tmp_path
     run(scenario)
 
 
+def test_a_group_that_was_set_back_before_the_poll_is_not_sent_on_by_a_check_point_that_comes_late(
+    tmp_path: Path,
+) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        revive(store, "ck", check_point(0, NOW_MS - 60_000, 3), None)  # its copy, behind the poll
+        front.timers = (READ_MS, 0)
+        front.offsets = json.dumps({"offsetTable": {"t@g": {"0": 1}}})
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            path = copy.root / "config" / "lastPoll.json"
+            value = json.loads(path.read_bytes())
+            value["poll"].update(askedAt=value["poll"]["askedAt"] - 1)  # the check point ends above
+            path.write_text(json.dumps(value))
+            async with copy.promoted() as (broker, _):
+                queue = broker.pops.find("g", "t", 0)
+                assert queue is not None
+                assert (queue.next_offset, list(queue.flights)) == (1, [0])
+
+    run(scenario)
+
+
 def test_what_came_back_behind_the_poll_does_not_come_back_again(tmp_path: Path) -> None:
     pop_time = NOW_MS - 60_000
 
