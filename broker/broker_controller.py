@@ -450,6 +450,7 @@ class BrokerController:
             transactions=self.transactions,
             book=self.pops,
             offsets=self.offsets,
+            topics=self.topics,
             revive_log=revives,
         )
         self._promotes = False

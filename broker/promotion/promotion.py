@@ -7,7 +7,7 @@
 asked      nobody may listen where the master did, and no name server may know another master of the name: both would
            give the same offsets
 read       what waits, by the master's last poll and the log (`delays`, `timers`, `halves`, `pops`)
-written    marks in neve's form, that say the same to every later start; synced
+written    marks in neve's form, that say the same to every later start; topics younger than the last poll; synced
 done       the files above go
 
 Nothing is served meanwhile. What can't be told is refused, and the directory stays a slave's.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +32,7 @@ from broker.promotion.stored import Delivered
 from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
@@ -43,6 +44,7 @@ from neve.remoting.body import loads_as
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int64
+from neve.remoting.names import SYSTEM_PREFIX, SYSTEM_TOPICS
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +93,13 @@ class Promotion:
         transactions: HalfMessages,
         book: PopBook,
         offsets: ConsumerOffsetManager,
+        topics: TopicConfigManager,
         revive_log: str,
     ) -> None:
         self._disk, self._path = disk, root / "ha" / _NAME
         self._followed, self._last_poll, self._store = FollowedFile(disk, root), last_poll, store
         self._schedule, self._timers, self._transactions = schedule, timer_messages, transactions
-        self._book, self._offsets, self._revive_log = book, offsets, revive_log
+        self._book, self._offsets, self._topics, self._revive_log = book, offsets, topics, revive_log
         self._life: Life | None = None
 
     @property
@@ -198,6 +201,10 @@ class Promotion:
         if left is not None:
             self._timers.begin_after(left)
         self._schedule.install(positions)
+        for topic in new_topics(store, poll.asked_at, self._topics.topics):
+            queues = max(store.queues_of(topic)) + 1
+            log.warning("the topic %s is younger than the master's last tables: it has %d queues here", topic, queues)
+            self._topics.create_now(topic, queues)
         store.after_flush(store.flush())
         self._schedule.file.save_now()
         self._book.begin_with(out)
@@ -223,6 +230,18 @@ class Promotion:
         disk.remove(self._path)
         disk.fsync_dir(self._path.parent)
         self._last_poll.forget()
+
+
+def new_topics(store: MessageStore, asked_at: int, known: Collection[str]) -> list[str]:
+    """Those that no table has, and that began behind it; one that began before is deleted."""
+    found = list[str]()
+    for topic, queues in store.queues().items():
+        if topic in known or topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX):
+            continue
+        first = [store.entry(topic, queue, store.min_offset(topic, queue)) for queue in queues]
+        if all(entry is None or entry[0] >= asked_at for entry in first) and any(first):
+            found.append(topic)
+    return found
 
 
 async def _ask_name_servers(api: Api, broker: str, own: str, name_servers: Sequence[str]) -> None:

@@ -239,6 +239,33 @@ def _crash(_: Promotion) -> None:
     raise OSError("pulled the plug")
 
 
+@pytest.mark.parametrize("is_younger", [True, False])
+def test_a_topic_that_is_younger_than_the_last_poll_is_there_and_a_deleted_one_is_not(
+    tmp_path: Path, *, is_younger: bool
+) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        for queue in (0, 2):
+            put(store, "fresh", queue)
+            put(store, "%RETRY%g", queue)
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy:
+            if is_younger:
+                path = copy.root / "config" / "lastPoll.json"
+                value = json.loads(path.read_bytes())
+                first = copy.front.source.store.entry("fresh", 0, 0)
+                assert first is not None
+                value["poll"].update(askedAt=first[0])
+                path.write_text(json.dumps(value))
+            for _ in range(2):
+                async with copy.promoted() as (broker, _connection):
+                    found = {topic: broker.topics.topics.get(topic) for topic in ("fresh", "%RETRY%g")}
+                    queues = [0 if one is None else one.read_queue_nums for one in found.values()]
+                    assert queues == ([3, 3] if is_younger else [0, 0])
+
+    run(scenario)
+
+
 def test_delayed_messages_go_on_where_the_last_copy_says(tmp_path: Path) -> None:
     def fill(store: MessageStore, front: Front) -> None:
         front.source.life.stop()  # it delivers nothing by itself
