@@ -9,7 +9,7 @@
   HANDING_OVER    -        <= confirm    <= confirm  the set has another epoch, or the hand-over surely came to nothing
   TURNING_SLAVE   -        -             -           all steps of the change are done
   SLAVE           -        -             <= confirm  the set has another master, or its master another epoch
-  REFUSED         -        -             -           an operator acts
+  REFUSED         -        -             -           never: an operator has it begin anew, with an empty directory
 
 Rules, each of which guards an interleaving:
 
@@ -26,7 +26,7 @@ Rules, each of which guards an interleaving:
 - A 1001 whose answer is lost is asked again, unless who joins by it has gone: then the present set is asked for, and
   the epoch that this makes settles what became of the first.
 - After a hand-over that came to nothing the master goes on only when a 1004 that was asked later shows its own epoch.
-- Nothing below the own confirm is cut without an operator, where an acknowledgement waits for the set.
+- Nothing below the own confirm is cut, where an acknowledgement waits for the set.
 
 Times are seconds of the own monotonic clock. No lease and no clock decides about data.
 """
@@ -56,7 +56,6 @@ from broker.ha.member_events import (
     ClipGroups,
     ConfirmHeard,
     Cut,
-    CutAllowed,
     CutTornTail,
     CutWanted,
     Disowned,
@@ -175,7 +174,6 @@ class Member:
         self._altering: Alter | None = None  # the last that was asked for
         self._requests = 0
         self._hand_over: _HandOver | None = None
-        self._cut_is_allowed = False
         self._is_under_stock = False  # Apache's controller elects
         self.state = State.UNREGISTERED if saved.broker_id else State.NAMELESS
 
@@ -406,18 +404,12 @@ class Member:
 
     def _cut(self, event: CutWanted, now: float) -> list[Action]:
         # An `async` master's confirm is its own end: what it has alone is cut off and kept, that is what the mode says.
-        if self.rules.confirm.waits and event.to < event.floor and not self._cut_is_allowed:
+        if self.rules.confirm.waits and event.to < event.floor:
             return self._refused(
                 f"the log parts from its master's at {event.to}, below {event.floor}, which was confirmed"
             )
-        self._cut_is_allowed = False
         self._confirm = min(self._confirm, event.to)
         return [Cut(event.to)]
-
-    def _allow_cut(self, event: CutAllowed, now: float) -> list[Action]:
-        self._cut_is_allowed = True
-        self.state = State.UNREGISTERED
-        return []
 
     def _slave_tick(self, event: Tick, now: float) -> list[Action]:
         self._end = event.end
@@ -590,7 +582,6 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     RoleTaken: _cells(_TURNING, Member._role_is_taken),
     ConfirmHeard: {State.SLAVE: Member._confirm_heard},
     CutWanted: _cells((State.TURNING_SLAVE, State.SLAVE), Member._cut),
-    CutAllowed: {State.REFUSED: Member._allow_cut},
     AlterRefused: _cells(_LEADING, Member._alter_refused),
     HandOver: {State.MASTER: Member._begin_hand_over},
     MetadataSynced: {State.HANDING_OVER: Member._metadata_synced},

@@ -130,10 +130,6 @@ class CutWanted(msgspec.Struct, frozen=True):
     floor: int  # the start of the record that holds the own confirm, or the confirm itself where it is a record's start
 
 
-class CutAllowed(msgspec.Struct, frozen=True):
-    """An operator has looked: what is below the own confirm may be cut, once."""
-
-
 class HandOver(msgspec.Struct, frozen=True):
     """Somebody else shall be master."""
 
@@ -159,7 +155,6 @@ Event = (
     | RoleTaken
     | ConfirmHeard
     | CutWanted
-    | CutAllowed
     | HandOver
     | MetadataSynced
 )

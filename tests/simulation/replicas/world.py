@@ -12,7 +12,7 @@ from typing import Any
 from broker.ha import epochs, member
 from broker.ha.confirm import Confirm, ConfirmRules, Replication
 from broker.ha.member import Member, MemberRules, State
-from broker.ha.member_events import Alter, CutAllowed, HandOver, Life, Saved
+from broker.ha.member_events import Alter, HandOver, Life, Saved
 from controller import decision
 from controller.broker_set import BrokerSet
 from tests.simulation.replicas.broker import Broker
@@ -539,14 +539,15 @@ class World:
     def _operator(self) -> None:
         """Looks after a register that was set back; and at a member that would have to cut what was confirmed.
 
-        That one may if power cuts took it from all others.
+        Where power cuts took that from all others it begins anew, as a new member.
         """
         self._repair_register()
         for broker in self._up():
             if broker.member.state is State.REFUSED and broker.told and self.promises.excused:
-                self.note(f"an operator lets {broker.host} cut")
-                broker.told = ""
-                broker.happens(CutAllowed())
+                self.note(f"an operator has {broker.host} begin anew")
+                self._die(broker, power=False)
+                self._new_disk_in(broker.host, self.new_disk())
+                self._start(broker.host)
 
     def _repair_register(self) -> None:
         """The newest backup; then who has the longest log, by its last epoch and its end, is designated."""

@@ -23,7 +23,6 @@ from broker.ha.member_events import (
     BrokerIdTaken,
     ConfirmHeard,
     Cut,
-    CutAllowed,
     CutWanted,
     Disowned,
     DropSlaves,
@@ -319,24 +318,13 @@ def test_a_slave_without_a_master_in_the_register_goes_on_following() -> None:
 # ---- a slave's log
 
 
-def test_nothing_below_the_own_confirm_is_cut_without_an_operator() -> None:
+def test_nothing_below_the_own_confirm_is_cut() -> None:
     member = _slave(confirm=800)
     actions = member.happens(CutWanted(700, floor=800), 1.0)
     assert Cut not in _kinds(actions) and Tell in _kinds(actions)
     assert member.state is State.REFUSED and not member.is_readable
-    member.happens(CutAllowed(), 2.0)
-    member.happens(Registered(_view(2, 1, 1, 2)), 2.1)
-    assert member.happens(CutWanted(700, floor=800), 2.2) == [Cut(700)]
-    assert member.confirm == 700
-
-
-def test_an_operators_word_is_for_one_cut() -> None:
-    member = _slave(confirm=800)
-    member.happens(CutWanted(700, floor=800), 1.0)
-    member.happens(CutAllowed(), 2.0)
-    member.happens(Registered(_view(2, 1, 1, 2)), 2.1)
-    member.happens(CutWanted(700, floor=800), 2.2)
-    assert Cut not in _kinds(member.happens(CutWanted(600, floor=700), 2.3))
+    assert member.happens(Registered(_view(2, 1, 1, 2)), 2.1) == []
+    assert member.confirm == 800
 
 
 def test_what_an_async_master_had_alone_is_cut() -> None:
