@@ -60,8 +60,8 @@ fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers
 simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, outages, forks, broker sets (SEEDS=5000 or 100-200, JOBS=2)
 	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs $(JOBS)
 
-histories: setup ## kills, freezes and cut links on a real broker set, and what clients were told and saw (ROUNDS=200 MODES=sync SEED=7)
-	for mode in $(MODES); do $(BIN)/python -m tests.histories.run --mode $$mode --rounds $(ROUNDS) --seed $(SEED) || exit 1; done
+histories: setup ## kills, freezes and cut links on a real broker set, and what clients were told and saw (ROUNDS=200 MODES=sync SEED=7 WITH=--archive)
+	for mode in $(MODES); do $(BIN)/python -m tests.histories.run --mode $$mode --rounds $(ROUNDS) --seed $(SEED) $(WITH) || exit 1; done
 
 beside-apache: setup ## 200,000 messages of a stock producer at an Apache master, archived by neve beside it, read cold and by Spark
 	NEVE_BESIDE_APACHE=200000 $(BIN)/pytest -o timeout=0 -o faulthandler_timeout=0 tests/interop/test_beside_apache.py
