@@ -45,7 +45,7 @@ from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.machine import Machine
-from broker.membership import Membership, NoPins, plain_slave
+from broker.membership import MasterPins, Membership, NoPins, plain_slave
 from broker.metadata.last_poll import LastPollFile
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
@@ -504,7 +504,7 @@ class BrokerController:
             pins = self._set_pins = SetPins(self.store, pins)
             self._doomed = DoomedQueues(self.store, self._replication)
         elif is_slave(config):
-            pins = NoPins()
+            pins = MasterPins(self._master_begins_at, is_crowded=self._is_crowded) if config.store_url else NoPins()
         self._local_side = LocalSide(
             config,
             self.store,
@@ -588,6 +588,13 @@ class BrokerController:
             keep=self._supervisor.keep,
             sync_log=self.flusher.flush_now,
         )
+
+    def _master_begins_at(self) -> int:
+        assert self.plain_slave is not None
+        return self.plain_slave.master_begins_at
+
+    def _is_crowded(self) -> bool:
+        return self._used_ratio() > self.config.disk_max_used_space_ratio / 100
 
     def _following(self) -> HaClient | None:
         """The connection to the master, of a slave."""

@@ -175,6 +175,26 @@ def plain_slave(
     )
 
 
+class MasterPins:
+    """Of a slave with an archive: what waits in its master's log is in no archive, and this broker may have to go on
+    with it. So it keeps what the master has, as long as there is room."""
+
+    def __init__(self, master_begins_at: Callable[[], int], *, is_crowded: Callable[[], bool]) -> None:
+        self._master_begins_at, self._is_crowded = master_begins_at, is_crowded
+
+    def lowest(self) -> int | None:
+        return None if self._is_crowded() else self._master_begins_at()
+
+    def reappend(self, below: int) -> bool:
+        return False
+
+    async def save(self) -> None:
+        """The master's tables have it."""
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+
 class NoPins:
     """Of a slave whose master keeps what waits: its log goes when its time has come, as the master's does."""
 

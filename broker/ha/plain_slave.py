@@ -222,6 +222,11 @@ class PlainSlave:
         session = self.client.session
         return session is not None and session.state is SlaveState.FOLLOWING
 
+    @property
+    def master_begins_at(self) -> int:
+        """Where the master's log does, as it said last; 0: it has not."""
+        return self._master_begins_at
+
     def master_may_lack(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether the master may have dropped what is here, in its log or its archive; soon, where it lies in its first
         file. A reader that it sends on would hear from the master that its offset is wrong, and go on above."""

@@ -70,12 +70,15 @@ def series(slave: Serving, name: str) -> int:
     return int(float(value))
 
 
-def is_archived(slave: Serving, below: int) -> None:
-    """All of the log below, and evicted here."""
-    wait_until(lambda: series(slave, "neve_archive_safe_below") >= below, "the master's flush", _CHANGE_S)
+def offload(slave: Serving) -> None:
     told = [json.loads(line) for line in page(slave, "/archive/offload?roll=1&evict=1", "POST").splitlines()]
     assert not [line for line in told if "error" in line], told
-    wait_until(lambda: first_file(slave.directory) >= below, "the local copy goes", _CHANGE_S)
+
+
+def is_evicted(slave: Serving, below: int) -> bool:
+    """As soon as the slave has heard that the master has it no more."""
+    offload(slave)
+    return first_file(slave.directory) >= below
 
 
 def first_file(directory: Path) -> int:
@@ -125,11 +128,14 @@ def test_what_the_master_has_dropped_stock_clients_read_at_the_slave_and_engines
         ends, end = ends_of(master), catches_up(master)
         border = end - end % FILE_SIZE
         originals = {queue: bytes_of(master.broker, queue, 0, ends[queue]) for queue in range(QUEUES)}
-        is_archived(slave, border)
-
+        wait_until(lambda: series(slave, "neve_archive_safe_below") >= border, "the master's flush", _CHANGE_S)
+        offload(slave)
+        assert first_file(slave.directory) == 0, "the master has it, and what waits there with it"
         with Client(master.broker) as client:
             client.ask(_DELETE_EXPIRED_LOG, {})
             wait_until(lambda: client.bounds(TOPIC, 0)[0] > 0, "the master drops its oldest files", _CHANGE_S)
+        wait_until(lambda: first_file(master.directory) >= border, "all but the newest", _CHANGE_S)
+        wait_until(lambda: is_evicted(slave, border), "the local copy goes", _CHANGE_S)
         for queue in range(QUEUES):
             assert bytes_of(slave.broker, queue, 0, ends[queue]) == originals[queue]
 

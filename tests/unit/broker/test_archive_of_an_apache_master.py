@@ -141,6 +141,10 @@ def test_full_files_are_archived_and_evicted_and_served_byte_by_byte_and_the_res
             assert await looked(slave) == 2 * FILE_SIZE
             await offload(slave, evict=True)
             assert archived(slave) == 2 * IN_A_FILE
+            assert slave.store.min_physical_offset == 0, "what waits there nobody else has, should the master be gone"
+            front.dropped = 2 * FILE_SIZE
+            await looked(slave)
+            await offload(slave, evict=True)
             assert slave.store.min_physical_offset == 2 * FILE_SIZE
             await is_served(connection, 0, 29, front.source)
             assert slave.tiered.cold_reads > 0
@@ -235,6 +239,7 @@ def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so
                 assert await looked(slave) == 2 * FILE_SIZE
                 await offload(slave)
                 assert archived(slave) == 2 * IN_A_FILE
+                front.dropped = FILE_SIZE
                 await power_cut(front, cut)
                 await fill(theirs, 3 * IN_A_FILE, b"anew")
                 await caught_up(slave, front)
@@ -280,6 +285,7 @@ def test_a_topic_that_has_begun_again_at_its_master_is_archived_no_more_and_the_
 
     async def is_stopped(slave: BrokerController, front: Front) -> None:
         await caught_up(slave, front)
+        front.dropped = 2 * FILE_SIZE
         assert await looked(slave) == 3 * FILE_SIZE
         await offload(slave, evict=True)
         assert archived(slave) == IN_A_FILE

@@ -51,6 +51,7 @@ class Front:
         self.registered: list[dict[str, str]] = []
         self.settings: dict[str, str] = {}
         self.behind = "0 B"
+        self.dropped = 0  # of its log, as it says
         self.others: list[dict[str, object]] = []  # slaves
 
     @property
@@ -90,8 +91,9 @@ class Front:
                 }  # fmt: skip
                 body = "".join(f"{name}={value}\n" for name, value in {**settings, **self.settings}.items())
             case Code.GET_BROKER_RUNTIME_INFO:
+                begin = max(store.min_physical_offset, self.dropped)
                 table = {
-                    "bootTimestamp": str(self.ha.boot_ms), "commitLogMinOffset": str(store.min_physical_offset),
+                    "bootTimestamp": str(self.ha.boot_ms), "commitLogMinOffset": str(begin),
                     "commitLogMaxOffset": str(store.max_physical_offset), "remainHowManyDataToFlush": self.behind,
                 }  # fmt: skip
                 body = json.dumps({"table": table})
