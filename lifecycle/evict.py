@@ -114,7 +114,7 @@ class Evict:
         frontier = 0
         for segment in sorted(self._hot.segments(), key=_base_of):
             frontier = segment.base
-            if not may_evict(segment, through, policy, moment, pinned):
+            if not self._is_of_the_set(segment) or not may_evict(segment, through, policy, moment, pinned):
                 break
         return frontier
 
@@ -124,7 +124,7 @@ class Evict:
         expired_by: int | None = None
         moment: Moment | None = None
         while not self._turns.closed and (oldest := min(self._hot.segments(), key=_base_of, default=None)) is not None:
-            if not oldest.sealed:
+            if not oldest.sealed or not self._is_of_the_set(oldest):
                 break
             expired_by = self._settled.expired_by_ms() if expired_by is None else expired_by
             policy, ratio = self._policy(), self._hot.disk_ratio()
@@ -140,6 +140,10 @@ class Evict:
             if progress is not None:
                 progress({"event": "evicted", "segment": oldest.base})
         return evicted
+
+    def _is_of_the_set(self, segment: Segment) -> bool:
+        """Its end, too, though it holds nothing: the next master may go on within it, and this log is cut to there."""
+        return not self._is_member or segment.end <= self._hot.confirmed_range()[1]
 
     def _may_go(self, oldest: Segment, policy: Policy, moment: Moment) -> bool:
         if not may_evict(oldest, self._settled.through(), policy, moment, None):

@@ -45,11 +45,14 @@ class LocalLifecycle:
         clock: Clock,
         safe_clock: SafeClock,
         threads: Threads = SYSTEM_THREADS,
+        *,
+        is_member: bool = False,
     ) -> None:
+        """`is_member`: of a broker set."""
         self.safe_clock = safe_clock
         self.turns = Turns(threads)
         self._hot_expiry = HotExpiry(hot, NoRecord(), policy)
-        self.evict = Evict(hot, NothingArchived(safe_clock), policy, clock, self.turns)
+        self.evict = Evict(hot, NothingArchived(safe_clock), policy, clock, self.turns, is_member=is_member)
         self.expire = ExpireLocal(self._hot_expiry, safe_clock, self.turns)
         self.unexpire = UnexpireLocal(self._hot_expiry, safe_clock, self.turns)
 

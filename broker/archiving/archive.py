@@ -62,7 +62,12 @@ class WithoutArchive:
         self.policy, self.capture = local.policy, local.capture
         self.safe_clock = local.safe_clock()
         self.lifecycle = LocalLifecycle(
-            local.hot_store(), local.policy, local.clock, self.safe_clock, local.outside.threads
+            local.hot_store(),
+            local.policy,
+            local.clock,
+            self.safe_clock,
+            local.outside.threads,
+            is_member=local.broker_set is not None,
         )
         self.tombstones: Tombstones = NoTombstones(local.disk, local.archive_files)
         self.jobs = JobScheduler(local.clock, local.outside.threads)
@@ -82,6 +87,9 @@ class WithoutArchive:
 
     def is_same_log(self, log_uuid: str) -> None:
         """A master's, by which an archive knows it."""
+
+    def was_same_log(self, log_uuid: str) -> None:
+        """The same, of an earlier life."""
 
     def follow(self) -> None:
         """This member of a broker set is no master."""
@@ -172,6 +180,10 @@ class Archive:
     def is_same_log(self, log_uuid: str) -> None:
         """This member follows a master, whose log the archive knows by this."""
         self.journal.is_same_log(log_uuid)
+
+    def was_same_log(self, log_uuid: str) -> None:
+        """It was told so in an earlier life, and may have looked at no journal since."""
+        self.journal.was_same_log(log_uuid)
 
     def follow(self) -> None:
         """This member is no master from here on: what is under way may end in the store, nothing more is begun."""

@@ -37,8 +37,11 @@ class LoopHotStore:
         flusher: Flusher,
         disk_ratio: Callable[[], float],
         reach: Reach | None = None,
+        on_growth: Callable[[], None] | None = None,
     ) -> None:
+        """`on_growth`: told, on the loop, when a job has made the log longer."""
         self._store, self._pins, self._ask, self._flusher = store, pins, ask, flusher
+        self._on_growth = on_growth
         self._reach = reach or Reach(store)
         self.disk_ratio = disk_ratio
 
@@ -74,11 +77,16 @@ class LoopHotStore:
 
     def roll(self) -> bool:
         try:
-            self._call(self._store.roll)
+            self._call(self._roll)
         except (StoreFull, StoreNotWritable) as error:
             log.warning("the active segment goes on: %s", error)
             return False
         return True
+
+    def _roll(self) -> None:
+        self._store.roll()
+        if self._on_growth is not None:
+            self._on_growth()  # if only by the end of a segment
 
     def evict(self, base: int) -> None:
         store = self._store

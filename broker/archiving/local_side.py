@@ -52,7 +52,8 @@ class LocalSide:
     def hot_store(self) -> LoopHotStore:
         """For job threads. On the loop."""
         ratio = functools.partial(self.outside.disk_ratio, self.disk, self.root)
-        return LoopHotStore(self.store, self._pins, self.outside.ask_loop(), self._flusher, ratio, self.reach)
+        grown = None if self.broker_set is None else self.broker_set.appended
+        return LoopHotStore(self.store, self._pins, self.outside.ask_loop(), self._flusher, ratio, self.reach, grown)
 
     def safe_clock(self) -> SafeClock:
         """Once the log is recovered: it says how late it is at least."""

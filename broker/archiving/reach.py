@@ -30,6 +30,10 @@ class BrokerSet(Others, Protocol):
     What is archivable is on the disks of the whole SyncStateSet, and from then on nobody joins it who lacks it.
     """
 
+    def appended(self) -> None:
+        """The log has grown: its members have to have that."""
+        ...
+
     def deposed(self) -> None:
         """The archive has the EPOCH of a later master: a controller knows who that is."""
         ...

@@ -29,6 +29,7 @@ class MemberFileDamaged(ValueError):
 
 class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """`followed_epoch`: the master epoch for which the log was cut last, so that all of it is that master's.
+    `log_name`: by which the archive knows the log, as that master told it; empty: it has none, or did not say.
 
     `lacks_tables`: the log began where its master's had let go of what was below, and with that of changes of topics
     and groups; all of them have not come since.
@@ -37,6 +38,7 @@ class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     version: int = VERSION
     place: int = 0
     followed_epoch: int = -1
+    log_name: str = ""
     lacks_tables: bool = False
     saved: Saved = Saved()
 
@@ -65,6 +67,11 @@ class MemberFile:
     def followed_epoch(self) -> int:
         """-1: none."""
         return self._kept.followed_epoch
+
+    @property
+    def log_name(self) -> str:
+        """Empty: none was told."""
+        return self._kept.log_name
 
     @property
     def lacks_tables(self) -> bool:
@@ -99,11 +106,14 @@ class MemberFile:
         with self._writing:
             self._write(msgspec.structs.replace(self._kept, saved=saved))
 
-    def follows(self, master_epoch: int) -> None:
+    def follows(self, master_epoch: int, log_name: str) -> None:
         """All that is in the log is of this master's."""
         with self._writing:
-            if self._kept.followed_epoch != master_epoch:
-                self._write(msgspec.structs.replace(self._kept, followed_epoch=master_epoch))
+            kept = msgspec.structs.replace(
+                self._kept, followed_epoch=master_epoch, log_name=log_name or self._kept.log_name
+            )
+            if kept != self._kept:
+                self._write(kept)
 
     def tables_are_whole(self, whole: bool) -> None:
         """The log is begun without them, or all of them have come."""

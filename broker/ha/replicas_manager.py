@@ -177,6 +177,9 @@ class SetArchive(Protocol):
     def is_same_log(self, log_uuid: str) -> None:
         """The own log is the master's; by this the archive knows that."""
 
+    def was_same_log(self, log_uuid: str) -> None:
+        """As `is_same_log`, told in an earlier life."""
+
 
 Keep = Callable[[str, Callable[[], Coroutine[Any, Any, object]]], "asyncio.Task[None]"]
 
@@ -303,6 +306,7 @@ class ReplicasManager:
             await self._ha_service.start()
         except OSError as error:
             raise StartupError(f"haListenPort: {error.strerror or error}", EXIT_IN_USE) from error
+        self._archive().was_same_log(self._file.log_name)
 
     async def shutdown(self) -> None:
         """Nobody follows, nobody is followed, no controller hears of it again. The log stands still."""
@@ -826,13 +830,14 @@ class ReplicasManager:
         """All that is here is the master's."""
         session = None if self._client is None else self._client.session
         master = session.master if isinstance(session, SlaveSession) else None
-        if master is not None and master.log_uuid:
-            self._archive().is_same_log(master.log_uuid)
+        log_name = "" if master is None else master.log_uuid
+        if log_name:
+            self._archive().is_same_log(log_name)
         is_stock = isinstance(session, SlaveSession) and master is None
         if not self._file.lacks_tables and isinstance(session, SlaveSession) and self._begins_without_tables(session):
             await self._threads.run(self._file.tables_are_whole, False)
             raise ConnectionAbortedError("its log begins without its tables: until they are here it only learns")
-        await self._threads.run(self._file.follows, master_epoch)
+        await self._threads.run(self._file.follows, master_epoch, log_name)
         self._books.following(follow.address, master_epoch, is_stock=is_stock)
 
     def _begins_without_tables(self, session: SlaveSession) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +93,8 @@ class JournalWriter:
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._state = JournalState()
         self._proof, self._way_out = proof, way_out
-        self._told_uuids: deque[str] = deque(maxlen=1)  # by the master that is followed; told on the loop, taken here
+        self._told_uuid = ""  # by the master that is followed; told on the loop, taken here
+        self._naming = threading.Lock()  # of the log: held for no longer than that takes
         self._proved_in: tuple[int | None, str] | None = None  # role and log
         self._promoted_at = 0  # where the log ended then
         self._role: int | None = _ALONE  # the own master epoch, as was told last; None: a member that is not the master
@@ -129,8 +129,9 @@ class JournalWriter:
 
     @property
     def log_uuid(self) -> str:
-        """By which the archive knows the log."""
-        return self._known.log_uuid
+        """By which the archive knows the log, as far as this member was told."""
+        with self._naming:
+            return self._told_uuid or self._known.log_uuid
 
     @property
     def catalog(self) -> Catalog:
@@ -261,7 +262,13 @@ class JournalWriter:
 
         From any thread, at once; written down with the next look at the journal, and before an EPOCH.
         """
-        self._told_uuids.append(log_uuid)
+        with self._naming:
+            self._told_uuid = log_uuid
+
+    def was_same_log(self, log_uuid: str) -> None:
+        """As it was told in an earlier life, at the start: what is written down since counts more."""
+        if self._known.log_uuid == self._known.own_uuid:
+            self.is_same_log(log_uuid)
 
     def _probe_as_member(self) -> None:
         """As `attach` does; a member's start asks nothing of the store."""
@@ -271,9 +278,7 @@ class JournalWriter:
     def _is_of_this_log(self) -> bool:
         """Whether the archive is of the own log, by its name or by what it holds."""
         known, catalog = self._known, self.catalog
-        told = self._told_uuids.pop() if self._told_uuids else ""
-        if told not in {"", known.log_uuid}:
-            known.log_uuid = told
+        if self._takes_told_name():
             known.save(self.epoch)
         has_name = not catalog.log_uuid or catalog.log_uuid == known.log_uuid
         is_follower = self._met is None
@@ -289,6 +294,16 @@ class JournalWriter:
             known.log_uuid = catalog.log_uuid
         self._proved_in = self._met, catalog.log_uuid
         return True
+
+    def _takes_told_name(self) -> bool:
+        """Whether the log has another one now. What the archive itself says counts more: a master may not know it."""
+        known, name = self._known, self.catalog.log_uuid
+        with self._naming:
+            told, self._told_uuid = self._told_uuid, ""
+            is_new = told not in {"", known.log_uuid} and (not name or name != known.log_uuid)
+            if is_new:
+                known.log_uuid = told
+            return is_new
 
     # ---- whose it is
 

@@ -64,7 +64,7 @@ class Member:
     def __init__(self, broker_set: Members, *, seed: int) -> None:
         self.set, self.disk = broker_set, SimDisk(seed=seed)
         self.pins, self.is_crowded, self.was_deposed = Pins(), False, 0
-        self.hears = True  # of what the other has, and whether it may go on
+        self.log_name = ""  # that it was told, as its own files keep it
         self.live()
 
     def live(self) -> None:
@@ -99,12 +99,16 @@ class Member:
         archive = drive(open_archive(local, None, cold_groups=16))
         assert isinstance(archive, Archive)
         self.archive = archive
+        archive.was_same_log(self.log_name)
 
     # ---- what its archive asks of its set
 
     def archivable(self, synced: int) -> int:
         others = [one.store.flushed_offset for one in self.set.in_sync if one is not self]
         return min([synced, *others])
+
+    def appended(self) -> None:
+        """The test replicates."""
 
     def deposed(self) -> None:
         self.was_deposed += 1
@@ -228,7 +232,8 @@ class Members:
         if other.store.is_following:
             self.send(member)
             if self.name_is_told:
-                other.archive.journal.is_same_log(member.archive.journal.log_uuid)
+                other.log_name = member.archive.log_uuid
+                other.archive.is_same_log(other.log_name)
             self.in_sync = [self.a, self.b]
         end = min(one.end for one in self.in_sync)
         for one in self.in_sync:

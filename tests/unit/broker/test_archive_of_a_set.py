@@ -168,6 +168,7 @@ def test_a_name_of_the_set_is_proven_by_what_both_hold_and_kept() -> None:
     both.b.store.shutdown()
     both.b.live()
     assert both.b.archive.journal.log_uuid == both.a.store.log_uuid
+    both.b.store.confirm(both.b.end)
     assert both.b.evict() != []
 
 
@@ -500,6 +501,24 @@ def test_a_slave_evicts_by_its_masters_journal_and_reads_cold_what_it_evicted() 
     assert both.b.store.min_offset(TOPIC, 0) > 0
     assert both.b.bodies() == bodies
     assert [body[: len(BODY)] for body in bodies] == [BODY] * 9
+
+
+def test_a_segment_whose_end_the_set_does_not_have_stays() -> None:
+    """All of its messages are archived; but the next master goes on right behind them, and the former is cut there."""
+    both = filled()
+    both.a.offload(roll=False)
+    has = both.b.end
+    both.a.offload()
+    (*_, last, _) = both.a.store.segments()
+    assert last.base < has < last.end and last.sealed
+    assert last.base not in both.a.evict()
+    assert both.a.archive.eviction_frontier <= last.base
+    both.elect(both.b)
+    both.b.put(1)
+    both.depose(both.a)
+    both.a.store.truncate(has, epoch=2, floor=has)
+    both.replicate(both.b)
+    assert both.a.end == both.b.end
 
 
 def test_a_slave_keeps_what_is_pinned_and_what_is_not_archived() -> None:

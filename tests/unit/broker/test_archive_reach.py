@@ -23,6 +23,9 @@ class Members:
     def archivable(self, synced: int) -> int:
         return min(synced, self.synced)
 
+    def appended(self) -> None:
+        raise AssertionError("no job here does")
+
     def deposed(self) -> None:
         raise AssertionError("nobody is")
 

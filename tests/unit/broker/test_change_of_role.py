@@ -39,6 +39,7 @@ from tests.broker_in_process import ask, offload, running, send
 from tests.integration.test_security import make_certificate
 from tests.set_in_process import Member, Set, broker_set
 from tests.waiting import until
+from tiered.journal.writer import JournalWriter
 
 TOPIC = "orders"
 
@@ -225,6 +226,50 @@ def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(tmp_path: Pa
             assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 2
 
     run(scenario)
+
+
+def test_what_a_job_does_to_the_log_comes_to_the_slaves(tmp_path: Path) -> None:
+    """The end of a segment, while nothing is sent."""
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}", members=2) as brokers:
+            master = await brokers.master()
+            (slave,) = await brokers.slaves()
+            await put(master, b"1")
+            while master.end % (1 << 20):
+                await offload(master.broker)
+            await until(lambda: slave.end == master.end, "it has the end, too")
+            await until(lambda: master.broker.store.confirmed_offset == master.end, "it is confirmed")
+
+    run(scenario)
+
+
+def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be elected before it has looked at the journal, and while nothing is there by which to prove the archive
+    its own; then no member would ever archive anything.
+    """
+    monkeypatch.setattr(JournalWriter, "_follow_master", lambda _: None)
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}") as brokers:
+            former = await brokers.master()
+            slaves = await brokers.slaves()
+            await until(lambda: online(former), "it has the archive")
+            for member in (*slaves, former):
+                await member.stop()
+            for member in slaves:
+                await member.start()
+            master = await brokers.master()
+            await until(lambda: online(master), "it has the archive")
+
+    run(scenario)
+
+
+def online(member: Member) -> bool:
+    journal = member.broker.archive.journal
+    return journal is not None and journal.online
 
 
 def test_a_confirmed_deletion_takes_the_queues_of_all_members(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from neve.archive.journal import Commit, RowGroup, Topic
 from neve.archive.ttl import FOR_EVER_HOURS
 from neve.archive.verify import verify
 from tests.unit.lifecycle.fakes import Rig
+from tests.unit.lifecycle.members import MemberHot
 
 HOUR = 3_600_000
 TTL = 48
@@ -317,6 +318,20 @@ def test_without_an_archive_age_deletes(tmp_path: Path) -> None:
     rig.clock.advance(1)
     assert local.evict.run() == [0]
     assert local.status()["archive"] == "off"
+
+
+def test_what_the_broker_set_has_not_confirmed_stays_however_old(tmp_path: Path) -> None:
+    """Of a set without an archive: it may still be cut off, from the begin of what is not confirmed on."""
+    rig = Rig(tmp_path / "state")
+    hot = MemberHot(rig.clock)
+    policy = Policy(archived=lambda topic: False)
+    local = LocalLifecycle(hot, lambda: policy, rig.clock, SafeClock(rig.clock), is_member=True)
+    hot.put("a", count=25)
+    rig.clock.advance(72 * HOUR)
+    hot.confirmed = 1990
+    assert local.evict.run() == [0]
+    hot.confirmed = 2000
+    assert local.evict.run() == [1000]
 
 
 def test_without_an_archive_age_deletes_in_its_hours_or_on_a_crowded_disk(tmp_path: Path) -> None:

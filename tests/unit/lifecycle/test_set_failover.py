@@ -196,10 +196,10 @@ def test_an_archive_is_proven_the_own_once_in_a_reign(both: BrokerSet, tmp_path:
 
 
 def test_a_name_that_is_told_while_the_last_is_written_down_is_not_lost(
-    both: BrokerSet, monkeypatch: pytest.MonkeyPatch
+    both: BrokerSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     both.a.offload()
-    journal = both.b.journal
+    journal = Member(both, tmp_path / "c", log_uuid="its own").journal
     journal.is_same_log("a former master's")
     with monkeypatch.context() as patch:
         patch.setattr(journal._known, "save", lambda epoch: journal.is_same_log(UUID))
@@ -207,6 +207,24 @@ def test_a_name_that_is_told_while_the_last_is_written_down_is_not_lost(
             journal.follow()
     journal.follow()
     assert journal.log_uuid == UUID
+
+
+def test_a_master_that_has_not_looked_yet_tells_the_name_that_it_was_told(both: BrokerSet, tmp_path: Path) -> None:
+    member = Member(both, tmp_path / "c", log_uuid="its own")
+    member.journal.is_same_log(UUID)
+    both.elect(member)  # no job has asked the store yet
+    assert member.journal.log_uuid == UUID
+    again = Member(both, tmp_path / "c", log_uuid="its own")
+    again.journal.was_same_log(UUID)
+    assert again.journal.log_uuid == UUID
+
+
+def test_who_knows_the_archives_name_of_its_log_believes_no_master_that_does_not(both: BrokerSet) -> None:
+    both.a.offload()
+    both.b.journal.follow()
+    both.b.journal.is_same_log("the master's own")
+    both.b.journal.follow()
+    assert both.b.journal.log_uuid == UUID
 
 
 def test_no_epoch_is_below_the_journals_highest(both: BrokerSet) -> None:

@@ -28,11 +28,12 @@ def test_what_is_saved_and_whom_the_log_follows_are_there_after_a_power_cut() ->
     assert not is_copy
     assert not file.is_there
     file.save(SAVED)
-    file.follows(7)
+    file.follows(7, "the archive's name of it")
     again, is_copy = loaded(disk.power_cut())
     assert (again.saved, again.followed_epoch, is_copy) == (SAVED, 7, False)
     again.save(msgspec.structs.replace(SAVED, confirm=10))
-    assert again.followed_epoch == 7
+    again.follows(8, "")  # a master that has no archive says none
+    assert (again.followed_epoch, again.log_name) == (8, "the archive's name of it")
 
 
 def test_a_copy_of_the_directory_is_known_for_one_until_it_has_saved_its_own() -> None:
