@@ -25,6 +25,7 @@ _TAKES_SENDS = 2
 _SHARED = (
     "brokerClusterName", "brokerName", "namesrvAddr", "controllerAddr", "replication", "minInSyncReplicas",
     "flushDiskType", "mappedFileSizeCommitLog", "messageDelayLevel", "tlsEnable", "tlsServerMode",
+    "apacheMembers",
 )  # fmt: skip
 _OWN = ("brokerIP1", "storePathRootDir")
 
