@@ -535,7 +535,11 @@ def _elect(request: ElectMaster, case: _Case) -> Decision | Ask:
     if designated:
         in_sync = asker in (*stored.sync_state_set, *stored.eligible)
         if not in_sync and _trusted(stored) and not _may_be_forced(stored, case):
-            return _refuse(nobody, f"broker {asker} is designated, but it may lack what was acknowledged")
+            why = f"broker {asker} is designated, but it may lack what was acknowledged"
+            if case.rules.enable_elect_unclean_master:
+                stock = [member.id for member in stored.members if member.is_stock]
+                why += f"; nobody is forced while {stock} may be Apache's, clean up who is none, or never registered"
+            return _refuse(nobody, why)
         candidates = (asker,)
     unasked = _unasked(stored, candidates, case)
     if unasked:

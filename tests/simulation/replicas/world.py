@@ -560,8 +560,8 @@ class World:
             return
         ids = {machine.disk.saved.broker_id for machine in self.machines.values()}
         gone = [broker_id for broker_id in value.ids if broker_id not in ids]
-        if gone:  # their disks are: nobody has to wait for them
-            clean = decision.CleanBrokerData(NAME, ";".join(str(broker_id) for broker_id in gone))
+        for broker_id in gone:  # its disk is: nobody has to wait for it. One by one, as another may have to stay
+            clean = decision.CleanBrokerData(NAME, str(broker_id))
             self.dice.choice(list(self.controllers.values())).handle(clean, lambda answer: None)
         trusted = {*value.sync_state_set, *value.eligible} or set(value.unclean)
         if value.frozen is None and not (trusted and trusted <= set(gone)):

@@ -526,7 +526,9 @@ def test_an_unclean_election_needs_an_operator_the_permission_and_no_apache_brok
         world.alter(A)
         world.die(A)
         world.rules = Rules(enable_elect_unclean_master=allowed)
-        assert world.elect(B, designate=designate).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+        refused = world.elect(B, designate=designate)
+        assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert ("clean up who is none" in (refused.remark or "")) == (stock and allowed), "what keeps it back is told"
     world = in_sync(A, B)
     world.alter(A)
     world.die(A)
