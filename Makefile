@@ -10,7 +10,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test identity kills fuzz simulate histories beside-apache soak check bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-own identity kills fuzz simulate histories beside-apache soak check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -44,8 +44,15 @@ demo-ha: setup ## a broker set of three loses its master under load: the timelin
 servers: setup ## find or build the servers that tests start: S3, etcd
 	$(BIN)/python -m tests.servers.go_build
 
-test: servers ## every test, with the servers that they need
-	$(BIN)/pytest
+# Those with Apache's servers wait for the most part, the others work: at the same time they take two thirds of it.
+test: ## every test, with the servers that they need
+	$(MAKE) --no-print-directory -k -j2 --output-sync=line test-interop test-own
+
+test-interop: servers ## of them, those with Apache's clients and servers
+	$(BIN)/pytest --durations=15 tests/interop
+
+test-own: servers ## of them, all others
+	$(BIN)/pytest --durations=15 --ignore=tests/interop
 
 identity: setup ## 100,000 messages of all shapes, about 2 GiB: hot bytes, cold bytes and Spark's view are equal
 	$(BIN)/python -m tests.servers.go_build minio
