@@ -46,7 +46,7 @@ servers: setup ## find or build the servers that tests start: S3, etcd
 
 # Those with Apache's servers wait for the most part, the others work: at the same time they take two thirds of it.
 test: ## every test, with the servers that they need
-	$(MAKE) --no-print-directory -k -j2 --output-sync=line test-interop test-own
+	$(MAKE) --no-print-directory -k -j2 test-interop test-own
 
 test-interop: servers ## of them, those with Apache's clients and servers
 	$(BIN)/pytest --durations=15 tests/interop
