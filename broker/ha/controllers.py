@@ -102,8 +102,13 @@ class Controllers:
                 raise one
         return [one for one in told if isinstance(one, RemotingCommand)]
 
+    def hang_up(self) -> None:
+        """A member whose connections close is dead for its controllers at once; until it asks something again."""
+        for link in self._links:
+            link.close()
+
     def close(self) -> None:
-        """A member whose connections close is dead for its controllers at once. None is made again."""
+        """As `hang_up`, for good."""
         for link in self._links:
             link.end()
 

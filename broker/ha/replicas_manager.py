@@ -610,7 +610,7 @@ class ReplicasManager:
                 log.error("this member of the broker set needs an operator: %s", reason)
             case Withdraw():
                 log.info("waits until the controller has noticed the end of this member's former life")
-                self._controllers.close()
+                self._controllers.hang_up()
             case _Lead(confirming=confirming):
                 self._lead(confirming)
             case _Retreat():

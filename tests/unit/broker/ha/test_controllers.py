@@ -251,6 +251,19 @@ def test_a_controller_that_does_not_answer_is_not_told_again_before_it_has() -> 
     run(main())
 
 
+def test_who_hung_up_is_heard_again_when_it_asks(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with controller(tmp_path) as address:
+            controllers = to(address)
+            assert await told(controllers, AskNextBrokerId()) == NextBrokerId(1)
+            controllers.hang_up()
+            assert controllers.connected == 0
+            assert await told(controllers, AskNextBrokerId()) == NextBrokerId(1)
+            controllers.close()
+
+    run(main())
+
+
 def test_who_has_left_connects_to_no_controller_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with controller(tmp_path) as address:
