@@ -172,8 +172,15 @@ def store_of(member: Serving) -> Path:
 
 
 def create_topic(brokers: BrokerSet) -> None:
-    with Client(brokers.master.broker) as client:
-        client.create_topic(TOPIC, 1)
+    def is_created() -> bool:
+        try:
+            with Client(brokers.master.broker) as client:
+                client.create_topic(TOPIC, 1)
+        except (OSError, Refused):
+            return False  # it is elected, and does not lead yet
+        return True
+
+    wait_until(is_created, "a topic")
 
 
 def takes(member: Serving, body: bytes = b"0") -> bool:

@@ -28,7 +28,7 @@ public class ReadAt {
             OUT.println("GOT\t" + message.getQueueId() + "\t" + message.getQueueOffset() + "\t" + Base64.getEncoder().encodeToString(message.getBody()));
             left--;
         }
-        consumer.commit();
+        consumer.commitSync(); // 4.x has no commit()
         consumer.shutdown();
         OUT.println("DONE");
         System.exit(0);

@@ -82,7 +82,7 @@ def test_what_a_sweep_met_is_told_of_the_job_and_not_of_the_store_until_the_next
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        async with running(tmp_path / "data") as (broker, _):
+        async with running(tmp_path / "data", "diskSpaceWarningLevelRatio=90") as (broker, _):
             with monkeypatch.context() as patch:
                 patch.setattr(type(broker.store.disk), "room", lambda self, path: Room(96, 4))
                 await until(lambda: broker.life.refusal is not None)
