@@ -556,6 +556,7 @@ class BrokerController:
                 clock=self.clock,
                 threads=self._threads,
                 archive=lambda: self.archive,
+                forget_poll=self.last_poll.forget,
                 sync_log=self.flusher.flush_now,
             )
             self.name_servers.on_master = self.plain_slave.master_is
@@ -900,7 +901,7 @@ class BrokerController:
     def _load_tables(self) -> None:
         tables = (self.topics, self.groups, self.offsets, self.schedule, self.modes)
         # What waits in an Apache master's log is in RocketMQ's own form, and the master's; a set's is its master's.
-        load_all((*tables, self.metadata))
+        load_all((*tables, self.metadata, *((self.last_poll,) if self.plain_slave is not None else ())))
         if self._promotes:
             self.promotion.run()
         if self.plain_slave is None and self.replicas is None:

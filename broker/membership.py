@@ -155,6 +155,7 @@ def plain_slave(
     clock: Clock,
     threads: Threads,
     archive: Callable[[], AnyArchive],
+    forget_poll: Callable[[], None],
     sync_log: Callable[[], Awaitable[None]],
 ) -> PlainSlave:
     """Of a broker whose master is Apache's and has no controller."""
@@ -167,6 +168,7 @@ def plain_slave(
         following=lambda address, life: synchronize.follow(Master(address, life, is_stock=True)),
         advanced=synchronize.advance,
         archive=archive,
+        forget_poll=forget_poll,
         role=role,
         clock=clock,
         entropy=system_entropy,

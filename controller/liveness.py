@@ -99,7 +99,8 @@ class Liveness:
         """What was said under an id that is another's, who lives. A register that was wiped may give an id again: who
         had it before knows more than the register.
         """
-        return tuple(self._strangers.get(name, {}).values())
+        now = self.now_ms()
+        return tuple(said for said in self._strangers.get(name, {}).values() if now - said.heard_ms <= FORGET_MS)
 
     def _note_stranger(self, name: str, broker_id: int, said: Report) -> None:
         under = self._strangers.setdefault(name, {})

@@ -54,6 +54,10 @@ class NothingArchived:
         return self._safe_clock.now_ms()
 
 
+#: Of a log: no place in it lies above.
+EVERYTHING = 1 << 62
+
+
 class SettledInArchive:
     """By the journal, as long as it is this broker's, and of the log as it is."""
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 from infra import failpoint
+from lifecycle.evict import EVERYTHING
 from lifecycle.hot_expiry import HotExpiry
 from lifecycle.hot_store import HotStore
 from lifecycle.recorded_minimums import minimums_to_raise
@@ -50,9 +51,10 @@ class ExpireArchived:
         turns: Turns,
         *,
         is_member: bool = False,
+        is_of: Callable[[], int],
     ) -> None:
-        """`is_member`: of a broker set."""
-        self._is_member = is_member
+        """`is_member`: of a broker set. `is_of`: the CommitLog offset up to which the archive is of this log."""
+        self._is_member, self._is_of = is_member, is_of
         self._hot, self._journal, self._hot_expiry, self._policy = hot, journal, hot_expiry, policy
         self._safe_clock, self._turns = safe_clock, turns
         self.deleted = 0  # objects, since the start
@@ -74,6 +76,8 @@ class ExpireArchived:
     def _hide_as_master(self) -> int:
         """A slave's readers see what its master's do: by the journal, as soon as it is told of it."""
         hot = self._hot
+        if self._is_of() < EVERYTHING:  # what it calls gone may be there again
+            return 0
         queues = {topic: hot.queues_of(topic) for topic in hot.topics()}
         rising = minimums_to_raise(queues, self._journal.catalog.recorded_minimum, hot.min_offset)
         if rising:

@@ -16,7 +16,7 @@ from infra.clock import Clock
 from infra.threads import SYSTEM_THREADS, Threads
 from lifecycle.checkpoint import WriteCheckpoint
 from lifecycle.due import Due, ages_ms
-from lifecycle.evict import Evict, NothingArchived, SettledInArchive
+from lifecycle.evict import EVERYTHING, Evict, NothingArchived, SettledInArchive
 from lifecycle.expire import ExpireArchived, ExpireLocal
 from lifecycle.hot_expiry import HotExpiry, NoRecord, RecordInJournal
 from lifecycle.hot_store import HotStore
@@ -102,11 +102,14 @@ class ArchiveLifecycle:
         self.throttle = UploadThrottle(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
         self._rounds = Rounds(self._round, self._due, self.throttle, turns, clock, threads, settled)
         is_member = settled is not None
-        in_archive = SettledInArchive(journal, safe_clock, is_of or _all)
+        is_of = is_of or _all
+        in_archive = SettledInArchive(journal, safe_clock, is_of)
         self.evict = Evict(hot, in_archive, policy, clock, turns, is_member=is_member)
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)
-        self.expire = ExpireArchived(hot, journal, self._hot_expiry, policy, safe_clock, turns, is_member=is_member)
+        self.expire = ExpireArchived(
+            hot, journal, self._hot_expiry, policy, safe_clock, turns, is_member=is_member, is_of=is_of
+        )
         self.unexpire = UnexpireArchived(journal, self._hot_expiry, policy, safe_clock, turns)
         self.checkpoint = WriteCheckpoint(journal, turns)
         self.sweep = Sweep(journal, worker, safe_clock, turns)
@@ -162,7 +165,7 @@ def _always() -> bool:
 
 
 def _all() -> int:
-    return 1 << 62
+    return EVERYTHING
 
 
 def _standing(journal: JournalWriter) -> str:

@@ -45,6 +45,7 @@ class DoomedQueues:
     async def deleted(self, term: int) -> None:
         """Returns when all that were added in this term are gone; BrokerError where that is not known in time."""
         await self._replication.replicated(max(self._topics.values(), default=0), term)
+        self.confirmed()  # where nobody is waited for it was so before it was on the disk, and nobody says it again
 
     def confirmed(self) -> None:
         """More is. Messages of a later life of a topic stay."""

@@ -14,11 +14,10 @@ from broker.archiving.overtaken import Overtaken, OvertakenFile
 from broker.config import BrokerConfig
 from broker.ha.stock_reach import UNKNOWN, Look, StockReach
 from infra.clock import Clock
+from lifecycle.evict import EVERYTHING
 from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
-
-_ALL = 1 << 62
 
 
 class FollowedMaster:
@@ -50,7 +49,7 @@ class FollowedMaster:
 
     def settled_below(self) -> int:
         """What an archive names above this is another log's."""
-        return _ALL if self.overtaken is None else self.overtaken.at
+        return EVERYTHING if self.overtaken is None else self.overtaken.at
 
     def attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
         """The slave follows this life of the master."""

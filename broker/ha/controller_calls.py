@@ -8,7 +8,7 @@ An answer that means nothing to the member is None: it asks again in its time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import msgspec
@@ -44,10 +44,9 @@ _NOT_REGISTERED = frozenset({
     ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST, ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
 })  # fmt: skip
 
-# To a 1001: the set is of another epoch, or is (Apache's controller knows no request again) what was asked for.
-_PERHAPS_DONE = frozenset({
-    ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
-})  # fmt: skip
+# To a 1001: the set is of another epoch; or, as Apache's controller knows no request again, is what was asked for.
+_PERHAPS_DONE = frozenset({ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH})
+_PERHAPS_DONE_AT_STOCK = _PERHAPS_DONE | {ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED}
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,11 +138,13 @@ def _heartbeat(ask: Heartbeat, own: Identity, log_epoch: int) -> dict[str, str]:
 # ---- answers
 
 
-def event_of(ask: Ask, answer: RemotingCommand, own: Identity, broker_id: int, *, is_known: bool) -> Event | None:
+def event_of(
+    ask: Ask, answer: RemotingCommand, own: Identity, broker_id: int, *, is_known: bool, is_stock: bool = False
+) -> Event | None:
     """What the answer says; ProtocolError and ValueError for one that can't be read.
 
     `is_known`: a controller has taken this life before. Whoever it takes for another life of the directory then is a
-    copy of it; before that it may be the one that has just ended, and is not noticed yet.
+    copy of it; before that it may be the one that has just ended, and is not noticed yet. `is_stock`: it is Apache's.
     """
     code = answer.code
     match ask:
@@ -156,7 +157,7 @@ def event_of(ask: Ask, answer: RemotingCommand, own: Identity, broker_id: int, *
         case Register():
             return _registered(ask, answer, is_known=is_known)
         case Alter():
-            return _altered(ask, answer, own, broker_id)
+            return _altered(ask, answer, own, broker_id, _PERHAPS_DONE_AT_STOCK if is_stock else _PERHAPS_DONE)
         case Elect() | AskReplicaInfo():
             if code in _NOT_REGISTERED:
                 return NotRegistered()
@@ -177,9 +178,9 @@ def _registered(ask: Register, answer: RemotingCommand, *, is_known: bool) -> Ev
     return None
 
 
-def _altered(ask: Alter, answer: RemotingCommand, own: Identity, broker_id: int) -> Event:
+def _altered(ask: Alter, answer: RemotingCommand, own: Identity, broker_id: int, perhaps_done: Set[int]) -> Event:
     if answer.code != ResponseCode.SUCCESS:
-        return AlterRefused(ask.request_id, answer.code in _PERHAPS_DONE)
+        return AlterRefused(ask.request_id, answer.code in perhaps_done)
     told = loads_as(answer.body, _SyncStateSet)
     epoch = told.sync_state_set_epoch
     if epoch is None:

@@ -123,6 +123,7 @@ class _Link:
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._unanswered = 0
+        self._failure: Exception | None = None  # what the last try to connect ended with
         self._is_ended = False
         self.is_told = False  # and has not answered
         self.trouble = ""
@@ -165,24 +166,35 @@ class _Link:
             self.close()
 
     async def _connect(self) -> Connection:
+        """One tries for all who wait: of a controller that hangs they would be more and more."""
+        known = self._failure
         async with self._connecting:
-            connection = self._connection
-            if connection is not None and not connection.is_closed:
-                return connection
+            if self._failure is not None and self._failure is not known:
+                raise self._failure
+            try:
+                return await self._connected()
+            except (OSError, TimeoutError, NeveError) as error:
+                self._failure = error
+                raise
+
+    async def _connected(self) -> Connection:
+        connection = self._connection
+        if connection is not None and not connection.is_closed:
+            return connection
+        if self._is_ended:
+            raise ConnectionAbortedError("this broker leaves its set")
+        async with asyncio.timeout(CONNECT_S):
+            connection = await open_connection(*parse_address(self.address), tls=self._tls)
+        try:
+            await self._check(connection)
             if self._is_ended:
                 raise ConnectionAbortedError("this broker leaves its set")
-            async with asyncio.timeout(CONNECT_S):
-                connection = await open_connection(*parse_address(self.address), tls=self._tls)
-            try:
-                await self._check(connection)
-                if self._is_ended:
-                    raise ConnectionAbortedError("this broker leaves its set")
-            except BaseException:
-                connection.close()
-                raise
-            log.info("connected to the controller at %s", self.address)
-            self._connection, self.trouble = connection, ""
-            return connection
+        except BaseException:
+            connection.close()
+            raise
+        log.info("connected to the controller at %s", self.address)
+        self._connection, self.trouble = connection, ""
+        return connection
 
     async def _check(self, connection: Connection) -> None:
         answer = await self._invoke(connection, Call(RequestCode.CONTROLLER_GET_METADATA_INFO, {}))

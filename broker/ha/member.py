@@ -216,8 +216,9 @@ class Member:
         return self.state in (State.WAITING, State.MASTER, State.HANDING_OVER, State.SLAVE)
 
     @property
-    def is_handing_over(self) -> bool:
-        return self.state is State.HANDING_OVER
+    def hands_over_to(self) -> int | None:
+        """Which member; None: it does not."""
+        return None if self._hand_over is None else self._hand_over.target
 
     @property
     def is_in_sync(self) -> bool:

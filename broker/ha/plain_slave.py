@@ -122,6 +122,7 @@ class PlainSlave:
         following: Callable[[str, int], None],
         advanced: Callable[[], None],
         archive: Callable[[], Archive],
+        forget_poll: Callable[[], None],
         role: BrokerRole,
         clock: Clock,
         entropy: Entropy,
@@ -131,10 +132,12 @@ class PlainSlave:
         """`own` is what has to be equal at the master.
 
         `following` is told with address and start of the master whose log all of this is, `advanced` when there is more
-        of it; `sync_log`: where an acknowledgement promises the disk.
+        of it; `forget_poll`: what the master has delivered is not known any more, before a cut, on the disk;
+        `sync_log`: where an acknowledgement promises the disk.
         """
         self._store, self._role, self._api, self._threads = store, role, api, threads
         self._following, self._advanced, self._archive = following, advanced, archive
+        self._forget_poll = forget_poll
         self._file = FollowedFile(disk, root)
         self._file_size = own.mapped_file_size_commit_log
         self._followed: Life | None = None
@@ -272,6 +275,7 @@ class PlainSlave:
         store = self._store
         start = store.record_start(to)
         await self._archive().master_began_at(start)
+        self._forget_poll()  # what it calls delivered may be above
         kept = store.truncate(start, epoch=0, floor=start)
         log.warning("the master lost its log above %d: what was copied of it is in %s", to, kept)
 

@@ -311,6 +311,7 @@ class ReplicasManager:
     async def shutdown(self) -> None:
         """Nobody follows, nobody is followed, no controller hears of it again. The log stands still."""
         self._is_stopped = True
+        self._changed.set()
         self._controllers.close()
         self._stop_acknowledging()
         await self._stop_following()
@@ -448,8 +449,10 @@ class ReplicasManager:
         confirming = self._confirming
         if confirming is None or not self._leads:
             raise HandOverRefused("this member is not the master")
-        if self.member.is_handing_over:
-            raise HandOverRefused("it hands over already")
+        if (under_way := self.member.hands_over_to) is not None:
+            if target not in (None, under_way):
+                raise HandOverRefused("it hands over already")
+            return await self._handed_over(confirming, under_way)
         in_sync = [member for member in self._ha_service.slaves if confirming.in_sync(member)]
         if target is None:
             target = max(in_sync, key=lambda member: (confirming.end_of(member), -member), default=0)
@@ -457,7 +460,10 @@ class ReplicasManager:
             raise HandOverRefused(f"{target} does not follow in sync" if target else "no member follows in sync")
         self.tick()  # so that it is known where the log ends now: from this turn on nothing is appended
         self.happens(HandOver(target))
-        while self._confirming is confirming and self.member.is_handing_over:
+        return await self._handed_over(confirming, target)
+
+    async def _handed_over(self, confirming: Confirm, target: int) -> int:
+        while self._confirming is confirming and self.member.hands_over_to is not None and not self._is_stopped:
             self._changed.clear()
             await self._changed.wait()
         if self._confirming is confirming:
@@ -528,7 +534,7 @@ class ReplicasManager:
         self._archive().follow()
         if not self._has_begun_to_lead:
             return
-        self._leads = self._has_begun_to_lead = False
+        self._leads, self._has_begun_to_lead, self._failed_to_lead = False, False, 0
         self._actions.append(_Retreat())
         self._work.set()
         try:
@@ -626,7 +632,6 @@ class ReplicasManager:
         """Written down before its first byte."""
         store = self._store
         first, end = store.min_physical_offset, store.max_physical_offset
-        self._epochs.drop_above(end)  # a cut that this change of role has cut short
         entries = self._epochs.entries()
         if not entries and first < end:
             entries = ((BEFORE_THE_SET, first),)  # a broker that stood alone, and is the first of a set now
@@ -709,8 +714,8 @@ class ReplicasManager:
             answer = await self._controllers.ask(call)
             if self._controllers.are_stock:
                 self.happens(StockControllers())
-            is_known = member.state not in _UNKNOWN_TO_CONTROLLERS
-            event = event_of(ask, answer, self._own, member.broker_id, is_known=is_known)
+            is_known, is_stock = member.state not in _UNKNOWN_TO_CONTROLLERS, self._controllers.are_stock
+            event = event_of(ask, answer, self._own, member.broker_id, is_known=is_known, is_stock=is_stock)
         except Unheard as error:
             self.unanswered += 1
             log.debug("no controller answers: %s", error.remark)
@@ -798,6 +803,7 @@ class ReplicasManager:
         if follower is not None:
             follower.cancel()
             await asyncio.wait([follower])
+        self._epochs.drop_above(self._store.max_physical_offset)  # of a cut that this change of role has cut short
 
     async def wants_cut(self, to: int) -> None:
         """The member decides whether; returns when it is cut. Raises CutRefused, StoreError."""
@@ -810,21 +816,19 @@ class ReplicasManager:
         await waiter
 
     def _cut(self, to: int) -> None:
-        """The member has looked at what is confirmed."""
+        """The member has looked at what is confirmed. Of a master that is not followed any more none is made."""
         waiter, self._cut_waits = self._cut_waits, None
+        if waiter is None or waiter.done():
+            return
         try:
             kept = self._store.truncate(to, epoch=self._epochs.last_epoch, floor=to)
         except (StoreError, OSError) as error:
-            if waiter is None or waiter.done():
-                log.warning("the log is not cut to %d: %s", to, error)
-            else:
-                waiter.set_exception(error)
+            waiter.set_exception(error)
             return
         if kept is not None:
             self.cuts += 1
             log.warning("what this broker had alone is in %s", kept)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        waiter.set_result(None)
 
     async def attached(self, follow: Follow, master_epoch: int) -> None:
         """All that is here is the master's."""

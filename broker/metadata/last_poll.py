@@ -49,7 +49,6 @@ class LastPollFile:
 
     def __init__(self, disk: Disk, path: Path, sync_log: SyncLog | None, threads: Threads = SYSTEM_THREADS) -> None:
         self.current: LastPoll | None = None
-        self._disk, self._path = disk, path
         self._before = -1  # where the log ended when the poll before this one was begun
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads)
 
@@ -57,6 +56,8 @@ class LastPollFile:
         """ValueError for what can't be read."""
         value = self.file.load(poll=LastPoll)
         self.current = value.get("poll")
+        if self.current is not None:
+            self._before = self.current.asked_at
 
     def take(self, master: str, image: StockImage) -> None:
         """It is installed: the own log has all that it speaks of."""
@@ -74,10 +75,10 @@ class LastPollFile:
         self.file.touch()
 
     def forget(self) -> None:
-        """It is master itself."""
-        self.current = None
-        self._disk.remove(self._path)
-        self._disk.fsync_dir(self._path.parent)
+        """On the disk when it returns: it is master itself, or the log lost what the poll speaks of."""
+        self.current, self._before = None, -1
+        self.file.touch()
+        self.file.save_now()
 
     @property
     def dirty(self) -> bool:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from broker.metadata.last_poll import LastPoll
-from broker.promotion.stored import Bound, Delivered, bound, of_queue, target
+from broker.promotion.stored import Bound, Delivered, bound, target
 from broker.store.message_store import MessageStore
+from broker.waiting.queue_records import of_queue
 from broker.waiting.schedule_message import ScheduleMessage
 from neve.remoting.names import SCHEDULE_TOPIC
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.metadata.last_poll import LastPoll
-from broker.promotion.stored import Delivered, of_queue
+from broker.promotion.stored import Delivered
 from broker.store.message_store import MessageStore
+from broker.waiting.queue_records import of_queue
 from neve.record.codec import MessageRecord
 from neve.record.properties import PROPERTY_UNIQUE_KEY
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC

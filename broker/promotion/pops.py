@@ -23,9 +23,10 @@ import msgspec
 
 from broker.metadata.last_poll import LastPoll
 from broker.pop.pop_queue import Flight, Key
-from broker.promotion.stored import Bound, Delivered, bound, of_queue
+from broker.promotion.stored import Bound, Delivered, bound
 from broker.promotion.timers import Timer
 from broker.store.message_store import MessageStore
+from broker.waiting.queue_records import of_queue
 from neve.record.codec import MessageRecord, decode_record
 from neve.remoting.names import RETRY_PREFIX
 

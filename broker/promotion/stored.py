@@ -7,17 +7,15 @@ told is looked up: the copies above the place where the last poll began. Nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import NamedTuple
 
 from broker.store.message_store import MessageStore
-from neve.record.codec import MessageRecord, decode_record, iter_records
+from broker.waiting.half_messages import TRANSACTION_BITS
+from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.record.properties import PROPERTY_UNIQUE_KEY
 from neve.remoting.names import CHECK_MAX_TOPIC
-
-_COUNT, _BYTES = 512, 4 << 20
-TRANSACTION_BITS = 0xC
 
 
 class Bound(NamedTuple):
@@ -44,18 +42,6 @@ def target(record: MessageRecord) -> tuple[str, int]:
     return properties.get("REAL_TOPIC", ""), int(queue) if queue.isascii() and queue.isdigit() else 0
 
 
-def of_queue(store: MessageStore, topic: str, queue_id: int, offset: int) -> Iterator[MessageRecord]:
-    """A queue's records from an offset on."""
-    offset, end = max(offset, store.min_offset(topic, queue_id)), store.max_offset(topic, queue_id)
-    while offset < end:
-        got = store.get(topic, queue_id, offset, _COUNT, _BYTES)
-        for buffer in got.buffers:
-            yield from iter_records(buffer)
-        if got.next_offset <= offset:
-            return
-        offset = got.next_offset
-
-
 class Delivered:
     """Of those that are asked for, which came where they were bound, above a place; and how transactions ended."""
 
@@ -65,8 +51,7 @@ class Delivered:
         #: Where the half messages of what was committed lie, and what was committed or given up, by target and id.
         self.committed_places: set[int] = set()
         self.ended_ids: set[tuple[str, str]] = set()
-        wanted = {one[:2] for one in asked}
-        names, keys = wanted, frozenset(asked)
+        names, keys = {one[:2] for one in asked}, frozenset(asked)
         for raw in store.records_from(min(above, ended_above)):
             record = decode_record(raw)
             if record.physical_offset >= ended_above:

@@ -22,8 +22,9 @@ from broker.metadata.last_poll import LastPoll
 from broker.metadata.stock_tables import TimerCheckPoint
 from broker.promotion.stored import Bound, Delivered, bound, target
 from broker.store.message_store import MessageStore
-from broker.waiting.timer_message import TimersTakenOver
+from broker.waiting.timer_message import RECALL_KEY, TimersTakenOver, recall_key
 from neve.record.codec import MessageRecord, decode_record
+from neve.record.properties import PROPERTY_UNIQUE_KEY
 from neve.remoting.names import REVIVE_LOG_PREFIX, WHEEL_TIMER_TOPIC
 
 _ROLLS = "TIMER_ROLL_TIMES"
@@ -61,7 +62,8 @@ def not_delivered(store: MessageStore, poll: LastPoll) -> list[Timer] | Unreadab
         if _waits(poll.timers, due, offset) and (raw := store.record_at(position)) is not None:
             record = decode_record(raw)
             rolls = record.properties.get(_ROLLS, "0")
-            found.append(Timer(due, record, bound(record, *target(record)), int(rolls) if rolls.isdigit() else 0))
+            times = int(rolls) if rolls.isascii() and rolls.isdigit() else 0
+            found.append(Timer(due, record, bound(record, *target(record)), times))
     return found
 
 
@@ -92,12 +94,23 @@ def sort_out(
         else:
             waiting.append(timer)
     stays = [one.record.physical_offset for one in waiting if _stays(one, read_ms, below)]
+    recalls = {one.record.properties.get(RECALL_KEY) for one in waiting}
     return TimersTakenOver(
         time=read_ms - 1,
         below=max(below, min(stays, default=0)),
-        again=[(one.record, one.due) for one in waiting if not _stays(one, read_ms, below)],
+        again=[
+            (one.record, one.due)
+            for one in waiting
+            # appended again it would come behind its recall, which is due at the same time
+            if not (_stays(one, read_ms, below) or _recalled_by(one) in recalls)
+        ],
         is_empty=not stays,
     )
+
+
+def _recalled_by(timer: Timer) -> str:
+    properties = timer.record.properties
+    return recall_key(timer.bound.topic, properties.get(PROPERTY_UNIQUE_KEY, ""))
 
 
 def _stays(timer: Timer, read_ms: int, below: int) -> bool:

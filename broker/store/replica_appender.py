@@ -349,7 +349,8 @@ class _Run:
         unique = b""
         if at == 0 or (at > 0 and properties[at - 1] == _PAIR_END):
             at += len(_UNIQUE)
-            unique = properties[at : properties.find(_PAIR_END_BYTE, at)]
+            end = properties.find(_PAIR_END_BYTE, at)  # RocketMQ stores properties without the last one
+            unique = properties[at:] if end < 0 else properties[at:end]
         if properties.find(_KEYS) < 0 and unique.isalnum():
             self.hashes.append(crc32(unique, start))
             self.places.append(physical)

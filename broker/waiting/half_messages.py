@@ -18,7 +18,7 @@ else is stored before the mark then, for the next start would not see it any mor
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,8 +29,9 @@ from broker.intake.message import NewMessage
 from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
+from broker.waiting.queue_records import of_queue
 from infra.clock import Clock
-from neve.record.codec import MessageRecord, decode_record, iter_records
+from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.record.properties import PROPERTY_TRANSACTION_PREPARED, PROPERTY_UNIQUE_KEY, tags_code
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC
@@ -43,7 +44,6 @@ TRANSACTION_BITS = 0xC
 _SECONDS = re.compile(r"[0-9]{1,15}")
 _IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _ENDED, _ASKED, _ANEW = "d", "c", "r"
-_READ_COUNT, _READ_BYTES = 512, 4 << 20
 _OFFSETS_IN_MARK = 1000
 _OUTCOMES_KEPT = 10_000
 _REAPPENDED_AT_ONCE = 64
@@ -266,14 +266,14 @@ class HalfMessages:
         half_from, op_from = self._floors()
         ended: set[int] = set()
         checks: dict[int, int] = {}
-        for mark in self._records(OP_HALF_TOPIC, op_from):
+        for mark in of_queue(self._store, OP_HALF_TOPIC, 0, op_from):
             offsets = [int(part) for part in mark.body.decode("ascii").split(",") if part]
             tag = mark.properties.get("TAGS")
             if tag == _ENDED:
                 ended.update(offsets)
             for offset in offsets:
                 checks[offset] = checks.get(offset, 0) + 1 if tag == _ASKED else 0
-        for record in self._records(HALF_TOPIC, half_from):
+        for record in of_queue(self._store, HALF_TOPIC, 0, half_from):
             offset = record.queue_offset
             first = record.prepared_transaction_offset - 1
             earlier = [first] if first >= 0 else []
@@ -319,21 +319,10 @@ class HalfMessages:
 
     def _floors(self) -> tuple[int, int]:
         end = self._store.max_offset(OP_HALF_TOPIC, 0)
-        for mark in self._records(OP_HALF_TOPIC, end - 1) if end else ():
+        for mark in of_queue(self._store, OP_HALF_TOPIC, 0, end - 1) if end else ():
             properties = mark.properties
             return int(properties.get("HALF_FROM", 0)), int(properties.get("OP_FROM", 0))
         return 0, 0
-
-    def _records(self, topic: str, offset: int) -> Iterator[MessageRecord]:
-        store = self._store
-        offset, end = max(offset, store.min_offset(topic, 0)), store.max_offset(topic, 0)
-        while offset < end:
-            got = store.get(topic, 0, offset, _READ_COUNT, _READ_BYTES)
-            for buffer in got.buffers:
-                yield from iter_records(buffer)
-            if got.next_offset <= offset:
-                return
-            offset = got.next_offset
 
 
 def immunity(properties: Mapping[str, str]) -> int | None:

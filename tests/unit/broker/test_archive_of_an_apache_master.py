@@ -23,6 +23,7 @@ from infra.disk import RealDisk
 from infra.remoting_server import Connection
 from infra.startup import StartupError
 from lifecycle.safe_clock import SafeClock
+from neve.archive.catalog import Catalog
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running, send
@@ -230,7 +231,9 @@ def test_a_master_that_lost_what_is_not_archived_is_followed_and_archived_on(
     run(scenario)
 
 
-def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so(tmp_path: Path) -> None:
+def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=IN_A_FILE + 2, lost=IN_A_FILE) as (front, cut, theirs):
             kept = cut.store.max_physical_offset
@@ -261,6 +264,9 @@ def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so
         assert "archive overtaken since" in (text := await page(slave)), text
         assert f"above {at} it is of another log" in text
         assert "neve_archive_overtaken 1" in await page(slave, "/metrics")
+        with monkeypatch.context() as expired:  # what was before the power cut
+            expired.setattr(Catalog, "recorded_minimum", lambda *_: 1 << 40)
+            assert (await asyncio.to_thread(slave.archive.lifecycle.expire.run))["raised"] == 0
 
     run(scenario)
 

@@ -209,13 +209,18 @@ def test_the_archive_does_not_hear_of_a_deletion_before_the_set_has_it(
     run(scenario)
 
 
-@pytest.mark.parametrize("replication", ["sync", "async"])
-def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(tmp_path: Path, replication: str) -> None:
+@pytest.mark.parametrize(
+    ("replication", "flush"), [("sync", "ASYNC_FLUSH"), ("async", "ASYNC_FLUSH"), ("async", "SYNC_FLUSH")]
+)
+def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(
+    tmp_path: Path, replication: str, flush: str
+) -> None:
     """Else the topic's old messages came back with it."""
     url = f"dir:{tmp_path / 'bucket'}"
 
     async def scenario() -> None:
-        async with broker_set(tmp_path, f"storeUrl={url}", replication=replication) as brokers:
+        settings = (f"storeUrl={url}", f"flushDiskType={flush}")
+        async with broker_set(tmp_path, *settings, replication=replication) as brokers:
             master = await brokers.master()
             await put(master, b"1", b"2")
             await archived(brokers)

@@ -235,6 +235,41 @@ def test_a_crash_behind_the_promotion_costs_nothing_of_the_log_that_is_the_broke
     run(scenario)
 
 
+def test_what_a_master_had_delivered_above_where_it_came_back_is_not_taken_for_delivered(
+    tmp_path: Path,
+) -> None:
+    """The poll that says so is of a log that is cut off: until there is a new one there is no promotion."""
+
+    async def scenario() -> None:
+        async with copied(tmp_path) as copy:
+            async with running(copy.root, *SLAVE, "namesrvAddr=127.0.0.1:1") as (slave, _):
+                assert slave.last_poll.current is not None
+                assert slave.plain_slave is not None
+                await slave.plain_slave.cut(slave.store.max_physical_offset - 1)
+                assert slave.last_poll.current is None
+            with pytest.raises(StartupError, match="never had the tables"):
+                async with copy.promoted():
+                    raise AssertionError
+
+    run(scenario)
+
+
+def test_the_poll_before_the_last_counts_over_a_restart_of_the_slave(tmp_path: Path) -> None:
+    """What was delivered when it was due may be told of a poll later."""
+
+    async def scenario() -> None:
+        async with copied(tmp_path, retire=False) as copy:
+            before = json.loads((copy.root / "config" / "lastPoll.json").read_bytes())["poll"]["askedAt"]
+            put(copy.front.source.store, "t", body=b"more")
+            async with copy.slave() as slave:
+                end = copy.front.source.store.max_physical_offset
+                await until(lambda: slave.last_poll.current is not None and slave.last_poll.current.asked_at == end)
+                assert slave.last_poll.current is not None
+                assert slave.last_poll.current.log_begin == before < end
+
+    run(scenario)
+
+
 def _crash(_: Promotion) -> None:
     raise OSError("pulled the plug")
 
@@ -306,7 +341,7 @@ def test_no_old_timer_fires_again_and_none_that_waits_is_lost(tmp_path: Path) ->
         timer(store, "old", READ_MS - 5000)
         timer(store, "waits", LATER_MS)
         timer(store, "rolled", LATER_MS + 1)
-        timer(store, "recall", LATER_MS, TIMER_DEL_UNIQKEY="t+waits")
+        timer(store, "recall", LATER_MS, TIMER_DEL_UNIQKEY="t+gone")
         timer(store, "pop", LATER_MS, TAGS="ck", REAL_TOPIC=REVIVE_LOG)
         timer(store, "rolled", LATER_MS + 1, TIMER_ROLL_TIMES=1)
         timer(store, "behind", LATER_MS + 2)
@@ -323,11 +358,26 @@ def test_no_old_timer_fires_again_and_none_that_waits_is_lost(tmp_path: Path) ->
                 assert found.pop("pop", LATER_MS) == LATER_MS
                 expected = {"waits": LATER_MS, "recall": LATER_MS, "rolled": LATER_MS + 1, "behind": LATER_MS + 2}
                 assert found == expected
-                assert broker.timers._recalls.keys() == {"t+waits"}
+                assert broker.timers._recalls.keys() == {"t+gone"}
             async with copy.promoted() as (broker, _):
                 found = timers_of(broker)
                 found.pop("pop", None)
                 assert found == expected, "a start as any other"
+
+    run(scenario)
+
+
+def test_what_is_appended_again_does_not_come_behind_its_recall(tmp_path: Path) -> None:
+    def fill(store: MessageStore, front: Front) -> None:
+        timer(store, "recalled", LATER_MS)
+        timer(store, "rolled", LATER_MS + 1)
+        timer(store, "recall", LATER_MS, TIMER_DEL_UNIQKEY="t+recalled")
+        timer(store, "rolled", LATER_MS + 1, TIMER_ROLL_TIMES=1)  # what lies below its first copy is appended again
+        front.timers = (READ_MS, store.max_offset(WHEEL_TIMER_TOPIC, 0))
+
+    async def scenario() -> None:
+        async with copied(tmp_path, fill) as copy, copy.promoted() as (broker, _):
+            assert timers_of(broker) == {"recall": LATER_MS, "rolled": LATER_MS + 1}
 
     run(scenario)
 

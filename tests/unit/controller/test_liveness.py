@@ -59,6 +59,10 @@ def test_what_was_said_under_anothers_id_is_known_until_the_set_is_forgotten() -
         assert [report.master_epoch for report in liveness.strangers("b")] == [5]
     heard(liveness, born="first")
     assert liveness.strangers("b") != ()
+    clock.advance(FORGET_MS + 1)
+    heard(liveness, born="first")
+    assert liveness.strangers("b") == (), "it has long gone"
+    assert not liveness.hear("b", 1, Report(0, incarnation="second", master_epoch=5), NEW, None)
     liveness.forget("b", 1)
     assert liveness.strangers("b") == ()
 

@@ -413,3 +413,13 @@ def test_a_master_in_a_set_shows_what_its_members_have_and_alone_again_all(open_
     assert store.max_offset("t", 0) == 3
     put(store)
     assert store.max_offset("t", 0) == 4
+
+
+def test_an_id_at_the_end_of_the_properties_is_found_at_a_slave_too() -> None:
+    """RocketMQ stores them without the last separator."""
+    master, disk = Master(0), SimDisk()
+    slave = open_store(disk, ManualClock(), following=True)
+    put_one(master.store, "a", 0, b"body", properties=b"UNIQ_KEY\x01ABCDEF0123", unique_key="ABCDEF0123")
+    Link(master, slave, 0).run()
+    for store in (master.store, slave):
+        assert len(store.query("a", "ABCDEF0123", 64, 0, 1 << 60)) == 1

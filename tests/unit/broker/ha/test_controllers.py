@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.ha import controllers as controllers_module
 from broker.ha.controller_calls import Identity, call_of, event_of
 from broker.ha.controllers import KNOWS_LIVES, Controllers, Unheard
 from broker.ha.member_events import (
@@ -275,3 +276,33 @@ def test_who_has_left_connects_to_no_controller_again(tmp_path: Path) -> None:
             assert controllers.connected == 0
 
     run(main())
+
+
+def test_one_tries_for_all_who_wait_for_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by itself they would be more and more: it is asked more often than a try takes."""
+    monkeypatch.setattr(controllers_module, "ASK_S", 0.2)
+    came: list[asyncio.StreamWriter] = []
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(writer)
+
+    async def main() -> None:
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        controllers = to(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        asks = [told(controllers, AskNextBrokerId()) for _ in range(20)]
+        told_them = await asyncio.gather(*asks, return_exceptions=True)
+        assert all(isinstance(one, Unheard) for one in told_them)
+        assert len(came) == 1
+        for writer in came:
+            writer.close()
+        server.close()
+
+    run(main())
+
+
+def test_only_apaches_controller_may_have_done_what_it_calls_failed() -> None:
+    """It knows no request again, and fails where the set is as it was asked for; neve's has changed nothing."""
+    answer = RemotingCommand(ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED)
+    for is_stock in (True, False):
+        event = event_of(Alter("r", 1, 1, (1, 2)), answer, identity(), 1, is_known=True, is_stock=is_stock)
+        assert event == AlterRefused("r", has_moved=is_stock)

@@ -1,0 +1,22 @@
+"""The records of one queue, as who begins reads them: where messages wait, and what has become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from broker.store.message_store import MessageStore
+from neve.record.codec import MessageRecord, iter_records
+
+_COUNT, _BYTES = 512, 4 << 20  # at once
+
+
+def of_queue(store: MessageStore, topic: str, queue_id: int, offset: int) -> Iterator[MessageRecord]:
+    """From an offset on, up to where the queue ends now."""
+    offset, end = max(offset, store.min_offset(topic, queue_id)), store.max_offset(topic, queue_id)
+    while offset < end:
+        got = store.get(topic, queue_id, offset, _COUNT, _BYTES)
+        for buffer in got.buffers:
+            yield from iter_records(buffer)
+        if got.next_offset <= offset:
+            return
+        offset = got.next_offset
