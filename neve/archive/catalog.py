@@ -26,6 +26,7 @@ from neve.archive.journal import (
     Gap,
     Intent,
     IntentName,
+    OpenRewrite,
     Replace,
     Topic,
     Unexpire,
@@ -64,6 +65,8 @@ class Catalog:
         self._covered: dict[str, set[tuple[int, int]]] = {}
         self._open: dict[int, dict[str, IntentName]] = {}
         self._intent_end = 0
+        self._rewrites: dict[int, OpenRewrite] = {}
+        self.last_rewrite = 0  # the highest number of an INTENT with a kind
         self._named: dict[str, dict[int, int]] = {}  # topic -> queue -> highest offset that any entry named
         self._topics: dict[str, Topic] = {}
         self._gaps: list[Gap] = []
@@ -101,6 +104,8 @@ class Catalog:
                 covered={topic: sorted(ranges) for topic, ranges in self._covered.items() if ranges},
                 open={number: list(names.values()) for number, names in self._open.items()},
                 intent_end=self._intent_end,
+                rewrites=dict(sorted(self._rewrites.items())) or msgspec.UNSET,
+                last_rewrite=self.last_rewrite or msgspec.UNSET,
                 named={topic: dict(queues) for topic, queues in self._named.items()},
                 topics=list(self._topics.values()),
                 gaps=list(self._gaps),
@@ -127,6 +132,7 @@ class Catalog:
             self._expiring[name.key] = (name, after)
             self._cover(name)
         self._open = {number: {name.key: name for name in names} for number, names in state.open.items()}
+        self._rewrites, self.last_rewrite = dict(state.rewrites or {}), state.last_rewrite or 0
         self._named = {topic: dict(queues) for topic, queues in state.named.items()}
         self._topics = {entry.topic: entry for entry in state.topics}
         for topic, queue, minimum in state.queues:
@@ -145,7 +151,7 @@ class Catalog:
             case Commit():
                 self._apply_commit(entry)
             case Abort():
-                self._close(entry.round, entry.keys or list(self._open.get(entry.round, {})))
+                self._apply_abort(entry)
             case Gap():
                 self._apply_gap(entry)
             case Expire():
@@ -172,11 +178,20 @@ class Catalog:
         self.master_epoch = max(known, entry.master_epoch or 0)
 
     def _apply_intent(self, entry: Intent) -> None:
+        if entry.kind is not msgspec.UNSET:
+            self._apply_rewrite(entry.kind, entry)
+            return
         self.last_round = max(self.last_round, entry.round)
         self._open[entry.round] = {name.key: name for name in entry.names}
         for name in entry.names:
             self._intent_end = max(self._intent_end, name.end)
             self._note_offsets(name.topic, {queue: last for queue, (_, last) in name.queues.items()})
+
+    def _apply_rewrite(self, kind: str, entry: Intent) -> None:
+        """Its rows have been named by a round: no mark of the log moves."""
+        self.last_rewrite = max(self.last_rewrite, entry.round)
+        if entry.names:
+            self._rewrites[entry.round] = OpenRewrite(kind, entry.old or [], entry.names)
 
     def _apply_commit(self, entry: Commit) -> None:
         for name in entry.names:
@@ -193,6 +208,13 @@ class Catalog:
             self._advance(topic, entry.through.get(topic, min(settled, lowest_open)))
         for topic, offset in entry.through.items():
             self._advance(topic, offset)
+
+    def _apply_abort(self, entry: Abort) -> None:
+        keys = self.closed_by(entry)
+        if entry.kind:
+            self._close_rewrites(keys, [entry.round])
+        else:
+            self._close(entry.round, keys)
 
     def _apply_gap(self, entry: Gap) -> None:
         if entry.more:
@@ -246,6 +268,7 @@ class Catalog:
         self._withdraw(entry.old, entry.delete_after_ms)
         for name in entry.new:
             self._enter(name)
+        self._close_rewrites([name.key for name in entry.new], list(self._rewrites))
 
     def _enter(self, name: CommittedName) -> None:
         """Once: a COMMIT whose answer was lost may stand twice, and then nothing stands between the two."""
@@ -305,6 +328,16 @@ class Catalog:
             names.pop(key, None)
         if not names:
             self._open.pop(round_number, None)
+
+    def _close_rewrites(self, keys: Iterable[str], numbers: Iterable[int]) -> None:
+        closed = set(keys)
+        for number in numbers:
+            held = self._rewrites.get(number)
+            if held is not None and any(name.key in closed for name in held.names):
+                names = [name for name in held.names if name.key not in closed]
+                self._rewrites[number] = msgspec.structs.replace(held, names=names)
+                if not names:
+                    del self._rewrites[number]
 
     def _advance(self, topic: str, offset: int) -> None:
         through = self._through[topic] = max(self._through.get(topic, 0), offset)
@@ -467,9 +500,30 @@ class Catalog:
     def knows(self, key: str) -> bool:
         """Whether an object is anyone's: live, expiring, or in an open intent. The sweep keeps what is."""
         with self._lock:
-            return key in self._names or key in self._expiring or any(key in names for names in self._open.values())
+            return (
+                key in self._names
+                or key in self._expiring
+                or any(key in names for names in self._open.values())
+                or any(key == name.key for held in self._rewrites.values() for name in held.names)
+            )
+
+    def closed_by(self, entry: Abort) -> list[str]:
+        """The keys that an ABORT closes, before it is applied."""
+        with self._lock:
+            if entry.keys:
+                return entry.keys
+            if entry.kind:
+                held = self._rewrites.get(entry.round)
+                return [] if held is None else [name.key for name in held.names]
+            return list(self._open.get(entry.round, ()))
+
+    def open_rewrites(self) -> dict[int, OpenRewrite]:
+        """What an INTENT with a kind left open, by its number; an offload round has no part in it."""
+        with self._lock:
+            return dict(sorted(self._rewrites.items()))
 
     def open_intents(self) -> dict[int, list[IntentName]]:
+        """Names of offload rounds."""
         with self._lock:
             return {number: list(names.values()) for number, names in sorted(self._open.items())}
 

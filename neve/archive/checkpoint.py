@@ -7,7 +7,7 @@ because it nests like the journal. It is never the only truth: what it says foll
 
 import msgspec
 
-from neve.archive.journal import NO_CHECKPOINT, CommittedName, Gap, IntentName, Topic
+from neve.archive.journal import NO_CHECKPOINT, CommittedName, Gap, IntentName, OpenRewrite, Topic
 from neve.archive.sealed import Damaged, seal, unseal
 
 CHECKPOINT_VERSION = 1
@@ -34,6 +34,8 @@ class CatalogState(msgspec.Struct, kw_only=True):
     covered: dict[str, list[tuple[int, int]]] = {}  # topic -> ranges above `through` that have had an object
     open: dict[int, list[IntentName]] = {}
     intent_end: int = 0
+    rewrites: dict[int, OpenRewrite] | msgspec.UnsetType = msgspec.UNSET
+    last_rewrite: int | msgspec.UnsetType = msgspec.UNSET
     named: dict[str, dict[int, int]] = {}
     topics: list[Topic] = []
     gaps: list[Gap] = []
@@ -41,9 +43,8 @@ class CatalogState(msgspec.Struct, kw_only=True):
 
 def encode_checkpoint(state: CatalogState) -> bytes:
     """The content is encoded name by name: in one call it would keep every other thread waiting."""
-    fields = {field: getattr(state, field) for field in state.__struct_fields__}
-    if state.master_epoch is msgspec.UNSET:
-        del fields["master_epoch"]
+    values = {field: getattr(state, field) for field in state.__struct_fields__}
+    fields = {field: value for field, value in values.items() if value is not msgspec.UNSET}
     fields |= {"names": list(map(_raw, state.names)), "expiring": list(map(_raw, state.expiring))}
     return seal(KIND, CHECKPOINT_VERSION, msgspec.msgpack.encode(fields))
 

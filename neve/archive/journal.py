@@ -7,13 +7,23 @@
 
 Fields that a later minor revision adds are ignored; a higher `version` is refused, because half-understood deletes are
 worse than none.
+
+An INTENT and an ABORT with a `kind` are no offload round's but of who makes objects of objects (REWRITES); their
+`round` counts apart from the rounds'. They are of version 2: a program that does not know them would build the names of
+such an intent from its local log.
 """
+
+from typing import Self
 
 import msgspec
 
 FORMAT_VERSION = 1
 # Of an UNEXPIRE alone: a program that does not know it must not go on with what it believes expired, and delete it.
 UNEXPIRE_VERSION = 2
+# Of an INTENT and an ABORT with a kind: a program that does not know it would take them for an offload round's.
+REWRITE_VERSION = 2
+COMPACT = "compact"
+REWRITES = frozenset({COMPACT})
 NO_CHECKPOINT = -1
 
 
@@ -51,6 +61,14 @@ class IntentName(msgspec.Struct, frozen=True):
     start: int
     end: int
     queues: dict[int, tuple[int, int]]  # queue -> (first offset, last offset)
+
+
+class OpenRewrite(msgspec.Struct, frozen=True):
+    """What is open of an INTENT with a kind."""
+
+    kind: str
+    old: list[str]
+    names: list[IntentName]
 
 
 class CommittedName(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +115,25 @@ class Epoch(Entry, frozen=True, kw_only=True, tag="EPOCH"):
 class Intent(Entry, frozen=True, kw_only=True, tag="INTENT"):
     """A round's promise: the names of the objects that it may write.
 
-    What has a name here and no COMMIT is not in the archive.
+    What has a name here and no COMMIT is not in the archive. With a kind: what may be written of the `old`, and is in
+    the archive with its REPLACE.
     """
 
     round: int
     names: list[IntentName]
     format_version: int = FORMAT_VERSION
     options: dict[str, str] = msgspec.field(default_factory=dict)
+    kind: str | msgspec.UnsetType = msgspec.UNSET  # absent: an offload round's
+    old: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of_rewrite(cls, kind: str, number: int, *, old: list[str], names: list[IntentName]) -> Self:
+        return cls(version=REWRITE_VERSION, round=number, names=names, kind=kind, old=old)
+
+    def __post_init__(self) -> None:
+        _check_kind(self.kind, self.version)
+        if (self.kind is msgspec.UNSET) != (self.old is msgspec.UNSET):
+            raise ValueError("an INTENT has a kind and old names, or neither")
 
 
 class Commit(Entry, frozen=True, kw_only=True, tag="COMMIT"):
@@ -115,11 +145,19 @@ class Commit(Entry, frozen=True, kw_only=True, tag="COMMIT"):
 
 
 class Abort(Entry, frozen=True, kw_only=True, tag="ABORT"):
-    """Closes names of an intent without an object; no keys: all that are open."""
+    """Closes names of an intent (of this kind) without an object; no keys: all that are open."""
 
     round: int
     keys: list[str] = msgspec.field(default_factory=list)
     reason: str = ""
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of_rewrite(cls, kind: str, number: int, *, reason: str, keys: list[str] | None = None) -> Self:
+        return cls(version=REWRITE_VERSION, round=number, keys=keys or [], reason=reason, kind=kind)
+
+    def __post_init__(self) -> None:
+        _check_kind(self.kind, self.version)
 
 
 class Gap(Entry, frozen=True, kw_only=True, tag="GAP"):
@@ -182,16 +220,30 @@ class Replace(Entry, frozen=True, kw_only=True, tag="REPLACE"):
     delete_after_ms: int
 
 
+def _check_kind(kind: str | msgspec.UnsetType, version: int) -> None:
+    if kind is not msgspec.UNSET and version < REWRITE_VERSION:
+        raise ValueError(f"an entry with a kind is of version {REWRITE_VERSION}")
+
+
 AnyEntry = Epoch | Intent | Commit | Abort | Gap | Expire | Unexpire | Deleted | Topic | Checkpoint | Replace
+
+
+_NEWEST = {"UNEXPIRE": UNEXPIRE_VERSION, "INTENT": REWRITE_VERSION, "ABORT": REWRITE_VERSION}
 
 
 class _Version(msgspec.Struct):
     version: int
     type: str = ""
+    kind: str | None = None
 
-    @property
-    def known(self) -> bool:
-        return self.version <= (UNEXPIRE_VERSION if self.type == "UNEXPIRE" else FORMAT_VERSION)
+    def check(self) -> None:
+        newest = _NEWEST.get(self.type, FORMAT_VERSION)
+        if self.version > newest:
+            raise NewerFormat(
+                f"the journal's {self.type} is of format {self.version}, this program knows up to {newest}"
+            )
+        if self.type in {"INTENT", "ABORT"} and self.kind is not None and self.kind not in REWRITES:
+            raise NewerFormat(f"the journal has an {self.type} of kind {self.kind}, which this program does not know")
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -207,9 +259,7 @@ def encode_entry(entry: AnyEntry) -> bytes:
 def decode_entry(data: bytes) -> AnyEntry:
     """Raises NewerFormat or MalformedEntry."""
     try:
-        head = _version_decoder.decode(data)
-        if not head.known:
-            raise NewerFormat(f"the journal is of format {head.version}, this program knows up to {FORMAT_VERSION}")
+        _version_decoder.decode(data).check()
         return _entry_decoder.decode(data)
     except msgspec.DecodeError as error:
         raise MalformedEntry(f"not a journal entry: {error}") from error

@@ -1,6 +1,6 @@
 """Object keys of the archive.
 
-    <prefix>/topic=<T>/dt=<YYYY-MM-DD>/broker=<B>/<start>-<end>-e<epoch>.parquet   data
+    <prefix>/topic=<T>/dt=<YYYY-MM-DD>/broker=<B>/<start>-<end>-e<epoch>[.<n>].parquet   data
     <prefix>/_neve/<B>/journal/<seq:020d>.msgpack                                  journal
     <prefix>/_neve/<B>/checkpoint/<seq:020d>.catalog                               checkpoint
     <prefix>/_neve/<B>/state/<slot>.msgpack                                        state slots
@@ -12,6 +12,9 @@ component. `_neve` begins with an underscore because Hadoop readers skip such di
 A topic whose component would be longer than MAX_COMPONENT is cut, between its letters, to what leaves room for `~` and
 the SHA-256 (64 hex digits) of the whole name. No other component has a `~`, so a cut one is known by it; the whole name
 is what the journal and the object's metadata say.
+
+`.<n>` (n >= 1) is in the name of an object that was made of others: what is written again of a range in the epoch that
+wrote it first has a name of its own.
 """
 
 import hashlib
@@ -27,7 +30,7 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
 _DATA_KEY = re.compile(
     r"(?:(?P<prefix>.+)/)?topic=(?P<topic>[^/]+)/dt=(?P<day>\d{4}-\d{2}-\d{2})/broker=(?P<broker>[^/]+)"
-    r"/(?P<start>\d{20})-(?P<end>\d{20})-e(?P<epoch>\d+)\.parquet"
+    r"/(?P<start>\d{20})-(?P<end>\d{20})-e(?P<epoch>\d+)(?:\.(?P<rewrite>[1-9]\d*))?\.parquet"
 )
 
 
@@ -45,6 +48,7 @@ class DataKey(NamedTuple):
     start: int
     end: int
     epoch: int
+    rewrite: int = 0  # 0: written by an offload round, from the log
 
 
 def escape(name: str) -> str:
@@ -85,9 +89,11 @@ def broker_component(broker: str) -> str:
     return _bounded(f"broker={escape(broker)}")
 
 
-def data_key(prefix: str, topic: str, day: str, broker: str, *, start: int, end: int, epoch: int) -> str:
+def data_key(
+    prefix: str, topic: str, day: str, broker: str, *, start: int, end: int, epoch: int, rewrite: int = 0
+) -> str:
     """The name of a Parquet object: CommitLog offsets [start, end) of a topic and day, written under an epoch."""
-    name = f"{start:020d}-{end:020d}-e{epoch}.parquet"
+    name = f"{start:020d}-{end:020d}-e{epoch}{f'.{rewrite}' if rewrite else ''}.parquet"
     return _join(prefix, topic_component(topic), f"dt={day}", broker_component(broker), name)
 
 
@@ -104,6 +110,7 @@ def parse_data_key(key: str) -> DataKey | None:
         int(match["start"]),
         int(match["end"]),
         int(match["epoch"]),
+        int(match["rewrite"] or 0),
     )
 
 

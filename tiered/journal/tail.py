@@ -165,6 +165,5 @@ class JournalTail:
 
     def _apply(self, seq: int, entry: AnyEntry) -> None:
         if isinstance(entry, Abort):
-            open_names = self.catalog.open_intents().get(entry.round, [])
-            self.aborted.update(entry.keys or [name.key for name in open_names])
+            self.aborted.update(self.catalog.closed_by(entry))
         self.catalog.apply(seq, entry)

@@ -99,6 +99,8 @@ class Journal:
         match entry["type"]:
             case "EPOCH":
                 self.epoch = entry["epoch"]
+            case "INTENT" | "ABORT" if "kind" in entry:
+                pass  # nobody sees what a rewrite has under way
             case "INTENT":
                 self.open[entry["round"]] = {one["key"] for one in entry["names"]}
             case "COMMIT":

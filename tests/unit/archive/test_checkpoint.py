@@ -11,6 +11,7 @@ from neve.archive.catalog import Catalog, OutOfOrder
 from neve.archive.checkpoint import CHECKPOINT_VERSION, KIND, decode_checkpoint, encode_checkpoint
 from neve.archive.follow import journal_end, read_catalog
 from neve.archive.journal import (
+    COMPACT,
     Abort,
     AnyEntry,
     Checkpoint,
@@ -27,7 +28,7 @@ from neve.archive.journal import (
 from neve.archive.keys import checkpoint_key, journal_key
 from neve.archive.sealed import Damaged, seal, unseal
 from tests.doubles.memory_store import MemoryStore
-from tests.unit.archive.test_keys_journal_catalog import committed, intent
+from tests.unit.archive.test_keys_journal_catalog import committed, intent, to_compact
 
 A, B, C, D = (
     committed(key, [(0, n * 10, n * 10 + 9), (1, n * 5, n * 5 + 4)], start=n * 100, end=n * 100 + 100, newest=n)
@@ -50,23 +51,30 @@ ENTRIES: list[AnyEntry] = [
     Replace(old=["b"], new=[committed("m", [(0, 10, 19), (1, 5, 9)])], delete_after_ms=5),
     intent(4, D),
 ]
+REWRITES: list[AnyEntry] = [
+    *ENTRIES,
+    to_compact(1, ["c", "m"], committed("m2", [(0, 10, 29)])),
+    to_compact(2, ["x"], committed("y", [(0, 10, 29)]), committed("z", [(0, 30, 39)])),
+    Abort.of_rewrite(COMPACT, 2, reason="", keys=["y"]),
+    Abort.of_rewrite(COMPACT, 1, reason=""),
+]
 
 
-def after(count: int) -> Catalog:
+def after(count: int, entries: list[AnyEntry] = ENTRIES) -> Catalog:
     catalog = Catalog()
-    for seq, entry in enumerate(ENTRIES[:count]):
+    for seq, entry in enumerate(entries[:count]):
         catalog.apply(seq, entry)
     return catalog
 
 
 def test_a_catalog_from_a_checkpoint_is_the_catalog_from_all_entries() -> None:
-    whole = after(len(ENTRIES))
-    for cut in range(1, len(ENTRIES) + 1):
-        data = encode_checkpoint(after(cut).state("b"))
+    whole = after(len(REWRITES), REWRITES)
+    for cut in range(1, len(REWRITES) + 1):
+        data = encode_checkpoint(after(cut, REWRITES).state("b"))
         catalog = Catalog()
         catalog.restore(decode_checkpoint(data, "b", cut - 1))
-        for seq in range(cut, len(ENTRIES)):
-            catalog.apply(seq, ENTRIES[seq])
+        for seq in range(cut, len(REWRITES)):
+            catalog.apply(seq, REWRITES[seq])
         assert catalog.state("b") == whole.state("b"), cut
         for topic, queue in (("t", 0), ("t", 1), ("gone", 0), ("none", 0)):
             for offset in range(45):
@@ -92,6 +100,11 @@ def test_the_masters_of_a_log_are_counted_and_those_of_another_are_not() -> None
 def test_a_checkpoint_of_a_broker_in_no_set_is_as_it_was() -> None:
     content = unseal(KIND, CHECKPOINT_VERSION, encode_checkpoint(after(12).state("b")), 1 << 20)
     assert "master_epoch" not in msgspec.msgpack.decode(content, strict=False)
+
+
+def test_a_checkpoint_without_rewrites_is_as_it_was() -> None:
+    content = unseal(KIND, CHECKPOINT_VERSION, encode_checkpoint(after(12).state("b")), 1 << 20)
+    assert not {"rewrites", "last_rewrite"} & set(msgspec.msgpack.decode(content, strict=False))
 
 
 def test_a_catalog_never_goes_back_to_an_older_checkpoint() -> None:

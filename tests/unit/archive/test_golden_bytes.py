@@ -31,7 +31,8 @@ GOLDEN: dict[str, tuple[Any, bytes]] = {
     name: (json.loads(said), bytes.fromhex(digits.replace("\n", "")))
     for name, said, digits in re.findall(r"```golden (\S+)\n(\{.*?\})\n([0-9a-f\n]+)```", PAGE, re.DOTALL)
 }
-EPOCH_OF_A_SET = "EPOCH-of-a-set"
+#: Entries as some of their fields make them.
+VARIANTS = {"EPOCH-of-a-set", "INTENT-to-compact", "ABORT-to-compact"}
 OBJECT = Path(__file__).with_name("golden.parquet")
 LIMIT = 1 << 20
 
@@ -41,7 +42,7 @@ def as_json(value: object) -> Any:
 
 
 def test_there_is_one_of_each() -> None:
-    assert set(GOLDEN) == {*ENTRIES, EPOCH_OF_A_SET, CATALOG, STATE, "format"}
+    assert set(GOLDEN) == {*ENTRIES, *VARIANTS, CATALOG, STATE, "format"}
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
@@ -53,7 +54,7 @@ def test_msgpack_reads_what_the_page_says(name: str) -> None:
     assert as_json(found) == said
 
 
-@pytest.mark.parametrize("name", [*sorted(ENTRIES), EPOCH_OF_A_SET])
+@pytest.mark.parametrize("name", sorted({*ENTRIES, *VARIANTS}))
 def test_an_entry_is_read_and_written(name: str) -> None:
     said, data = GOLDEN[name]
     entry = decode_entry(data)

@@ -4,6 +4,7 @@ import pytest
 from neve.archive import keys
 from neve.archive.catalog import Catalog, GapHit, Location, OutOfOrder
 from neve.archive.journal import (
+    COMPACT,
     Abort,
     AnyEntry,
     Commit,
@@ -16,6 +17,7 @@ from neve.archive.journal import (
     IntentName,
     MalformedEntry,
     NewerFormat,
+    OpenRewrite,
     Replace,
     RowGroup,
     Topic,
@@ -54,6 +56,10 @@ def intent(round_number: int, *names: CommittedName) -> Intent:
     )
 
 
+def to_compact(number: int, old: list[str], *names: CommittedName) -> Intent:
+    return Intent.of_rewrite(COMPACT, number, old=old, names=intent(number, *names).names)
+
+
 def catalog_of(*entries: AnyEntry) -> Catalog:
     catalog = Catalog()
     for seq, entry in enumerate(entries):
@@ -74,7 +80,7 @@ def test_retry_topics_escape_as_hive_readers_decode_them() -> None:
 
 def test_a_data_key_parses_back() -> None:
     key = keys.data_key("a/b", "%R%/x", DAY, "broker-a", start=7, end=4096, epoch=3)
-    assert keys.parse_data_key(key) == ("a/b", "%R%/x", DAY, "broker-a", 7, 4096, 3)
+    assert keys.parse_data_key(key) == ("a/b", "%R%/x", DAY, "broker-a", 7, 4096, 3, 0)
     assert keys.parse_data_key("topic=x/other.parquet") is None
 
 
@@ -89,7 +95,22 @@ def test_a_name_too_long_for_a_key_is_cut_between_letters_and_told_from_its_neig
     assert keys.topic_component(name[:-1] + "x") != component
     assert not keys.fits_key(name)
     key = keys.data_key("p", name, DAY, "b", start=1, end=2, epoch=3)
-    assert keys.parse_data_key(key) == ("p", None, DAY, "b", 1, 2, 3)
+    assert keys.parse_data_key(key) == ("p", None, DAY, "b", 1, 2, 3, 0)
+
+
+def test_what_is_made_again_of_a_range_in_an_epoch_has_a_name_of_its_own() -> None:
+    made = [keys.data_key("", "t", DAY, "b", start=7, end=4096, epoch=3, rewrite=n) for n in (0, 1, 12)]
+    assert len(set(made)) == 3
+    assert [key.rpartition("/")[2] for key in made] == [
+        f"{7:020d}-{4096:020d}-{tail}.parquet" for tail in ("e3", "e3.1", "e3.12")
+    ]
+    assert [(parts.epoch, parts.rewrite) for parts in map(keys.parse_data_key, made) if parts] == [
+        (3, 0),
+        (3, 1),
+        (3, 12),
+    ]
+    for wrong in ("e3.0", "e3.01", "e3.", "e3.1.2", "e3.x", ".1"):
+        assert keys.parse_data_key(made[0].replace("e3", wrong)) is None, wrong
 
 
 def test_a_name_that_fits_has_the_key_it_always_had() -> None:
@@ -117,6 +138,8 @@ def test_entries_survive_the_wire() -> None:
         Deleted(keys=["k"]),
         Topic(topic="t", deleted=True, minimums={0: 10}),
         Replace(old=["k"], new=[name], delete_after_ms=9),
+        to_compact(1, ["k"], name),
+        Abort.of_rewrite(COMPACT, 1, reason="given up"),
     ]
     for entry in entries:
         assert decode_entry(encode_entry(entry)) == entry
@@ -129,6 +152,61 @@ def test_a_newer_version_is_refused_and_garbage_named() -> None:
         decode_entry(b"\xff\x00")
     with pytest.raises(MalformedEntry):
         decode_entry(msgspec.msgpack.encode({"type": "MIRACLE", "version": 1}))
+
+
+def test_an_intent_with_a_kind_is_refused_by_who_does_not_know_it() -> None:
+    for entry in (to_compact(1, ["k"]), Abort.of_rewrite(COMPACT, 1, reason="")):
+        said = msgspec.msgpack.decode(encode_entry(entry))
+        assert said["version"] == 2, "a reader of version 1 takes it for an offload round's"
+        with pytest.raises(NewerFormat, match="kind sorting"):
+            decode_entry(msgspec.msgpack.encode(said | {"kind": "sorting"}))
+        with pytest.raises(MalformedEntry, match="version 2"):
+            decode_entry(msgspec.msgpack.encode(said | {"version": 1}))
+        with pytest.raises(NewerFormat):
+            decode_entry(msgspec.msgpack.encode(said | {"version": 3}))
+    with pytest.raises(MalformedEntry, match="old names"):
+        said = msgspec.msgpack.decode(encode_entry(to_compact(1, ["k"])))
+        decode_entry(msgspec.msgpack.encode({name: value for name, value in said.items() if name != "old"}))
+
+
+def test_an_offload_rounds_intent_says_what_it_always_said() -> None:
+    for entry in (intent(1), Abort(round=1)):
+        said = msgspec.msgpack.decode(encode_entry(entry))
+        assert said["version"] == 1
+        assert not {"kind", "old"} & set(said)
+
+
+def test_a_rewrite_and_a_round_of_the_same_number_do_not_touch_each_other() -> None:
+    first, second = committed("a", [(0, 0, 9)]), committed("b", [(0, 10, 19)], start=100, end=200)
+    merged, waiting = committed("m", [(0, 0, 19)], start=0, end=200), committed("w", [(0, 20, 29)], start=200, end=300)
+    catalog = catalog_of(
+        intent(1, first), Commit(round=1, names=[first]), intent(2, second), Commit(round=2, names=[second]),
+        intent(3, waiting), to_compact(3, ["a", "b"], merged),
+    )  # fmt: skip
+    assert [name.key for name in catalog.open_intents()[3]] == ["w"]
+    open_rewrite = OpenRewrite(COMPACT, ["a", "b"], intent(3, merged).names)
+    assert catalog.open_rewrites() == {3: open_rewrite}
+    assert catalog.knows("m"), "a sweep would take it"
+    assert catalog.closed_by(Abort(round=3)) == ["w"]
+    assert catalog.closed_by(Abort.of_rewrite(COMPACT, 3, reason="")) == ["m"]
+    catalog.apply(6, Abort(round=3))
+    assert (catalog.open_intents(), catalog.open_rewrites()) == ({}, {3: open_rewrite})
+    catalog.apply(7, Abort.of_rewrite(COMPACT, 3, reason="given up"))
+    assert catalog.open_rewrites() == {} and not catalog.knows("m")
+    catalog.apply(8, to_compact(4, ["a", "b"], merged))
+    catalog.apply(9, Replace(old=["a", "b"], new=[merged], delete_after_ms=1))
+    assert catalog.open_rewrites() == {} and catalog.knows("m")
+    assert (catalog.last_rewrite, catalog.last_round) == (4, 3)
+
+
+def test_a_rewrite_moves_no_mark_of_the_log() -> None:
+    name = committed("a", [(0, 0, 9)])
+    catalog = catalog_of(intent(1, name), Commit(round=1, names=[name]))
+    before = (catalog.last_round, catalog.intent_end, catalog.named_offsets("t"), catalog.through("t"))
+    catalog.apply(2, to_compact(77, ["a"], committed("m", [(0, 0, 99), (5, 0, 9)], start=0, end=9999)))
+    assert (catalog.last_round, catalog.intent_end, catalog.named_offsets("t"), catalog.through("t")) == before
+    assert catalog.queues("t") == [0]
+    assert catalog.next_uncovered("t", 0) == (100, None)
 
 
 def test_find_crosses_groups_objects_and_gaps() -> None:

@@ -12,6 +12,7 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
+from neve.archive.journal import COMPACT, Intent, IntentName
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
 from tiered.write.offload_plan import TopicUnreadable
 
@@ -375,6 +376,27 @@ def test_what_lies_behind_a_closed_and_a_published_name_of_one_segment_is_archiv
     assert [(gap.first, gap.last) for gap in rig.journal.catalog.gaps()] == [(0, 1)]
     assert rig.check_tiles("a") == 6
     assert rig.hot.records == []
+
+
+def test_a_round_has_no_part_in_what_another_kind_has_under_way(rig: Rig) -> None:
+    """Its number may be a round's, its names lie in the log or no more: nobody builds or closes them from there."""
+    fill(rig)
+    rig.offload()
+    catalog = rig.journal.catalog
+    old = catalog.objects("a")[0]
+    key = f"{old.key.removesuffix('.parquet')}.{catalog.last_round}.parquet"
+    queues = {queue: (first, last) for queue, (first, last, _) in old.queues.items()}
+    names = [IntentName(key, "a", old.day, old.start, old.end, queues)]
+    rig.journal.append(Intent.of_rewrite(COMPACT, catalog.last_round, old=[old.key], names=names))
+    under_way, number = catalog.open_rewrites(), catalog.last_round
+    rig.hot.put("a", count=3)
+    rig.hot.roll()
+    rig.offload()
+    assert catalog.open_rewrites() == under_way
+    assert catalog.last_round == number + 1
+    assert catalog.open_intents() == {}
+    assert key not in rig.store.objects
+    assert rig.check_tiles("a")
 
 
 def test_everything_is_what_is_there_when_it_is_asked_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
