@@ -12,12 +12,17 @@ DEADLINE_S = 60.0
 _STEP_S = 0.01
 
 
+class NotWithin(AssertionError):
+    """It did not become so before the deadline."""
+
+
 def wait_until(
     condition: Callable[[], bool], what: str = "what the test waits for", timeout: float = DEADLINE_S
 ) -> None:
     deadline, pause = time.monotonic() + timeout, threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
+        if time.monotonic() >= deadline:
+            raise NotWithin(f"{what}: not within {timeout:g} s")
         pause.wait(_STEP_S)
 
 
@@ -35,7 +40,7 @@ async def until(
                     async with asyncio.timeout(_STEP_S):
                         await never.wait()
     except TimeoutError:
-        raise AssertionError(f"{what}: not within {timeout:g} s") from None
+        raise NotWithin(f"{what}: not within {timeout:g} s") from None
 
 
 async def _holds(condition: Callable[[], bool | Awaitable[bool]]) -> bool:

@@ -12,7 +12,7 @@ from neve.archive.catalog import Catalog
 from neve.archive.follow import catalogs
 from tests.histories.clients import key_of
 from tests.histories.history import Archived, Event, Gap
-from tests.servers.broker_set import NAME
+from tests.servers.members import NAME
 
 _COLUMNS = ["queue_id", "queue_offset", "body"]
 

@@ -22,19 +22,27 @@
   blind         the history has what the checks need: without it nothing is proven
 
 In `async` acknowledged messages may go, and their offsets be given again: `vanished`, `two at one`, `missed`, and what
-a reader is given in which order, are no promises there.
+a reader is given in which order, are no promises there. A round of nothing but hand-overs and broken connections keeps
+them in every mode, if nobody but those who handed over made another one master.
+
+A round is `held`; or `broken`, by the promises named; or `void`: all that is amiss is that something came too late,
+and the machine stood still meanwhile. What is void is not held.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from tests.histories.faults import HARMLESS
 from tests.histories.history import (
+    ALL_IS_ARCHIVED,
     Archived,
     Bounds,
     BrokenOff,
@@ -44,6 +52,7 @@ from tests.histories.history import (
     Gap,
     Healed,
     Kept,
+    Led,
     LogPart,
     Outcome,
     Replaced,
@@ -54,10 +63,13 @@ from tests.histories.history import (
     Stall,
     Stored,
     Switched,
+    Told,
     TopicGone,
     TopicMade,
     Topics,
+    Unsettled,
 )
+from tests.histories.stalls import is_starved
 
 Place = tuple[str, int, int]  # topic, queue, offset
 
@@ -70,27 +82,81 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """`kind` is one of the head of this file."""
+    """`kind` is one of the head of this file. `late`: all that is known is that something has not come in time."""
 
     kind: str
     text: str
+    late: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
 
 
-class Report(msgspec.Struct):
+class Verdict(StrEnum):
+    """See the head of this file."""
+
+    HELD = "held"
+    BROKEN = "broken"
+    VOID = "void"
+
+
+class Report(msgspec.Struct, frozen=True):
     """What was looked at, and what is broken."""
 
     violations: list[Violation]
     counts: Counter[str]
+    is_starved: bool
+    elections: int
+    faults: Counter[str]  # by kind
+    silent_ms: int  # the longest time without an acknowledged send
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.violations:
+            return Verdict.HELD
+        if self.is_starved and all(violation.late for violation in self.violations):
+            return Verdict.VOID
+        return Verdict.BROKEN
 
 
 def check(events: Iterable[Event], promise: Promise) -> Report:
     """All violations, the first of each kind first."""
     history = _History(events)
+    return Report(
+        _violations(history, replace(promise, keeps_acknowledged=_owes(history, promise))),
+        history.counts(),
+        is_starved=is_starved(history.stalls, history.healed_at, promise.rest_within_ms),
+        elections=history.elections,
+        faults=Counter(one.kind for one in history.told if one.kind),
+        silent_ms=_silent_ms(history),
+    )
+
+
+def owes(events: Iterable[Event], promise: Promise) -> bool:
+    """Whether what was acknowledged so far is to be kept."""
+    return _owes(_History(events), promise)
+
+
+def _owes(history: _History, promise: Promise) -> bool:
+    if promise.keeps_acknowledged:
+        return True
+    handed_over = sum(1 for one in history.switched if one.by and one.to)
+    is_harmless = all(one.kind in HARMLESS for one in history.told if one.kind)
+    is_known = bool(history.led) and all(one.epoch >= 0 for one in history.led)
+    return is_harmless and is_known and history.elections <= handed_over
+
+
+def _silent_ms(history: _History) -> int:
+    began = [one.began for one in history.sent]
+    ends = [one.ended for one in history.sent]
+    times = [*began, *ends]
+    edges = [min(times), *sorted(one.ended for one in history.acknowledged), max(times)] if times else []
+    return max((after - before for before, after in pairwise(edges)), default=0)
+
+
+def _violations(history: _History, promise: Promise) -> list[Violation]:
     if history.broken_off:
-        return Report([Violation("blind", f"broken off: {one.why}") for one in history.broken_off], history.counts())
+        return [Violation("blind", f"broken off: {one.why}", late=one.late) for one in history.broken_off]
     checks = [
         _blind(history),
         _lost(history, promise),
@@ -108,7 +174,7 @@ def check(events: Iterable[Event], promise: Promise) -> Report:
     ]
     if promise.keeps_acknowledged:
         checks += [_two_at_one(history), _vanished(history), _missed(history)]
-    return Report([violation for found in checks for violation in found], history.counts())
+    return [violation for found in checks for violation in found]
 
 
 class _History:
@@ -136,10 +202,41 @@ class _History:
         self.gaps: list[Gap] = by_type[Gap]
         self.archived: list[Archived] = by_type[Archived]
         self.dropped: list[Dropped] = by_type[Dropped]
+        self.led: list[Led] = by_type[Led]
+        self.told: list[Told] = by_type[Told]
+        self.unsettled: list[Unsettled] = by_type[Unsettled]
         self.broken_off: list[BrokenOff] = by_type[BrokenOff]
         self.at: dict[Place, str] = {(one.topic, one.queue, one.offset): one.key for one in self.stored}
         self.copies: Counter[tuple[str, str]] = Counter((one.topic, one.key) for one in self.stored)
         self.by_key: dict[str, Sent] = {one.key: one for one in self.sent}
+
+    @property
+    def healed_at(self) -> int:
+        """0: it was not."""
+        return max((one.at for one in self.healed), default=0)
+
+    @property
+    def epochs(self) -> list[int]:
+        return [one.epoch for one in self.led if one.epoch >= 0]
+
+    @property
+    def elections(self) -> int:
+        """As far as they are known."""
+        return self.epochs[-1] - self.epochs[0] if self.epochs else 0
+
+    @property
+    def has_archive(self) -> bool:
+        """Somebody waited for it."""
+        return any(one.what == ALL_IS_ARCHIVED for one in self.serves)
+
+    @property
+    def is_archived(self) -> bool:
+        return any(one.what == ALL_IS_ARCHIVED and one.at for one in self.serves)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what was to come has come, as far as somebody waited for it."""
+        return not self.unsettled and all(one.at for one in self.rested) and all(one.at for one in self.serves)
 
     @property
     def acknowledged(self) -> Iterator[Sent]:
@@ -169,6 +266,7 @@ def _blind(history: _History) -> Iterator[Violation]:
     """A harness that loses its own records would find nothing."""
     for what, events in (
         ("when the set was healed", history.healed),
+        ("who led", history.epochs),
         ("that the set serves", history.serves),
         ("when groups were at rest", history.rested),
         ("what was seen", history.seen),
@@ -177,9 +275,11 @@ def _blind(history: _History) -> Iterator[Violation]:
         if not events:
             yield Violation("blind", f"nobody says {what}")
     for group in sorted({one.group for one in history.rested} - {one.group for one in history.seen}):
-        yield Violation("blind", f"{group} was given nothing")
+        yield Violation("blind", f"{group} was given nothing", late=True)
     if not any(history.acknowledged):
-        yield Violation("blind", "nothing was acknowledged")
+        yield Violation("blind", "nothing was acknowledged", late=True)
+    if history.is_archived and not history.archived:
+        yield Violation("blind", "all is archived, and nobody has read the archive")
     if len(history.by_key) != len(history.sent):
         yield Violation("blind", "two sends have one key")
     read = {(one.topic, one.queue) for one in history.bounds}
@@ -204,7 +304,8 @@ def _lost(history: _History, promise: Promise) -> Iterator[Violation]:
             is_there = bool(history.copies[sent.topic, sent.key])
         if is_there or sent.key in elsewhere or any(_is_in(gap, sent) for gap in gaps):
             continue
-        yield Violation("lost", f"{_told(sent)}; {_place_now(history, sent)}")
+        late = not _is_plain(sent) and not history.is_settled
+        yield Violation("lost", f"{_told(sent)}; {_place_now(history, sent)}", late=late)
 
 
 def _is_in(gap: Gap, sent: Sent) -> bool:
@@ -349,24 +450,27 @@ def _missed(history: _History) -> Iterator[Violation]:
         if seen.group:
             given[seen.group].add(seen.key)
             topics[seen.group].add(seen.topic)
+    restless = {one.group for one in history.rested if not one.at}
     for stored in history.stored:
         for group, keys in given.items():
             if stored.topic in topics[group] and stored.key not in keys:
                 where = f"{stored.topic}/{stored.queue} at {stored.offset}"
-                yield Violation("missed", f"{group} was never given {stored.key}, {where}")
+                text = f"{group} was never given {stored.key}, {where}"
+                yield Violation("missed", text, late=group in restless)
 
 
 def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
-    healed = max((one.at for one in history.healed), default=0)
+    healed = history.healed_at
     ends = [(one.what, one.at) for one in history.serves] + [
         (f"{one.group} rests{one.lacks and ': it lacks ' + one.lacks}", one.at) for one in history.rested
     ]
     for what, at in ends:
         lost = sum(stall.lasted for stall in history.stalls if healed <= stall.at < at)
         if not at:
-            yield Violation("restless", f"after the healing it never came about that {what}")
+            yield Violation("restless", f"after the healing it never came about that {what}", late=True)
         elif at - healed - lost > promise.rest_within_ms:
-            yield Violation("restless", f"{what}, but only {at - healed} ms after the healing, {lost} ms stood still")
+            text = f"{what}, but only {at - healed} ms after the healing, {lost} ms stood still"
+            yield Violation("restless", text, late=True)
 
 
 def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
@@ -380,7 +484,7 @@ def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
             yield Violation("archive", f"{topic}/{queue} at {offset} is there {len(keys)} times: {', '.join(keys)}")
         elif there != keys[0] and (there or promise.keeps_acknowledged):
             yield Violation("archive", f"{topic}/{queue} at {offset}: {keys[0]}, the set has {there or 'nothing'}")
-    if history.archived:
+    if history.archived or history.is_archived:
         for bounds in history.bounds:
             lacking = [
                 offset
@@ -389,7 +493,8 @@ def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
                 and (bounds.topic, bounds.queue, offset) not in rows
             ]
             if lacking:
-                yield Violation("archive", f"{bounds.topic}/{bounds.queue} lacks {len(lacking)}: {lacking[:5]}")
+                text = f"{bounds.topic}/{bounds.queue} lacks {len(lacking)}: {lacking[:5]}"
+                yield Violation("archive", text, late=history.has_archive and not history.is_archived)
 
 
 def _kept(history: _History) -> Iterator[Violation]:

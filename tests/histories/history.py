@@ -9,14 +9,16 @@
     Switched  what became of it that somebody asked for another master
     Replaced  who went for ever, and came as a new member
     Stall     when the machine ran nobody
+    Led       the master's epoch, when a round begins, when its groups are to rest, and at its end
     Serves    what of the set did its work again, and when
     Rested    when a group had nothing left to read
     LogPart   a stretch of a member's CommitLog, as a digest
     Archived  a row of the archive's tables
     Dropped   what a member has no more, because the archive has it
     Kept, Gap for `async`: what the new master lacked and lies elsewhere, and what the archive says is missing
+    Unsettled what patience did not suffice for: what the checks miss may still come
     BrokenOff why a round had no proper end
-    Told      a fault, for who reads a history; it promises nothing
+    Told      a fault, for who reads a history, and of which kind, where it begins
 
 Times are milliseconds since 1970 by one clock: brokers and clients share a machine.
 """
@@ -147,11 +149,22 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, tag="stall"):
     lasted: int
 
 
+class Led(msgspec.Struct, frozen=True, kw_only=True, tag="led"):
+    """By the controller; −1: it could not be asked."""
+
+    at: int
+    epoch: int
+
+
 class Serves(msgspec.Struct, frozen=True, kw_only=True, tag="serves"):
     """After the healing: all members are in sync, a producer is acknowledged. `at` is 0 if that did not happen."""
 
     what: str
     at: int
+
+
+#: Of `Serves`: every offset that the set holds is in the archive.
+ALL_IS_ARCHIVED = "all is archived"
 
 
 class Rested(msgspec.Struct, frozen=True, kw_only=True, tag="rested"):
@@ -204,10 +217,17 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True, tag="dropped"):
     below: int
 
 
+class Unsettled(msgspec.Struct, frozen=True, kw_only=True, tag="unsettled"):
+    """Waited for in vain."""
+
+    what: str
+
+
 class BrokenOff(msgspec.Struct, frozen=True, kw_only=True, tag="broken off"):
     """The rest of the round is not here."""
 
     why: str
+    late: bool = False  # for want of an answer, or of something that did not come in time
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
@@ -215,6 +235,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
 
     at: int
     what: str
+    kind: str = ""  # of the fault that begins; "" else
 
 
 Event = (
@@ -229,6 +250,7 @@ Event = (
     | Switched
     | Replaced
     | Stall
+    | Led
     | Serves
     | Rested
     | LogPart
@@ -236,6 +258,7 @@ Event = (
     | Gap
     | Archived
     | Dropped
+    | Unsettled
     | BrokenOff
     | Told
 )

@@ -29,14 +29,14 @@ Undo = Callable[[], Coroutine[None, None, None]]
 
 
 class Injector:
-    """`tell` is called with each step, as it is done; `note` with what came of an order."""
+    """`tell` is called with each step, as it is done, and the kind of what begins; `note` with what came of orders."""
 
     def __init__(
         self,
         brokers: BrokerSet,
         links: Links,
         chance: random.Random,
-        tell: Callable[[str], None],
+        tell: Callable[[str, str], None],
         note: Callable[[Switched | Replaced], None],
     ) -> None:
         self._brokers, self._links, self._chance, self._tell, self._note = brokers, links, chance, tell, note
@@ -56,17 +56,17 @@ class Injector:
         self._links.heal(breaks=self._chance.random() < 0.5)
         await self._thaw(name for name, server in self._brokers.servers.items() if server.is_frozen)
         await self._start(self._brokers.servers)
-        self._tell("all is healed")
+        self._tell("all is healed", "")
 
     async def _one(self, fault: Fault) -> None:
         await _passed(fault.at)
         names = await self._names(fault.target)
         peers = await self._peers(fault, names)
-        self._tell(f"{', '.join(names)}: {fault}")
+        self._tell(f"{', '.join(names)}: {fault}", fault.kind)
         undo = await self._begin(fault, names, peers)
         await _passed(fault.lasts)
         await undo()
-        self._tell(f"{', '.join(names)}: over: {fault}")
+        self._tell(f"{', '.join(names)}: over: {fault}", "")
 
     async def _names(self, target: str) -> list[str]:
         """Who that is now."""

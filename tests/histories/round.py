@@ -23,12 +23,14 @@ from neve import NeveError
 from neve.cli.diverged import records
 from neve.cli.failures import Failure
 from neve.client import PullStatus
-from neve.errors import BrokerError
+from neve.errors import BrokerError, ClientError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from tests.histories.archive import ArchiveReader
+from tests.histories.checker import Promise, owes
 from tests.histories.clients import QUEUES, Work, key_of, now_ms
 from tests.histories.faults import Fault
 from tests.histories.history import (
+    ALL_IS_ARCHIVED,
     Bounds,
     BrokenOff,
     Decision,
@@ -36,6 +38,7 @@ from tests.histories.history import (
     Event,
     Healed,
     Kept,
+    Led,
     LogPart,
     Outcome,
     Rested,
@@ -47,13 +50,14 @@ from tests.histories.history import (
     TopicGone,
     TopicMade,
     Topics,
+    Unsettled,
 )
 from tests.histories.injector import Injector
 from tests.histories.java_workers import JavaWorkers
 from tests.histories.links import Links
 from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet
 from tests.histories.stalls import stalls_noted, stood_still_ms
-from tests.waiting import until
+from tests.waiting import NotWithin, until
 
 T = TypeVar("T")
 _KEYS = re.compile(rb"KEYS\x01([^\x01\x02]+)")
@@ -71,17 +75,21 @@ class Place(msgspec.Struct):
     log_read_to: int = 0  # the members' logs were compared up to there
 
 
-async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *, keeps: bool) -> list[Event]:
-    """Its history. `keeps`: the mode keeps what was acknowledged, so that it can be waited for."""
+async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, promise: Promise) -> list[Event]:
+    """Its history. What the mode promises to keep can be waited for."""
     chance = random.Random(seed)
     history: list[Event] = []
     work = Work(place.brokers.name_servers[NEVE_CLIENTS], name, history, chance)
 
-    def tell(what: str) -> None:
-        history.append(Told(at=now_ms(), what=what))
+    def tell(what: str, kind: str) -> None:
+        history.append(Told(at=now_ms(), what=what, kind=kind))
+
+    async def note_who_leads() -> None:
+        history.append(Led(at=now_ms(), epoch=await place.brokers.epoch()))
 
     with stalls_noted(history):
         try:
+            await note_who_leads()
             await work.begin()
             if place.java is not None:
                 await place.java.begin(work.topics, name, seed, history)
@@ -89,17 +97,20 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *
             work.failed()
             healed = now_ms()
             history.append(Healed(at=healed))
-            rest = _Rest(place, work, history, healed, keeps=keeps)
+            rest = _Rest(place, work, history, healed)
             await rest.serves()
             await work.join_late()
             await work.stop()
             if place.java is not None:
                 await place.java.stop()
-            await rest.rested()
+            await note_who_leads()
+            await rest.rested(keeps=owes(history, promise))
             work.failed()
             await _Reading(place, work, history, rest).read()
-        except (NeveError, TimeoutError, Failure) as error:
-            history.append(BrokenOff(why=f"{type(error).__name__}: {error}"))
+            await note_who_leads()
+        except (NeveError, TimeoutError, NotWithin, Failure) as error:
+            is_late = isinstance(error, (ClientError, UnknownOutcome, TimeoutError, NotWithin))
+            history.append(BrokenOff(why=f"{type(error).__name__}: {error}", late=is_late))
         finally:
             await work.close()
             if place.java is not None:
@@ -110,8 +121,8 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, *
 class _Rest:
     """Waits, as long as patience lasts, and writes down what came about when."""
 
-    def __init__(self, place: Place, work: Work, history: list[Event], healed: int, *, keeps: bool) -> None:
-        self._place, self._work, self._history, self._healed, self._keeps = place, work, history, healed, keeps
+    def __init__(self, place: Place, work: Work, history: list[Event], healed: int) -> None:
+        self._place, self._work, self._history, self._healed = place, work, history, healed
         self._come: set[str] = set()
         self._read_to: dict[tuple[str, int], int] = defaultdict(int)
 
@@ -120,7 +131,7 @@ class _Rest:
             left = self._left()
             try:
                 await until(condition, timeout=max(left, 0.1))
-            except AssertionError:
+            except NotWithin:
                 if left > 0 and self._left() > 0:
                     continue  # the machine stood still meanwhile
                 return 0
@@ -143,22 +154,32 @@ class _Rest:
         by_java = 0 if java is None else java.last_acknowledged.get(producer, 0)
         return max(by_java, self._work.last_acknowledged.get(producer, 0)) > self._healed
 
-    async def rested(self) -> None:
+    async def rested(self, *, keeps: bool) -> None:
+        """`keeps`: what was acknowledged is there, so that groups are to be given it."""
         java = self._place.java
         groups = self._work.groups | (java.groups if java is not None else {})
-        if not self._keeps:
-            await self.when(self._has_come)  # what has not, the checker misses
+        if not keeps and not await self.when(self._has_come):
+            self._history.append(Unsettled(what="not all delayed and committed messages are in their topics"))
         # In `async` what was acknowledged may be gone, and where a pop stands is its broker's own affair.
         popping = {group: topics for group, topics in groups.items() if group.endswith("_pop")}
         await asyncio.gather(
-            *(self._group(group, topics, asked=topics) for group, topics in groups.items() if group not in popping)
+            *(
+                self._group(group, topics, self._wanted(topics) if keeps else set())
+                for group, topics in groups.items()
+                if group not in popping
+            )
         )
-        if self._keeps:
-            await asyncio.gather(*(self._group(group, topics, asked=()) for group, topics in popping.items()))
+        if keeps:
+            await asyncio.gather(
+                *(
+                    self._group(group, topics, self._wanted(topics) | self._seen(topics), pops=True)
+                    for group, topics in popping.items()
+                )
+            )
 
-    async def _group(self, group: str, topics: tuple[str, ...], asked: tuple[str, ...]) -> None:
-        """`asked`: of which it is asked how far the group is. Of a group that pops nobody knows it."""
-        wanted = self._wanted(topics) | (set() if asked else self._seen(topics)) if self._keeps else set[str]()
+    async def _group(self, group: str, topics: tuple[str, ...], wanted: set[str], *, pops: bool = False) -> None:
+        """At rest once it was given what is wanted, and its offsets say so; of a group that pops nobody knows them."""
+        asked = () if pops else topics
         lacks = ""
 
         async def is_at_rest() -> bool:
@@ -281,7 +302,7 @@ class _Reading:
         ends = {each: await self._answered(partial(client.max_offset, *each)) for each in queues}
         await brokers.offload(await brokers.master())
         at = await self._rest.when(lambda: asyncio.to_thread(archive.has_all, ends))
-        self._history.append(Serves(what="all is archived", at=at))
+        self._history.append(Serves(what=ALL_IS_ARCHIVED, at=at))
         for member in MEMBERS:
             await brokers.offload(member)
             self._history.append(Dropped(member=member, below=log_start(brokers.log_files[member])))

@@ -21,7 +21,7 @@ from tests.histories.clients import now_ms
 from tests.histories.faults import CONTROLLER, NAME_SERVER
 from tests.histories.history import Switched
 from tests.histories.links import Links
-from tests.servers.broker_set import NAME, told_by
+from tests.servers.members import NAME, in_sync_in, replicas_in, told_by
 from tests.servers.neve import NEVE, settings_as_options
 from tests.servers.processes import Processes, accepts, free_ports
 from tests.waiting import until
@@ -175,11 +175,14 @@ class BrokerSet:
         address = (await self.told()).get("masterAddress", "")
         return self._named(address)
 
+    async def epoch(self) -> int:
+        """Of the master; −1 while nobody tells it."""
+        return int((await self.told()).get("masterEpoch", -1))
+
     async def is_whole(self) -> bool:
         """Somebody leads, and all are in sync."""
         told = await self.told()
-        in_sync = {one["brokerAddress"] for one in told.get("inSyncReplicas", ()) if one["alive"]}
-        return bool(told.get("masterAddress")) and in_sync == set(self._face.values())
+        return bool(told.get("masterAddress")) and in_sync_in(told) == set(self._face.values())
 
     async def whole(self, within: float) -> None:
         await until(self.is_whole, "all members are in sync", within)
@@ -202,7 +205,7 @@ class BrokerSet:
 
         async def is_settled() -> bool:
             told = await self.told()
-            alive = {one["brokerAddress"] for one in _replicas(told) if one["alive"]}
+            alive = {one["brokerAddress"] for one in replicas_in(told) if one["alive"]}
             return told.get("masterAddress") in alive and self._face[member] not in alive
 
         try:
@@ -220,7 +223,7 @@ class BrokerSet:
 
     def _forget(self, member: str) -> bool:
         told = told_by(self._controller, _ASK_S)
-        own = [int(one["brokerId"]) for one in _replicas(told) if one["brokerAddress"] == self._face[member]]
+        own = [int(one["brokerId"]) for one in replicas_in(told) if one["brokerAddress"] == self._face[member]]
         if not own:
             return False  # without a name all of the set would be forgotten
         ext: dict[str, object] = {
@@ -251,7 +254,7 @@ class BrokerSet:
 
     def _switch(self, address: str, by: str, to: str) -> Switched:
         before = told_by(self._controller, _ASK_S)
-        known = {int(one["brokerId"]): self._named(one["brokerAddress"]) for one in _replicas(before)}
+        known = {int(one["brokerId"]): self._named(one["brokerAddress"]) for one in replicas_in(before)}
         ext: dict[str, object] = {"clusterName": "DefaultCluster", "brokerName": NAME, "designateElect": "true"}
         if to:
             ext["brokerId"] = next((number for number, name in known.items() if name == to), -1)
@@ -277,7 +280,3 @@ class BrokerSet:
                 return int(json.loads(client.ask(_EPOCH_CACHE, {}).body)["maxOffset"])
 
         return await asyncio.to_thread(ask)
-
-
-def _replicas(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [*told.get("inSyncReplicas", ()), *told.get("notInSyncReplicas", ())]

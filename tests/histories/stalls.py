@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.histories.clients import now_ms
@@ -35,6 +35,18 @@ def stalls_noted(history: list[Event]) -> Iterator[None]:
         yield
     finally:
         beats[0].cancel()
+
+
+#: As long as the shortest time that members of these sets wait for one another: who is silent for it is given up.
+_STARVED_MS = 1000
+#: Of the time within which a set has to be at rest: more than this is lost with what the stalls undid.
+_STARVED_SHARE = 0.1
+
+
+def is_starved(stalls: Iterable[Stall], since: int, within_ms: int) -> bool:
+    """Whether the machine stood still so long at once, or so often, that what came too late proves nothing."""
+    lasted = [stall.lasted for stall in stalls if stall.at + stall.lasted > since]
+    return max(lasted, default=0) >= _STARVED_MS or sum(lasted) > _STARVED_SHARE * within_ms
 
 
 def stood_still_ms(history: list[Event], since: int) -> int:

@@ -14,7 +14,8 @@ from infra.object_store.open import open_store
 from neve.archive.follow import catalogs
 from neve.archive.journal import Epoch, decode_entry
 from neve.archive.keys import journal_key
-from tests.servers.broker_set import NAME, TOPIC, BrokerSet, create_topic, producing, store_of, takes
+from tests.servers.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
+from tests.servers.members import NAME
 from tests.servers.neve import Serving
 from tests.waiting import wait_until
 

@@ -12,8 +12,9 @@ import pytest
 
 from bench.wire import Client
 from tests.servers import etcd as servers
-from tests.servers.broker_set import NAME, BrokerSet, create_topic, takes
+from tests.servers.broker_set import BrokerSet, create_topic, takes
 from tests.servers.etcd import Node, register_url
+from tests.servers.members import NAME
 from tests.servers.neve import Serving
 from tests.waiting import wait_until
 

@@ -12,7 +12,8 @@ import pytest
 from bench.wire import Client
 from neve.cli import main
 from tests.integration.test_broker_set import bodies
-from tests.servers.broker_set import NAME, TOPIC, BrokerSet, create_topic, producing, store_of, takes
+from tests.servers.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
+from tests.servers.members import NAME
 from tests.servers.neve import Serving, settings_as_options
 from tests.waiting import wait_until
 

@@ -12,7 +12,8 @@ from bench.wire import Client
 from broker.doctor import checks
 from infra.clock import SystemClock
 from neve.cli.checks import FAIL, OK, WARN, Check
-from tests.servers.broker_set import NAME, BrokerSet
+from tests.servers.broker_set import BrokerSet
+from tests.servers.members import NAME
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
 

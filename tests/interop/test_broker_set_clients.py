@@ -11,7 +11,8 @@ import pytest
 from bench import jvm
 from bench.wire import Client
 from tests.interop.steady import TOPIC, Steady, assert_each_offset_once_acknowledged_and_consumed
-from tests.servers.broker_set import NAME, BrokerSet
+from tests.servers.broker_set import BrokerSet
+from tests.servers.members import NAME
 
 pytestmark = pytest.mark.servers
 #: `make soak`: both clients.

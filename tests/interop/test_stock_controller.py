@@ -12,7 +12,8 @@ import pytest
 from bench.wire import SEND_V2, Client, Refused, send_ext
 from neve.remoting.body import lenient_loads
 from tests.interop.test_controller import mqadmin_says
-from tests.servers.mixed_set import NAME, Broker, MixedSet, assert_same_logs, end_of
+from tests.servers.members import NAME
+from tests.servers.mixed_set import Broker, MixedSet, assert_same_logs, end_of
 from tests.servers.neve import NEVE
 from tests.waiting import wait_until
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from typing_extensions import override
+
 from bench.wire import Client, Refused
+from tests.servers.members import Members, told_by
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
 
-_SYNC_STATE_DATA = 1006
 _CHANGE_S = 60.0  # a role takes less than a second; the machine is shared
-NAME = "broker-a"
 TOPIC = "orders"
 
 
-class BrokerSet:
+class BrokerSet(Members[Serving]):
     """`members` brokers of one set, on ports that each keeps over a restart.
 
     Usage:
@@ -39,6 +39,7 @@ class BrokerSet:
         **more: object,
     ):
         """`settings` and `more` are keys of all members. Several controllers need an etcd, `register_url`."""
+        super().__init__(_CHANGE_S)
         local = {"bindAddress": "127.0.0.1"}
         ports = free_ports(controllers)
         self.controllers = []
@@ -52,7 +53,6 @@ class BrokerSet:
         self.name_server = Serving(directory / "namesrv", "namesrv", *settings_as_options(local | names))
         self._directory, self._count = directory, members
         self._settings = {**(settings or {}), **more, "controllerAddr": ";".join(f"127.0.0.1:{port}" for port in ports)}
-        self.members: list[Serving] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -108,59 +108,10 @@ class BrokerSet:
 
     # -- what the controller says
 
+    @override
     def told(self) -> dict[str, Any]:
         """Of the set; nothing while it is unknown."""
         return told_by(self.controller.ready["controller"])
-
-    def in_sync(self) -> set[str]:
-        """The addresses of those that are, and live."""
-        return {one["brokerAddress"] for one in self.told().get("inSyncReplicas", ()) if one["alive"]}
-
-    @property
-    def epoch(self) -> int:
-        """Of the master; −1 while nobody tells it."""
-        return int(self.told().get("masterEpoch", -1))
-
-    @property
-    def master(self) -> Serving:
-        """Who is elected."""
-        addresses = set[str]()
-
-        def is_elected() -> bool:
-            addresses.clear()
-            addresses.add(self.told().get("masterAddress") or "")
-            return "" not in addresses
-
-        wait_until(is_elected, "a master is elected", _CHANGE_S)
-        return next(member for member in self.members if member.broker in addresses)
-
-    @property
-    def slaves(self) -> list[Serving]:
-        """The others."""
-        master = self.master
-        return [member for member in self.members if member is not master]
-
-    def master_after(self, former: Serving) -> Serving:
-        """Another one, once it is elected."""
-        wait_until(
-            lambda: self.told().get("masterAddress") not in (former.broker, None, ""), "another master", _CHANGE_S
-        )
-        return self.master
-
-    def wait_until_in_sync(self, *members: Serving) -> None:
-        """These, and no others."""
-        wanted = {member.broker for member in members}
-        wait_until(lambda: self.in_sync() == wanted, f"{wanted} are in sync", _CHANGE_S)
-
-
-def told_by(controller: str, timeout: float = 30.0, name: str = NAME) -> dict[str, Any]:
-    """What the controller at an address says of a set; nothing while that is unknown, or while it can't be asked."""
-    try:
-        with Client(controller, timeout) as client:
-            answer = client.ask(_SYNC_STATE_DATA, {}, json.dumps([name]).encode())
-    except (OSError, Refused):
-        return {}
-    return dict(json.loads(answer.body)["replicasInfoTable"].get(name, {}))
 
 
 def store_of(member: Serving) -> Path:

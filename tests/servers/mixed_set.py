@@ -8,21 +8,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from typing_extensions import override
+
 from bench.wire import Client
 from tests.servers.apache import ApacheController, ApacheMember, apache_controllers
+from tests.servers.members import NAME, Members, told_by
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
 
-NAME = "broker-a"
 FILE_SIZE = 16 << 20
-_HA_STATUS, _ELECT, _SYNC_STATE_DATA = 907, 1002, 1006
+_HA_STATUS, _ELECT = 907, 1002
 _CHANGE_S = 90.0  # an Apache broker hears of its master's HA port each ten seconds; the machine is shared
 
 Broker = Serving | ApacheMember
 
 
-class MixedSet:
+class MixedSet(Members[Broker]):
     """`neves` brokers of neve's and `apaches` of Apache's in one set, on ports that each keeps over a restart.
 
     Usage:
@@ -40,13 +42,13 @@ class MixedSet:
         settings: Mapping[str, object] | None = None,
     ) -> None:
         """`settings` are of neve's brokers. The first broker that is started is master: Apache's, where there are."""
+        super().__init__(_CHANGE_S)
         self._directory, self._controller_count = directory, controllers
         self._counts = {"apache": apaches, "neve": neves}
         self._settings = settings or {}
         self.controllers: list[ApacheController] = []
         names = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": directory / "kv.json"}
         self.name_server = Serving(directory / "namesrv", "namesrv", *settings_as_options(names))
-        self.members: list[Broker] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -103,57 +105,26 @@ class MixedSet:
 
     # -- what the controllers say
 
+    @override
     def told(self) -> dict[str, Any]:
         """Of the set, by the one that leads; nothing while it is unknown, or none leads."""
-        for controller in self.controllers:
-            try:
-                with Client(controller.address) as client:
-                    answer = client.invoke(_SYNC_STATE_DATA, {}, json.dumps([NAME]).encode())
-            except OSError:
-                continue
-            if answer.code == 0:
-                return dict(json.loads(answer.body)["replicasInfoTable"].get(NAME, {}))
-        return {}
-
-    def in_sync(self) -> set[str]:
-        """The addresses of those that are, and live."""
-        return {one["brokerAddress"] for one in self.told().get("inSyncReplicas", ()) if one["alive"]}
-
-    def id_of(self, member: Broker) -> int:
-        """What the controllers gave it."""
-        told = self.told()
-        everybody = [*told.get("inSyncReplicas", ()), *told.get("notInSyncReplicas", ())]
-        return next(int(one["brokerId"]) for one in everybody if one["brokerAddress"] == member.broker)
+        answers = (told_by(controller.address) for controller in self.controllers)
+        return next(filter(None, answers), {})
 
     @property
     def leader(self) -> ApacheController:
         """Of the controllers."""
-        return next(one for one in self.controllers if one.roots and one.leads())
 
-    @property
-    def master(self) -> Broker:
-        """Who is elected."""
-        wait_until(lambda: bool(self.told().get("masterAddress")), "a master is elected", _CHANGE_S)
-        address = self.told()["masterAddress"]
-        return next(member for member in self.members if member.broker == address)
+        def leading() -> ApacheController | None:
+            return next((one for one in self.controllers if one.roots and one.leads()), None)
 
-    def master_after(self, former: Broker) -> Broker:
-        """Another one, once it is elected."""
-        wait_until(
-            lambda: self.told().get("masterAddress") not in (former.broker, None, ""), "another master", _CHANGE_S
-        )
-        return self.master
+        return self._found(leading, "a controller leads")
 
     def elect(self, member: Broker) -> None:
         """As `mqadmin electMaster` does."""
+        own = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": self.id_of(member)}
         with Client(self.leader.address) as client:
-            own = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": self.id_of(member)}
             client.ask(_ELECT, {**own, "designateElect": "true"})
-
-    def wait_until_in_sync(self, *members: Broker) -> None:
-        """These, and no others."""
-        wanted = {member.broker for member in members}
-        wait_until(lambda: self.in_sync() == wanted, f"{wanted} are in sync", _CHANGE_S)
 
 
 def store_of(member: Broker) -> Path:

@@ -9,8 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.histories import history
-from tests.histories.checker import Promise, check, told
+from tests.histories.checker import Promise, Verdict, check, owes, told
+from tests.histories.faults import Kind
 from tests.histories.history import (
+    ALL_IS_ARCHIVED,
     Archived,
     Bounds,
     BrokenOff,
@@ -19,6 +21,7 @@ from tests.histories.history import (
     Gap,
     Healed,
     Kept,
+    Led,
     LogPart,
     Outcome,
     Rested,
@@ -32,6 +35,7 @@ from tests.histories.history import (
     TopicGone,
     TopicMade,
     Topics,
+    Unsettled,
 )
 
 SYNC = Promise(keeps_acknowledged=True)
@@ -40,6 +44,9 @@ HEALED = 100_000
 CUT = Kept(key="p-5", where="a's diverged/1-0-9.log", cut_from="t")
 ROW = Archived(topic="t", queue=0, offset=4, key="p-5")
 SERVES = Serves(what="p is acknowledged", at=HEALED + 5_000)
+ARCHIVE = Serves(what=ALL_IS_ARCHIVED, at=HEALED + 29_000)
+BEGAN, ENDED = Led(at=0, epoch=4), Led(at=HEALED + 32_000, epoch=5)
+KILL = Told(at=60_000, what="a: kill the master", kind=Kind.KILL)
 
 
 def sent(number: int, **more: object) -> Sent:
@@ -63,6 +70,7 @@ def whole() -> list[Event]:
     later = {"producer": "later", "topic": "late", "queue": -1, "offset": -1}
     halves = {"producer": "halves", "topic": "halves"}
     return [
+        BEGAN,
         TopicMade(topic="t", queues=1),
         TopicMade(topic="old", queues=2),
         TopicGone(topic="old"),
@@ -79,7 +87,8 @@ def whole() -> list[Event]:
         seen("p-5", 0, who="g2", group="g", again=True),
         seen("late-0", 0, who="l1", group="l", topic="late", at=6_001),
         seen("halves-0", 0, who="h1", group="h", topic="halves"),
-        Told(at=60_000, what="master killed"),
+        KILL,
+        Told(at=63_500, what="a: over: kill the master"),
         Switched(at=61_000, by="a", to="b", why="", epoch=4, then=5),
         Switched(at=62_000, by="", to="", why="not in sync", epoch=5, then=5),
         Switched(at=63_000, by="b", to="a", why="", epoch=5, then=-1),
@@ -99,6 +108,8 @@ def whole() -> list[Event]:
         Bounds(topic="halves", queue=0, first=0, end=1),
         Topics(queues={"t": 1, "late": 1, "halves": 1, "%RETRY%g": 1}),
         *(LogPart(member=member, start=0, end=9_000, digest="d") for member in "abc"),
+        ARCHIVE,
+        ENDED,
     ]
 
 
@@ -182,6 +193,8 @@ PLANTED: list[tuple[str, str, Plant]] = [
     ("nobody reads a queue", "blind", lambda h: without(h, SHORTER[0])),
     ("nobody reads the delayed messages", "blind", lambda h: without(h, Bounds(topic="late", queue=0, first=0, end=1))),
     ("a group was given nothing", "blind", lambda h: [*h, Rested(group="z", at=HEALED + 1)]),
+    ("all is archived, and nobody reads it", "blind", lambda h: without_all(h, Archived)),
+    ("nobody knows who led", "blind", lambda h: without_all(h, Led)),
     ("the healing is not told", "blind", lambda h: without(h, Healed(at=HEALED))),
     ("the round broke off", "blind", lambda h: [*h, BrokenOff(why="no answer")]),
     ("nobody asked whether it serves", "blind", lambda h: without_all(h, Serves)),
@@ -218,7 +231,7 @@ def test_every_kind_of_the_checkers_head_is_planted() -> None:
 
 
 def test_what_an_answer_does_not_promise_may_be_there_or_not() -> None:
-    events = without_all(whole(), Archived)
+    events = without(without_all(whole(), Archived), ARCHIVE)
     assert kinds([*without(events, SHORTER[0]), stored("p-4", 5), Bounds(topic="t", queue=0, first=0, end=6)]) == {
         "missed"
     }
@@ -239,6 +252,63 @@ def test_while_the_machine_stood_still_nobody_had_to_serve() -> None:
     assert kinds([*late, Stall(at=HEALED, lasted=19_999)]) == {"restless"}
     for elsewhen in (HEALED - 1, HEALED + 50_000):
         assert kinds([*late, Stall(at=elsewhen, lasted=20_000)]) == {"restless"}
+
+
+def test_a_round_that_came_too_late_while_the_machine_starved_is_void_and_not_held() -> None:
+    never = changed(whole(), SERVES, at=0)
+    assert check(whole(), SYNC).verdict is Verdict.HELD
+    assert check(never, SYNC).verdict is Verdict.BROKEN
+    for starved in ([Stall(at=HEALED + 1, lasted=1_000)], [Stall(at=HEALED + 1 + n, lasted=300) for n in range(11)]):
+        assert check([*never, *starved], SYNC).verdict is Verdict.VOID
+        assert check([*whole(), *starved], SYNC).verdict is Verdict.HELD
+    for busy in ([Stall(at=HEALED + 1, lasted=999)], [Stall(at=HEALED - 5_000, lasted=4_000)]):
+        assert check([*never, *busy], SYNC).verdict is Verdict.BROKEN
+
+
+@pytest.mark.parametrize("plant", [plant for _, kind, plant in PLANTED if kind not in ("restless", "blind")])
+def test_no_stall_excuses_what_is_wrong(plant: Plant) -> None:
+    assert check([*plant(whole()), Stall(at=HEALED + 1, lasted=60_000)], SYNC).verdict is Verdict.BROKEN
+
+
+def test_what_is_only_late_is_void_when_the_machine_starved() -> None:
+    starved = Stall(at=HEALED + 1, lasted=60_000)
+    late = (
+        stored("late-0", 0, "late", 6_000),
+        seen("late-0", 0, who="l1", group="l", topic="late", at=6_001),
+        Archived(topic="late", queue=0, offset=0, key="late-0"),
+    )
+    not_yet = changed(without(whole(), *late), Bounds(topic="late", queue=0, first=0, end=1), end=0)
+    g_never = changed(whole(), Rested(group="g", at=HEALED + 30_000), at=0)
+    missed = without(g_never, seen("p-3", 3, who="g1", group="g", in_order=True))
+    unarchived = changed(without(whole(), ROW), ARCHIVE, at=0)
+    for events in (
+        missed,
+        unarchived,
+        [*not_yet, Unsettled(what="delayed messages")],
+        [*whole(), BrokenOff(why="no answer", late=True)],
+    ):
+        assert check([*events, starved], SYNC).verdict is Verdict.VOID
+        assert check(events, SYNC).verdict is Verdict.BROKEN
+    assert check([*whole(), BrokenOff(why="a broken file"), starved], SYNC).verdict is Verdict.BROKEN
+
+
+def test_a_round_of_nothing_but_hand_overs_keeps_all_in_async_as_long_as_nobody_else_is_elected() -> None:
+    handed_over = changed(whole(), KILL, kind=Kind.HAND_OVER)
+    unasked = changed(handed_over, ENDED, epoch=7)  # two hand-overs were answered
+    assert "lost" in kinds([*cut_last(handed_over), CUT], ASYNC)
+    assert kinds([*cut_last(unasked), CUT], ASYNC) == set()
+    assert kinds([*cut_last(whole()), CUT], ASYNC) == set()
+    assert "lost" in kinds([*cut_last(unasked), CUT], SYNC)
+    assert owes(handed_over, ASYNC)
+    for unknown in (without_all(handed_over, Led), changed(handed_over, BEGAN, epoch=-1)):
+        assert not owes(unknown, ASYNC)
+
+
+def test_a_report_tells_what_befell_the_round_and_how_long_nobody_was_acknowledged() -> None:
+    report = check(whole(), SYNC)
+    assert (report.elections, dict(report.faults)) == (1, {"kill": 1})
+    assert report.silent_ms == 3_000  # from the third call's end to that of the one after the two that failed
+    assert check([*whole(), sent(9, outcome=Outcome.UNKNOWN)], SYNC).silent_ms == 4_000
 
 
 def test_what_went_with_a_disk_or_was_sent_again_may_be_in_the_set() -> None:
@@ -262,7 +332,7 @@ def test_in_async_what_is_lost_lies_elsewhere() -> None:
 
 
 def test_in_async_a_hole_in_a_queue_is_a_gap_that_is_told() -> None:
-    events = without_all(changed(whole(), SHORTER[0], end=6), Archived)
+    events = without(without_all(changed(whole(), SHORTER[0], end=6), Archived), ARCHIVE)
     events.append(stored("p-4", 5))
     events = without(events, stored("p-5", 4), seen("p-5", 4, who="g2", group="g", in_order=True))
     gap = Gap(topic="t", queue=0, first=4, last=4)

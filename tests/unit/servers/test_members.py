@@ -1,0 +1,48 @@
+"""What tests ask controllers of a set is decided by one answer, however soon the next one says otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from tests.servers.members import Members
+
+
+class Broker(msgspec.Struct, frozen=True):
+    broker: str
+
+
+A, B = Broker("a:1"), Broker("b:1")
+
+
+class Changing(Members[Broker]):
+    """Each answer is another one."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        super().__init__(5.0)
+        self.members = [A, B]
+        self._answers = iter(answers)
+
+    @override
+    def told(self) -> dict[str, Any]:
+        return next(self._answers, {})
+
+
+def led_by(address: str) -> dict[str, Any]:
+    alive = [{"brokerAddress": address, "brokerId": 7, "alive": True}]
+    return {"masterAddress": address, "masterEpoch": 3, "inSyncReplicas": alive}
+
+
+def test_a_master_that_is_told_once_is_the_master() -> None:
+    assert Changing({}, led_by(""), led_by("b:1"), {}).master is B
+    assert Changing(led_by("who is no member yet:1"), led_by("a:1")).master is A
+
+
+def test_the_next_master_is_the_first_one_that_is_another() -> None:
+    assert Changing(led_by("a:1"), {}, led_by("b:1"), led_by("a:1")).master_after(A) is B
+
+
+def test_a_number_is_waited_for_and_told_by_one_answer() -> None:
+    assert Changing({}, led_by("a:1"), led_by("b:1"), {}).id_of(B) == 7
