@@ -31,7 +31,7 @@ from neve.archive.journal import (
     Topic,
     Unexpire,
 )
-from neve.archive.queue_runs import GapHit, Location, QueueRuns, without
+from neve.archive.queue_runs import GapHit, Location, QueueRuns, Run, without
 
 __all__ = ["Catalog", "GapHit", "Location", "OutOfOrder"]
 
@@ -265,9 +265,29 @@ class Catalog:
                 self._queue(topic, queue).minimum = max(offset, hidden)
 
     def _apply_replace(self, entry: Replace) -> None:
-        self._withdraw(entry.old, entry.delete_after_ms)
-        for name in entry.new:
-            self._enter(name)
+        """A reader between any two steps of this finds each row once: in a queue, and in the objects of a topic."""
+        old = [self._names[key] for key in entry.old if key in self._names]
+        new = [name for name in entry.new if name.key not in self._names]
+        gone = {name.key for name in old}
+        for name in new:
+            self._names[name.key] = name
+        for topic in {name.topic for name in (*old, *new)}:
+            placed = [one for one in self._by_topic.get(topic, ()) if one[1] not in gone]
+            placed += [(name.start, name.key, name) for name in new if name.topic == topic]
+            self._by_topic[topic] = sorted(placed, key=_place)
+        runs: dict[tuple[str, int], list[Run]] = {}
+        for name in old:
+            for queue in name.queues:
+                runs.setdefault((name.topic, queue), [])
+        for name in new:
+            for index, group in enumerate(name.row_groups):
+                for queue, first, last in group.runs:
+                    runs.setdefault((name.topic, queue), []).append((first, last, name, index))
+        for (topic, queue), entered in runs.items():
+            self._queue(topic, queue).swap(gone, entered)
+        for name in old:
+            del self._names[name.key]
+            self._expiring[name.key] = (name, entry.delete_after_ms)
         self._close_rewrites([name.key for name in entry.new], list(self._rewrites))
 
     def _enter(self, name: CommittedName) -> None:

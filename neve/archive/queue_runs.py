@@ -73,6 +73,10 @@ class QueueRuns:
         rest = runs[lowest:]
         self.runs = rest if lowest == count else [run for run in rest if run[2].key not in gone]
 
+    def swap(self, gone: set[str], runs: Iterable[Run]) -> None:
+        """Take out the runs of these objects and put in others that hold the same offsets: seen in one step."""
+        self.runs = sorted([*(run for run in self.runs if run[2].key not in gone), *runs], key=_first)
+
     def add_gap(self, first: int, last: int) -> list[tuple[int, int]]:
         """The parts of it that no run holds and no gap has told."""
         added = without(first, last, _touching(self.runs, first, last) + _touching(self.gaps, first, last))
@@ -153,6 +157,10 @@ def without(first: int, last: int, spans: Iterable[tuple[int, int]]) -> list[tup
         if first > last:
             break
     return [*left, (first, last)] if first <= last else left
+
+
+def _first(run: Run) -> int:
+    return run[0]
 
 
 def _touching(spans: Sequence[Run] | Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:

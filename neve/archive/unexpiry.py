@@ -3,6 +3,9 @@
 An UNEXPIRE entry brings names back into the readers' view and sets the minimums of their queues, which move down by
 nothing else. What comes back is what has not expired by the TTL and the time as they are now: in each topic from its
 newest expired object down to the first that has, or is gone; no further down than without a hole.
+
+What a REPLACE took out of view stays out: its rows are in another object, live or expired itself. It is known by its
+key: the other's has its range, or more, and a higher rewrite number.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +14,7 @@ from typing import NamedTuple
 from neve.archive.catalog import Catalog
 from neve.archive.expiry import expired_ends
 from neve.archive.journal import CommittedName
+from neve.archive.keys import parse_data_key
 
 Minimums = dict[str, dict[int, int]]
 
@@ -35,6 +39,8 @@ def plan_unexpiry(
     expiring: dict[str, list[CommittedName]] = {}
     for name in catalog.expiring_names():
         expiring.setdefault(name.topic, []).append(name)
+    for topic, names in expiring.items():
+        expiring[topic] = _not_replaced(names, catalog.objects(topic))
     for topic in sorted({*catalog.topics(), *expiring, *local}):
         tombstone = catalog.topic_entry(topic)
         hidden = dict(tombstone.minimums) if tombstone is not None else {}
@@ -47,6 +53,28 @@ def plan_unexpiry(
                 minimums.setdefault(topic, {})[queue] = offset
         keys += [name.key for name in back]
     return Undo(keys, minimums)
+
+
+def _not_replaced(expiring: list[CommittedName], live: Iterable[CommittedName]) -> list[CommittedName]:
+    """Those whose rows are in no object that was made of them."""
+    made: dict[str, list[tuple[int, CommittedName]]] = {}
+    for name in (*expiring, *live):
+        if number := _rewrite_of(name):
+            made.setdefault(name.day, []).append((number, name))
+    return [
+        name
+        for name in expiring
+        if not any(
+            one.start <= name.start and name.end <= one.end and number > _rewrite_of(name)
+            for number, one in made.get(name.day, ())
+        )
+    ]
+
+
+def _rewrite_of(name: CommittedName) -> int:
+    """0: an offload round's."""
+    parts = parse_data_key(name.key)
+    return 0 if parts is None else parts.rewrite
 
 
 def _back(

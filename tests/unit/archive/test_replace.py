@@ -1,0 +1,134 @@
+"""REPLACE: at every instant a reader finds each row once, and nothing brings back what another object holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from neve.archive.catalog import Catalog, Location
+from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
+from neve.archive.journal import AnyEntry, Commit, Deleted, Expire, Replace
+from neve.archive.keys import data_key
+from neve.archive.unexpiry import plan_unexpiry
+from tests.unit.archive.test_keys_journal_catalog import DAY, committed
+
+ROWS = {0: 30, 1: 15}
+
+
+def name_of(start: int, end: int, *groups: list[tuple[int, int, int]], rewrite: int = 0, newest: int = 50) -> Any:
+    key = data_key("", "t", DAY, "b", start=start, end=end, epoch=3, rewrite=rewrite)
+    return committed(key, *groups, start=start, end=end, newest=newest)
+
+
+OLD = [
+    name_of(0, 100, [(0, 0, 9), (1, 0, 4)]),
+    name_of(100, 200, [(0, 10, 14)], [(0, 15, 19), (1, 5, 9)]),
+    name_of(300, 400, [(0, 20, 29)], [(1, 10, 14)]),
+]
+NEW = name_of(0, 400, [(0, 0, 24)], [(0, 25, 29), (1, 0, 14)], rewrite=1)
+REPLACE = Replace(old=[name.key for name in OLD], new=[NEW], delete_after_ms=99)
+
+
+def catalog_of(*entries: AnyEntry) -> Catalog:
+    catalog = Catalog()
+    for seq, entry in enumerate(entries):
+        catalog.apply(seq, entry)
+    return catalog
+
+
+@contextmanager
+def before_each_line(look: Callable[[], None]) -> Iterator[list[int]]:
+    """Of the catalog's own code; says how many there were."""
+    lines = [0]
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if "/neve/archive/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines[0] += 1
+            sys.settrace(None)
+            try:
+                look()
+            finally:
+                sys.settrace(trace)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(None)
+
+
+def test_each_row_is_found_once_between_any_two_steps_of_it() -> None:
+    catalog = catalog_of(Commit(round=1, names=OLD))
+
+    def look() -> None:
+        for queue, count in ROWS.items():
+            for offset in range(count):
+                found = catalog.find("t", queue, offset)
+                assert isinstance(found, Location), f"offset {offset} of queue {queue} is nowhere"
+                assert found.first <= offset <= found.last
+            spans = [(run.first, run.last) for run in catalog.runs("t", queue)]
+            assert sum(last - first + 1 for first, last in spans) == count
+            assert (catalog.min_offset("t", queue), catalog.max_offset("t", queue)) == (0, count)
+            assert catalog.has_all("t", queue, 0, count)
+        keys = [name.key for name in catalog.objects("t")]
+        assert keys in ([name.key for name in OLD], [NEW.key])
+        assert catalog.topics_with_objects() == ["t"]
+
+    with before_each_line(look) as lines:
+        catalog.apply(1, REPLACE)
+    assert lines[0] > 20
+    assert [name.key for name in catalog.objects("t")] == [NEW.key]
+    assert catalog.expiring() == dict.fromkeys(REPLACE.old, 99)
+
+
+def test_it_moves_no_mark_of_the_log_and_no_minimum() -> None:
+    before = catalog_of(Commit(round=1, names=OLD), Expire(keys=[], delete_after_ms=0, minimums={"t": {0: 3}}))
+    after = catalog_of(Commit(round=1, names=OLD), Expire(keys=[], delete_after_ms=0, minimums={"t": {0: 3}}), REPLACE)
+    for catalog in (before, after):
+        assert catalog.through("t") == 400
+        assert catalog.next_uncovered("t", 0) == (400, None)
+        assert catalog.recorded_minimum("t", 0) == catalog.min_offset("t", 0) == 3
+        assert catalog.named_offsets("t") == {0: 29, 1: 14}
+        assert catalog.next_seq - 1 == (2 if catalog is after else 1)
+    assert after.intent_end == before.intent_end and after.last_round == before.last_round
+
+
+def test_a_checkpoint_after_it_says_the_same() -> None:
+    catalog = catalog_of(Commit(round=1, names=OLD), REPLACE)
+    again = Catalog()
+    again.restore(decode_checkpoint(encode_checkpoint(catalog.state("b")), "b"))
+    assert again.objects() == catalog.objects() == [NEW]
+    assert again.expiring() == catalog.expiring()
+
+
+@pytest.mark.parametrize("new_expired", [False, True])
+@pytest.mark.parametrize("by_checkpoint", [False, True])
+def test_what_was_replaced_does_not_come_back_beside_what_took_its_place(
+    new_expired: bool, by_checkpoint: bool
+) -> None:
+    catalog = catalog_of(Commit(round=1, names=OLD), REPLACE)
+    if new_expired:
+        catalog.apply(2, Expire(keys=[NEW.key], delete_after_ms=100, minimums={"t": {0: 30, 1: 15}}))
+    if by_checkpoint:
+        again = Catalog()
+        again.restore(decode_checkpoint(encode_checkpoint(catalog.state("b")), "b"))
+        catalog = again
+    undo = plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True)
+    assert undo.keys == ([NEW.key] if new_expired else [])
+    assert undo.minimums == ({"t": {0: 0, 1: 0}} if new_expired else {})
+
+
+def test_what_was_replaced_twice_does_not_come_back() -> None:
+    again = name_of(0, 400, [(0, 0, 29), (1, 0, 14)], rewrite=2)
+    catalog = catalog_of(Commit(round=1, names=OLD), REPLACE, Replace(old=[NEW.key], new=[again], delete_after_ms=100))
+    assert plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True).keys == []
+    catalog.apply(3, Deleted(keys=REPLACE.old))
+    assert plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True).keys == []
