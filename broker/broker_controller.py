@@ -57,7 +57,7 @@ from broker.pop.pop_consumer_service import PopConsumerService
 from broker.pop.pop_retry_topics import PopRetryTopics
 from broker.pop.revive import PopRevive
 from broker.pop.set_elsewhere import SetElsewhere
-from broker.promotion.promotion import Promotion
+from broker.promotion.promotion import Promotion, refused
 from broker.reading.tiered_store import TieredStore
 from broker.requests.admin_config import AdminConfigProcessor
 from broker.requests.admin_connections import AdminConnectionsProcessor
@@ -910,7 +910,18 @@ class BrokerController:
 
     async def _open_archive(self) -> None:
         """What the archive has besides the log, or a restore brings back."""
-        self.archive = await open_archive(self._local_side, self._restore, cold_groups=self._descriptors.cold_groups)
+        promotion = self.promotion if self._promotes else None
+        try:
+            self.archive = await open_archive(
+                self._local_side,
+                self._restore,
+                cold_groups=self._descriptors.cold_groups,
+                promote=None if promotion is None else promotion.finish,
+            )
+        except StartupError as error:
+            if promotion is not None and promotion.is_due:  # it is not final, and a slave may go on
+                raise refused(str(error), error.exit_code) from error
+            raise
         if self.archive.reader is not None:
             self.tiered.attach(self.archive.reader)
 

@@ -347,12 +347,17 @@ class Archive:
 AnyArchive = WithoutArchive | Archive
 
 
-async def open_archive(local: LocalSide, restore: Restore | None, *, cold_groups: int) -> AnyArchive:
-    """Once the log is recovered, before the first send. Raises StartupError with what to do."""
+async def open_archive(
+    local: LocalSide, restore: Restore | None, *, cold_groups: int, promote: Callable[[], None] | None = None
+) -> AnyArchive:
+    """Once the log is recovered, before the first send; arguments as `attach`. StartupError with what to do."""
     if not local.config.store_url:
+        if promote is not None:
+            promote()
         return WithoutArchive(local)
     attachment = Attachment(archived=True)
-    return Archive(local, attachment, await attach(local, attachment, restore, cold_groups=cold_groups))
+    attached = await attach(local, attachment, restore, cold_groups=cold_groups, promote=promote)
+    return Archive(local, attachment, attached)
 
 
 def _plan_local_jobs(jobs: JobScheduler, lifecycle: LocalLifecycle | ArchiveLifecycle, clock: SafeClock) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from broker.archiving.attachment import Attachment, Event
 from broker.archiving.followed import FollowedMaster
-from broker.archiving.going_on import go_on_above
+from broker.archiving.going_on import begun_again, go_on_above
 from broker.archiving.hot_store import LoopHotStore
 from broker.archiving.local_side import LocalSide
 from broker.archiving.outside import InThread
+from broker.archiving.overtaken import ANOTHER_ARCHIVE
 from broker.archiving.restore import Restore
 from infra.disk import Disk
 from infra.object_store.protocol import BadStoreUrl, ObjectStoreError
@@ -32,6 +33,7 @@ from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
 from tiered.write.own_range import is_archive_of
 
+_NAMED_MOST = 5  # topics, in a line for operators
 _WAY_OUT_OF_A_SLAVE = "bring that data directory back, or give storeUrl a prefix of this slave's own"
 
 
@@ -54,10 +56,18 @@ class Attached:
             await in_thread(worker.close)
 
 
-async def attach(local: LocalSide, attachment: Attachment, restore: Restore | None, *, cold_groups: int) -> Attached:
+async def attach(
+    local: LocalSide,
+    attachment: Attachment,
+    restore: Restore | None,
+    *,
+    cold_groups: int,
+    promote: Callable[[], None] | None,
+) -> Attached:
     """The archive, settled; a broker set's member follows it until it is promoted.
 
-    `cold_groups`: how many row groups of it the process may keep mapped.
+    `cold_groups`: how many row groups of it the process may keep mapped. `promote`: the log is the copy of an Apache
+    master's and becomes this broker's own by this, called when nothing of the archive speaks against it any more.
     """
     if restore is not None and local.broker_set is not None:
         raise StartupError(
@@ -71,7 +81,7 @@ async def attach(local: LocalSide, attachment: Attachment, restore: Restore | No
         raise StartupError(f"archive {local.config.store_url}: {overtaken.text}", EXIT_ARCHIVE)
     attachment.happens(Event.ATTACH if restore is None else Event.RESTORE)
     try:
-        attached = await _settle(local, restore, cold_groups)
+        attached = await _settle(local, restore, cold_groups, promote)
     except StartupError:
         attachment.happens(Event.REFUSED)
         raise
@@ -79,7 +89,9 @@ async def attach(local: LocalSide, attachment: Attachment, restore: Restore | No
     return attached
 
 
-async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -> Attached:
+async def _settle(
+    local: LocalSide, restore: Restore | None, cold_groups: int, promote: Callable[[], None] | None
+) -> Attached:
     config, in_thread = local.config, local.outside.in_thread
     go_on: GoOnFrom | None = None
     with _refusing(config.store_url):
@@ -129,7 +141,7 @@ async def _settle(local: LocalSide, restore: Restore | None, cold_groups: int) -
         if restore is not None:
             await _fill(local, restore, attached)
         elif go_on is not None:
-            await _go_on_above(local, go_on, journal, lifecycle)
+            await _go_on_above(local, go_on, journal, lifecycle, promote)
     except BaseException:
         await attached.close(in_thread)
         raise
@@ -204,10 +216,32 @@ def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient
 # ---- a log that goes on
 
 
-async def _go_on_above(local: LocalSide, go_on: GoOnFrom, journal: JournalWriter, lifecycle: ArchiveLifecycle) -> None:
+async def _go_on_above(
+    local: LocalSide,
+    go_on: GoOnFrom,
+    journal: JournalWriter,
+    lifecycle: ArchiveLifecycle,
+    promote: Callable[[], None] | None,
+) -> None:
+    if promote is not None:
+        _refuse_begun_again(local, go_on, journal)
     if go_on.resume_at is not None:
         await _salvage(local, lifecycle, online=go_on.online)
+    if promote is not None:
+        promote()
     go_on_above(local.store, go_on, journal.catalog)
+
+
+def _refuse_begun_again(local: LocalSide, go_on: GoOnFrom, journal: JournalWriter) -> None:
+    again = begun_again(local.store, go_on.queue_next, journal.catalog)
+    if again:
+        more = ", …" if len(again) > _NAMED_MOST else ""
+        raise StartupError(
+            f"archive {local.config.store_url}: {', '.join(again[:_NAMED_MOST])}{more} ({len(again)} in all) began "
+            "again at offset 0 at the former master, and the archive has messages of before under these offsets: a "
+            f"master would hide the new ones. Begin another archive first: {ANOTHER_ARCHIVE}",
+            EXIT_ARCHIVE,
+        )
 
 
 async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: bool) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from broker.archiving.offsets import log_goes_on_at, queues_to_raise
+from collections.abc import Mapping
+from itertools import takewhile
+
+from broker.archiving.offsets import Queue, log_goes_on_at, queues_to_raise
 from broker.store.message_store import MessageStore
 from lifecycle.recorded_minimums import minimums_to_raise
 from neve.archive.catalog import Catalog
@@ -23,3 +26,32 @@ def go_on_above(store: MessageStore, go_on: GoOnFrom, catalog: Catalog) -> None:
     hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
     if any(hidden):
         store.save_queue_state()
+
+
+def begun_again(store: MessageStore, queue_next: Mapping[Queue, int], catalog: Catalog) -> list[str]:
+    """Topics that were deleted and made again, of which the archive has, or had, messages of an earlier life.
+
+    Only the copy of an Apache master's log has such: its own deletions a broker records before it gives an offset.
+    `go_on_above` would hide what they have now, and two messages of one offset can't be in an archive. On the loop.
+    """
+    return [
+        topic
+        for topic in sorted(store.topics())
+        if store.gone_below(topic)
+        and any(_has_begun_again(store, topic, queue, queue_next, catalog) for queue in store.queues_of(topic))
+    ]
+
+
+def _has_begun_again(
+    store: MessageStore, topic: str, queue: int, queue_next: Mapping[Queue, int], catalog: Catalog
+) -> bool:
+    first, end = store.min_offset(topic, queue), store.next_offset(topic, queue)
+    if first >= end:
+        return False
+    if end < queue_next.get((topic, queue), 0) or first < catalog.recorded_minimum(topic, queue):
+        return True
+    for run in takewhile(lambda run: run.first < end, catalog.runs_from(topic, queue, first)):
+        entry = store.entry(topic, queue, max(run.first, first))
+        if entry is not None and not run.name.start <= entry[0] < run.name.end:
+            return True
+    return False

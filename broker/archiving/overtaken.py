@@ -17,6 +17,8 @@ from infra.disk import Disk
 from infra.startup import EXIT_FAILED, StartupError
 
 NAME = "overtaken.json"
+#: What an operator does to begin one.
+ANOTHER_ARCHIVE = "give storeUrl another prefix, and move the directory `archive` in storePathRootDir away"
 
 
 class Overtaken(msgspec.Struct, frozen=True):
@@ -32,8 +34,7 @@ class Overtaken(msgspec.Struct, frozen=True):
         """For operators, and what they can do."""
         return (
             f"{self.why}, and the archive reaches {self.reaches}: above {self.at} it is of another log. To archive the "
-            "log as it is now begin another archive: give storeUrl another prefix, and move the directory `archive` in "
-            "storePathRootDir away"
+            f"log as it is now begin another archive: {ANOTHER_ARCHIVE}"
         )
 
 

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
+from broker.ha.stock_master import read_settings
 from broker.metadata.images import ModesImage, Positions
 from broker.tables.subscription_group_manager import GroupsImage, SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig, TopicsImage
@@ -154,8 +155,8 @@ async def _ask_timers(api: Asked, address: str) -> TimerCheckPoint | None:
 
 
 def _elsewhere(properties: bytes) -> list[str]:
-    lines = {line.strip() for line in properties.decode("utf-8", "replace").splitlines()}
-    return [f"{name}=true" for name in _ELSEWHERE if f"{name}=true" in lines]
+    settings = read_settings(properties.decode("utf-8", "replace"))
+    return [f"{name}=true" for name in _ELSEWHERE if settings.get(name) == "true"]
 
 
 def _version(version: DataVersion) -> dict[str, int]:

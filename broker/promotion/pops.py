@@ -174,8 +174,8 @@ def _records(
         for record in of_queue(store, revive_log, queue_id, position - _LOOK_BACK):
             yield record, record.queue_offset <= position
     for timer in timers:
-        if timer.bound.topic == revive_log:
-            yield timer.record, False
+        if timer.bound.topic == revive_log and (raw := store.record_at(timer.physical_offset)) is not None:
+            yield decode_record(raw), False
 
 
 def _read(record: MessageRecord) -> _CheckPoint | tuple[_Pop, list[int]] | None:

@@ -8,6 +8,7 @@ asked      nobody may listen where the master did, and no name server may know a
            give the same offsets
 read       what waits, by the master's last poll and the log (`delays`, `timers`, `halves`, `pops`)
 written    marks in neve's form, that say the same to every later start; topics younger than the last poll; synced
+archive    what may speak against a master of this log: it was overtaken, a topic began again (`archiving.attach`)
 done       the files above go
 
 Nothing is served meanwhile. What can't be told is refused, and the directory stays a slave's.
@@ -118,19 +119,19 @@ class Promotion:
         except ValueError as error:
             raise StartupError(str(error), EXIT_FAILED) from error
         if life is None or (life.cluster, life.broker) != (cluster, broker):
-            raise _refused(f"{self._followed.path} is of another broker than {broker} of {cluster}: {life}")
+            raise refused(f"{self._followed.path} is of another broker than {broker} of {cluster}: {life}")
         poll = self._last_poll.current
         if poll is None:
-            raise _refused("it never had the tables of its master, so nobody knows what of its log is delivered")
+            raise refused("it never had the tables of its master, so nobody knows what of its log is delivered")
         if poll.elsewhere:
-            raise _refused(
+            raise refused(
                 f"{', '.join(poll.elsewhere)} at the master: who has popped what is in a store of its own, of which no "
                 f"slave hears. Set it to false there, and wait until nothing is out any more"
             )
         if await api.reaches(poll.master):
-            raise _refused(f"the master at {poll.master} is there: stop it first, both would give the same offsets")
+            raise refused(f"the master at {poll.master} is there: stop it first, both would give the same offsets")
         if not name_servers:
-            raise _refused("namesrvAddr is empty: nobody says that its master is gone")
+            raise refused("namesrvAddr is empty: nobody says that its master is gone")
         await _ask_name_servers(api, broker, address, name_servers)
         api.close()
 
@@ -177,7 +178,7 @@ class Promotion:
         delayed = delays.perhaps_delivered(store, self._schedule, poll, horizon)
         waiting = timers.not_delivered(store, poll)
         if isinstance(waiting, timers.Unreadable):
-            raise _refused(f"its master says of {waiting.count} timers in its log to nobody which are delivered")
+            raise refused(f"its master says of {waiting.count} timers in its log to nobody which are delivered")
         popped = pops.not_acknowledged(store, poll, self._revive_log, self._broker, waiting)
         prepared = halves.prepared(store, poll)
         delivered = Delivered(
@@ -191,7 +192,7 @@ class Promotion:
             ended_above=min((one.physical_offset for one in prepared.unmarked), default=store.max_physical_offset),
         )
         positions = delays.positions(poll, delayed, delivered)
-        left = None if poll.timers is None else timers.sort_out(waiting, poll.timers, delivered, horizon)
+        left = None if poll.timers is None else timers.sort_out(store, waiting, poll.timers, delivered, horizon)
         transactions = halves.sort_out(prepared, delivered)
         stood = {key: offsets.query(*key) for key in {*popped.handed_out, *(one.key for one in popped.out)}}
         out = pops.sort_out(popped, stood, delivered, horizon)
@@ -208,15 +209,27 @@ class Promotion:
         store.after_flush(store.flush())
         self._schedule.file.save_now()
         self._book.begin_with(out)
-        self._finish()
         log.info(
-            "the log of the Apache master at %s is this broker's own from %d on: %d half messages, %d popped messages "
-            "and what waits for its time go on here",
-            poll.master,
+            "what waits at %d in the log of the Apache master at %s is found: %d half messages, %d popped messages and "
+            "what waits for its time",
             store.max_physical_offset,
+            poll.master,
             len(transactions.waiting),
             sum(len(flights) for _, _, flights in out),
         )
+
+    # ---- done
+
+    def finish(self) -> None:
+        """Behind the archive, where nothing speaks against it any more: there is no way back. StartupError."""
+        poll = self._last_poll.current
+        assert poll is not None, "checked"
+        try:
+            self._finish()
+        except OSError as error:
+            raise StartupError(f"{self._path}: {error}", EXIT_FAILED) from error
+        end = self._store.max_physical_offset
+        log.info("the log of the Apache master at %s is this broker's own from %d on", poll.master, end)
 
     @property
     def _broker(self) -> str:
@@ -256,14 +269,15 @@ async def _ask_name_servers(api: Api, broker: str, own: str, name_servers: Seque
             continue
         master = brokers.broker_addr_table.get(broker, _Broker()).broker_addrs.get(0, own)
         if master != own:
-            raise _refused(f"the name server {server} knows {master} as the master of {broker}: stop that one first")
+            raise refused(f"the name server {server} knows {master} as the master of {broker}: stop that one first")
     if len(reasons) == len(name_servers):
-        raise _refused(f"no name server says that its master is gone: {'; '.join(reasons)}")
+        raise refused(f"no name server says that its master is gone: {'; '.join(reasons)}")
 
 
-def _refused(reason: str) -> StartupError:
+def refused(reason: str, exit_code: int = EXIT_CONFIG) -> StartupError:
+    """A promotion that may not be, or can't be."""
     return StartupError(
         f"this is the copy of an Apache master's log, and can't become master: {reason}. As brokerRole=SLAVE it goes "
         f"on as it is",
-        EXIT_CONFIG,
+        exit_code,
     )

@@ -8,6 +8,9 @@ behind the latest that was delivered, its position behind the last that is done;
 mark is appended again.
 
 RocketMQ's pops come by timers, too: their check points and acknowledgements wait there until they are due (`pops`).
+
+There may be millions of them, so of each only where it lies is kept, and what it is told apart by; who needs the
+message reads it again.
 """
 
 from __future__ import annotations
@@ -23,8 +26,7 @@ from broker.metadata.stock_tables import TimerCheckPoint
 from broker.promotion.stored import Bound, Delivered, bound, target
 from broker.store.message_store import MessageStore
 from broker.waiting.timer_message import RECALL_KEY, TimersTakenOver, recall_key
-from neve.record.codec import MessageRecord, decode_record
-from neve.record.properties import PROPERTY_UNIQUE_KEY
+from neve.record.codec import decode_record
 from neve.remoting.names import REVIVE_LOG_PREFIX, WHEEL_TIMER_TOPIC
 
 _ROLLS = "TIMER_ROLL_TIMES"
@@ -34,7 +36,7 @@ class Timer(NamedTuple):
     """One that the checkpoint does not say to be delivered."""
 
     due: int  # ms, negative for a recall
-    record: MessageRecord
+    physical_offset: int
     bound: Bound
     rolls: int
 
@@ -63,7 +65,7 @@ def not_delivered(store: MessageStore, poll: LastPoll) -> list[Timer] | Unreadab
             record = decode_record(raw)
             rolls = record.properties.get(_ROLLS, "0")
             times = int(rolls) if rolls.isascii() and rolls.isdigit() else 0
-            found.append(Timer(due, record, bound(record, *target(record)), times))
+            found.append(Timer(due, position, bound(record, *target(record)), times))
     return found
 
 
@@ -77,7 +79,7 @@ def perhaps_delivered(timers: Sequence[Timer], horizon: int) -> list[Bound]:
 
 
 def sort_out(
-    timers: Sequence[Timer], check_point: TimerCheckPoint, delivered: Delivered, horizon: int
+    store: MessageStore, timers: Sequence[Timer], check_point: TimerCheckPoint, delivered: Delivered, horizon: int
 ) -> TimersTakenOver:
     """Where the mark is, and what is to be appended again."""
     rolled = Counter((timer.bound, timer.due, timer.rolls - 1) for timer in timers if timer.rolls)
@@ -88,18 +90,18 @@ def sort_out(
             continue
         if rolled[place] > 0:
             rolled[place] -= 1
-            below = max(below, timer.record.physical_offset + 1)
+            below = max(below, timer.physical_offset + 1)
         elif 0 <= timer.due <= horizon and delivered.take(timer.bound):
             read_ms = max(read_ms, timer.due + 1)
         else:
             waiting.append(timer)
-    stays = [one.record.physical_offset for one in waiting if _stays(one, read_ms, below)]
-    recalls = {one.record.properties.get(RECALL_KEY) for one in waiting}
+    stays = [one.physical_offset for one in waiting if _stays(one, read_ms, below)]
+    recalls = {_recalls(store, one) for one in waiting if one.due < 0}
     return TimersTakenOver(
         time=read_ms - 1,
         below=max(below, min(stays, default=0)),
         again=[
-            (one.record, one.due)
+            (one.physical_offset, one.due)
             for one in waiting
             # appended again it would come behind its recall, which is due at the same time
             if not (_stays(one, read_ms, below) or _recalled_by(one) in recalls)
@@ -108,10 +110,15 @@ def sort_out(
     )
 
 
+def _recalls(store: MessageStore, timer: Timer) -> str | None:
+    """Which one, of a recall."""
+    raw = store.record_at(timer.physical_offset)
+    return None if raw is None else decode_record(raw).properties.get(RECALL_KEY)
+
+
 def _recalled_by(timer: Timer) -> str:
-    properties = timer.record.properties
-    return recall_key(timer.bound.topic, properties.get(PROPERTY_UNIQUE_KEY, ""))
+    return recall_key(timer.bound.topic, timer.bound.unique_key)
 
 
 def _stays(timer: Timer, read_ms: int, below: int) -> bool:
-    return abs(timer.due) >= read_ms and timer.record.physical_offset >= below
+    return abs(timer.due) >= read_ms and timer.physical_offset >= below

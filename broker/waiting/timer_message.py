@@ -66,12 +66,13 @@ def code_of_entry(record: MessageRecord) -> int:
 class TimersTakenOver(msgspec.Struct, frozen=True):
     """What another broker left: all that is due up to `time` is delivered, nothing that waits lies below `below`.
 
-    `again`: waits on the wrong side of that, each with its time, negative for a recall. `is_empty`: nothing else waits.
+    `again`: waits on the wrong side of that, each by its place in the log and its time, which is negative for a recall.
+    `is_empty`: nothing else waits.
     """
 
     time: int
     below: int
-    again: list[tuple[MessageRecord, int]]
+    again: list[tuple[int, int]]
     is_empty: bool
 
 
@@ -347,7 +348,10 @@ class TimerMessages:
         store = self._store
         covered = store.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES) - 1
         below = store.max_physical_offset if left.is_empty else left.below
-        for record, due in left.again:
+        for position, due in left.again:
+            raw_record = store.record_at(position)
+            assert raw_record is not None, "it was read a moment ago, and nothing goes meanwhile"
+            record = decode_record(raw_record)
             when = max(abs(due), left.time + 1)
             # as long as it was, so that it fits: both are milliseconds of these years
             raw = record.properties_raw.replace(_out(abs(due)), _out(when))

@@ -305,6 +305,98 @@ def test_a_topic_that_has_begun_again_at_its_master_is_archived_no_more_and_the_
     run(scenario)
 
 
+@pytest.mark.parametrize("again", [2, 2 * IN_A_FILE])
+def test_a_slave_of_whose_topics_one_began_again_is_no_master_until_it_has_another_archive(
+    tmp_path: Path, again: int
+) -> None:
+    """Fewer messages than the archive has of before would be hidden; of more, offsets would be there twice."""
+
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=IN_A_FILE + 2, lost=0) as (front, source, theirs):
+            front.source, front.ha.store = source, source.store
+            async with archiving(tmp_path, front) as (slave, _):
+                await caught_up(slave, front)
+                assert await looked(slave) == FILE_SIZE
+                await offload(slave)
+                assert archived(slave) == IN_A_FILE
+                assert (await ask(theirs, Code.DELETE_TOPIC_IN_BROKER, topic="t")).code == 0
+                await fill(theirs, again, b"anew")
+                await caught_up(slave, front)
+                await until(lambda: slave.last_poll.current is not None)
+            await front.retire()
+            with pytest.raises(StartupError, match=r": t \(1 in all\) began again.*As brokerRole=SLAVE it goes on"):
+                async with promoted(tmp_path, front, "bucket"):
+                    raise AssertionError
+            async with archiving(tmp_path, front) as (slave, connection):
+                assert slave.store.max_physical_offset == source.store.max_physical_offset
+                await is_served(connection, 0, again, source)
+            (tmp_path / "slave" / "archive").rename(tmp_path / "archive of before")
+            async with promoted(tmp_path, front, "another") as (broker, connection):
+                await is_served(connection, 0, again, source)
+                await offload(broker)
+                assert archived(broker) == again
+
+    run(scenario)
+
+
+def test_a_topic_that_began_again_before_the_archive_had_any_of_it_keeps_back_no_promotion(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=2, lost=0) as (front, source, theirs):
+            front.source, front.ha.store = source, source.store
+            assert (await ask(theirs, Code.DELETE_TOPIC_IN_BROKER, topic="t")).code == 0
+            await fill(theirs, IN_A_FILE, b"anew")
+            async with archiving(tmp_path, front) as (slave, _):
+                await caught_up(slave, front)
+                assert slave.store.gone_below("t") > 0, "it began again here, too"
+                assert await looked(slave) == FILE_SIZE
+                await offload(slave)
+                assert archived(slave) == IN_A_FILE - 2
+                await until(lambda: slave.last_poll.current is not None)
+            await front.retire()
+            async with promoted(tmp_path, front, "bucket") as (broker, connection):
+                await is_served(connection, 0, IN_A_FILE, source)
+                await offload(broker)
+                assert archived(broker) == IN_A_FILE
+
+    run(scenario)
+
+
+def test_a_slave_whose_archive_was_overtaken_is_no_master_until_it_has_another_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_lives(tmp_path, kept=2, lost=IN_A_FILE) as (front, cut, theirs):
+            async with archiving(tmp_path, front) as (slave, _):
+                await caught_up(slave, front)
+                assert await looked(slave) == FILE_SIZE
+                await offload(slave)
+                await power_cut(front, cut)
+                await fill(theirs, 2, b"anew")
+                await caught_up(slave, front)
+                await until(lambda: slave.archive.overtaken is not None)
+                await until(lambda: slave.last_poll.current is not None)
+            await front.retire()
+            with pytest.raises(StartupError, match=r"it is of another log.*As brokerRole=SLAVE it goes on"):
+                async with promoted(tmp_path, front, "bucket"):
+                    raise AssertionError
+            async with archiving(tmp_path, front) as (slave, connection):
+                assert slave.store.max_physical_offset == cut.store.max_physical_offset
+                await is_served(connection, 0, 4, cut)
+            (tmp_path / "slave" / "archive").rename(tmp_path / "archive of before")
+            async with promoted(tmp_path, front, "another") as (broker, connection):
+                await is_served(connection, 0, 4, cut)
+                await offload(broker)
+                assert archived(broker) == 4
+
+    run(scenario)
+
+
+@asynccontextmanager
+async def promoted(root: Path, front: Front, bucket: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
+    """The slave's directory, as its master's successor."""
+    own = [f"namesrvAddr={front.address}", f"storeUrl=dir:{root}/{bucket}"]
+    async with running(root / "slave", *own) as found:
+        yield found
+
+
 def test_a_ttl_hides_and_records_no_more_than_what_may_be_archived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.ha.plain_slave import FollowedFile
+from broker.metadata.last_poll import LastPoll
+from broker.metadata.stock_tables import TimerCheckPoint
+from broker.promotion import timers
 from broker.promotion.promotion import Promotion
 from broker.promotion.stored import Delivered
 from broker.store.message_store import MessageStore, PutResult
@@ -65,8 +69,8 @@ def put(
 
 def timer(store: MessageStore, key: str, due: int, **more: Any) -> PutResult:
     """In RocketMQ's queue of them."""
-    return put(store, WHEEL_TIMER_TOPIC, 0, key.encode(), UNIQ_KEY=key, TIMER_OUT_MS=due, REAL_QID=0,
-               **{"REAL_TOPIC": "t", **more})  # fmt: skip
+    return put(store, WHEEL_TIMER_TOPIC, 0, key.encode(), TIMER_OUT_MS=due, REAL_QID=0,
+               **{"REAL_TOPIC": "t", "UNIQ_KEY": key, **more})  # fmt: skip
 
 
 def half(store: MessageStore, key: str, **more: Any) -> PutResult:
@@ -365,6 +369,28 @@ def test_no_old_timer_fires_again_and_none_that_waits_is_lost(tmp_path: Path) ->
                 assert found == expected, "a start as any other"
 
     run(scenario)
+
+
+def test_of_timers_that_wait_no_more_is_kept_than_where_they_lie(tmp_path: Path) -> None:
+    """There may be millions of them at once."""
+    store, count, size = Member(tmp_path, ManualClock(NOW_MS)).store, 40, 50_000
+    for number in range(count):
+        timer(store, f"{number:0{size}}", LATER_MS + number, UNIQ_KEY=f"U{number}")
+    poll = LastPoll(
+        master="", log_begin=0, asked_at=0, delays={}, timers=TimerCheckPoint(READ_MS, count), system={}, elsewhere=[]
+    )
+    tracemalloc.start()
+    try:
+        waiting = timers.not_delivered(store, poll)
+        assert not isinstance(waiting, timers.Unreadable)
+        delivered = Delivered(store, (), above=0, ended_above=store.max_physical_offset)
+        assert poll.timers is not None
+        left = timers.sort_out(store, waiting, poll.timers, delivered, NOW_MS)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(waiting), left.is_empty) == (count, False)
+    assert kept < count * size // 4
 
 
 def test_what_is_appended_again_does_not_come_behind_its_recall(tmp_path: Path) -> None:

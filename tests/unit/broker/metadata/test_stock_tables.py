@@ -242,7 +242,7 @@ def test_what_a_master_has_of_its_own_is_told_apart(apache: Apache) -> None:
         assert (image.timers, image.elsewhere) == (TimerCheckPoint(1_700_000_000_000, 5), [])
         assert apache.asked[0] is Code.GET_BROKER_HA_STATUS, "what no table tells of lies above"
         apache.timers = None  # timerWheelEnable=false
-        apache.answers[Code.GET_BROKER_CONFIG] = "popConsumerKVServiceEnable=true\n"
+        apache.answers[Code.GET_BROKER_CONFIG] = "popConsumerKVServiceEnable = true\n"
         image = await ask_stock_master(apache, APACHE.address)
         assert (image.timers, image.elsewhere) == (None, ["popConsumerKVServiceEnable=true"])
 
