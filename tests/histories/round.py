@@ -23,6 +23,7 @@ from neve import NeveError
 from neve.cli.diverged import records
 from neve.cli.failures import Failure
 from neve.client import PullStatus
+from neve.client.net.connection import ConnectionFailed
 from neve.errors import BrokerError, ClientError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from tests.histories.archive import ArchiveReader
@@ -60,6 +61,8 @@ from tests.histories.stalls import stalls_noted, stood_still_ms
 from tests.waiting import NotWithin, until
 
 T = TypeVar("T")
+#: Nobody answered; what somebody answered that he should not is not among them.
+LATE = (ConnectionFailed, ClientError, UnknownOutcome, TimeoutError, NotWithin)
 _KEYS = re.compile(rb"KEYS\x01([^\x01\x02]+)")
 _CHUNK = 1 << 20
 _ZEROS = 20  # digits of a log file's name
@@ -109,8 +112,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
             await _Reading(place, work, history, rest).read()
             await note_who_leads()
         except (NeveError, TimeoutError, NotWithin, Failure) as error:
-            is_late = isinstance(error, (ClientError, UnknownOutcome, TimeoutError, NotWithin))
-            history.append(BrokenOff(why=f"{type(error).__name__}: {error}", late=is_late))
+            history.append(BrokenOff(why=f"{type(error).__name__}: {error}", late=isinstance(error, LATE)))
         finally:
             await work.close()
             if place.java is not None:

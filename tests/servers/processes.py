@@ -7,6 +7,7 @@ Ports are free ones on loopback. Each process has a session of its own and is en
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -23,23 +25,66 @@ import psutil
 _READY_S = 60.0
 _STOP_S = 60.0
 _TOLD = 4000  # characters of a log
+_LOWEST_PORT, _EPHEMERAL, _REGION = 20_000, 32_768, 500
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, with port − 2 free as well: RocketMQ clients may go to a broker's VIP port."""
-    ports: list[int] = []
-    with contextlib.ExitStack() as stack:
-        while len(ports) < count:
-            probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            below = stack.enter_context(socket.socket())
-            try:
-                below.bind(("127.0.0.1", port - 2))
-            except OSError:
-                continue
-            ports.append(port)
-    return ports
+    """Ports that are free now, with port − 2 free as well: RocketMQ clients may go to a broker's VIP port.
+
+    Nobody else gets one of them: they lie below those that the system gives to whoever connects, and in a region that
+    is this process's alone. Two below each is a port that is never given.
+    """
+    found = list[int]()
+    for _ in range(_REGION):
+        if len(found) == count:
+            return found
+        port = _region(os.getpid()).next_port()
+        if port not in found and _is_free(port) and _is_free(port - 2):
+            found.append(port)
+    raise RuntimeError(f"{count} ports: of {_REGION} too few are free")
+
+
+class _Region:
+    """Ports that no other process of tests draws from, as long as this one lives."""
+
+    def __init__(self) -> None:
+        # A name in the system's memory, of the same network namespace as the ports; it goes with its process.
+        self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        starts = [*range(_LOWEST_PORT, _EPHEMERAL - _REGION, _REGION)]
+        shift = os.getpid() % len(starts)
+        start = next(filter(self._is_claimed, starts[shift:] + starts[:shift]), None)
+        if start is None:
+            raise RuntimeError(f"{len(starts)} processes of tests have all regions of ports")
+        self._ports = itertools.cycle(port for port in range(start, start + _REGION) if port % 4 > 1)
+        self._turn = threading.Lock()
+
+    def _is_claimed(self, start: int) -> bool:
+        try:
+            self._claim.bind(f"\0neve tests have ports from {start}")
+        except OSError:
+            return False
+        return True
+
+    def next_port(self) -> int:
+        """All of them in turn: one that was given a moment ago may not be used yet."""
+        with self._turn:
+            return next(self._ports)
+
+
+@cache
+def _region(_process: int) -> _Region:
+    """One that was forked has a region of its own."""
+    return _Region()
+
+
+def _is_free(port: int) -> bool:
+    """On all addresses."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def accepts(address: str) -> bool:

@@ -278,7 +278,7 @@ def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: 
             assert not waiting.done()
         finally:
             worker.set_upload_rate(0)
-        assert waiting.result(30).rows == 20
+        assert waiting.result().rows == 20
     assert worker.upload_waited > 0
 
 

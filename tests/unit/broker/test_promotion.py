@@ -82,6 +82,16 @@ class Copied:
 
     def __init__(self, front: Front, root: Path) -> None:
         self.front, self.root = front, root
+        self.last_poll = root / "config" / "lastPoll.json"
+
+    def poll(self) -> dict[str, Any]:
+        """The last one."""
+        return dict(json.loads(self.last_poll.read_bytes())["poll"])
+
+    def polled(self, **changes: int) -> None:
+        """As if it had said this."""
+        value = json.loads(self.last_poll.read_bytes())
+        self.last_poll.write_text(json.dumps({**value, "poll": self.poll() | changes}))
 
     @asynccontextmanager
     async def promoted(self, *settings: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
@@ -185,7 +195,7 @@ def test_what_no_slave_can_know_is_refused_and_the_slave_goes_on(
 def test_without_its_masters_tables_nobody_knows_what_is_delivered(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with copied(tmp_path) as copy:
-            (copy.root / "config" / "lastPoll.json").unlink()
+            copy.last_poll.unlink()
             with pytest.raises(StartupError, match="never had the tables of its master"):
                 async with copy.promoted():
                     raise AssertionError
@@ -263,7 +273,7 @@ def test_the_poll_before_the_last_counts_over_a_restart_of_the_slave(tmp_path: P
 
     async def scenario() -> None:
         async with copied(tmp_path, retire=False) as copy:
-            before = json.loads((copy.root / "config" / "lastPoll.json").read_bytes())["poll"]["askedAt"]
+            before = copy.poll()["askedAt"]
             put(copy.front.source.store, "t", body=b"more")
             async with copy.slave() as slave:
                 end = copy.front.source.store.max_physical_offset
@@ -290,12 +300,9 @@ def test_a_topic_that_is_younger_than_the_last_poll_is_there_and_a_deleted_one_i
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
             if is_younger:
-                path = copy.root / "config" / "lastPoll.json"
-                value = json.loads(path.read_bytes())
                 first = copy.front.source.store.entry("fresh", 0, 0)
                 assert first is not None
-                value["poll"].update(askedAt=first[0])
-                path.write_text(json.dumps(value))
+                copy.polled(askedAt=first[0])
             for _ in range(2):
                 async with copy.promoted() as (broker, _connection):
                     found = {topic: broker.topics.topics.get(topic) for topic in ("fresh", "%RETRY%g")}
@@ -316,10 +323,7 @@ def test_delayed_messages_go_on_where_the_last_copy_says(tmp_path: Path) -> None
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
             # as if it was delivered behind the poll
-            path = copy.root / "config" / "lastPoll.json"
-            value = json.loads(path.read_bytes())
-            value["poll"].update(logBegin=0, askedAt=0)
-            path.write_text(json.dumps(value))
+            copy.polled(logBegin=0, askedAt=0)
             async with copy.promoted() as (broker, connection):
                 await until(lambda: broker.store.max_offset("t", 0) == 6)
                 assert (await bodies(connection))[3:] == [b"d0", b"d1", b"d2"]
@@ -418,10 +422,7 @@ def test_a_timer_that_was_delivered_behind_the_poll_is_not_delivered_again(tmp_p
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
-            path = copy.root / "config" / "lastPoll.json"
-            value = json.loads(path.read_bytes())
-            value["poll"].update(logBegin=0, askedAt=0)
-            path.write_text(json.dumps(value))
+            copy.polled(logBegin=0, askedAt=0)
             async with copy.promoted() as (broker, connection):
                 await until(lambda: broker.store.max_offset("t", 0) == 5)
                 assert (await bodies(connection))[3:] == [b"delivered", b"due"]
@@ -548,10 +549,7 @@ def test_a_group_that_was_set_back_before_the_poll_is_not_sent_on_by_a_check_poi
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
-            path = copy.root / "config" / "lastPoll.json"
-            value = json.loads(path.read_bytes())
-            value["poll"].update(askedAt=value["poll"]["askedAt"] - 1)  # the check point ends above
-            path.write_text(json.dumps(value))
+            copy.polled(askedAt=copy.poll()["askedAt"] - 1)  # the check point ends above
             async with copy.promoted() as (broker, _):
                 queue = broker.pops.find("g", "t", 0)
                 assert queue is not None
@@ -575,10 +573,7 @@ def test_what_came_back_behind_the_poll_does_not_come_back_again(tmp_path: Path)
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
-            path = copy.root / "config" / "lastPoll.json"
-            value = json.loads(path.read_bytes())
-            value["poll"].update(logBegin=0, askedAt=0)
-            path.write_text(json.dumps(value))
+            copy.polled(logBegin=0, askedAt=0)
             async with copy.promoted() as (broker, _):
                 await until(lambda: broker.revive.revived == 2)
                 queue = broker.pops.find("g", "t", 0)

@@ -1,14 +1,18 @@
-"""Servers of tests leave nothing behind, whatever they do when they are told to end."""
+"""Servers of tests leave nothing behind, whatever they do when they are told to end, and get ports of their own."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.servers import processes
-from tests.servers.processes import Processes
+from tests.servers.processes import Processes, free_ports
 from tests.waiting import wait_until
 
 #: Neither ends when it is asked to, and the one that it starts has a session of its own.
@@ -36,3 +40,39 @@ def test_what_a_server_started_ends_with_it_when_it_does_not_hear(
         for process in started:
             if process.is_running():
                 process.kill()
+
+
+DRAWS = """
+import json, sys
+from tests.servers.processes import free_ports
+print(json.dumps(sorted({free_ports(1)[0] for _ in range(10_000)})), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_never_draw_the_same_port_nor_one_that_a_connection_may_get() -> None:
+    with ExitStack() as stack:
+        drawing = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", DRAWS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            for _ in range(2)
+        ]
+        drawn = list[set[int]]()
+        for process in drawing:
+            assert process.stdout is not None
+            drawn.append(set(json.loads(process.stdout.readline())))
+        for process in drawing:
+            process.communicate()
+    one, other = drawn
+    assert len(one) > 50
+    assert len(other) > 50
+    assert not one & other
+    lowest_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(one | other) < lowest_of_connections
+
+
+def test_a_port_is_not_given_again_at_once_and_two_below_it_nobody_listens() -> None:
+    ports = [free_ports(1)[0] for _ in range(50)] + free_ports(50)
+    assert len(set(ports)) == 100
+    assert not {port - 2 for port in ports} & set(ports)
