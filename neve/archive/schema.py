@@ -31,31 +31,66 @@ import pyarrow.parquet as pq
 from neve.archive.journal import FORMAT_VERSION, CommittedName, NewerFormat, RowGroup
 from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_MASK, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 
-_TIME = pa.timestamp("ms", tz="UTC")
+FIELD_ID: Final = "PARQUET:field_id"  # as Arrow calls it
+_TIME: Final = pa.timestamp("ms", tz="UTC")  # what a record has: no other unit says more
+
+# Numbers that stand in each object for good: engines that read by id find a column whatever it is called. One that is
+# added takes the next, one that goes leaves a hole; those of what is nested count on.
+_IDS: Final = {
+    "queue_id": 1,
+    "queue_offset": 2,
+    "store_timestamp": 3,
+    "born_timestamp": 4,
+    "msg_id": 5,
+    "tags": 6,
+    "keys": 7,
+    "properties": 8,
+    "properties_tail": 9,
+    "body": 10,
+    "body_codec": 11,
+    "sys_flag": 12,
+    "flag": 13,
+    "reconsume_times": 14,
+    "body_crc": 15,
+    "prepared_transaction_offset": 16,
+    "commit_log_offset": 17,
+    "born_host": 18,
+    "store_host": 19,
+    "wire": 20,
+    "damaged": 21,
+    "element": 22,
+    "key": 23,
+    "value": 24,
+}
+
+
+def _field(name: str, kind: pa.DataType, *, nullable: bool = True) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable, metadata={FIELD_ID: str(_IDS[name])})
+
 
 SCHEMA: Final = pa.schema(
     [
-        ("queue_id", pa.int32()),
-        ("queue_offset", pa.int64()),
-        ("store_timestamp", _TIME),
-        ("born_timestamp", _TIME),
-        ("msg_id", pa.string()),
-        ("tags", pa.string()),
-        ("keys", pa.list_(pa.field("element", pa.string()))),
-        ("properties", pa.map_(pa.string(), pa.string())),
-        ("properties_tail", pa.bool_()),
-        ("body", pa.binary()),
-        ("body_codec", pa.string()),
-        ("sys_flag", pa.int32()),
-        ("flag", pa.int32()),
-        ("reconsume_times", pa.int32()),
-        ("body_crc", pa.int32()),
-        ("prepared_transaction_offset", pa.int64()),
-        ("commit_log_offset", pa.int64()),
-        ("born_host", pa.string()),
-        ("store_host", pa.string()),
-        ("wire", pa.binary()),
-        ("damaged", pa.bool_()),
+        _field("queue_id", pa.int32()),
+        _field("queue_offset", pa.int64()),
+        _field("store_timestamp", _TIME),
+        _field("born_timestamp", _TIME),
+        _field("msg_id", pa.string()),
+        _field("tags", pa.string()),
+        _field("keys", pa.list_(_field("element", pa.string()))),
+        _field("properties", pa.map_(_field("key", pa.string(), nullable=False), _field("value", pa.string()))),
+        _field("properties_tail", pa.bool_()),
+        _field("body", pa.binary()),
+        _field("body_codec", pa.string()),
+        _field("sys_flag", pa.int32()),
+        _field("flag", pa.int32()),
+        _field("reconsume_times", pa.int32()),
+        _field("body_crc", pa.int32()),
+        _field("prepared_transaction_offset", pa.int64()),
+        _field("commit_log_offset", pa.int64()),
+        _field("born_host", pa.string()),
+        _field("store_host", pa.string()),
+        _field("wire", pa.binary()),
+        _field("damaged", pa.bool_()),
     ]
 )
 
@@ -63,6 +98,7 @@ TIME_END_MS: Final = 253_402_300_800_000  # 10000-01-01: beyond it, Spark fails 
 GROUP_BYTES: Final = 4 << 20
 GROUP_BYTES_AT_QUEUE_CHANGE: Final = 256 << 10
 PAGE_BYTES: Final = 1 << 20
+TINY_BYTES: Final = 64 << 10  # of wire: who wants a row of such an object reads it whole
 STATISTICS: Final = [
     "queue_id",
     "queue_offset",
@@ -73,6 +109,7 @@ STATISTICS: Final = [
     "commit_log_offset",
     "damaged",
 ]
+TINY_STATISTICS: Final = ["commit_log_offset"]  # rules an object out for who looks for a place in the log
 DICTIONARY: Final = ["tags", "body_codec", "born_host", "store_host", "properties.key_value.key", "sys_flag", "flag"]
 FILTERED: Final = ("msg_id", "keys.list.element")
 FILTERS_MARK: Final = "neve.filters"
@@ -94,21 +131,26 @@ class ObjectFacts(NamedTuple):
     end: int
 
 
-def writer_options(rows: int) -> dict[str, Any]:
-    """Arguments of ParquetWriter; the bloom filters are sized for the rows at hand."""
+def writer_options(rows: int, wire_bytes: int) -> dict[str, Any]:
+    """Arguments of ParquetWriter, for the rows at hand: their number sizes the bloom filters.
+
+    What helps to leave out parts of an object costs as much for one row as for a million, and more than a tiny object
+    has. Its filters stay: a query by key reads so many row groups, and no more.
+    """
+    is_tiny = wire_bytes <= TINY_BYTES
     distinct = max(16, min(rows, 1 << 20))
     bloom = {"ndv": distinct, "fpp": 0.01}
     return {
         "compression": "zstd",
         "compression_level": 1,
-        "use_dictionary": DICTIONARY,
-        "write_statistics": STATISTICS,
+        "use_dictionary": False if is_tiny else DICTIONARY,
+        "write_statistics": TINY_STATISTICS if is_tiny else STATISTICS,
         "data_page_size": PAGE_BYTES,
-        "write_page_index": True,
+        "write_page_index": not is_tiny,
         "write_page_checksum": True,
         "bloom_filter_options": dict.fromkeys(FILTERED, bloom),
         "sorting_columns": [pq.SortingColumn(0), pq.SortingColumn(1)],
-        "store_schema": True,
+        "store_schema": False,  # all types are Parquet's own
     }
 
 

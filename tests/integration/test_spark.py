@@ -55,6 +55,16 @@ HOUR = 3_600_000
 T0 = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
+# As objects were before their columns had field ids.
+WITHOUT_IDS = pa.schema(
+    [
+        *(pa.field(field.name, field.type) for field in SCHEMA if field.name not in {"keys", "properties"}),
+        pa.field("keys", pa.list_(pa.field("element", pa.string()))),
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
 class ArchiveOnPaper:
     """An archive written entry by entry, so that the reader is not tested against its own writer."""
 
@@ -66,13 +76,16 @@ class ArchiveOnPaper:
         self.store.put(journal_key("", self.broker, self.seq), encode_entry(entry), if_absent=True)
         self.seq += 1
 
-    def write(self, start: int, queue: int, first: int, count: int, hour: int, *, commit: bool = True) -> str:
+    def write(
+        self, start: int, queue: int, first: int, count: int, hour: int, *, commit: bool = True, ids: bool = True
+    ) -> str:
         """`count` messages of one queue, a minute apart, as one object."""
         key = data_key("", self.topic, "2026-01-01", self.broker, start=start, end=start + 100, epoch=1)
         times = [T0 + hour * HOUR + number * 60_000 for number in range(count)]
         rows = [row(queue, first + number, at, start + number) for number, at in enumerate(times)]
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), sink, compression="zstd")
+        table = pa.Table.from_pylist(rows, SCHEMA if ids else WITHOUT_IDS)
+        pq.write_table(table, sink, compression="zstd", store_schema=not ids)
         data = sink.getvalue().to_pybytes()
         self.store.put(key, data, if_absent=True)
         run = (queue, first, first + count - 1)
@@ -235,6 +248,21 @@ def test_bodies_as_the_producer_had_them(servers: tuple[Any, dict[str, str]]) ->
     assert [r.text for r in text.collect()] == ['{"n": 1, "q": 1}']
     variant = neve_spark.read_topic(spark, TOPIC, store=urls["dir"], decode="json", broker="b", offsets=(1, 1))
     assert [r.n for r in variant.selectExpr("variant_get(value, '$.n', 'int') AS n").collect()] == [1]
+
+
+def test_objects_with_and_without_field_ids_are_read_together(
+    servers: tuple[Any, dict[str, str]], tmp_path: Path
+) -> None:
+    spark, _ = servers
+    archive = ArchiveOnPaper(open_store(f"dir:{tmp_path}"), "a", "orders")
+    archive.write(0, 0, 0, 10, hour=0, ids=False)
+    archive.write(100, 0, 10, 10, hour=1)
+    archive.write(200, 0, 20, 10, hour=2, ids=False)
+    plain = spark.read.parquet(f"file:{tmp_path}/topic=orders")
+    for frame in (neve_spark.read_topic(spark, "orders", store=f"dir:{tmp_path}"), plain):
+        found = sorted((r.queue_offset, r.tags, r.keys, dict(r.properties)) for r in frame.collect())
+        tags = ["even", "odd"] * 15
+        assert found == [(offset, tag, ["k"], {"TAGS": "x"}) for offset, tag in enumerate(tags)]
 
 
 def test_only_the_columns_asked_for_are_read(servers: tuple[Any, dict[str, str]]) -> None:

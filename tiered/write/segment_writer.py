@@ -164,7 +164,8 @@ def _write(
     groups: list[RowGroup] = []
     marks: list[bytes] = []
     wire_rows = damaged_rows = 0
-    with pq.ParquetWriter(out_path, SCHEMA, **writer_options(len(entries.size))) as writer:
+    options = writer_options(len(entries.size), int(entries.size.sum(dtype=np.int64)))
+    with pq.ParquetWriter(out_path, SCHEMA, **options) as writer:
         for start, end in plan_groups(entries, sizes):
             part = entries.at(slice(start, end))
             sealed = log.records(part)

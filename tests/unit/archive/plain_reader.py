@@ -49,7 +49,8 @@ class Journal:
 
     def _entry(self, seq: int) -> dict[str, Any]:
         entry: dict[str, Any] = unpacked(self._key(seq).read_bytes())
-        known = 2 if entry["type"] == "UNEXPIRE" else 1
+        known = 2 if entry["type"] == "UNEXPIRE" or "kind" in entry else 1
+        assert entry.get("kind", "compact") == "compact", f"entry {seq} is of kind {entry['kind']}"
         assert entry["version"] <= known, f"entry {seq} is of version {entry['version']}"
         return entry
 

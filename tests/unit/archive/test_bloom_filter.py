@@ -185,7 +185,7 @@ def test_filters_of_many_row_groups_come_in_few_reads_and_none_is_left_out(
 ) -> None:
     monkeypatch.setattr(bloom_filter, "_READ_MAX", read_max)
     columns = {"msg_id": pa.array(["a", "b"]), "keys": pa.array([["k"], []], SCHEMA.field("keys").type)}
-    path, options = tmp_path / "many.parquet", writer_options(2)
+    path, options = tmp_path / "many.parquet", writer_options(2, 0)
     with pq.ParquetWriter(
         path, pa.table(columns).schema, bloom_filter_options=options["bloom_filter_options"]
     ) as writer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 
 from neve.archive.journal import AnyEntry, Entry
 from neve.archive.keys import topic_component
-from neve.archive.schema import FILTERED, SCHEMA, STATISTICS, ObjectFacts, file_metadata
+from neve.archive.schema import FIELD_ID, FILTERED, SCHEMA, STATISTICS, ObjectFacts, file_metadata
 
 PAGE = (Path(__file__).parents[3] / "docs" / "archive-format.md").read_text("utf-8")
 TYPES = {
@@ -41,6 +42,28 @@ def test_the_columns_are_those_of_the_schema_in_their_order() -> None:
     assert sorted(documented) == sorted((field.name, field.type) for field in SCHEMA)
     order = [field.name for field in SCHEMA]
     assert [names(row[0])[0] for row in rows] == [name for name in order if name in {names(row[0])[0] for row in rows}]
+
+
+def test_each_column_has_the_id_that_the_page_gives_it_and_none_is_given_twice() -> None:
+    documented: dict[str, int] = {}
+    for row in table("column"):
+        own, _, nested = row[2].partition(";")
+        documented |= dict(zip(names(row[0]), map(int, own.split(",")), strict=True))
+        documented |= {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", nested)}
+    assert ids(SCHEMA) == documented
+    assert sorted(documented.values()) == list(range(1, len(documented) + 1))
+
+
+def ids(fields: Iterable[pa.Field]) -> dict[str, int]:
+    """Also of what is nested; raises where a field has none."""
+    found: dict[str, int] = {}
+    for field in fields:
+        found[field.name] = int(field.metadata[FIELD_ID.encode()])
+        if pa.types.is_list(field.type):
+            found |= ids([field.type.value_field])
+        if pa.types.is_map(field.type):
+            found |= ids([field.type.key_field, field.type.item_field])
+    return found
 
 
 def test_what_has_statistics_and_filters_is_named() -> None:

@@ -33,7 +33,7 @@ GOLDEN: dict[str, tuple[Any, bytes]] = {
 }
 #: Entries as some of their fields make them.
 VARIANTS = {"EPOCH-of-a-set", "INTENT-to-compact", "ABORT-to-compact"}
-OBJECT = Path(__file__).with_name("golden.parquet")
+OBJECTS = [Path(__file__).with_name(name) for name in ("golden.parquet", "golden-with-ids.parquet")]
 LIMIT = 1 << 20
 
 
@@ -84,8 +84,9 @@ def test_the_stores_format_is_read_and_written() -> None:
     assert msgspec.msgpack.encode(found) == data
 
 
-def test_a_data_object_rebuilds_to_the_records_that_were_sealed() -> None:
-    data = OBJECT.read_bytes()
+@pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.stem)
+def test_a_data_object_rebuilds_to_the_records_that_were_sealed(path: Path) -> None:
+    data = path.read_bytes()
     length = int.from_bytes(data[-8:-4], "little") + 8
     metadata = parse_footer(data[-length:])
     name = describe(metadata, key="k", size=len(data), footer=length, etag="", checksum=("", ""))
@@ -96,7 +97,7 @@ def test_a_data_object_rebuilds_to_the_records_that_were_sealed() -> None:
             metadata, index, group.offset, part, size=len(data), topic=name.topic, wire_bytes=group.wire_bytes
         ).wire
     assert hashlib.sha256(wire).hexdigest() == name.sha256
-    assert pq.read_table(OBJECT).column("wire").null_count == 4, "one whose columns don't rebuild it"
+    assert pq.read_table(path).column("wire").null_count == 4, "one whose columns don't rebuild it"
     bodies = [bytes(record.body) for record in iter_records(wire)]
     assert bodies == [b"", b"plain", bytes(range(256)), zlib.compress(b"packed " * 50), b"odd property"]
 

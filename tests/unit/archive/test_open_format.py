@@ -26,7 +26,7 @@ from neve.archive.source import open_source
 from neve.archive.state import read_state
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running
-from tests.unit.archive.test_checkpoint import ENTRIES
+from tests.unit.archive.test_checkpoint import REWRITES
 from tests.waiting import until
 
 READER = Path(__file__).with_name("plain_reader.py")
@@ -157,7 +157,7 @@ def assert_is_the_catalog(said: dict[str, Any], catalog: Catalog) -> None:
 
 
 HISTORY: list[AnyEntry] = [
-    *ENTRIES,
+    *REWRITES,
     Unexpire(keys=["b", "never heard of"], minimums={"t": {0: 3}, "gone": {0: 2}}),
 ]
 
