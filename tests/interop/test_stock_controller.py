@@ -1,4 +1,7 @@
-"""Apache's own controllers elect the masters of a set of neve's brokers, and of one with a broker of Apache's in it."""
+"""Apache's own controllers elect the masters of a set of neve's brokers, and of one with a broker of Apache's in it.
+
+A set of both kinds is elected by neve's controller, too, and by Apache's where its name server runs it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from bench.wire import SEND_V2, Client, Refused, send_ext
 from neve.remoting.body import lenient_loads
 from tests.interop.test_controller import mqadmin_says
 from tests.servers.members import NAME
-from tests.servers.mixed_set import Broker, MixedSet, assert_same_logs, end_of
+from tests.servers.mixed_set import Broker, MixedSet, Under, assert_same_logs, end_of
 from tests.servers.neve import NEVE
 from tests.waiting import wait_until
 
@@ -174,8 +177,11 @@ def test_what_acknowledges_from_memory_is_not_led_by_apaches_controller(tmp_path
         assert brokers.told() == {}
 
 
-def test_a_set_of_both_kinds_has_masters_of_both_one_after_the_other_and_loses_nothing(tmp_path: Path) -> None:
-    with MixedSet(tmp_path, neves=2, apaches=1) as brokers:
+@pytest.mark.parametrize("under", Under)
+def test_a_set_of_both_kinds_has_masters_of_both_one_after_the_other_and_loses_nothing(
+    tmp_path: Path, under: Under
+) -> None:
+    with MixedSet(tmp_path, neves=2, apaches=1, under=under) as brokers:
         apache, one, other = brokers.members
         assert brokers.master is apache
         create_topic(brokers)
@@ -191,8 +197,13 @@ def test_a_set_of_both_kinds_has_masters_of_both_one_after_the_other_and_loses_n
             sent.assert_kept()
 
 
-def test_masters_of_both_kinds_die_and_the_next_one_has_messages_topics_and_groups(tmp_path: Path) -> None:
-    with MixedSet(tmp_path, neves=2, apaches=1, controllers=3) as brokers:
+@pytest.mark.parametrize(
+    ("under", "controllers"), [(Under.APACHE, 3), (Under.APACHE_IN_NAMESRV, 1), (Under.NEVE, 1)], ids=str
+)
+def test_masters_of_both_kinds_die_and_the_next_one_has_messages_topics_and_groups(
+    tmp_path: Path, under: Under, controllers: int
+) -> None:
+    with MixedSet(tmp_path, neves=2, apaches=1, controllers=controllers, under=under) as brokers:
         apache = brokers.members[0]
         create_topic(brokers)
         sent = Sent(brokers)

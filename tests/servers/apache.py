@@ -137,8 +137,17 @@ class ApacheNameServer(Processes):
 class ApacheController(Processes):
     """Apache RocketMQ's own controller 5.3.3: alone in its DLedger group, or one of several (`apache_controllers`)."""
 
-    def __init__(self, directory: Path, *, own_id: str = "n0", group: Mapping[str, str] | None = None) -> None:
-        """`group`: address of each of it, by id."""
+    _MAIN = "org.apache.rocketmq.controller.ControllerStartup"
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        own_id: str = "n0",
+        group: Mapping[str, str] | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        """`group`: address of each of it, by id. `more`: settings."""
         super().__init__(directory)
         group = group or {own_id: f"127.0.0.1:{free_ports(1)[0]}"}
         self.address = group[own_id]
@@ -149,6 +158,7 @@ class ApacheController(Processes):
             "controllerStorePath": directory / "store",
             "bindAddress": "127.0.0.1",
             "scanNotActiveBrokerInterval": "1000",
+            **(more or {}),
         }
         self._is_alone = len(group) == 1
         self._conf = directory / "controller.conf"
@@ -157,8 +167,7 @@ class ApacheController(Processes):
     @override
     def start(self) -> Self:
         flags = ["-Xms128m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        main = "org.apache.rocketmq.controller.ControllerStartup"
-        command = jvm.java(f"{jvm.jars()}/*", main, "-c", str(self._conf), home=self.directory, flags=flags)
+        command = jvm.java(f"{jvm.jars()}/*", self._MAIN, "-c", str(self._conf), home=self.directory, flags=flags)
         self.spawn(command, "controller.out", {"ROCKETMQ_HOME": str(self.directory)})
         if self._is_alone:
             wait_until(self.leads, "Apache's controller", _READY_S)
@@ -170,6 +179,23 @@ class ApacheController(Processes):
             return False
         with Client(self.address) as client:
             return client.invoke(_NEXT_BROKER_ID, {"clusterName": "c", "brokerName": "b"}).code == 0
+
+
+class ApacheNameServerAndController(ApacheController):
+    """Both in one process, each on its port: `enableControllerInNamesrv`."""
+
+    _MAIN = "org.apache.rocketmq.namesrv.NamesrvStartup"
+
+    def __init__(self, directory: Path) -> None:
+        (port,) = free_ports(1)
+        self.namesrv = f"127.0.0.1:{port}"
+        super().__init__(directory, more={"enableControllerInNamesrv": "true", "listenPort": port})
+
+    @override
+    def start(self) -> Self:
+        super().start()
+        wait_until(lambda: accepts(self.namesrv), "Apache's name server", _READY_S)
+        return self
 
 
 @contextmanager

@@ -1,17 +1,18 @@
-"""A broker set under Apache's own controllers, as processes: neve's brokers as members, Apache's, or both."""
+"""A broker set under Apache's controllers or neve's, as processes: neve's brokers as members, Apache's, or both."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
 from typing_extensions import override
 
 from bench.wire import Client
-from tests.servers.apache import ApacheController, ApacheMember, apache_controllers
+from tests.servers.apache import ApacheController, ApacheMember, ApacheNameServerAndController, apache_controllers
 from tests.servers.members import NAME, Members, told_by
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import free_ports
@@ -22,6 +23,14 @@ _HA_STATUS, _ELECT = 907, 1002
 _CHANGE_S = 90.0  # an Apache broker hears of its master's HA port each ten seconds; the machine is shared
 
 Broker = Serving | ApacheMember
+
+
+class Under(Enum):
+    """Whose controllers elect, and where they are."""
+
+    APACHE = "Apache's"
+    APACHE_IN_NAMESRV = "Apache's in its name server"
+    NEVE = "neve's"
 
 
 class MixedSet(Members[Broker]):
@@ -39,23 +48,26 @@ class MixedSet(Members[Broker]):
         neves: int,
         apaches: int = 0,
         controllers: int = 1,
+        under: Under = Under.APACHE,
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        """`settings` are of neve's brokers. The first broker that is started is master: Apache's, where there are."""
+        """`settings` are of neve's brokers. The first broker that is started is master: Apache's, where there are.
+
+        Several `controllers` are Apache's.
+        """
         super().__init__(_CHANGE_S)
-        self._directory, self._controller_count = directory, controllers
+        self._directory, self._controller_count, self._under = directory, controllers, under
         self._counts = {"apache": apaches, "neve": neves}
         self._settings = settings or {}
-        self.controllers: list[ApacheController] = []
-        names = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": directory / "kv.json"}
-        self.name_server = Serving(directory / "namesrv", "namesrv", *settings_as_options(names))
+        self.controllers: list[ApacheController] = []  # neve's own are not among them
+        self.addresses: list[str] = []  # of all controllers
+        self.name_server: Serving | ApacheNameServerAndController
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             start = stack.enter_context
-            self.controllers = start(apache_controllers(self._directory / "controllers", self._controller_count))
-            start(self.name_server)
+            self._start_those_who_are_asked(stack)
             new: list[Broker] = [self.apache(f"apache{number}") for number in range(self._counts["apache"])]
             new += [self.neve(f"neve{number}") for number in range(self._counts["neve"])]
             for member in new:
@@ -68,17 +80,32 @@ class MixedSet(Members[Broker]):
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
 
-    @property
-    def addresses(self) -> str:
-        """Of all controllers."""
-        return ";".join(controller.address for controller in self.controllers)
+    def _start_those_who_are_asked(self, stack: ExitStack) -> None:
+        start = stack.enter_context
+        names = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": self._directory / "kv.json"}
+        if self._under is Under.APACHE_IN_NAMESRV:
+            both = start(ApacheNameServerAndController(self._directory / "namesrv"))
+            self.controllers, self.addresses, self.name_server = [both], [both.address], both
+            return
+        self.name_server = start(Serving(self._directory / "namesrv", "namesrv", *settings_as_options(names)))
+        if self._under is Under.NEVE:
+            own = {
+                "listenPort": free_ports(1)[0],
+                "bindAddress": "127.0.0.1",
+                "controllerStorePath": self._directory / "register",
+            }
+            controller = start(Serving(self._directory / "controller", "controller", *settings_as_options(own)))
+            self.addresses = [str(controller.ready["controller"])]
+        else:
+            self.controllers = start(apache_controllers(self._directory / "controllers", self._controller_count))
+            self.addresses = [controller.address for controller in self.controllers]
 
     def apache(self, name: str) -> ApacheMember:
         """A member of Apache's; not started."""
         return ApacheMember(
             self._directory / name,
             namesrv=self.name_server.namesrv,
-            controller=self.addresses,
+            controller=";".join(self.addresses),
             name=NAME,
             settings={"minInSyncReplicas": "2", "flushDiskType": "SYNC_FLUSH", "registerNameServerPeriod": "10000"},
         )
@@ -96,7 +123,7 @@ class MixedSet(Members[Broker]):
             "brokerName": NAME,
             "namesrvAddr": self.name_server.namesrv,
             "mappedFileSizeCommitLog": FILE_SIZE,
-            "controllerAddr": self.addresses,
+            "controllerAddr": ";".join(self.addresses),
             "replication": "sync",
             "flushDiskType": "SYNC_FLUSH",
             "apacheMembers": self._counts["apache"] > 0,
@@ -108,8 +135,7 @@ class MixedSet(Members[Broker]):
     @override
     def told(self) -> dict[str, Any]:
         """Of the set, by the one that leads; nothing while it is unknown, or none leads."""
-        answers = (told_by(controller.address) for controller in self.controllers)
-        return next(filter(None, answers), {})
+        return next(filter(None, map(told_by, self.addresses)), {})
 
     @property
     def leader(self) -> ApacheController:
@@ -123,7 +149,7 @@ class MixedSet(Members[Broker]):
     def elect(self, member: Broker) -> None:
         """As `mqadmin electMaster` does."""
         own = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": self.id_of(member)}
-        with Client(self.leader.address) as client:
+        with Client(self.addresses[0] if self._under is Under.NEVE else self.leader.address) as client:
             client.ask(_ELECT, {**own, "designateElect": "true"})
 
 

@@ -1,0 +1,113 @@
+"""docs/high-availability.md: a set is restarted member by member, line by line, and its clients do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from neve.client import AsyncClient, connect
+from neve.client.consumers.shell import Shell
+from tests.servers.broker_set import TOPIC, BrokerSet
+from tests.servers.neve import Serving
+from tests.waiting import until
+
+PAGE = (Path(__file__).parents[2] / "docs" / "high-availability.md").read_text("utf-8")
+GROUP = "g"
+_CALL_S = 60.0  # a hand-over takes a second; the machine is shared
+_STEP = 50  # messages that get through between two lines
+
+
+def procedure() -> list[str]:
+    block = re.search(r"^\*\*A rolling restart\*\*.*?^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    return [line.partition("   ")[0].strip() for line in block[1].splitlines()]
+
+
+class Operator:
+    """Does what the page says."""
+
+    def __init__(self, brokers: BrokerSet) -> None:
+        self._names = brokers.name_server.namesrv
+        one, other = brokers.slaves
+        self.hosts: dict[str, Serving] = {"slave1": one, "slave2": other, "master": brokers.master}
+        self.restarted: list[str] = []
+
+    def does(self, line: str) -> None:
+        service = re.fullmatch(r"ssh (\w+) systemctl restart neve-broker", line)
+        if service is not None:
+            member = self.hosts[service[1]]
+            assert member.stop() == 0
+            member.start()
+            self.restarted.append(service[1])
+            return
+        for host, member in self.hosts.items():
+            line = line.replace(f"{host}:10911", member.broker)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path, "NAMESRV_ADDR": self._names}
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False, env=env)
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+
+
+class Traffic:
+    """One producer that sends numbers, each once it knows of the one before, and a group that reads them."""
+
+    def __init__(self, client: AsyncClient, consumer: Shell) -> None:
+        self._client, self._consumer = client, consumer
+        self.sent = 0
+        self.read = set[int]()
+        self.is_over = False
+
+    async def send(self) -> None:
+        while not self.is_over:
+            await self._client.send(TOPIC, str(self.sent))
+            self.sent += 1
+
+    async def receive(self) -> None:
+        """For ever."""
+        while True:
+            message = await self._consumer.receive()
+            assert message is not None
+            self.read.add(int(message.body))
+            await message.ack()
+
+    async def goes_on(self) -> None:
+        """Both of them."""
+        sent, read = self.sent + _STEP, len(self.read) + _STEP
+        await until(lambda: self.sent >= sent and len(self.read) >= read, f"{_STEP} messages more", 2 * _CALL_S)
+
+
+def test_a_set_is_restarted_line_by_line_and_no_send_fails_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def scenario(brokers: BrokerSet) -> None:
+        operator, former = Operator(brokers), brokers.master
+        epoch = brokers.epoch
+        async with connect(brokers.name_server.namesrv, timeout=_CALL_S) as client:
+            await client.create_topic(TOPIC, queues=1)
+            async with client.consumer(GROUP, TOPIC, start="first") as consumer, asyncio.TaskGroup() as group:
+                traffic = Traffic(client, consumer)
+                sending = group.create_task(traffic.send())
+                receiving = group.create_task(traffic.receive())
+                for line in procedure():
+                    await traffic.goes_on()
+                    await asyncio.to_thread(operator.does, line)
+                await traffic.goes_on()
+                traffic.is_over = True
+                await sending
+                await until(lambda: len(traffic.read) == traffic.sent, "all is read", 2 * _CALL_S)
+                receiving.cancel()
+            assert operator.restarted == ["slave1", "slave2", "master"]
+            assert brokers.master is not former
+            assert brokers.epoch == epoch + 1, "nobody was elected whom the hand-over did not name"
+            assert brokers.in_sync() == {member.broker for member in brokers.members}
+            found = [int(message.body) async for message in client.reader(TOPIC)]
+            # a send whose connection broke is repeated, so one may follow itself
+            assert [n for at, n in enumerate(found) if at == 0 or found[at - 1] != n] == list(range(traffic.sent))
+            assert traffic.read == set(range(traffic.sent))
+
+    with BrokerSet(tmp_path, replication="sync") as brokers:
+        asyncio.run(scenario(brokers))
+        for member in brokers.members:
+            assert "Traceback" not in member.log()
