@@ -537,15 +537,20 @@ class BrokerController:
         self.replicas: ReplicasManager | None = None
         #: Follows an Apache master that has no controller; None: this broker does not.
         self.plain_slave: PlainSlave | None = None
+        #: Asks a master for its tables; None: this broker never has one.
+        self.synchronize: SlaveSynchronize | None = None
         membership, transfer, doomed = self.membership, self.group_transfer, self._doomed
-        self.synchronize = SlaveSynchronize(
-            self.metadata,
-            MasterApi(self.config),
-            confirmed=lambda: self.store.confirmed_offset,
-            on_frontier=self._frontier_told,
-            on_unreadable=self._can_not_follow,
-            on_stock=self.last_poll.take,
-        )
+        if is_slave(self.config) or membership is not None:
+            self.synchronize = SlaveSynchronize(
+                self.metadata,
+                MasterApi(self.config),
+                confirmed=lambda: self.store.confirmed_offset,
+                on_frontier=self._frontier_told,
+                on_unreadable=self._can_not_follow,
+                on_stock=self.last_poll.take,
+            )
+        if self.synchronize is None:
+            return
         if is_slave(self.config):
             self.plain_slave = plain_slave(
                 self.config,
@@ -1016,14 +1021,14 @@ class BrokerController:
         every("flush-deadlines", _TICK, self.flusher.check_deadlines)
         if self.group_transfer is not None:
             every("slave-deadlines", _SLAVE_DEADLINES, self.group_transfer.check_deadlines)
+        if self.synchronize is not None:
+            self._supervisor.keep("synchronize", self.synchronize.run)
         if self.replicas is not None:
             self._supervisor.keep("broker-set", self.replicas.run)
-            self._supervisor.keep("synchronize", self.synchronize.run)
             every("broker-set-tick", TICK_S, self.replicas.tick, first_s=0.0)
             every("follow-pops", _TICK, self.change_of_role.follow_pops)
         if self.plain_slave is not None:
             self._supervisor.keep("follow-master", self.plain_slave.run)
-            self._supervisor.keep("synchronize", self.synchronize.run)
             every("slave", _TICK, self.plain_slave.tick)
             if config.store_url:
                 every("look-at-master", _LOOK_AT_MASTER, self.plain_slave.look)

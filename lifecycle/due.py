@@ -18,8 +18,17 @@ class Due:
     """`set_aside` notes the topics whose local files can't be read; the others go on without them."""
 
     def __init__(
-        self, hot: HotStore, catalog: Catalog, policy: Callable[[], Policy], clock: Clock, set_aside: SetAside
+        self,
+        hot: HotStore,
+        catalog: Catalog,
+        policy: Callable[[], Policy],
+        clock: Clock,
+        set_aside: SetAside,
+        *,
+        is_copy: bool = False,
     ) -> None:
+        """`is_copy`: the log is the copy of an Apache master's, whose topics may begin again at offset 0."""
+        self._is_copy = is_copy
         self._hot, self._catalog, self._policy, self._clock = hot, catalog, policy, clock
         self._set_aside = set_aside
         self._backlog = Backlog(hot, catalog)
@@ -80,7 +89,7 @@ class Due:
     def _of(self, topic: str, segments: Sequence[Segment], end: int) -> tuple[TopicRange, Pending] | None:
         gone_below = self._policy().gone_below(topic)
         found = self._backlog.of(topic, segments, end, gone_below)
-        if found is not None and gone_below:
+        if found is not None and gone_below and self._is_copy:
             self._refuse_begun_again(topic)
         return found
 

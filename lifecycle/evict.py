@@ -95,9 +95,11 @@ class Evict:
         turns: Turns,
         *,
         is_member: bool = False,
+        admits_members: bool = False,
     ) -> None:
-        """`is_member`: of a broker set, whose new members ask where their logs may begin."""
-        self._is_member = is_member
+        """`is_member`: others have the log, and it may be cut to where they go on. `admits_members`: new ones ask where
+        their logs may begin."""
+        self._is_member, self._admits_members = is_member, admits_members
         self._hot, self._settled, self._policy, self._clock, self._turns = hot, settled, policy, clock, turns
         self.evicted = 0  # segments, since the start
         self.frontier = 0  # below it the log may go, wherever there is no room for it; as of the last run
@@ -107,7 +109,7 @@ class Evict:
         with self._turns:
             self._settled.begin()
             evicted = self.in_turn()
-            if self._is_member:
+            if self._admits_members:
                 self.frontier = self._frontier()
             return evicted
 
@@ -115,10 +117,11 @@ class Evict:
         """A log that begins there lacks nothing that is needed, but what is read cold."""
         pinned, through, policy = self._hot.pinned_from(), self._settled.through(), self._policy()
         moment = Moment(self._clock.now_ms(), self._settled.expired_by_ms(), crowded=True)
+        _, confirmed = self._hot.confirmed_range()
         frontier = 0
         for segment in sorted(self._hot.segments(), key=_base_of):
             frontier = segment.base
-            if not self._is_of_the_set(segment) or not may_evict(segment, through, policy, moment, pinned):
+            if segment.end > confirmed or not may_evict(segment, through, policy, moment, pinned):
                 break
         return frontier
 

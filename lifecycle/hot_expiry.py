@@ -15,7 +15,6 @@ from tiered.journal.writer import JournalWriter
 from tiered.write.offload_plan import TopicUnreadable
 from tiered.write.set_aside import SetAside
 
-_ALL = 1 << 62
 Minimums = dict[str, dict[int, int]]  # topic -> queue -> the lowest offset in view
 
 
@@ -115,14 +114,11 @@ class HotExpiry:
             return capped
         for topic, offsets in rising.items():
             try:
-                above = self._hot.entries(topic, end, _ALL)
+                above = self._hot.first_offsets(topic, end)
             except TopicUnreadable as error:
                 self.set_aside.note(topic, error)
                 continue
-            low = {
-                queue: min(offset, above[queue].first_offset) if queue in above else offset
-                for queue, offset in offsets.items()
-            }
+            low = {queue: min(offset, above.get(queue, offset)) for queue, offset in offsets.items()}
             risen = {queue: offset for queue, offset in low.items() if offset > self._hot.min_offset(topic, queue)}
             if risen:
                 capped[topic] = risen

@@ -65,6 +65,10 @@ class HotStore(HotLog, Protocol):
 
     def min_offset(self, topic: str, queue: int) -> int: ...
 
+    def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
+        """Queue -> its first offset at or above a CommitLog offset; its end if there is none."""
+        ...
+
     def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
         """Hide for good what lies below these offsets of topics' queues and was stored before the topic's time.
 

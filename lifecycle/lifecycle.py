@@ -98,13 +98,16 @@ class ArchiveLifecycle:
             hot, RecordInJournal(journal, policy, clock), policy, is_member=settled is not None
         )
         self._round = OffloadRound(journal, hot, worker, clock, turns, lambda: turns.closed, cluster=cluster)
-        self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside)
+        is_copy = is_of is not None
+        self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside, is_copy=is_copy)
         self.throttle = UploadThrottle(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
         self._rounds = Rounds(self._round, self._due, self.throttle, turns, clock, threads, settled)
         is_member = settled is not None
         is_of = is_of or _all
         in_archive = SettledInArchive(journal, safe_clock, is_of)
-        self.evict = Evict(hot, in_archive, policy, clock, turns, is_member=is_member)
+        self.evict = Evict(
+            hot, in_archive, policy, clock, turns, is_member=is_member, admits_members=is_member and not is_copy
+        )
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)
         self.expire = ExpireArchived(

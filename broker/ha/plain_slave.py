@@ -20,6 +20,7 @@ from typing import Protocol
 
 import msgspec
 
+from broker.ha.asked import Asked
 from broker.ha.epoch_file import EpochFile
 from broker.ha.epochs import EpochCache
 from broker.ha.frames import Hello
@@ -36,18 +37,10 @@ from infra.threads import SYSTEM_THREADS, Threads
 from neve.entropy import Entropy
 from neve.errors import NeveError
 from neve.remoting.codes import RequestCode
-from neve.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
 DIRECTORY, _NAME = "ha", "followed.json"
-
-
-class Api(Protocol):
-    """How a master is asked."""
-
-    async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
-        """The answer, a success. Raises OSError, TimeoutError and NeveError."""
 
 
 class Archive(Protocol):
@@ -118,7 +111,7 @@ class PlainSlave:
         store: MessageStore,
         disk: Disk,
         root: Path,
-        api: Api,
+        api: Asked,
         following: Callable[[str, int], None],
         advanced: Callable[[], None],
         archive: Callable[[], Archive],

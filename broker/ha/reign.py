@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from broker.ha.confirm import Held
 from broker.ha.ha_service import HaService
 from broker.ha.member import Member
 from infra.clock import Clock
@@ -30,6 +31,12 @@ class Reign:
     def acknowledged(self) -> int:
         """Below this a record may be acknowledged; -1: nothing may."""
         return -1 if self.member is None else self.member.acknowledged(self._now())
+
+    def why_silent(self) -> str:
+        """For who is refused while nothing may be acknowledged."""
+        confirming = None if self.member is None else self.member.confirming
+        held = Held.FENCED if confirming is None else confirming.held(self._now())[0]
+        return f"{held.value}: another may be master" if held is Held.CUT_OFF else held.value
 
     def archivable(self, synced: int) -> int:
         """How far a round of the archive may go, with so much on the own disk; -1: not known, or no master."""

@@ -114,8 +114,16 @@ class Trouble(NamedTuple):
     means: str
 
 
+# So long a hand-over is waited for: less than who asks for one by 1002 does.
+HAND_OVER_S = 8.0
+
+
 class HandOverRefused(Exception):
     """Another member does not lead now; why."""
+
+
+class HandOverNotDecided(HandOverRefused):
+    """Nobody says by now who leads."""
 
 
 class Books(Protocol):
@@ -444,8 +452,17 @@ class ReplicasManager:
     async def hand_over(self, target: int | None = None) -> int:
         """Have another member lead, one that is in sync: the one that has most, where none is named. Its id.
 
-        Nothing is appended until that is decided. Raises HandOverRefused; then this member leads on, if it did.
+        Nothing is appended until that is decided. Raises HandOverRefused: this member leads on then, if it did; but for
+        HandOverNotDecided, of which nobody knows.
         """
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                return await self._hand_over(target)
+        except TimeoutError as error:
+            why = "no controller says who is master now; until one does nothing is taken here"
+            raise HandOverNotDecided(why) from error
+
+    async def _hand_over(self, target: int | None) -> int:
         confirming = self._confirming
         if confirming is None or not self._leads:
             raise HandOverRefused("this member is not the master")

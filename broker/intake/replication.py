@@ -39,7 +39,6 @@ from neve.remoting.codes import ResponseCode
 # without waiting for them must not fill the memory.
 UNCONFIRMED_MAX = 128 << 20
 NOT_ENOUGH = "in-sync replicas not enough"
-UNHEARD = "neither a controller nor a slave is heard: another may be master"
 NOT_SAFE = "stored, but not known to be with all members of the SyncStateSet"
 
 
@@ -66,6 +65,9 @@ class BrokerSet(Protocol):
 
     def acknowledged(self) -> int:
         """Below this a record may be acknowledged; -1: nothing may."""
+
+    def why_silent(self) -> str:
+        """For who is refused while nothing may be acknowledged."""
 
     def appended(self) -> None:
         """The log has grown; `acknowledged` may know it when this returns."""
@@ -166,7 +168,7 @@ class GroupTransfer:
             return ResponseCode.SYSTEM_BUSY, "this member of the broker set takes no messages now"
         acknowledged = self._set.acknowledged()
         if acknowledged < 0:
-            return ResponseCode.SYSTEM_ERROR, UNHEARD
+            return ResponseCode.SYSTEM_ERROR, self._set.why_silent()
         if not self._set.may_append():
             return ResponseCode.SYSTEM_ERROR, NOT_ENOUGH
         if self._newest - acknowledged > UNCONFIRMED_MAX:

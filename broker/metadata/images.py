@@ -2,7 +2,7 @@
 deflated: names of topics and groups are much alike.
 
 MetadataImage    {"v", "logEnd", "position", "topics", "groups", "modes", "users", "delays", "ended", "ends"}
-OffsetsImage     {"v", "logEnd", "position", "offsets", "resets"}
+OffsetsImage     {"v", "logEnd", "position", "offsets", "resets", "frontier"}
 
 logEnd     physical: an image is installed once the slave's own log is confirmed so far, or it would speak of records
            that nobody may ever have

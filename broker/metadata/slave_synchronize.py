@@ -22,6 +22,7 @@ from typing import Protocol
 
 import msgspec
 
+from broker.ha.asked import Asked
 from broker.metadata.images import (
     MetadataImage,
     OffsetsImage,
@@ -35,7 +36,6 @@ from broker.metadata.stock_tables import StockImage, ask_stock_master
 from broker.tables.changes import UnreadableChange
 from neve.errors import NeveError
 from neve.remoting.codes import RequestCode
-from neve.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,8 @@ class Master(msgspec.Struct, frozen=True):
     is_stock: bool = False  # Apache's
 
 
-class Api(Protocol):
-    """How a master is asked."""
-
-    async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
-        """The answer, a success. Raises OSError, TimeoutError and NeveError."""
+class Api(Asked, Protocol):
+    """How a master is asked, while there is one."""
 
     def close(self) -> None:
         """Nobody is asked any more."""

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import asyncio
 from struct import Struct
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from broker.ha.asked import Asked
 from broker.ha.stock_master import read_settings
 from broker.metadata.images import ModesImage, Positions
 from broker.tables.subscription_group_manager import GroupsImage, SubscriptionGroupConfig
@@ -32,7 +33,6 @@ from broker.tables.topic_config_manager import TopicConfig, TopicsImage
 from neve.errors import BrokerError, NeveError
 from neve.remoting.body import ANSWER_NODES, DataVersion, NodeBudget, convert, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
-from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int64
 
 _CHECK_POINT = Struct(">4q")
@@ -59,13 +59,6 @@ class StockImage(msgspec.Struct, frozen=True, kw_only=True):
     modes: ModesImage
     delays: dict[int, int]
     offsets: Positions
-
-
-class Asked(Protocol):
-    """How a master is asked."""
-
-    async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
-        """The answer, a success. Raises OSError, TimeoutError and NeveError."""
 
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

@@ -24,6 +24,7 @@ from typing import Protocol
 
 import msgspec
 
+from broker.ha.asked import Asked
 from broker.ha.plain_slave import FollowedFile
 from broker.ha.stock_master import Life
 from broker.metadata.last_poll import LastPoll, LastPollFile
@@ -43,7 +44,6 @@ from neve.errors import BrokerError, NeveError
 from neve.record.codec import decode_record
 from neve.remoting.body import loads_as
 from neve.remoting.codes import RequestCode
-from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int64
 from neve.remoting.names import SYSTEM_PREFIX, SYSTEM_TOPICS
 
@@ -54,11 +54,8 @@ _NAME = "promotion.json"
 _AHEAD_MS = 3000
 
 
-class Api(Protocol):
-    """How servers are asked."""
-
-    async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
-        """The answer, a success. Raises OSError, TimeoutError and NeveError."""
+class Api(Asked, Protocol):
+    """How servers are asked, and whether they are there."""
 
     async def reaches(self, address: str) -> bool:
         """Whether somebody takes connections there."""

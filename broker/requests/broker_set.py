@@ -6,7 +6,6 @@ request: asked of a master of neve's, it has all of its log reach the next one b
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from broker.ha.controller_calls import view_of
@@ -22,7 +21,6 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_int
 
 _ANYBODY = -1
-_HAND_OVER_S = 8.0  # less than who asks waits
 _ALONE = "this request only for controllerMode"
 
 
@@ -89,13 +87,9 @@ class BrokerSetProcessor:
         """1002: `brokerId` shall lead, or whoever has most. The answer comes when it is elected."""
         replicas, target = self._in_set(), optional_int(request.ext, "brokerId", _ANYBODY)
         try:
-            async with asyncio.timeout(_HAND_OVER_S):
-                elected = await replicas.hand_over(None if target == _ANYBODY else target)
+            elected = await replicas.hand_over(None if target == _ANYBODY else target)
         except HandOverRefused as error:
             raise BrokerError(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, str(error)) from error
-        except TimeoutError as error:
-            remark = "no controller says who is master now; until one does nothing is taken here"
-            raise BrokerError(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, remark) from error
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"masterBrokerId": str(elected)})
 
     def epoch_cache(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -13,7 +13,7 @@ import msgspec
 
 from broker.archiving.archive import AnyArchive
 from broker.config import BrokerConfig
-from broker.ha.replicas_manager import HandOverRefused, ReplicasManager
+from broker.ha.replicas_manager import HandOverNotDecided, HandOverRefused, ReplicasManager
 from broker.life import BrokerLife
 from broker.stats.conditions import Condition, Conditions
 from broker.stats.health import Health
@@ -29,7 +29,6 @@ from neve.archive.keys import journal_key
 R = TypeVar("R")
 
 _PAGE = 10_000
-_HAND_OVER_S = 10.0
 # What runs in threads has its own: it may wait for the store, and tables are written by asyncio's.
 _THREADS = 8
 _CHEAP = 2
@@ -257,12 +256,9 @@ class AdminPages:
         if self._replicas is None:
             return Response(409, b"this broker is in no set: replication=none\n")
         try:
-            async with asyncio.timeout(_HAND_OVER_S):
-                target = await self._replicas.hand_over(int(text) if text else None)
+            target = await self._replicas.hand_over(int(text) if text else None)
         except HandOverRefused as error:
-            return Response(409, f"{error}\n".encode())
-        except TimeoutError:
-            return Response(504, b"no controller says who is master now; until one does nothing is taken here\n")
+            return Response(504 if isinstance(error, HandOverNotDecided) else 409, f"{error}\n".encode())
         return json_response({"event": "handed over", "to": target})
 
     async def run_job(self, request: Request) -> Response:

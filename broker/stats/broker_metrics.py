@@ -133,7 +133,9 @@ def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager |
     counter("set_refused_total", "slaves turned away", of_set(lambda set_: set_.ha_service.refused.total()))
 
 
-def register_following(metrics: Metrics, client: Callable[[], HaClient | None], synchronize: SlaveSynchronize) -> None:
+def register_following(
+    metrics: Metrics, client: Callable[[], HaClient | None], synchronize: SlaveSynchronize | None
+) -> None:
     """Of a slave; of any other broker nothing comes, and nothing is asked for."""
 
     def is_attached() -> int:
@@ -145,12 +147,12 @@ def register_following(metrics: Metrics, client: Callable[[], HaClient | None], 
     metrics.counter(
         "slave_polls_failed_total",
         "questions to the master, for its tables and group offsets, that it did not answer",
-        lambda: synchronize.failures,
+        lambda: 0 if synchronize is None else synchronize.failures,
     )
     metrics.counter(
         "slave_polls_taken_total",
         "answers of the master that this broker's tables are by",
-        lambda: synchronize.installed,
+        lambda: 0 if synchronize is None else synchronize.installed,
     )
 
 

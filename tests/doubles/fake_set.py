@@ -11,6 +11,7 @@ class FakeSet:
     def __init__(self) -> None:
         self.leads = self.has_enough = True
         self.confirm = self.asked = 0
+        self.silent_because = "nobody is heard"
         self._held = False
         self._broker: BrokerController | None = None
 
@@ -20,6 +21,9 @@ class FakeSet:
 
     def acknowledged(self) -> int:
         return self.confirm
+
+    def why_silent(self) -> str:
+        return self.silent_because
 
     def appended(self) -> None:
         if not self._held:

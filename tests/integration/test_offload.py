@@ -66,6 +66,9 @@ class StoreAdapter:
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
         return self.store.deleted_below()
 
+    def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
+        return self.store.first_offsets(topic, start)
+
     def min_offset(self, topic: str, queue: int) -> int:
         return self.store.min_offset(topic, queue)
 

@@ -374,10 +374,20 @@ def test_who_does_not_want_to_wait_for_the_disk_does_not_wait_for_slaves(tmp_pat
 
 
 NOBODY = "neither a controller nor a slave is heard: another may be master"
+DEPOSED = "this member is not the master any more"
 REFUSALS: dict[str, tuple[dict[str, Any], ResponseCode, str]] = {
     "too few in sync": ({"has_enough": False}, ResponseCode.SYSTEM_ERROR, NOT_ENOUGH),
-    "nobody is heard": ({"has_enough": False, "confirm": -1}, ResponseCode.SYSTEM_ERROR, NOBODY),
-    "nobody is heard from this instant on": ({"confirm": -1}, ResponseCode.SYSTEM_ERROR, NOBODY),
+    "nobody is heard": (
+        {"has_enough": False, "confirm": -1, "silent_because": NOBODY},
+        ResponseCode.SYSTEM_ERROR,
+        NOBODY,
+    ),
+    "nobody is heard from this instant on": (
+        {"confirm": -1, "silent_because": NOBODY},
+        ResponseCode.SYSTEM_ERROR,
+        NOBODY,
+    ),
+    "deposed from this instant on": ({"confirm": -1, "silent_because": DEPOSED}, ResponseCode.SYSTEM_ERROR, DEPOSED),
     "not the master": (
         {"leads": False},
         ResponseCode.SYSTEM_BUSY,

@@ -125,6 +125,13 @@ class FakeHot:
     def queues_of(self, topic: str) -> Sequence[int]:
         return sorted(queue for name, queue in self.next if name == topic)
 
+    def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
+        ends = {queue: self.next[topic, queue] for queue in self.queues_of(topic)}
+        for physical, name, queue, offset, _ in reversed(self.records):
+            if name == topic and physical >= start:
+                ends[queue] = offset
+        return ends
+
     def min_offset(self, topic: str, queue: int) -> int:
         return self.minimums.get((topic, queue), 0)
 

@@ -14,7 +14,7 @@ from infra.object_store.protocol import StoreUnavailable
 from lifecycle.backlog import _Count
 from lifecycle.retention import Pending, Policy
 from lifecycle.turns import Turns
-from neve.archive.journal import Commit
+from neve.archive.journal import Commit, Expire
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
 from tests.waiting import wait_until
 from tiered.write.entry_run import EntryRun
@@ -191,6 +191,19 @@ def test_counts_of_a_topic_are_not_those_of_the_one_that_came_again(rig: Rig) ->
     gone["a"] = rig.hot.tail
     rig.hot.put("a")
     assert rig.lifecycle.backlog()["a"].bytes == 100
+
+
+def test_a_topic_that_came_again_is_archived_though_the_log_lags_behind_what_the_journal_calls_expired(
+    rig: Rig,
+) -> None:
+    """Its own deletions a broker records first: only in the copy of another's log is a lower offset one that is given
+    again."""
+    rig.policy = Policy(gone_below=lambda topic: 1)
+    rig.hot.put("a", count=5)
+    rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={"a": {0: 2}}))
+    rig.offload()
+    assert rig.lifecycle.set_aside() == {}
+    assert [name.queues[0][:2] for name in rig.journal.catalog.objects("a")] == [(0, 4)]
 
 
 def test_on_a_full_disk_room_is_made_first_and_sealed_segments_go_though_none_can_be_begun(rig: Rig) -> None:

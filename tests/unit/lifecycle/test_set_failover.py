@@ -10,7 +10,10 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import StoreUnavailable
+from lifecycle.evict import EVERYTHING
+from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Abort, Epoch, Intent, IntentName, NewerFormat, decode_entry
@@ -418,6 +421,55 @@ def test_a_slave_hides_what_its_master_has_expired(both: BrokerSet) -> None:
     assert both.b.lifecycle.expire.run()["raised"] == 1
     assert (both.b.hot.min_offset("b", 0), both.b.hot.min_offset("a", 0)) == (5, 0)
     assert both.b.lifecycle.expire.run()["raised"] == 0
+
+
+def counted(both: BrokerSet, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a job asks A's hot log by this name: each is a hop to the broker's loop."""
+    asked, ask = list[str](), getattr(both.a.hot, name)
+
+    def count(*arguments: Any) -> Any:
+        asked.append(name)
+        return ask(*arguments)
+
+    monkeypatch.setattr(both.a.hot, name, count)
+    return asked
+
+
+def test_where_a_new_members_log_may_begin_costs_the_same_for_any_number_of_segments(
+    both: BrokerSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = counted(both, "confirmed_range", monkeypatch)
+    costs = list[int]()
+    for _ in range(2):
+        both.a.hot.put("a", 0, 5 * SEGMENT // RECORD)
+        both.a.offload()
+        asked.clear()
+        both.a.lifecycle.evict.run()
+        costs.append(len(asked))
+        assert both.a.lifecycle.evict.frontier == both.a.hot.tail // SEGMENT * SEGMENT
+    assert costs[0] == costs[1]
+
+
+def test_of_an_apache_masters_copy_nobody_asks_where_his_log_may_begin(both: BrokerSet) -> None:
+    member = both.a
+    lifecycle = ArchiveLifecycle(
+        member.hot, member.journal, member.worker, lambda: both.policy, both.clock, SafeClock(both.clock),
+        settled=member.hot.is_settled, is_of=lambda: EVERYTHING,
+    )  # fmt: skip
+    member.hot.put("a", 0, 5 * SEGMENT // RECORD)
+    lifecycle.offload.run(roll=True)
+    lifecycle.evict.run()
+    assert lifecycle.evict.frontier == 0
+
+
+def test_a_ttl_reads_no_entries_to_find_how_far_it_may_be_told(
+    both: BrokerSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both.policy = Policy(ttl_hours=lambda topic: 1)
+    both.clock.advance(2 * 3_600_000)
+    asked = counted(both, "entries", monkeypatch)
+    assert both.a.lifecycle.expire.run()["raised"] == 3
+    assert asked == []
 
 
 def test_what_expires_before_all_members_have_it_is_not_named(both: BrokerSet) -> None:

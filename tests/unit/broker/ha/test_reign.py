@@ -1,0 +1,45 @@
+"""What a member's set says to who sends."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from broker.ha.confirm import Confirm, ConfirmRules, Replication, SyncStateSet
+from broker.ha.ha_service import HaService
+from broker.ha.member import Member, MemberRules
+from broker.ha.member_events import Saved
+from broker.ha.reign import Reign
+from infra.clock import ManualClock
+
+A, B = 1, 2
+RULES = ConfirmRules(Replication.ASYNC, 1)
+
+
+def reigning(clock: ManualClock) -> tuple[Reign, Confirm]:
+    member = Member(
+        Saved(broker_id=A), MemberRules(confirm=RULES), process="p", address="h:1", check_code="h;1"
+    )  # fmt: skip
+    in_sync = SyncStateSet(1, frozenset((A, B)))
+    member.confirming = Confirm(
+        RULES, A, 1, in_sync, epoch_start=0, own_end=0, confirm=0, now=clock.monotonic(), is_alone=False
+    )
+    reign = Reign(cast("HaService", None), clock)
+    reign.member, reign.leads = member, True
+    return reign, member.confirming
+
+
+@pytest.mark.parametrize("is_deposed", [False, True])
+def test_who_is_refused_is_told_whether_nobody_is_heard_or_another_one_is_master(*, is_deposed: bool) -> None:
+    clock = ManualClock()
+    reign, confirm = reigning(clock)
+    assert reign.acknowledged() == 0
+    if is_deposed:
+        confirm.read(2, SyncStateSet(2, frozenset((B,))), clock.monotonic())
+    else:
+        clock.advance(3_600_000)
+    assert reign.acknowledged() == -1
+    told = "this member is not the master any more"
+    unheard = "neither a controller nor a slave is heard: another may be master"
+    assert reign.why_silent() == (told if is_deposed else unheard)
