@@ -16,7 +16,7 @@ from lifecycle.recorded_minimums import minimums_to_raise
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
-from neve.archive.expiry import deletable, expire_topic, plan_dropped
+from neve.archive.expiry import expire_topic, plan_dropped
 from neve.archive.journal import Deleted, Expire, Topic
 from tiered.journal.writer import JournalWriter
 
@@ -139,7 +139,7 @@ class ExpireArchived:
 
     def _delete_expired(self, now: int) -> int:
         """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted."""
-        due = deletable(self._journal.catalog.expiring(), now)
+        due = self._journal.catalog.due_names(now)
         for position in range(0, len(due), DELETE_BATCH):
             batch = due[position : position + DELETE_BATCH]
             for key in batch:

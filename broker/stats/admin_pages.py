@@ -176,12 +176,13 @@ class AdminPages:
         journal = self._archive.journal
         if journal is None:
             return Response(409, b"no archive: set storeUrl\n")
-        rows = []
-        for one in journal.catalog.objects(request.query.get("topic")):
-            rows.append(
+        catalog, broker, topic = journal.catalog, journal.broker, request.query.get("topic")
+
+        def read() -> list[dict[str, Any]]:
+            return [
                 {
                     "topic": one.topic,
-                    "broker": journal.broker,
+                    "broker": broker,
                     "day": one.day,
                     "rows": one.rows,
                     "size": one.size,
@@ -190,8 +191,10 @@ class AdminPages:
                     "to": one.max_time,
                     "key": one.key,
                 }
-            )
-        return json_response(rows)
+                for one in (catalog.each_object() if topic is None else catalog.from_oldest(topic))
+            ]
+
+        return json_response(await self._in_thread(read))
 
     async def journal(self, request: Request) -> Response:
         journal = self._archive.journal

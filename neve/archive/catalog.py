@@ -5,10 +5,8 @@ of fifty thousand names is applied. What is asked of a whole topic or of all is 
 """
 
 import threading
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import assert_never
+from collections.abc import Callable, Iterable, Iterator
+from typing import Concatenate, NamedTuple, ParamSpec, assert_never
 
 import msgspec
 
@@ -31,16 +29,28 @@ from neve.archive.journal import (
     Topic,
     Unexpire,
 )
-from neve.archive.queue_runs import GapHit, Location, QueueRuns, Run, without
+from neve.archive.keys import fits_key, parse_data_key, topic_component
+from neve.archive.name_blocks import NEVER, NO_TIME
+from neve.archive.queue_runs import GapHit, Location, QueueRuns
+from neve.archive.topic_catalog import TopicCatalog
 
-__all__ = ["Catalog", "GapHit", "Location", "OutOfOrder"]
+__all__ = ["Catalog", "GapHit", "Location", "OutOfOrder", "Totals"]
+
+P = ParamSpec("P")
 
 
 class OutOfOrder(ValueError):
     """An entry was applied at a number that does not follow the last one."""
 
 
-Placed = tuple[int, str, CommittedName]  # start, key, object
+class Totals(NamedTuple):
+    """Of the objects in the readers' view: how many, what they hold, where and when the last of it lies."""
+
+    objects: int
+    rows: int
+    bytes: int
+    end: int  # of their CommitLog ranges
+    newest_ms: int  # -1: no time is known
 
 
 class Catalog:
@@ -55,22 +65,13 @@ class Catalog:
         self.master_epoch = 0  # the highest of any EPOCH of this log; 0: its brokers were in no set
         self.last_round = 0
         self.checkpoint = NO_CHECKPOINT
-        self._names: dict[str, CommittedName] = {}  # in the readers' view
-        self._expiring: dict[str, tuple[CommittedName, int]] = {}
-        self._by_topic: dict[str, list[Placed]] = {}  # in log order; grows at its end, any other change is a new list
-        self._queues: dict[str, dict[int, QueueRuns]] = {}
-        self._through: dict[str, int] = {}
-        # Ranges above `through` that an object covers, or covered: it may expire and be deleted before those below it
-        # are committed, and must not be archived again then.
-        self._covered: dict[str, set[tuple[int, int]]] = {}
+        self._topics: dict[str, TopicCatalog] = {}
+        self._object_count = 0
+        self._gap_count = 0
         self._open: dict[int, dict[str, IntentName]] = {}
         self._intent_end = 0
         self._rewrites: dict[int, OpenRewrite] = {}
         self.last_rewrite = 0  # the highest number of an INTENT with a kind
-        self._named: dict[str, dict[int, int]] = {}  # topic -> queue -> highest offset that any entry named
-        self._topics: dict[str, Topic] = {}
-        self._gaps: list[Gap] = []
-        self._gaps_of: dict[str, list[Gap]] = {}
 
     # ---- applying
 
@@ -84,6 +85,7 @@ class Catalog:
     def state(self, broker: str) -> CatalogState:
         """All of it, for a checkpoint after the last entry that was applied."""
         with self._lock:
+            topics = [self._topics[topic] for topic in sorted(self._topics)]
             return CatalogState(
                 broker=broker,
                 through_seq=self.next_seq - 1,
@@ -93,22 +95,18 @@ class Catalog:
                 master_epoch=self.master_epoch or msgspec.UNSET,
                 last_round=self.last_round,
                 checkpoint=self.checkpoint,
-                names=list(self._names.values()),
-                expiring=list(self._expiring.values()),
-                queues=[
-                    (topic, queue, held.minimum)
-                    for topic, queues in sorted(self._queues.items())
-                    for queue, held in sorted(queues.items())
-                ],
-                through=dict(self._through),
-                covered={topic: sorted(ranges) for topic, ranges in self._covered.items() if ranges},
+                names=[name for of in topics for name in of.names()],
+                expiring=[(name, after) for of in topics for after, block in of.expiring for name in block.names()],
+                queues=[(of.topic, queue, held.minimum) for of in topics for queue, held in sorted(of.queues.items())],
+                through={of.topic: of.through for of in topics if of.through is not None},
+                covered={of.topic: sorted(of.covered) for of in topics if of.covered},
                 open={number: list(names.values()) for number, names in self._open.items()},
                 intent_end=self._intent_end,
                 rewrites=dict(sorted(self._rewrites.items())) or msgspec.UNSET,
                 last_rewrite=self.last_rewrite or msgspec.UNSET,
-                named={topic: dict(queues) for topic, queues in self._named.items()},
-                topics=list(self._topics.values()),
-                gaps=list(self._gaps),
+                named={of.topic: of.named_offsets() for of in topics if of.is_named},
+                topics=[of.entry for of in topics if of.entry is not None],
+                gaps=[gap for of in topics for gap in of.gaps],
             )
 
     def restore(self, state: CatalogState) -> None:
@@ -126,21 +124,25 @@ class Catalog:
         self.epoch, self.owner, self.log_uuid = state.epoch, state.owner, state.log_uuid
         self.master_epoch = state.master_epoch or 0
         self.last_round, self.checkpoint = state.last_round, state.checkpoint
-        self._through, self._intent_end = dict(state.through), state.intent_end
-        self._covered = {topic: set(ranges) for topic, ranges in state.covered.items()}
-        for name, after in state.expiring:
-            self._expiring[name.key] = (name, after)
-            self._cover(name)
+        self._intent_end = state.intent_end
         self._open = {number: {name.key: name for name in names} for number, names in state.open.items()}
         self._rewrites, self.last_rewrite = dict(state.rewrites or {}), state.last_rewrite or 0
-        self._named = {topic: dict(queues) for topic, queues in state.named.items()}
-        self._topics = {entry.topic: entry for entry in state.topics}
+        for topic, through in state.through.items():
+            self._of(topic).through = through
+        for topic, ranges in state.covered.items():
+            self._of(topic).covered = set(ranges) or None
+        for topic, after, names in _by_end(state.expiring):
+            self._of(topic).restore_expiring(names, after)
+        for topic, lasts in state.named.items():
+            self._of(topic).note_offsets(lasts)
+        for entry in state.topics:
+            self._of(entry.topic).entry = entry
         for topic, queue, minimum in state.queues:
-            self._queue(topic, queue).minimum = minimum
+            self._of(topic).queue(queue).minimum = minimum
         for gap in state.gaps:
-            self._note_gap(gap)
-        for name in state.names:
-            self._enter(name)
+            self._do(gap.topic, TopicCatalog.note_gap, gap)
+        for topic, names in _by_topic(state.names).items():
+            self._do(topic, TopicCatalog.enter, names)
 
     def _dispatch(self, entry: AnyEntry) -> None:  # noqa: PLR0912 - a case for each kind of entry
         match entry:
@@ -157,12 +159,15 @@ class Catalog:
             case Expire():
                 self._apply_expire(entry)
             case Unexpire():
-                self._apply_unexpire(entry)
+                for topic, keys in self._by_topic(entry.keys).items():
+                    self._do(topic, TopicCatalog.unexpire, keys)
+                for topic, minimums in entry.minimums.items():
+                    self._do(topic, TopicCatalog.set_minimums, minimums)
             case Deleted():
-                for key in entry.keys:
-                    self._expiring.pop(key, None)
+                for topic, keys in self._by_topic(entry.keys).items():
+                    self._do(topic, TopicCatalog.forget, keys)
             case Topic():
-                self._apply_topic(entry)
+                self._do(entry.topic, TopicCatalog.tell, entry)
             case Checkpoint():
                 self.checkpoint = entry.through_seq
             case Replace():
@@ -185,7 +190,7 @@ class Catalog:
         self._open[entry.round] = {name.key: name for name in entry.names}
         for name in entry.names:
             self._intent_end = max(self._intent_end, name.end)
-            self._note_offsets(name.topic, {queue: last for queue, (_, last) in name.queues.items()})
+            self._do(name.topic, TopicCatalog.note_offsets, {queue: last for queue, (_, last) in name.queues.items()})
 
     def _apply_rewrite(self, kind: str, entry: Intent) -> None:
         """Its rows have been named by a round: no mark of the log moves."""
@@ -194,20 +199,13 @@ class Catalog:
             self._rewrites[entry.round] = OpenRewrite(kind, entry.old or [], entry.names)
 
     def _apply_commit(self, entry: Commit) -> None:
-        for name in entry.names:
-            self._enter(name)
-            self._note_offsets(name.topic, {queue: run[1] for queue, run in name.queues.items()})
+        named = _by_topic(entry.names)
         self._close(entry.round, [name.key for name in entry.names])
-        still_open = self._open.get(entry.round, {}).values()
-        for topic in {name.topic for name in entry.names}:
-            # Of an intent's names a later one may have been committed before this one.
-            covered = self._covered.get(topic, set())
-            settled = max((end for _, end in covered), default=self._through.get(topic, 0))
-            # A name that stays open holds its topic back, even when a later day's object is already there.
-            lowest_open = min((name.start for name in still_open if name.topic == topic), default=settled)
-            self._advance(topic, entry.through.get(topic, min(settled, lowest_open)))
-        for topic, offset in entry.through.items():
-            self._advance(topic, offset)
+        lowest: dict[str, int] = {}
+        for name in self._open.get(entry.round, {}).values():
+            lowest[name.topic] = min(lowest.get(name.topic, name.start), name.start)
+        for topic in named | entry.through:
+            self._do(topic, TopicCatalog.commit, named.get(topic, []), entry.through.get(topic), lowest.get(topic))
 
     def _apply_abort(self, entry: Abort) -> None:
         keys = self.closed_by(entry)
@@ -222,125 +220,22 @@ class Catalog:
             for topic, queue, first, last in entry.more:
                 self._apply_gap(Gap(topic=topic, queue=queue, first=first, last=last, reason=entry.reason))
             return
-        self._note_gap(entry)
-        self._note_offsets(entry.topic, {entry.queue: entry.last})
+        self._do(entry.topic, TopicCatalog.note_gap, entry)
+        self._do(entry.topic, TopicCatalog.note_offsets, {entry.queue: entry.last})
         if entry.through >= 0:
-            self._advance(entry.topic, entry.through)
-
-    def _note_gap(self, gap: Gap) -> None:
-        for first, last in self._queue(gap.topic, gap.queue).add_gap(gap.first, gap.last):
-            told = (
-                gap if (first, last) == (gap.first, gap.last) else msgspec.structs.replace(gap, first=first, last=last)
-            )
-            self._gaps.append(told)
-            self._gaps_of.setdefault(gap.topic, []).append(told)
-
-    def _apply_topic(self, entry: Topic) -> None:
-        self._topics[entry.topic] = entry
-        if entry.minimums:
-            self._raise_minimums(entry.topic, entry.minimums)
-            self._note_offsets(entry.topic, {queue: offset - 1 for queue, offset in entry.minimums.items()})
+            self._do(entry.topic, TopicCatalog.advance, entry.through)
 
     def _apply_expire(self, entry: Expire) -> None:
-        withdrawn = self._withdraw(entry.keys, entry.delete_after_ms)
-        for name in withdrawn:
-            for queue, (_, last, _) in name.queues.items():
-                # What was the lowest must not come back as a minimum when everything has gone.
-                if not self._queue(name.topic, queue).runs:
-                    self._raise_minimums(name.topic, {queue: last + 1})
+        for topic, keys in self._by_topic(entry.keys).items():
+            self._do(topic, TopicCatalog.expire, keys, entry.delete_after_ms)
         for topic, minimums in entry.minimums.items():
-            self._raise_minimums(topic, minimums)
-            # of a queue that no round has taken yet, this is all that the archive knows
-            self._note_offsets(topic, {queue: offset - 1 for queue, offset in minimums.items()})
-
-    def _apply_unexpire(self, entry: Unexpire) -> None:
-        for key in entry.keys:
-            if key in self._expiring:
-                self._enter(self._expiring.pop(key)[0])
-        for topic, minimums in entry.minimums.items():
-            tombstone = self._topics.get(topic)
-            for queue, offset in minimums.items():
-                # What was deleted meanwhile stays so.
-                hidden = tombstone.minimums.get(queue, 0) if tombstone is not None else 0
-                self._queue(topic, queue).minimum = max(offset, hidden)
+            self._do(topic, TopicCatalog.raise_minimums, minimums)
 
     def _apply_replace(self, entry: Replace) -> None:
-        """A reader between any two steps of this finds each row once: in a queue, and in the objects of a topic."""
-        old = [self._names[key] for key in entry.old if key in self._names]
-        new = [name for name in entry.new if name.key not in self._names]
-        gone = {name.key for name in old}
-        for name in new:
-            self._names[name.key] = name
-        for topic in {name.topic for name in (*old, *new)}:
-            placed = [one for one in self._by_topic.get(topic, ()) if one[1] not in gone]
-            placed += [(name.start, name.key, name) for name in new if name.topic == topic]
-            self._by_topic[topic] = sorted(placed, key=_place)
-        runs: dict[tuple[str, int], list[Run]] = {}
-        for name in old:
-            for queue in name.queues:
-                runs.setdefault((name.topic, queue), [])
-        for name in new:
-            for index, group in enumerate(name.row_groups):
-                for queue, first, last in group.runs:
-                    runs.setdefault((name.topic, queue), []).append((first, last, name, index))
-        for (topic, queue), entered in runs.items():
-            self._queue(topic, queue).swap(gone, entered)
-        for name in old:
-            del self._names[name.key]
-            self._expiring[name.key] = (name, entry.delete_after_ms)
+        old, new = self._by_topic(entry.old), _by_topic(entry.new)
+        for topic in old | new:
+            self._do(topic, TopicCatalog.replace, old.get(topic, {}), new.get(topic, []), entry.delete_after_ms)
         self._close_rewrites([name.key for name in entry.new], list(self._rewrites))
-
-    def _enter(self, name: CommittedName) -> None:
-        """Once: a COMMIT whose answer was lost may stand twice, and then nothing stands between the two."""
-        if name.key in self._names:
-            return
-        self._names[name.key] = name
-        placed = (name.start, name.key, name)
-        held = self._by_topic.setdefault(name.topic, [])
-        if not held or held[-1][:2] <= placed[:2]:
-            held.append(placed)
-        else:
-            index = bisect_right(held, placed[:2], key=_place)
-            self._by_topic[name.topic] = [*held[:index], placed, *held[index:]]
-        self._cover(name)
-        for index, group in enumerate(name.row_groups):
-            for queue, first, last in group.runs:
-                if self._queue(name.topic, queue).enter(first, last, name, index):
-                    self._cut_gaps(name.topic, queue, first, last)
-
-    def _cut_gaps(self, topic: str, queue: int, first: int, last: int) -> None:
-        """A message that exists beats a gap; for good, also when its time has passed."""
-        left = [
-            rest
-            for gap in self._gaps
-            for rest in (_cut(gap, first, last) if (gap.topic, gap.queue) == (topic, queue) else (gap,))
-        ]
-        self._gaps = left
-        self._gaps_of[topic] = [gap for gap in left if gap.topic == topic]
-
-    def _cover(self, name: CommittedName) -> None:
-        if name.end > self._through.get(name.topic, 0):
-            self._covered.setdefault(name.topic, set()).add((name.start, name.end))
-
-    def _withdraw(self, keys: Iterable[str], delete_after_ms: int) -> list[CommittedName]:
-        withdrawn = [self._names.pop(key) for key in keys if key in self._names]
-        gone: dict[str, set[str]] = {}
-        runs: Counter[tuple[str, int]] = Counter()
-        for name in withdrawn:
-            self._expiring[name.key] = (name, delete_after_ms)
-            gone.setdefault(name.topic, set()).add(name.key)
-            runs.update((name.topic, queue) for group in name.row_groups for queue, _, _ in group.runs)
-        for topic, gone_keys in gone.items():
-            held, lowest = self._by_topic[topic], 0
-            while lowest < len(held) and held[lowest][1] in gone_keys:
-                lowest += 1
-            rest = held[lowest:]
-            if lowest < len(gone_keys):  # as a rule it is the oldest that go
-                rest = [placed for placed in rest if placed[1] not in gone_keys]
-            self._by_topic[topic] = rest
-        for (topic, queue), count in runs.items():
-            self._queue(topic, queue).drop(gone[topic], count)
-        return withdrawn
 
     def _close(self, round_number: int, keys: Iterable[str]) -> None:
         names = self._open.get(round_number, {})
@@ -359,35 +254,47 @@ class Catalog:
                 if not names:
                     del self._rewrites[number]
 
-    def _advance(self, topic: str, offset: int) -> None:
-        through = self._through[topic] = max(self._through.get(topic, 0), offset)
-        covered = self._covered.get(topic)
-        if covered:
-            self._covered[topic] = {(start, end) for start, end in covered if end > through}
+    def _by_topic(self, keys: Iterable[str]) -> dict[str, dict[str, int | None]]:
+        """topic -> key -> where it says that its object begins. One of another grammar may be any topic's."""
+        found: dict[str, dict[str, int | None]] = {}
+        cut: dict[str, str] | None = None
+        for key in keys:
+            parts = parse_data_key(key)
+            if parts is None:
+                for topic in self._topics:
+                    found.setdefault(topic, {})[key] = None
+                continue
+            topic = parts.topic or ""
+            if parts.topic is None:
+                if cut is None:
+                    cut = {topic_component(one): one for one in self._topics if not fits_key(one)}
+                component = key.removeprefix(f"{parts.prefix}/").partition("/")[0]
+                topic = cut.get(component, "")
+            if topic in self._topics:
+                found.setdefault(topic, {})[key] = parts.start
+        return found
 
-    def _raise_minimums(self, topic: str, minimums: dict[int, int]) -> None:
-        for queue, offset in minimums.items():
-            held = self._queue(topic, queue)
-            held.minimum = max(held.minimum, offset)
+    def _do(
+        self, topic: str, change: Callable[Concatenate[TopicCatalog, P], None], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        of = self._of(topic)
+        objects, gaps = of.count, len(of.gaps)
+        change(of, *args, **kwargs)
+        self._object_count += of.count - objects
+        self._gap_count += len(of.gaps) - gaps
 
-    def _note_offsets(self, topic: str, lasts: dict[int, int]) -> None:
-        named = self._named.setdefault(topic, {})
-        for queue, last in lasts.items():
-            named[queue] = max(named.get(queue, -1), last)
-
-    def _queue(self, topic: str, queue: int) -> QueueRuns:
-        """For an entry that names it; who asks takes `_held`."""
-        queues = self._queues.setdefault(topic, {})
-        held = queues.get(queue)
-        if held is None:
-            held = queues[queue] = QueueRuns(queue)
-        return held
+    def _of(self, topic: str) -> TopicCatalog:
+        """For an entry that names it; who asks takes it out of `_topics`."""
+        of = self._topics.get(topic)
+        if of is None:
+            of = self._topics[topic] = TopicCatalog(topic)
+        return of
 
     # ---- asking: offsets; no lock
 
     def _held(self, topic: str, queue: int) -> QueueRuns | None:
-        queues = self._queues.get(topic)
-        return None if queues is None else queues.get(queue)
+        of = self._topics.get(topic)
+        return None if of is None else of.queues.get(queue)
 
     def find(self, topic: str, queue: int, offset: int) -> Location | GapHit | None:
         """Where an offset is; None: not in the archive (below its minimum, above its end, or still only local)."""
@@ -437,7 +344,7 @@ class Catalog:
     def runs(self, topic: str, queue: int) -> Iterator[Location]:
         """The queue's runs in offset order, as they stand now."""
         held = self._held(topic, queue)
-        return iter(()) if held is None else held.locations()
+        return iter(()) if held is None else held.locations_from(0)
 
     def runs_in_view(self, topic: str, queue: int) -> Iterator[Location]:
         """The queue's runs from its recorded minimum on, for who stops early."""
@@ -451,47 +358,73 @@ class Catalog:
 
     def queues(self, topic: str) -> list[int]:
         """Queues of which anything is known."""
-        with self._lock:
-            return sorted({*self._queues.get(topic, ()), *self._named.get(topic, ())})
+        of = self._topics.get(topic)
+        return [] if of is None else sorted(of.queues)
 
     def through(self, topic: str) -> int | None:
         """The CommitLog offset below which the topic is settled; None: no round has touched it."""
-        return self._through.get(topic)
+        of = self._topics.get(topic)
+        return None if of is None else of.through
 
     def topic_entry(self, topic: str) -> Topic | None:
-        return self._topics.get(topic)
+        of = self._topics.get(topic)
+        return None if of is None else of.entry
 
     def named_offsets(self, topic: str) -> dict[int, int]:
         """queue -> the highest offset that any entry ever named; none is given twice."""
-        return dict(self._named.get(topic, ()))
+        of = self._topics.get(topic)
+        return {} if of is None else of.named_offsets()
 
     # ---- asking: objects and rounds
 
     def topics(self) -> list[str]:
         """Topics with an object in the readers' view, a gap, a mark or a tombstone."""
         with self._lock:
-            return sorted(
-                {topic for topic, placed in self._by_topic.items() if placed} | set(self._through) | set(self._topics)
-            )
+            return sorted(topic for topic, of in self._topics.items() if of.is_told)
 
     def topics_with_objects(self) -> list[str]:
         with self._lock:
-            return sorted(topic for topic, placed in self._by_topic.items() if placed)
+            return sorted(topic for topic, of in self._topics.items() if of.count)
 
     @property
     def object_count(self) -> int:
         """How many objects are in the readers' view."""
-        return len(self._names)
+        return self._object_count
 
     def objects(self, topic: str | None = None) -> list[CommittedName]:
-        """Objects in the readers' view, in log order."""
-        topics = self.topics_with_objects() if topic is None else [topic]
-        return [placed[2] for one in topics for placed in self._by_topic.get(one, ())]
+        """Objects in the readers' view, in log order. Of a topic: all of an archive are too many to hold at once."""
+        return list(self.each_object() if topic is None else self.from_oldest(topic))
+
+    def each_object(self) -> Iterator[CommittedName]:
+        """All objects in the readers' view, topic by topic."""
+        return (name for topic in self.topics_with_objects() for name in self.from_oldest(topic))
 
     def from_oldest(self, topic: str) -> Iterator[CommittedName]:
         """The objects of a topic in log order, for who stops early."""
-        for placed in self._by_topic.get(topic, ()):
-            yield placed[2]
+        of = self._topics.get(topic)
+        return iter(()) if of is None else of.names()
+
+    def objects_at(self, physical_offset: int) -> Iterator[CommittedName]:
+        """Those whose range of the CommitLog holds it; what can't is not unpacked."""
+        with self._lock:
+            topics = list(self._topics.values())
+        return (name for of in topics for name in of.names_at(physical_offset))
+
+    def may_expire(self, topic: str, newest_ms: int) -> bool:
+        """False: no row group of the topic's oldest objects is of that time or older. Nothing is unpacked for it."""
+        of = self._topics.get(topic)
+        return of is not None and of.may_expire(newest_ms)
+
+    def totals(self) -> Totals:
+        with self._lock:
+            blocks = [block for of in self._topics.values() for block in of.blocks]
+        return Totals(
+            objects=sum(block.count for block in blocks),
+            rows=sum(block.rows for block in blocks),
+            bytes=sum(block.bytes for block in blocks),
+            end=max((block.end for block in blocks), default=0),
+            newest_ms=max((block.newest_time for block in blocks), default=NO_TIME),
+        )
 
     def next_uncovered(self, topic: str, offset: int) -> tuple[int, int | None]:
         """(first CommitLog offset from `offset` on that no object of the topic covered, where the next one began).
@@ -499,30 +432,35 @@ class Catalog:
         Below `through` all is covered; beyond it there are objects only where a name before them was closed without.
         """
         with self._lock:
-            offset = max(offset, self._through.get(topic, 0))
-            ranges = sorted(self._covered.get(topic, ()))
-        for start, end in ranges:
-            if start > offset:
-                return offset, start
-            offset = max(offset, end)
-        return offset, None
+            of = self._topics.get(topic)
+            return (offset, None) if of is None else of.next_uncovered(offset)
 
     def expiring(self) -> dict[str, int]:
         """Names out of view that are not deleted yet -> the time after which they may be."""
-        with self._lock:
-            return {key: delete_after for key, (_, delete_after) in self._expiring.items()}
+        return {name.key: after for after, name in self._expiring()}
+
+    def due_names(self, now_ms: int) -> list[str]:
+        """Keys out of view whose time has come: their objects may be deleted."""
+        return sorted(name.key for after, name in self._expiring(now_ms))
 
     def expiring_names(self) -> list[CommittedName]:
         """Names out of view whose objects are not deleted yet."""
+        return [name for _, name in self._expiring()]
+
+    def _expiring(self, until_ms: int = NEVER) -> Iterator[tuple[int, CommittedName]]:
         with self._lock:
-            return [name for name, _ in self._expiring.values()]
+            blocks = [one for of in self._topics.values() for one in of.expiring if one[0] <= until_ms]
+        return ((after, name) for after, block in blocks for name in block.names())
 
     def knows(self, key: str) -> bool:
         """Whether an object is anyone's: live, expiring, or in an open intent. The sweep keeps what is."""
         with self._lock:
             return (
-                key in self._names
-                or key in self._expiring
+                any(
+                    self._topics[topic].has(key, start)
+                    for topic, keys in self._by_topic([key]).items()
+                    for start in keys.values()
+                )
                 or any(key in names for names in self._open.values())
                 or any(key == name.key for held in self._rewrites.values() for name in held.names)
             )
@@ -549,10 +487,14 @@ class Catalog:
 
     @property
     def gap_count(self) -> int:
-        return len(self._gaps)
+        return self._gap_count
 
     def gaps(self, topic: str | None = None) -> list[Gap]:
-        return list(self._gaps if topic is None else self._gaps_of.get(topic, ()))
+        if topic is None:
+            with self._lock:
+                return [gap for one in sorted(self._topics) for gap in self._topics[one].gaps]
+        of = self._topics.get(topic)
+        return [] if of is None else list(of.gaps)
 
     @property
     def intent_end(self) -> int:
@@ -561,13 +503,21 @@ class Catalog:
 
     def named_topics(self) -> list[str]:
         with self._lock:
-            return sorted(self._named)
+            return sorted(topic for topic, of in self._topics.items() if of.is_named)
 
 
-def _cut(gap: Gap, first: int, last: int) -> list[Gap]:
-    rest = without(gap.first, gap.last, [(first, last)])
-    return [msgspec.structs.replace(gap, first=low, last=high) for low, high in rest]
+def _by_topic(names: Iterable[CommittedName]) -> dict[str, list[CommittedName]]:
+    found: dict[str, list[CommittedName]] = {}
+    for name in names:
+        found.setdefault(name.topic, []).append(name)
+    return found
 
 
-def _place(placed: Placed) -> tuple[int, str]:
-    return placed[:2]
+def _by_end(
+    expiring: Iterable[tuple[CommittedName, int]],
+) -> Iterator[tuple[str, int, list[CommittedName]]]:
+    """(topic, delete_after_ms, names)."""
+    found: dict[tuple[str, int], list[CommittedName]] = {}
+    for name, after in expiring:
+        found.setdefault((name.topic, after), []).append(name)
+    return ((topic, after, names) for (topic, after), names in found.items())

@@ -22,7 +22,7 @@ class TopicExpiry(NamedTuple):
 
 def expire_topic(catalog: Catalog, topic: str, ttl_ms: int | None, now_ms: int) -> TopicExpiry:
     """What has expired of a topic in a broker's catalog: what its sweep does, and what the dry run shows."""
-    if ttl_ms is None:
+    if ttl_ms is None or not catalog.may_expire(topic, now_ms - ttl_ms):
         return TopicExpiry([], {})
     return plan_expiry(catalog.from_oldest(topic), ttl_ms, now_ms, functools.partial(catalog.recorded_minimum, topic))
 
@@ -81,8 +81,3 @@ def expired_ends(name: CommittedName, ttl_ms: int, now_ms: int) -> dict[int, int
             elif queue not in live:
                 ends[queue] = last + 1
     return ends
-
-
-def deletable(expiring: Mapping[str, int], now_ms: int) -> list[str]:
-    """Names out of view whose time has come: key -> after which its object may go."""
-    return sorted(key for key, after in expiring.items() if after <= now_ms)

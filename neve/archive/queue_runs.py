@@ -3,18 +3,21 @@
 A message that exists beats a gap: a gap is told by a broker whose log lacked what an older copy of its disk may still
 have, and archive later. So no gap holds what a run holds, and gaps lie apart.
 
+The runs lie packed in the topic's blocks; here is which block has what, so that one block is unpacked for an offset.
+
 One thread writes, any number read, and readers take no lock: a broker's loop asks at each pull, and an entry of the
-journal may change a hundred thousand runs. A reader takes a list once; a list that it may hold only grows at its end,
-any other change makes a new one.
+journal may change a hundred thousand runs. What a reader takes, blocks and spans, never changes: any change makes
+others.
 """
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.name_blocks import Block, Run
 
-Run = tuple[int, int, CommittedName, int]  # first, last, object, row group
 _ABOVE = 1 << 63  # with an offset before it, a key above each run or gap that begins there
 
 
@@ -39,109 +42,181 @@ class GapHit(NamedTuple):
     next_offset: int
 
 
-class QueueRuns:
-    """Runs and gaps are sorted by their first offsets."""
+class Spans:
+    """Which block has which offsets of a queue, by first offset. Never changes but for what it remembers."""
 
-    __slots__ = ("gaps", "minimum", "queue", "runs")
+    __slots__ = ("blocks", "end", "firsts", "is_tiled", "lasts", "lowest")
+
+    def __init__(self, firsts: "array[int]", lasts: "array[int]", blocks: list[Block], *, is_tiled: bool) -> None:
+        self.firsts, self.lasts, self.blocks = firsts, lasts, blocks
+        self.is_tiled = is_tiled  # no offset is within two of them, as a log gives them
+        self.end = max(lasts) + 1 if lasts and not is_tiled else lasts[-1] + 1 if lasts else 0
+        self.lowest: tuple[int, int | None] = (-1, None)  # a minimum, and the lowest offset from there on
+
+    def with_more(self, more: Sequence[tuple[int, int, Block]], before: Block | None) -> "Spans":
+        """With blocks of names above all others, the first in the place of the one `before` it was made from."""
+        keep = len(self.blocks) - (1 if self.blocks and self.blocks[-1] is before else 0)
+        if not self.is_tiled or (before is not None and before in self.blocks[:keep]):
+            rest = zip(self.firsts, self.lasts, self.blocks, strict=True)
+            return spans_of([*(one for one in rest if one[2] is not before), *more])
+        firsts, lasts = self.firsts[:keep], self.lasts[:keep]
+        is_tiled = True
+        for first, last, _ in more:
+            is_tiled = is_tiled and (not lasts or lasts[-1] < first)
+            firsts.append(first)
+            lasts.append(last)
+        blocks = [*self.blocks[:keep], *(block for _, _, block in more)]
+        return (
+            Spans(firsts, lasts, blocks, is_tiled=True)
+            if is_tiled
+            else spans_of(zip(firsts, lasts, blocks, strict=True))
+        )
+
+    # ---- runs, as the queue has them in these blocks
+
+    def run_at(self, queue: int, offset: int) -> Run | None:
+        """The run that holds it."""
+        index = bisect_right(self.firsts, offset) - 1
+        while index >= 0:
+            if self.lasts[index] >= offset:
+                runs = self.blocks[index].runs(queue)
+                place = bisect_right(runs, (offset, _ABOVE)) - 1
+                if place >= 0 and runs[place][1] >= offset:
+                    return runs[place]
+            if self.is_tiled:
+                return None
+            index -= 1
+        return None
+
+    def runs_from(self, queue: int, offset: int, newest_ms: int | None = None) -> Iterator[Run]:
+        """Those that hold an offset from this one on, by first offset.
+
+        With `newest_ms`: of blocks that are as young alone.
+        """
+        if not self.is_tiled:
+            runs = [run for block in self.blocks for run in block.runs(queue) if run[1] >= offset]
+            yield from sorted(runs, key=_first)
+            return
+        for index in range(bisect_left(self.lasts, offset), len(self.blocks)):
+            if newest_ms is None or self.blocks[index].newest_ms >= newest_ms:
+                for run in self.blocks[index].runs(queue):
+                    if run[1] >= offset:
+                        yield run
+
+    def lowest_from(self, queue: int, minimum: int) -> int | None:
+        """The lowest offset from the minimum on; asked at each pull, so it is remembered."""
+        known = self.lowest
+        if known[0] != minimum:
+            known = self.lowest = minimum, self._lowest_from(queue, minimum)
+        return known[1]
+
+    def _lowest_from(self, queue: int, minimum: int) -> int | None:
+        if self.end <= minimum:
+            return None
+        if self.firsts[0] >= minimum:
+            return self.firsts[0]
+        run = next(self.runs_from(queue, minimum), None)
+        return None if run is None else max(run[0], minimum)  # not the minimum, where that lies in a gap
+
+
+def spans_of(spans: Iterable[tuple[int, int, Block]]) -> Spans:
+    """Of (first, last, block) in any order."""
+    ordered = sorted(spans, key=_first)
+    firsts, lasts = array("q", (one[0] for one in ordered)), array("q", (one[1] for one in ordered))
+    is_tiled = all(lasts[index] < firsts[index + 1] for index in range(len(ordered) - 1))
+    return Spans(firsts, lasts, [one[2] for one in ordered], is_tiled=is_tiled)
+
+
+def _first(span: Sequence[int] | Run | tuple[int, int, Block]) -> int:
+    return span[0]
+
+
+NO_SPANS = spans_of(())
+
+
+class QueueRuns:
+    """Runs and gaps of a queue, its minimum, and the highest offset that any entry ever named (None: none has)."""
+
+    __slots__ = ("gaps", "minimum", "named", "queue", "spans")
 
     def __init__(self, queue: int) -> None:
         self.queue = queue
-        self.runs: list[Run] = []
-        self.gaps: list[tuple[int, int]] = []
+        self.spans = NO_SPANS
+        self.gaps: tuple[tuple[int, int], ...] = ()  # by first offset
         self.minimum = 0  # recorded: moves back only where an expiry is taken back
+        self.named: int | None = None
 
     # ---- writing
 
-    def enter(self, first: int, last: int, name: CommittedName, row_group: int) -> bool:
-        """Whether it took something out of a gap."""
-        run = (first, last, name, row_group)
-        if not self.runs or self.runs[-1][0] <= first:
-            self.runs.append(run)
-        else:
-            index = bisect_right(self.runs, (first, _ABOVE))
-            self.runs = [*self.runs[:index], run, *self.runs[index:]]
+    def cut_gaps(self, first: int, last: int) -> bool:
+        """A run is entered: whether it took something out of a gap."""
         if not _touching(self.gaps, first, last):
             return False
-        self.gaps = [rest for gap in self.gaps for rest in without(*gap, [(first, last)])]
+        self.gaps = tuple(rest for gap in self.gaps for rest in without(*gap, [(first, last)]))
         return True
-
-    def drop(self, gone: set[str], count: int) -> None:
-        """Take out the runs of these objects, so many: as a rule the lowest, and then no other is looked at."""
-        runs, lowest = self.runs, 0
-        while lowest < len(runs) and runs[lowest][2].key in gone:
-            lowest += 1
-        rest = runs[lowest:]
-        self.runs = rest if lowest == count else [run for run in rest if run[2].key not in gone]
-
-    def swap(self, gone: set[str], runs: Iterable[Run]) -> None:
-        """Take out the runs of these objects and put in others that hold the same offsets: seen in one step."""
-        self.runs = sorted([*(run for run in self.runs if run[2].key not in gone), *runs], key=_first)
 
     def add_gap(self, first: int, last: int) -> list[tuple[int, int]]:
         """The parts of it that no run holds and no gap has told."""
-        added = without(first, last, _touching(self.runs, first, last) + _touching(self.gaps, first, last))
+        added = without(first, last, self._runs_touching(first, last) + _touching(self.gaps, first, last))
         if not self.gaps or self.gaps[-1][1] < first:
-            self.gaps += added
+            self.gaps = (*self.gaps, *added)
         else:
-            self.gaps = sorted([*self.gaps, *added])
+            self.gaps = tuple(sorted([*self.gaps, *added]))
         return added
+
+    def _runs_touching(self, first: int, last: int) -> list[tuple[int, int]]:
+        found = []
+        for run in self.spans.runs_from(self.queue, first):
+            if run[0] > last:
+                break
+            found.append((run[0], run[1]))
+        return found
 
     # ---- asking
 
     def find(self, offset: int) -> Location | GapHit | None:
         if offset < self.minimum:
             return None
-        gaps, runs = self.gaps, self.runs  # in this order: a run is entered before its offsets leave a gap
-        index = bisect_right(runs, (offset, _ABOVE)) - 1
-        if index >= 0 and runs[index][1] >= offset:
-            return self._location(runs[index])
+        gaps = self.gaps  # before the spans: a run is entered before its offsets leave a gap
+        run = self.spans.run_at(self.queue, offset)
+        if run is not None:
+            return self._location(run)
         index = bisect_right(gaps, (offset, _ABOVE)) - 1
         if index >= 0 and gaps[index][1] >= offset:
             return GapHit(gaps[index][0], gaps[index][1] + 1)
         return None
 
     def by_time(self, time_ms: int) -> Location | None:
-        minimum = self.minimum
         # Not a binary search: a group whose records are all damaged has no time (-1) and would mislead it.
-        for run in self.runs:
-            if run[1] >= minimum and run[2].row_groups[run[3]].newest_ms >= time_ms:
+        for run in self.spans.runs_from(self.queue, self.minimum, time_ms):
+            if run[2].row_groups[run[3]].newest_ms >= time_ms:
                 return self._location(run)
         return None
 
     def min_offset(self) -> int | None:
-        runs, minimum = self.runs, self.minimum
-        if not runs or runs[-1][1] < minimum:
-            return None
-        index = bisect_right(runs, (minimum, _ABOVE)) - 1
-        if index >= 0 and runs[index][1] >= minimum:
-            return minimum
-        return runs[index + 1][0]  # not the recorded minimum, where that lies in a gap
+        return self.spans.lowest_from(self.queue, self.minimum)
 
     def max_offset(self) -> int | None:
-        runs = self.runs
-        return runs[-1][1] + 1 if runs else None
+        return self.spans.end or None
 
     def has_all(self, first: int, end: int) -> bool:
-        runs = self.runs
-        index = bisect_right(runs, (first, _ABOVE)) - 1
-        while first < end:
-            if not 0 <= index < len(runs) or not runs[index][0] <= first <= runs[index][1]:
+        if first >= end:
+            return True
+        for run in self.spans.runs_from(self.queue, first):
+            if run[0] > first:
                 return False
-            first, index = runs[index][1] + 1, index + 1
-        return True
+            first = max(first, run[1] + 1)
+            if first >= end:
+                return True
+        return False
 
     def count_existing(self, first: int, end: int) -> int:
         """How many offsets of [first, end) lie in no gap."""
         return max(0, end - first) - sum(_overlaps(self.gaps, first, end))
 
-    def locations(self) -> Iterator[Location]:
-        return map(self._location, tuple(self.runs))
-
     def locations_from(self, offset: int) -> Iterator[Location]:
         """Those that hold an offset from this one on, made as they are asked for."""
-        runs = self.runs
-        begin = max(bisect_right(runs, (offset, _ABOVE)) - 1, 0)
-        return (self._location(runs[index]) for index in range(begin, len(runs)) if runs[index][1] >= offset)
+        return map(self._location, self.spans.runs_from(self.queue, offset))
 
     def _location(self, run: Run) -> Location:
         return Location(run[2], run[3], self.queue, run[0], run[1])
@@ -159,19 +234,15 @@ def without(first: int, last: int, spans: Iterable[tuple[int, int]]) -> list[tup
     return [*left, (first, last)] if first <= last else left
 
 
-def _first(run: Run) -> int:
-    return run[0]
-
-
-def _touching(spans: Sequence[Run] | Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+def _touching(spans: Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
     """Those of the sorted spans, which do not overlap, that hold an offset of first-last."""
     if not spans or spans[-1][1] < first:
         return []
     low, high = bisect_right(spans, (first, _ABOVE)), bisect_right(spans, (last, _ABOVE))
-    return [(span[0], span[1]) for span in spans[max(low - 1, 0) : high] if span[1] >= first]
+    return [span for span in spans[max(low - 1, 0) : high] if span[1] >= first]
 
 
-def _overlaps(spans: list[tuple[int, int]], first: int, end: int) -> Iterable[int]:
+def _overlaps(spans: Sequence[tuple[int, int]], first: int, end: int) -> Iterable[int]:
     """How much of [first, end) each of the sorted spans covers, which do not overlap."""
     index = max(bisect_right(spans, (first, _ABOVE)) - 1, 0)
     for low, last in spans[index:]:

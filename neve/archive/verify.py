@@ -54,7 +54,7 @@ class VerifyReport:
 def verify(catalog: Catalog, source: VerifySource, *, deep: bool = False) -> VerifyReport:
     """What one broker's journal says, against what its store has."""
     report = VerifyReport(gaps=catalog.gap_count, open_names=sum(map(len, catalog.open_intents().values())))
-    for name in catalog.objects():
+    for name in catalog.each_object():
         report.objects += 1
         report.rows += name.rows
         report.bytes += name.size

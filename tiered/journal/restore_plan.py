@@ -80,10 +80,11 @@ def plan_restore(
         if archived(name):  # of a topic that was gone, or of a time before its last state: queues have no holes
             ends.update({queue: 0 for queue in range(max(ends, default=0)) if queue not in ends})
     following = {topic: {queue: end + QUEUE_MARGIN for queue, end in ends.items()} for topic, ends in known.items()}
-    high = max([catalog.intent_end, state.log_end, *(name.end for name in catalog.objects())])
+    everything = catalog.totals()
+    high = max(catalog.intent_end, state.log_end, everything.end)
     return RestorePlan(
         log_start=-(-(high + LOG_MARGIN) // segment) * segment,
-        newest_ms=max((name.max_time for name in catalog.objects()), default=0),
+        newest_ms=everything.newest_ms if everything.objects else 0,
         queues={topic: ends for topic, ends in following.items() if topic in alive},
         ended={topic: ends for topic, ends in following.items() if topic not in alive},
         topics=topics,
@@ -166,15 +167,15 @@ def _offsets(catalog: Catalog, state: BrokerState, following: Queues, alive: set
 
 
 def _report(catalog: Catalog, state: BrokerState | None, archived: set[str]) -> dict[str, Any]:
-    objects = catalog.objects()
+    totals = catalog.totals()
     lost = _lost(catalog, state, archived) if state is not None else {}
     return {
         "topics": len(archived),
         "groups": len(state.groups) if state is not None else 0,
         "group_offsets": sum(map(len, state.offsets.values())) if state is not None else 0,
-        "objects": len(objects),
-        "messages": sum(name.rows for name in objects),
-        "bytes": sum(name.size for name in objects),
+        "objects": totals.objects,
+        "messages": totals.rows,
+        "bytes": totals.bytes,
         "state": None if state is None else {"time_ms": state.time_ms, "clean_stop": state.clean},
         "lost": {"messages": sum(lost.values()), "by_topic": lost, **(state.pending if state is not None else {})},
     }

@@ -72,7 +72,7 @@ class ColdQuery:
             return Found([])  # no index has an empty word
         places = [
             _Place(name, index)
-            for name in self._catalog.objects(topic)
+            for name in self._catalog.from_oldest(topic)
             for index, group in enumerate(name.row_groups)
             if group.newest_ms >= begin and group.oldest_ms <= end
         ]
@@ -98,8 +98,7 @@ class ColdQuery:
         """The record that was stored at this place of the log."""
         places = [
             _Place(name, index)
-            for name in self._catalog.objects()
-            if name.start <= physical_offset < name.end
+            for name in self._catalog.objects_at(physical_offset)
             for index in range(len(name.row_groups))
         ]
         pattern = re.compile(re.escape(_LONG.pack(physical_offset)))

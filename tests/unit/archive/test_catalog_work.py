@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
 from infra.clock import ManualClock
-from neve.archive.catalog import Catalog
+from neve.archive.catalog import Catalog, Location, Totals
 from neve.archive.checkpoint import CatalogState, decode_checkpoint, encode_checkpoint
 from neve.archive.expiry import plan_dropped, plan_expiry
-from neve.archive.journal import AnyEntry, Commit, CommittedName, Deleted, Expire, Gap, Intent, IntentName, RowGroup
-from neve.archive.queue_runs import QueueRuns
+from neve.archive.journal import (
+    AnyEntry,
+    Commit,
+    CommittedName,
+    Deleted,
+    Expire,
+    Gap,
+    Intent,
+    IntentName,
+    RowGroup,
+)
+from neve.archive.keys import data_key
+from neve.archive.name_blocks import NAMES_MAX, UNPACKED_MAX, Block
 from neve.archive.sealed import unseal
 from neve.archive.verify import tiling_faults, verify
 from tests.doubles.memory_store import MemoryStore
@@ -34,24 +47,34 @@ def name_of(number: int, topic: str = "t", queues: int = 2) -> CommittedName:
     )  # fmt: skip
 
 
+def name_at(number: int, topic: str = "t", queues: int = 2, random: Random | None = None) -> CommittedName:
+    """The same with the key, and the digits, that such an object has."""
+    key = data_key("", topic, "2026-01-01", "b", start=number, end=number + 1, epoch=7)
+    digits = {} if random is None else {"etag": random.randbytes(16).hex(), "sha256": random.randbytes(32).hex()}
+    told = ("crc32", "8d3f00a1" if random is None else random.randbytes(4).hex())
+    name = name_of(number, topic, queues)
+    where = {queue: (first, last, queue * 5) for queue, (first, last, _) in name.queues.items()}
+    return msgspec.structs.replace(name, key=key, day="2026-01-01", queues=where, checksum=told, **digits)
+
+
 def filled(count: int, topic: str = "t") -> Catalog:
     catalog = Catalog()
-    catalog.apply(0, Commit(round=1, names=[name_of(number, topic) for number in range(count)]))
+    catalog.apply(0, Commit(round=1, names=[name_at(number, topic) for number in range(count)]))
     return catalog
 
 
-class Counted:
-    """An object that counts how often its key is asked for."""
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the blocks begin that are unpacked from here on."""
+    found: list[int] = []
+    unpack = Block._unpack
 
-    asked = 0
+    def counted(block: Block) -> object:
+        found.append(block.begin)
+        return unpack(block)
 
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    @property
-    def key(self) -> str:
-        type(self).asked += 1
-        return self._key
+    monkeypatch.setattr(Block, "_unpack", counted)
+    return found
 
 
 QUESTIONS: list[Callable[[Catalog], object]] = [
@@ -93,28 +116,84 @@ def test_a_reader_that_took_a_list_still_has_it_when_the_queue_has_changed() -> 
     runs = catalog.runs("t", 0)
     objects = catalog.from_oldest("t")
     first = next(objects)
-    catalog.apply(1, Expire(keys=[first.key, name_of(1).key], delete_after_ms=0))
-    catalog.apply(2, Commit(round=2, names=[name_of(9)]))
-    catalog.apply(3, Commit(round=3, names=[name_of(7)]))
+    catalog.apply(1, Expire(keys=[first.key, name_at(1).key], delete_after_ms=0))
+    catalog.apply(2, Commit(round=2, names=[name_at(9)]))
+    catalog.apply(3, Commit(round=3, names=[name_at(7)]))
     assert [run.first for run in runs] == [0, 5, 10, 15]
     assert [one.start for one in (first, *objects)] == [0, 1, 2, 3]
     assert [run.first for run in catalog.runs("t", 0)] == [10, 15, 35, 45]
     assert [one.start for one in catalog.objects("t")] == [2, 3, 7, 9]
 
 
-@pytest.mark.parametrize("gone", [1, 10])
-def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(gone: int) -> None:
-    queue = QueueRuns(0)
-    names: list[Any] = [Counted(f"k{number:04d}") for number in range(1000)]
-    for number, name in enumerate(names):
-        queue.enter(number * 5, number * 5 + 4, name, 0)
-    Counted.asked = 0
-    queue.drop({f"k{number:04d}" for number in range(gone)}, gone)
-    assert Counted.asked == gone + 1
-    assert queue.min_offset() == gone * 5
-    queue.drop({"k0500"}, 1)
-    assert not queue.has_all(2490, 2510)
-    assert queue.has_all(2505, 5000)
+@pytest.mark.parametrize("gone", [1, 10, NAMES_MAX, 3 * NAMES_MAX + 1])
+def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(gone: int, unpacked: list[int]) -> None:
+    catalog = filled(1000)
+    unpacked.clear()
+    keys = [name_at(number).key for number in range(gone)]
+    catalog.apply(1, Expire(keys=keys, delete_after_ms=5))
+    assert len(set(unpacked)) == -(-gone // NAMES_MAX)
+    assert (catalog.min_offset("t", 0), catalog.object_count) == (gone * 5, 1000 - gone)
+    unpacked.clear()
+    assert catalog.due_names(4) == []
+    assert unpacked == []
+    assert catalog.due_names(5) == keys
+    catalog.apply(2, Deleted(keys=keys[:1]))
+    catalog.apply(3, Expire(keys=[name_at(500).key], delete_after_ms=5))
+    assert not catalog.has_all("t", 0, 2490, 2510)
+    assert catalog.has_all("t", 0, 2505, 5000)
+    assert len(unpacked) < 20 + 2 * (-(-gone // NAMES_MAX))
+
+
+def test_an_offset_is_found_by_unpacking_one_block_and_the_ends_of_a_queue_by_none(unpacked: list[int]) -> None:
+    catalog = filled(1000)
+    unpacked.clear()
+    assert (catalog.min_offset("t", 1), catalog.max_offset("t", 1)) == (0, 5000)
+    assert (catalog.object_count, catalog.totals()) == (1000, Totals(1000, 10_000, 104_000, 1000, 999 * HOUR))
+    assert not catalog.may_expire("t", -1)
+    assert unpacked == []
+    found = catalog.find("t", 1, 2503)
+    assert isinstance(found, Location)
+    assert (found.name.key, found.first, found.last) == (name_at(500).key, 2500, 2504)
+    assert len(unpacked) == 1
+    assert catalog.find("t", 0, 2503) is not None
+    assert catalog.next_location(found) is not None
+    assert len(unpacked) == 1, "it stays unpacked for who asks next"
+    assert [name.start for name in catalog.objects_at(777)] == [777]
+    assert len(unpacked) == 2
+    assert catalog.knows(name_at(70).key)
+    assert not catalog.knows(name_at(70).key.replace("-e7", "-e8"))
+    assert len(unpacked) == 3
+    assert catalog.by_time("t", 0, 990 * HOUR) is not None
+    assert len(unpacked) == 4
+
+
+def test_few_blocks_stay_unpacked(unpacked: list[int]) -> None:
+    catalog = filled(NAMES_MAX * (UNPACKED_MAX + 10))
+    for _ in range(2):
+        for number in range(0, catalog.object_count, NAMES_MAX):
+            assert catalog.find("t", 0, number * 5) is not None
+    held = [block for block in catalog._topics["t"].blocks if block.unpacked is not None]
+    assert len(held) <= UNPACKED_MAX
+
+
+@pytest.mark.parametrize("topics", [1, 50])
+def test_a_name_takes_at_most_300_bytes(topics: int) -> None:
+    """Of eight queues, and with all that a catalog holds for it."""
+    random = Random(1)
+    names = {number: [name_at(one, f"topic-{number:05d}", 8, random) for one in range(100)] for number in range(topics)}
+    batches = [list(batch) for batch in zip(*names.values(), strict=True)]
+    del names
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        catalog = Catalog()
+        for seq, batch in enumerate(batches):
+            catalog.apply(seq, Commit(round=seq, names=batch))
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert catalog.object_count == 100 * topics
+    assert held / catalog.object_count <= 300
 
 
 def test_the_plan_of_a_ttl_looks_at_what_expires_and_one_object_behind_it() -> None:
@@ -138,7 +217,7 @@ def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -
     before = len(unseal("CATALOG", 1, encode_checkpoint(catalog.state("b")), 1 << 30))
     seq = 1
     for number in range(1, 50):
-        name = name_of(number)
+        name = name_at(number)
         steps: tuple[AnyEntry, ...] = (
             Intent(round=number + 1, names=[IntentName(name.key, "t", "d", name.start, name.end, {})]),
             Commit(round=number + 1, names=[name]),
@@ -155,14 +234,14 @@ def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -
 
 def test_a_commit_that_stands_twice_counts_once() -> None:
     catalog = filled(2)
-    catalog.apply(1, Commit(round=1, names=[name_of(0), name_of(1)]))
+    catalog.apply(1, Commit(round=1, names=[name_at(0), name_at(1)]))
     assert [run.first for run in catalog.runs("t", 0)] == [0, 5]
     assert len(catalog.objects()) == 2
 
 
 def test_a_checkpoint_that_is_encoded_piece_by_piece_is_the_one_encoded_at_once() -> None:
     catalog = filled(20)
-    catalog.apply(1, Expire(keys=[name_of(0).key], delete_after_ms=5))
+    catalog.apply(1, Expire(keys=[name_at(0).key], delete_after_ms=5))
     catalog.apply(2, Gap(topic="t", queue=0, first=200, last=300, reason="lost"))
     state = catalog.state("b")
     content = unseal("CATALOG", 1, encode_checkpoint(state), 1 << 30)
@@ -193,7 +272,7 @@ def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch
     monkeypatch.setattr(catalog, "gap_spans", counted)
     store = MemoryStore(ManualClock())
     for number in range(2):
-        store.put(name_of(number).key, bytes(104))
+        store.put(name_at(number).key, bytes(104))
     assert verify(catalog, store).problems == []
     assert asked == [("t", 0), ("t", 1)]
     held = [(run.first, run.last) for run in catalog.runs("t", 0)]

@@ -1,0 +1,201 @@
+"""A catalog beside a plain list of names: any history of entries, any question, the same answer."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from neve.archive.catalog import Catalog, GapHit, Location
+from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
+from neve.archive.journal import AnyEntry, Commit, CommittedName, Deleted, Expire, Replace, RowGroup, Unexpire
+from neve.archive.keys import data_key
+from neve.archive.name_blocks import NAMES_MAX, Block, blocks_of
+
+TOPICS = ("orders", "%RETRY%" + "%" * 120, "a.b")
+QUEUES = 3
+STEP = 10  # offsets of a queue that an object may have
+
+
+def name_of(random: Random, topic: str, number: int, rewrite: int = 0, count: int = 1) -> CommittedName:
+    """The object with CommitLog range `number`, of as many as `count`; some of its queues, its offsets with holes."""
+    groups: list[RowGroup] = []
+    row = 0
+    for index in range(random.choice((1, 1, 1, 3))):
+        runs = []
+        for queue in range(QUEUES):
+            low = number * STEP * 3 + index * STEP
+            if random.random() < 0.8:
+                runs.append((queue, low + random.randrange(2), low + STEP * count - 1 - random.randrange(2)))
+        if not runs:
+            runs.append((0, number * STEP * 3 + index * STEP, number * STEP * 3 + index * STEP))
+        rows = sum(last - first + 1 for _, first, last in runs)
+        newest = random.choice((-1, number * 1000 + index))
+        groups.append(RowGroup(row, rows, 4 + row * 10, rows * 10, newest, min(newest, number * 1000), rows * 20, runs))
+        row += rows
+    queues: dict[int, tuple[int, int, int]] = {}
+    for group in groups:
+        at = group.first_row
+        for queue, first, last in group.runs:
+            begin, _, place = queues.get(queue, (first, last, at))
+            queues[queue] = begin, last, place
+            at += last - first + 1
+    start, end = number * 100, (number + count) * 100
+    return CommittedName(
+        key=data_key("some/prefix", topic, "2026-01-01", "b 1", start=start, end=end, epoch=3, rewrite=rewrite),
+        topic=topic, day="2026-01-01", start=start, end=end, size=row * 10 + 50, footer=46,
+        etag=random.choice(("", '"quoted"', random.randbytes(16).hex(), "ABCD")),
+        checksum=random.choice((("", ""), ("crc32", random.randbytes(4).hex()))), sha256=random.randbytes(32).hex(),
+        rows=row, wire_bytes=row * 20, min_time=number * 1000, max_time=max(group.newest_ms for group in groups),
+        queues=queues, row_groups=groups,
+    )  # fmt: skip
+
+
+class Model:
+    """Names in lists."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, CommittedName] = {}
+        self.expiring: dict[str, tuple[CommittedName, int]] = {}
+        self.minimums: dict[tuple[str, int], int] = {}
+
+    def find(self, topic: str, queue: int, offset: int) -> tuple[str, int, int] | None:
+        if offset < self.minimums.get((topic, queue), 0):
+            return None
+        for name in self.live.values():
+            for group in name.row_groups if name.topic == topic else ():
+                for of, first, last in group.runs:
+                    if of == queue and first <= offset <= last:
+                        return name.key, first, last
+        return None
+
+    def objects(self, topic: str) -> list[CommittedName]:
+        return sorted((name for name in self.live.values() if name.topic == topic), key=lambda name: name.start)
+
+    def expire(self, keys: list[str], after: int) -> None:
+        for key in keys:
+            name = self.live.pop(key)
+            self.expiring[key] = name, after
+            for queue, (_, last, _) in name.queues.items():
+                if not any(queue in one.queues for one in self.objects(name.topic)):
+                    at = name.topic, queue
+                    self.minimums[at] = max(self.minimums.get(at, 0), last + 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_is_answered_as_a_plain_list_answers_it(seed: int) -> None:
+    random = Random(seed)
+    model, catalog = Model(), Catalog()
+    following = dict.fromkeys(TOPICS, 0)
+    skipped: list[tuple[str, int]] = []
+    gone: list[CommittedName] = []
+    replaced: set[str] = set()
+    for step in range(60):
+        entry: AnyEntry
+        match random.choice(
+            ("commit", "commit", "commit", "late", "expire", "unexpire", "deleted", "replace", "again")
+        ):
+            case "commit":
+                names = []
+                for topic in random.choices(TOPICS, k=random.choice((1, 2, NAMES_MAX))):
+                    if random.random() < 0.1:
+                        skipped.append((topic, following[topic]))
+                    else:
+                        names.append(name_of(random, topic, following[topic]))
+                    following[topic] += 1
+                entry = Commit(round=step, names=names)
+                model.live |= {name.key: name for name in names}
+            case "late" if skipped:
+                names = [name_of(random, *skipped.pop(random.randrange(len(skipped))))]
+                entry = Commit(round=step, names=names)
+                model.live |= {name.key: name for name in names}
+            case "again" if model.live:
+                entry = Commit(round=step, names=random.sample(list(model.live.values()), 1))
+            case "expire" if model.live:
+                topic = random.choice(TOPICS)
+                of = model.objects(topic)
+                oldest = of[: random.randrange(len(of) + 1)]
+                keys = [name.key for name in random.choice((oldest, random.sample(of, min(3, len(of)))))]
+                entry = Expire(keys=[*keys, "never heard of"], delete_after_ms=step)
+                model.expire(keys, step)
+            case "unexpire" if expired := sorted(model.expiring.keys() - replaced):
+                keys = random.sample(expired, random.randrange(1, len(expired) + 1))
+                entry = Unexpire(keys=keys, minimums={topic: dict.fromkeys(range(QUEUES), 0) for topic in TOPICS})
+                model.live |= {key: model.expiring.pop(key)[0] for key in keys}
+                model.minimums = {}
+            case "deleted" if model.expiring:
+                keys = random.sample(sorted(model.expiring), random.randrange(1, len(model.expiring) + 1))
+                entry = Deleted(keys=keys)
+                gone += [model.expiring.pop(key)[0] for key in keys]
+            case "replace" if model.live:
+                topic = random.choice([name.topic for name in model.live.values()])
+                of = model.objects(topic)
+                at = random.randrange(len(of))
+                old = of[at : at + 1]
+                while len(old) < 5 and at + len(old) < len(of) and of[at + len(old)].start == old[-1].end:
+                    old.append(of[at + len(old)])
+                replaced |= {name.key for name in old}
+                first, last = old[0].start // 100, old[-1].end // 100
+                new = name_of(random, topic, first, rewrite=step + 1, count=last - first)
+                entry = Replace(old=[name.key for name in old], new=[new], delete_after_ms=step)
+                for name in old:
+                    model.expiring[name.key] = model.live.pop(name.key), step
+                model.live[new.key] = new
+            case _:
+                continue
+        catalog.apply(catalog.next_seq, entry)
+        check(random, model, catalog, following, gone)
+    again = Catalog()
+    again.restore(decode_checkpoint(encode_checkpoint(catalog.state("b"))))
+    check(random, model, again, following, gone)
+    assert again.state("b") == catalog.state("b")
+
+
+def check(random: Random, model: Model, catalog: Catalog, following: dict[str, int], gone: list[CommittedName]) -> None:
+    assert catalog.object_count == len(model.live)
+    assert catalog.expiring() == {key: after for key, (_, after) in model.expiring.items()}
+    assert all(catalog.knows(key) for key in random.sample([*model.live, *model.expiring], min(3, len(model.live))))
+    assert not any(catalog.knows(name.key) for name in gone[-3:])
+    for topic in TOPICS:
+        of = model.objects(topic)
+        assert catalog.objects(topic) == of
+        held = catalog._topics.get(topic)
+        assert held is None or all(block.count for block in held.blocks)
+        place = random.randrange(following[topic] * 100 + 1)
+        assert sorted(name.key for name in catalog.objects_at(place) if name.topic == topic) == sorted(
+            name.key for name in of if name.start <= place < name.end
+        )
+        for queue in range(QUEUES):
+            assert catalog.recorded_minimum(topic, queue) == model.minimums.get((topic, queue), 0)
+            for _ in range(5):
+                offset = random.randrange(following[topic] * STEP * 3 + 1)
+                found = catalog.find(topic, queue, offset)
+                assert not isinstance(found, GapHit)
+                wanted = model.find(topic, queue, offset)
+                if wanted is None:
+                    assert found is None
+                else:
+                    assert isinstance(found, Location)
+                    assert found.first <= offset <= found.last
+            runs = [
+                (first, last)
+                for name in of
+                for group in name.row_groups
+                for one, first, last in group.runs
+                if one == queue
+            ]
+            assert [(run.first, run.last) for run in catalog.runs(topic, queue)] == sorted(runs)
+            assert catalog.max_offset(topic, queue) == max((last + 1 for _, last in runs), default=None)
+            minimum = model.minimums.get((topic, queue), 0)
+            lowest = min((max(first, minimum) for first, last in runs if last >= minimum), default=None)
+            assert catalog.min_offset(topic, queue) == lowest
+
+
+@pytest.mark.parametrize("count", [1, NAMES_MAX - 1, NAMES_MAX, NAMES_MAX * 3 + 5])
+def test_names_come_out_of_blocks_as_they_went_in(count: int) -> None:
+    random = Random(count)
+    names = [name_of(random, TOPICS[0], number) for number in range(count)]
+    blocks = blocks_of(TOPICS[0], names)
+    assert [name for block in blocks for name in block.names()] == names
+    assert len(blocks) >= -(-count // NAMES_MAX)
+    assert all(isinstance(block, Block) and block.codec for block in blocks)
