@@ -16,14 +16,18 @@ def go_on_above(store: MessageStore, go_on: GoOnFrom, catalog: Catalog) -> None:
     """What the log has is archived where it goes on higher (`resume_at`). On the loop, before an own append."""
     if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
         store.restart_log_at(position)
+    raised: dict[str, dict[int, int]] = {}
     for (topic, queue), following in queues_to_raise(go_on.queue_next, store.next_offset).items():
-        store.create_queue_at(topic, queue, following)
-        # What lies below is in the archive or lost; read here, it would end in a hole.
-        store.set_min_offset(topic, queue, store.max_offset(topic, queue))
+        raised.setdefault(topic, {})[queue] = following
+    store.create_queues_at(raised)
+    # What lies below is in the archive or lost; read here, it would end in a hole.
+    hidden = [
+        store.hide_below(topic, {q: store.max_offset(topic, q) for q in queues}) for topic, queues in raised.items()
+    ]
     assert not queues_to_raise(go_on.queue_next, store.next_offset), "an offset would be given twice"
     assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
     rising = minimums_to_raise(store.queues(), catalog.recorded_minimum, store.min_offset)
-    hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
+    hidden += [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
     if any(hidden):
         store.save_queue_state()
 

@@ -23,6 +23,8 @@ from neve.record.layout import topic_field
 
 # What is read of a file that is not mapped, for a single look at it; more is worth a map.
 _LOOK_BYTES = 64 << 10
+# As many as most queues have: a start counts them without a map.
+_FEW_ENTRIES = 100
 
 
 class QueueFile:
@@ -186,6 +188,10 @@ class ConsumeQueue:
     def _set_tail(self) -> None:
         tail = self.files[-1]
         self.map = self._maps.map(tail)  # before the rest: without a map the tail is still the one before
+        self._know_tail(tail)
+
+    def _know_tail(self, tail: QueueFile) -> None:
+        """It is mapped by who appends first."""
         self.tail = tail
         self.position = tail.count * QUEUE_ENTRY_SIZE
         self.limit = tail.capacity * QUEUE_ENTRY_SIZE
@@ -262,6 +268,11 @@ class ConsumeQueue:
         else:
             self.create(offset, sync=False)
 
+    def begin_at(self, offset: int) -> None:
+        """Have the first entry at an offset. There is no file before it comes."""
+        assert not self.files
+        self.end = self.visible = offset
+
     # -- load and removal
 
     def load(self, below: int, *, scrub: bool) -> None:
@@ -293,7 +304,7 @@ class ConsumeQueue:
             for file in self.files:
                 self._scrub(file)
         if self.files:
-            self._set_tail()
+            self._know_tail(self.files[-1])
         self.visible = self.end
 
     def _lost_end(self, file: QueueFile) -> bool:
@@ -308,8 +319,15 @@ class ConsumeQueue:
 
     def _count_below(self, file: QueueFile, below: int) -> int:
         """Entries below are on the disk whole, those above may be anything but never look like one below."""
-        view = self._maps.map(file)
         low, high = 0, file.capacity
+        view, few = memoryview(b""), min(_FEW_ENTRIES, high)
+        if few:
+            view = self._maps.look(file, 0, few)
+            physical_offset, size, _ = QUEUE_ENTRY.unpack_from(view, (few - 1) * QUEUE_ENTRY_SIZE)
+            if size > 0 and physical_offset < below:
+                low, view = few, memoryview(self._maps.map(file))
+            else:
+                high = few
         while low < high:
             middle = (low + high) // 2
             physical_offset, size, _ = QUEUE_ENTRY.unpack_from(view, middle * QUEUE_ENTRY_SIZE)
@@ -347,8 +365,9 @@ class ConsumeQueue:
         self.files.clear()
         self.tail = self.map = None
         self.position = self.limit = 0
-        self._disk.fsync_dir(self.directory)
-        self._disk.remove_dir(self.directory)
+        if self._disk.exists(self.directory):
+            self._disk.fsync_dir(self.directory)
+            self._disk.remove_dir(self.directory)
 
     def sync(self) -> None:
         """Bring files and names to the disk (any thread)."""

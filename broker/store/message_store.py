@@ -508,13 +508,26 @@ class MessageStore:
 
     def create_queue_at(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Make a queue go on at an offset, above what its archive or an earlier life of it has."""
+        self.create_queues_at({topic: {queue_id: next_offset}})
+
+    def create_queues_at(self, following: Mapping[str, Mapping[int, int]]) -> None:
+        """The same of many. One that is there and reaches as high stays as it is; may be repeated after a crash."""
         self._end.check_writable()
-        queue = self._queues.get(topic, queue_id)
-        if queue is not None and queue.end >= next_offset:
+        self._create_at(following)
+
+    def _create_at(self, following: Mapping[str, Mapping[int, int]]) -> None:
+        lower = [
+            (topic, queue_id, offset)
+            for topic, offsets in following.items()
+            for queue_id, offset in offsets.items()
+            if (queue := self._queues.get(topic, queue_id)) is None or queue.end < offset
+        ]
+        if not lower:
             return
-        # recovery takes a hole only from below its checkpoint
-        self.checkpoint()
-        self._queues.begin_at(topic, queue_id, next_offset)
+        self.checkpoint()  # recovery takes a hole only from below it
+        for topic, queue_id, offset in lower:
+            self._queues.begin_at(topic, queue_id, offset)
+        self._queues.save()
         self.checkpoint()
 
     def restore_queues(
@@ -527,13 +540,7 @@ class MessageStore:
         self._end.check_writable()
         self._queues.remember_ended(ended)
         self._queues.save()
-        self.checkpoint()
-        for topic, ends in following.items():
-            for queue_id, end in ends.items():
-                queue = self._queues.get(topic, queue_id)
-                if queue is None or queue.end < end:
-                    self._queues.begin_at(topic, queue_id, end)
-        self.checkpoint()
+        self.create_queues_at(following)
 
     def begin_queues(self, ends: Mapping[str, Mapping[int, int]], log_end: int) -> None:
         """Of queues that a slave's log has no record of: they go on where they do at its master, and never begin at 0.
@@ -541,19 +548,12 @@ class MessageStore:
         The log is confirmed up to `log_end`, to which these ends belong: all that such a queue had by then lies below
         the log's begin. A topic that was deleted since is as it was deleted.
         """
-        missing = [
-            (topic, queue_id, end)
-            for topic, queues in ends.items()
-            for queue_id, end in queues.items()
-            if end and self._queues.get(topic, queue_id) is None and self.gone_below(topic) <= log_end
-        ]
-        if not missing:
-            return
-        # recovery takes a hole only from below its checkpoint
-        self.checkpoint()
-        for topic, queue_id, end in missing:
-            self._queues.begin_at(topic, queue_id, end)
-        self.checkpoint()
+        missing: dict[str, dict[int, int]] = {}
+        for topic, queues in ends.items():
+            for queue_id, end in queues.items():
+                if end and self._queues.get(topic, queue_id) is None and self.gone_below(topic) <= log_end:
+                    missing.setdefault(topic, {})[queue_id] = end
+        self._create_at(missing)
 
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
         """Where queues of deleted topics go on, should these come again, as their master knows it."""

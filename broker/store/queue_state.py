@@ -1,6 +1,8 @@
 """What the queues' files alone don't tell.
 
-queue_state   JSON: minimum offsets that were asked for, and deleted topics
+queue_state   JSON: minimum offsets that were asked for, deleted topics, and where queues begin that have no file yet
+
+Version 2 has such queues: who does not know of them would give their offsets again. A file without any is of version 1.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from infra.disk import Disk
 from infra.locks import NewLock, new_lock
 
 _NAME = "queue_state"
-_VERSION = 1
+_VERSION = 2
 
 
 class QueueState(msgspec.Struct):
@@ -26,7 +28,9 @@ class QueueState(msgspec.Struct):
     deleted: dict[str, int] = {}
     # topic -> queue -> where a deleted queue goes on, should it come again: none that is archived is given twice
     ended: dict[str, dict[str, int]] = {}
-    version: int = _VERSION
+    # topic -> queue -> the offset that its first message here gets, or got: all below is elsewhere
+    begins: dict[str, dict[str, int]] = {}
+    version: int = 1
 
 
 class StateImage(NamedTuple):
@@ -61,6 +65,7 @@ class QueueStateFile:
     def image_of(self, state: QueueState) -> StateImage:
         """The state as it is now, on the thread that changes it."""
         self._images += 1
+        state.version = _VERSION if state.begins else 1
         return StateImage(self._images, msgspec.json.encode(state))
 
     def write(self, image: StateImage) -> None:

@@ -2,6 +2,7 @@
 
 floor      a minimum that was asked for: what lies below is hidden, for good
 ended      where a deleted queue goes on, should it come again: none of its offsets is given twice
+begins     where a queue begins whose messages are all elsewhere; it has no file before its first one here
 deleted    the physical offset below which a topic's records belong to an earlier life of it
 dirty      the queues whose files a checkpoint still has to bring to the disk
 
@@ -73,6 +74,19 @@ class QueueTable:
                         self._drop(queue)
                     elif queue.dirty:
                         self._dirty.append(queue)
+        self._load_begins()
+
+    def _load_begins(self) -> None:
+        """Of queues without a file; those that have entries from below the checkpoint need no begin any more."""
+        begins: dict[str, dict[str, int]] = {}
+        for topic, offsets in self._state.begins.items():
+            for name, offset in offsets.items():
+                queue = self.get(topic, int(name))
+                if queue is None:
+                    self.add(topic, int(name)).begin_at(offset)
+                if queue is None or not queue.used_end:
+                    begins.setdefault(topic, {})[name] = offset
+        self._state.begins = begins
 
     def load_state(self) -> None:
         """Read what the queues' own files don't tell, before them."""
@@ -211,8 +225,15 @@ class QueueTable:
         self.delete(topic, max(last[0] + last[1], self.gone_below(topic)), begin_again=True)
 
     def begin_at(self, topic: str, queue_id: int, next_offset: int) -> None:
-        """Make a queue go on at an offset, behind a hole; recovery takes one only from below its checkpoint."""
+        """Make a queue go on at an offset, behind a hole; recovery takes one only from below its checkpoint.
+
+        One without a file has it for good once the state is saved.
+        """
         queue = self.get(topic, queue_id) or self.add(topic, queue_id)
+        if not queue.files:
+            queue.begin_at(next_offset)
+            self._state.begins.setdefault(topic, {})[str(queue_id)] = next_offset
+            return
         queue.settle()
         next_offset += queue.would_look_lost(next_offset)
         queue.create(next_offset, sync=True)
@@ -245,6 +266,8 @@ class QueueTable:
             self._drop(queue)
             queue.delete()
         self._dirty = [queue for queue in self._dirty if queue not in doomed]
+        if not self._disk.exists(self._root / topic):
+            return  # none of them ever had a file
         for name in set(self._disk.list_dir(self._root / topic)) - kept:
             # of a queue whose first file a power cut took
             self._disk.fsync_dir(self._root / topic / name)
@@ -257,11 +280,9 @@ class QueueTable:
     def _without(self, topic: str, below: int, kept: Set[str]) -> QueueState:
         """The state without a topic, of which nothing is to come again from below a physical offset."""
         state = self._state
-        floors = {name: queues for name, queues in state.floors.items() if name != topic}
-        if kept and topic in state.floors:
-            floors[topic] = {name: floor for name, floor in state.floors[topic].items() if name in kept}
         return QueueState(
-            floors=floors,
+            floors=_without(state.floors, topic, kept),
+            begins=_without(state.begins, topic, kept),
             deleted=state.deleted | {topic: below},
             ended={name: queues for name, queues in state.ended.items() if name != topic},
         )
@@ -363,6 +384,13 @@ class QueueTable:
     def mapped_files(self) -> int:
         """How many files of queues are mapped."""
         return len(self._maps)
+
+
+def _without(table: Mapping[str, dict[str, int]], topic: str, kept: Set[str]) -> dict[str, dict[str, int]]:
+    """What a table says, of one topic only of the queues that stay."""
+    found = {name: queues for name, queues in table.items() if name != topic}
+    left = {name: value for name, value in table.get(topic, {}).items() if name in kept}
+    return found | {topic: left} if left else found
 
 
 def _has_from(queue: ConsumeQueue, below: int) -> bool:

@@ -78,3 +78,84 @@ def test_a_power_cut_in_the_middle_of_a_restore_is_made_good_by_the_next_try(pla
         store.after_flush(store.flush())
         again = opened(disk.power_cut())
         check(again)
+
+
+def queue_files(disk: SimDisk) -> list[str]:
+    root = ROOT / "consumequeue"
+    topics = disk.list_dir(root)
+    return [f"{topic}/{queue}" for topic in topics for queue in disk.list_dir(root / topic)]
+
+
+def test_a_queue_without_a_message_of_its_own_costs_no_file_and_two_checkpoints_serve_them_all() -> None:
+    disk = SimDisk()
+    store = opened(disk)
+    store.restart_log_at(LOG_START)
+    following = {f"topic-{number}": dict.fromkeys(range(8), 10_000_000) for number in range(100)}
+    with failpoint.armed("store.checkpoint", nth=4):  # a fourth would raise
+        store.restore_queues(following, {})
+    assert queue_files(disk) == []
+    again = opened(disk.power_cut())
+    assert again.following_offsets() == following
+    assert put_one(again, "topic-7", 3).queue_offset == 10_000_000
+    assert (again.min_offset("topic-7", 3), again.max_offset("topic-7", 4)) == (10_000_000, 10_000_000)
+
+
+def test_a_topic_whose_queues_have_no_file_is_deleted_and_goes_on_where_it_was_to_begin() -> None:
+    disk = SimDisk()
+    store = opened(disk)
+    restore(store)
+    put_one(store, "t", 0)
+    store.delete_topic("u")
+    store.delete_topic("t")
+    assert queue_files(disk) == []
+    again = opened(disk.power_cut())
+    assert again.following_offsets()["u"] == {1: 10_000_400}
+    assert again.following_offsets()["t"] == {0: 10_000_009, 3: 10_000_000}
+    assert again.queues() == {}
+    assert put_one(again, "u", 1).queue_offset == 10_000_400
+
+
+def test_an_older_broker_refuses_queues_that_begin_without_a_file() -> None:
+    """It would not know of them, and give their offsets again."""
+    disk = SimDisk()
+    store = opened(disk)
+    assert b'"version":1' in image(store)
+    restore(store)
+    assert b'"version":2' in image(store)
+
+
+def test_what_a_queue_began_with_is_forgotten_once_its_first_message_is_safe() -> None:
+    disk = SimDisk()
+    store = opened(disk)
+    restore(store)
+    for topic, queue_id in (("t", 0), ("t", 3), ("u", 1)):
+        put_one(store, topic, queue_id)
+    store.after_flush(store.flush())
+    disk = disk.power_cut()
+    unsafe = opened(disk)  # in the log; the queue's file may be gone
+    assert b'"begins":{}' not in image(unsafe)
+    assert unsafe.following_offsets()["t"][0] == 10_000_009
+    unsafe.shutdown()
+    again = opened(disk)
+    assert b'"begins":{}' in image(again)
+    assert again.following_offsets()["t"][0] == 10_000_009
+
+
+def test_a_start_maps_no_queue_and_counts_what_each_has() -> None:
+    disk = SimDisk()
+    store = opened(disk)
+    counts = {0: 1, 1: 99, 2: 100, 3: 101, 4: 200, 5: 450}  # a file has 400
+    for queue_id, count in counts.items():
+        for _ in range(count):
+            put_one(store, "t", queue_id)
+    store.shutdown()
+    disk = disk.power_cut()
+    again = MessageStore(small_config(), disk, ManualClock())
+    again.load()
+    assert {queue_id: again.max_offset("t", queue_id) for queue_id in counts} == counts
+    assert again.mapped_queue_files == 4, "those of a hundred and more: their files are searched"
+    assert [put_one(again, "t", queue_id).queue_offset for queue_id in counts] == list(counts.values())
+
+
+def image(store: MessageStore) -> bytes:
+    return store.queue_state_image().data
