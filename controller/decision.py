@@ -584,7 +584,8 @@ def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> De
         next_broker_id=_next_id(stored, case),
         master=None,
         master_epoch=max(stored.master_epoch, frozen.master_epoch),
-        sync_state_set_epoch=max(stored.sync_state_set_epoch, frozen.sync_state_set_epoch),
+        # One more than an election moves it: by that the member knows that nobody knew what it has.
+        sync_state_set_epoch=max(stored.sync_state_set_epoch, frozen.sync_state_set_epoch) + 1,
         eligible=(),
         unclean=(),
         sync_state_set=(),

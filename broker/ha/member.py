@@ -47,6 +47,7 @@ from broker.ha.member_events import (
     AlterRefused,
     Answer,
     ApplyBrokerId,
+    ArchiveSettled,
     AskNextBrokerId,
     AskReplicaInfo,
     BeginEpoch,
@@ -225,6 +226,11 @@ class Member:
         """Whether what it lacks is surely not there: only then a reader is told of an end of a queue."""
         return self.broker_id in self.view.sync_state_set
 
+    @property
+    def may_lack_archived(self) -> bool:
+        """Of a master: it was not, or perhaps not, elected from those who have all that the archive names."""
+        return self.saved.may_lack_archived
+
     def end_life(self) -> Saved:
         """What a stop writes down last, when the log is synced."""
         return msgspec.structs.replace(self._saved_now(), clean=True)
@@ -297,7 +303,7 @@ class Member:
         view = event.view
         if view.pair < self.view.pair:
             return []  # what a slow answer says
-        self.view = view
+        self._take_view(view)
         actions = self._save_pair()
         if self.confirming is not None:
             return self._seen_as_master(event, actions, now)
@@ -306,8 +312,20 @@ class Member:
     def _seen_while_turning(self, event: Seen, now: float) -> list[Action]:
         if event.view.pair < self.view.pair:
             return []
-        self.view = event.view
+        self._take_view(event.view)
         return self._save_pair()
+
+    def _take_view(self, view: View) -> None:
+        """Also who is in sync by it. By an election alone nobody comes to have anything: in sync with a master of its
+        own, or with nobody's, a member has what is archived only if it was so before."""
+        known, self.view = self.view, view
+        may_lack = self.may_lack_archived
+        if self.broker_id in view.sync_state_set:
+            if view.master not in (None, self.broker_id):
+                may_lack = False  # that master has taken it in, or it has led since
+            elif not _has_stayed_in_sync(self.broker_id, known, view):
+                may_lack = True
+        self.saved = msgspec.structs.replace(self.saved, may_lack_archived=may_lack)
 
     def _seen_as_master(self, event: Seen, actions: list[Action], now: float) -> list[Action]:
         """`Confirm` says whether this member is the master still; if not, it answers nobody from here on."""
@@ -396,6 +414,13 @@ class Member:
             is_alone=self.rules.is_alone,
         )
         return self._seen_as_master(Seen(self.view), [], now)
+
+    def _settled(self, event: ArchiveSettled, now: float) -> list[Action]:
+        """Its log has gone on above all that the archive names."""
+        if not self.may_lack_archived or event.epoch != self.role.master_epoch:
+            return []
+        self.saved = msgspec.structs.replace(self._saved_now(), may_lack_archived=False)
+        return [Save(self.saved)]
 
     # -- as slave
 
@@ -547,6 +572,17 @@ class Member:
         return True
 
 
+def _has_stayed_in_sync(broker_id: int, known: View, view: View) -> bool:
+    """Whether a member that is in sync by `view` is so by more than an election: what elects puts it there alone.
+
+    An election moves both epochs, the end of a reign the master's, any other change of the set the set's alone.
+    """
+    changes = view.sync_state_set_epoch - known.sync_state_set_epoch
+    if view.master == broker_id and view.master_epoch > known.master_epoch:
+        return changes == 1 and broker_id in known.sync_state_set
+    return changes == 0 or view.master_epoch <= known.master_epoch + 1
+
+
 # ---- which event counts in which state; where there is no cell, it changes nothing
 
 _Handler = Callable[[Member, Any, float], list[Action]]
@@ -584,6 +620,7 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     ConfirmHeard: {State.SLAVE: Member._confirm_heard},
     CutWanted: _cells((State.TURNING_SLAVE, State.SLAVE), Member._cut),
     AlterRefused: _cells(_LEADING, Member._alter_refused),
+    ArchiveSettled: _cells(_LEADING, Member._settled),
     HandOver: {State.MASTER: Member._begin_hand_over},
     MetadataSynced: {State.HANDING_OVER: Member._metadata_synced},
 }

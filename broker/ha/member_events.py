@@ -43,6 +43,7 @@ class Saved(msgspec.Struct, frozen=True):
     sync_state_set: tuple[int, ...] = ()  # of that epoch: where the register is lost, an operator asks who was in sync
     confirm: int = 0
     clean: bool = True  # the last life ended with everything on the disk
+    may_lack_archived: bool = False  # elected though nobody knew that it has what its set archived; not settled since
 
 
 # ---- events
@@ -140,6 +141,12 @@ class MetadataSynced(msgspec.Struct, frozen=True):
     """All tables of the master are in its log, or were told to the one that takes over."""
 
 
+class ArchiveSettled(msgspec.Struct, frozen=True):
+    """As master of this epoch it leads, above all that the set's archive names."""
+
+    epoch: int
+
+
 Event = (
     Tick
     | NextBrokerId
@@ -157,6 +164,7 @@ Event = (
     | CutWanted
     | HandOver
     | MetadataSynced
+    | ArchiveSettled
 )
 
 # ---- actions: to be asked of a controller

@@ -38,6 +38,7 @@ from broker.ha.member import Member, MemberRules, State, begin_life
 from broker.ha.member_events import (
     Action,
     Answer,
+    ArchiveSettled,
     Ask,
     AskReplicaInfo,
     BeginEpoch,
@@ -263,7 +264,6 @@ class ReplicasManager:
         self._leads = False  # the log takes this broker's records
         self._has_begun_to_lead = False  # or was to: the books may have something of it
         self._failed_to_lead = 0  # since it did, in a row
-        self._was_in_sync = False  # when it was elected, as far as it knew: it has all that is archived then
         self._is_settled = False  # above all that the archive names
         self._follower: asyncio.Task[None] | None = None
         self._client: HaClient | None = None
@@ -495,14 +495,12 @@ class ReplicasManager:
         if self._is_stopped:
             return
         member, reigning = self.member, self._confirming
-        before, state, was_in_sync = member.confirm, member.state, member.is_in_sync
+        before, state = member.confirm, member.state
         actions = member.happens(event, self._clock.monotonic())
         if member.state is not state:
             self._changed.set()
             self._state_since_ms = self._clock.now_ms()
             log.info("member %d is %s, by epoch %d.%d", member.broker_id, member.state.value, *member.role.pair)
-            if member.state is State.TURNING_MASTER:
-                self._was_in_sync = was_in_sync
         if reigning is not None and member.confirming is not reigning:
             self._end_reign()
         elif reigning is not None:
@@ -670,7 +668,7 @@ class ReplicasManager:
         self.switches["master"] += 1
         self._confirming = confirming
         self._archive().lead(confirming.master_epoch)
-        self._is_settled = self._was_in_sync
+        self._is_settled = not member.may_lack_archived
         own = replace(self._hello, **_who(member), master_epoch=confirming.master_epoch)
         self._ha_service.lead(
             Leadership(
@@ -694,7 +692,7 @@ class ReplicasManager:
         return replace(hello, log_uuid=archive.log_uuid, eviction_frontier=archive.eviction_frontier)
 
     async def _settle(self, confirming: Confirm) -> None:
-        """Elected though not in sync, as far as it knew: the archive may name more than is here."""
+        """Elected though nobody knew that it has what is archived: the archive may name more than is here."""
         if await self._archive().settle() and self._confirming is confirming:
             self._is_settled = True
             self._lead_when_confirmed()
@@ -712,6 +710,7 @@ class ReplicasManager:
                 self._store.fail(error if isinstance(error, OSError) else OSError(errno.EIO, str(error)))
             raise
         self._leads, self._failed_to_lead = True, 0
+        self.happens(ArchiveSettled(confirming.master_epoch))
         self._settle_role()
         log.info("leads the broker set in epoch %d, from %d on", confirming.master_epoch, confirming.epoch_start)
         self._books.roles_changed()

@@ -26,9 +26,12 @@ from broker.ha.frames import (
     encode_slave_handshake,
 )
 from broker.ha.member import State
+from broker.ha.member_events import Saved
+from broker.ha.member_file import MemberFile
 from broker.ha.replicas_manager import HandOverRefused
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import Role
+from infra.disk import RealDisk
 from infra.object_store.open import open_store
 from infra.tls import client_context
 from neve.archive.follow import read_catalog
@@ -280,6 +283,27 @@ def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_life(
             await until(lambda: online(master), "it has the archive")
 
     run(scenario)
+
+
+def test_who_has_led_above_what_is_archived_lacks_nothing_of_it_in_its_next_life(tmp_path: Path) -> None:
+    """The first master of a set is elected by nobody who was in sync."""
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, members=2) as brokers:
+            master = await brokers.master()
+            (slave,) = await brokers.slaves()
+            await until(lambda: not on_disk(master).may_lack_archived, "it has led above it")
+            await until(lambda: not on_disk(slave).may_lack_archived, "it was taken in")
+            assert on_disk(master).master_epoch > 0
+
+    run(scenario)
+
+
+def on_disk(member: Member) -> Saved:
+    """What its next life knows of it."""
+    file = MemberFile(RealDisk(), member.root)
+    file.load()
+    return file.saved
 
 
 def online(member: Member) -> bool:

@@ -15,6 +15,7 @@ from broker.ha.member_events import (
     AlterRefused,
     Answer,
     ApplyBrokerId,
+    ArchiveSettled,
     AskNextBrokerId,
     AskReplicaInfo,
     BeginEpoch,
@@ -450,3 +451,82 @@ def test_a_registered_member_tells_and_asks_regularly_and_not_more(build: object
     assert kinds.count(Heartbeat) == 10
     assert kinds.count(AskReplicaInfo) == 10
     assert kinds.count(Register) == 2
+
+
+# ---- what a master's archive may have
+
+
+def _turning_master(member: Member, view: View) -> Saved:
+    """What is on the disk before anything of the new reign is done."""
+    actions = member.happens(Seen(view), 1.0)
+    assert member.state is State.TURNING_MASTER
+    saved = _only(Save, actions)
+    assert isinstance(saved, Save) and actions[0] is saved
+    return saved.saved
+
+
+def test_who_was_in_sync_and_is_elected_next_has_all_that_is_archived() -> None:
+    member = _slave()
+    assert not _turning_master(member, _view(1, 2, 2, 1)).may_lack_archived
+
+
+@pytest.mark.parametrize(
+    ("elected", "why"),
+    [
+        (_view(1, 2, 3, 1), "the set may have gone on without it since it looked last"),
+        (_view(1, 3, 3, 1), "another one was master in between"),
+    ],
+)
+def test_who_is_elected_from_a_set_that_it_had_not_seen_may_lack_what_is_archived(elected: View, why: str) -> None:
+    assert _turning_master(_slave(), elected).may_lack_archived, why
+
+
+def test_who_is_elected_while_it_begins_to_follow_is_in_sync_by_that_election_alone() -> None:
+    member = _member(AVAILABLE)
+    member.happens(Registered(_view(2, 2, 2, 2)), 0.0)
+    assert member.state is State.TURNING_SLAVE
+    member.happens(Seen(_view(1, 3, 3, 1)), 0.1)
+    assert member.is_in_sync
+    assert member.may_lack_archived
+
+
+def test_who_may_lack_what_is_archived_does_so_in_its_next_life_until_it_has_led_above_it() -> None:
+    saved = _turning_master(_slave(AVAILABLE), _view(1, 3, 3, 1))
+    member = _member(AVAILABLE, saved)
+    member.happens(Registered(_view(None, 4, 3, 1)), 0.0)
+    assert _turning_master(member, _view(1, 5, 4, 1)).may_lack_archived
+    member.happens(RoleTaken(5, END), 1.1)
+    assert member.happens(ArchiveSettled(4), 1.2) == [], "of another reign"
+    written = _only(Save, member.happens(ArchiveSettled(5), 1.2))
+    assert isinstance(written, Save) and not written.saved.may_lack_archived
+    assert not member.may_lack_archived
+
+
+def test_who_was_elected_and_never_heard_of_it_may_lack_what_is_archived() -> None:
+    member = _member(AVAILABLE, Saved(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1, 2)))
+    member.happens(Registered(_view(None, 3, 2, 1)), 0.0)
+    assert member.is_in_sync
+    assert _turning_master(member, _view(1, 4, 3, 1)).may_lack_archived
+
+
+def test_who_is_elected_at_its_next_start_has_what_is_archived_though_it_did_not_hear_that_its_reign_ended() -> None:
+    """A set that is started while its archive is away serves."""
+    saved = Saved(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1,))
+    member = _member(AVAILABLE, saved)
+    member.happens(Registered(None), 0.0)
+    assert not _turning_master(member, _view(1, 3, 2, 1)).may_lack_archived
+
+
+def test_a_reign_that_ended_is_no_election_of_another() -> None:
+    member = _slave()
+    member.happens(Seen(_view(None, 2, 1, 1, 2)), 0.5)
+    assert not _turning_master(member, _view(1, 3, 2, 1)).may_lack_archived
+
+
+def test_whom_a_master_has_taken_in_has_what_is_archived() -> None:
+    member = _member(saved=Saved(broker_id=1, may_lack_archived=True))
+    member.happens(Registered(_view(2, 7, 7, 2)), 0.0)
+    assert member.may_lack_archived
+    member.happens(RoleTaken(7, END), 0.1)
+    written = _only(Save, member.happens(Seen(_view(2, 7, 8, 1, 2)), 0.2))
+    assert isinstance(written, Save) and not written.saved.may_lack_archived
