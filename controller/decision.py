@@ -24,6 +24,7 @@ the check code with which an id was taken tells whose it is, and the other one t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -236,6 +237,7 @@ class Answer:
     next_broker_id: int | None = None
     cluster: str | None = None
     addresses: Mapping[int, str] | None = None  # of all members: the answer to an election has them
+    members: int | None = None  # how many there are, in sync or not
     in_sync: tuple[Replica, ...] | None = None
     not_in_sync: tuple[Replica, ...] | None = None
 
@@ -752,7 +754,7 @@ def _altered(now: BrokerSet) -> Answer:
 def _(request: GetReplicaInfo, case: _Case) -> Decision:
     if case.stored is None:
         return _refuse(Code.CONTROLLER_BROKER_METADATA_NOT_EXIST, "Broker metadata is not existed")
-    return Decision(_roles(case.stored))
+    return Decision(dataclasses.replace(_roles(case.stored), members=len(case.stored.members)))
 
 
 @_decide.register

@@ -236,9 +236,9 @@ class Requests:
         return _answered(request, answer, ext, _sync_state_set(answer))
 
     async def replica_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1004"""
+        """1004. How many members there are says `members`, which RocketMQ's answer has not."""
         answer = await self._sets.carry_out(GetReplicaInfo(_name(request, "brokerName")))
-        roles = _roles(answer)
+        roles = {**_roles(answer), "members": answer.members}
         del roles["syncStateSetEpoch"]
         return _answered(request, answer, roles, _sync_state_set(answer))
 

@@ -188,6 +188,11 @@ def _altered(ask: Alter, answer: RemotingCommand, own: Identity, broker_id: int,
     return Seen(View(ask.master_epoch, epoch, frozenset(told.sync_state_set), broker_id, own.address))
 
 
+def members_of(ext: Mapping[str, str]) -> int:
+    """Of an answer to 1004: how many members the set has; 0: Apache's controller does not say. Raises ProtocolError."""
+    return optional_int(ext, "members", 0)
+
+
 def view_of(ext: Mapping[str, str], body: bytes) -> View:
     """Of an answer to 1002, 1003 or 1004, or of a 1008. Raises ProtocolError and ValueError."""
     told: Any = loads_as(body, _SyncStateSet)

@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from broker.ha.confirm import Confirm, Held
-from broker.ha.controller_calls import Identity, call_of, event_of
+from broker.ha.controller_calls import Identity, call_of, event_of, members_of
 from broker.ha.controllers import Controllers, Sign, Unheard
 from broker.ha.epoch_file import EpochFile, EpochFileDamaged
 from broker.ha.epochs import EpochCache
@@ -275,6 +275,7 @@ class ReplicasManager:
         self.told = ""  # to the operator, last
         self.asked: Counter[str] = Counter()  # of controllers, by what
         self.unanswered = 0
+        self.registered = 0  # members of the set, in sync or not, as a controller of neve's says; 0: not told
         self.switches: Counter[str] = Counter()  # changes of role, by the new one
         self.member: Member
 
@@ -741,6 +742,8 @@ class ReplicasManager:
             return
         if answer.code != ResponseCode.SUCCESS:
             log.info("a controller answers %s with %d: %s", type(ask).__name__, answer.code, answer.remark)
+        if isinstance(ask, AskReplicaInfo) and answer.code == ResponseCode.SUCCESS:
+            self.registered = members_of(answer.ext)
         if event is not None:
             self.happens(event)
 

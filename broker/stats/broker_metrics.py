@@ -119,6 +119,11 @@ def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager |
     gauge("set_role", "0 none yet, 1 slave, 2 slave in sync, 3 master or in no set", lambda: _ROLES[role.current])
     gauge("set_epoch", "masters that the broker set has had", of_set(lambda set_: set_.member.view.master_epoch))
     gauge("set_in_sync", "members in sync, as last heard", of_set(lambda set_: len(set_.member.view.sync_state_set)))
+    gauge(
+        "set_members",
+        "members that a controller has in its register, in sync or not; 0 with Apache's, which does not say",
+        of_set(lambda set_: set_.registered),
+    )
     gauge("set_slaves", "members that follow this one", of_set(lambda set_: len(set_.ha_service.slaves)))
     gauge(
         "set_unconfirmed_bytes", "of the log, not known to be with all in sync", of_set(lambda set_: set_.unconfirmed)

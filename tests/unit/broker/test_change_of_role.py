@@ -299,6 +299,20 @@ def test_who_has_led_above_what_is_archived_lacks_nothing_of_it_in_its_next_life
     run(scenario)
 
 
+def test_a_member_knows_how_many_there_are_also_while_one_is_away(tmp_path: Path) -> None:
+    """An alarm goes by it for as long as it lasts."""
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, members=2, replication="sync-available") as brokers:
+            master = await brokers.master()
+            (slave,) = await brokers.slaves()
+            await slave.stop()
+            await until(lambda: brokers.in_sync(master) == 1, "it goes on alone")
+            await until(lambda: master.replicas.registered == 2, "it is a member still")
+
+    run(scenario)
+
+
 def on_disk(member: Member) -> Saved:
     """What its next life knows of it."""
     file = MemberFile(RealDisk(), member.root)

@@ -88,7 +88,8 @@ def test_answers_have_the_fields_and_bodies_of_rocketmqs(tmp_path: Path) -> None
         )
         answer = await b.info()
         del roles["syncStateSetEpoch"]
-        assert (answer.ext, answer.body) == (roles, b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}')
+        more = {"members": "2"}  # neve's own; RocketMQ reads the fields that it knows
+        assert (answer.ext, answer.body) == (roles | more, b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}')
         answer = await b.ask(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=b'["b","unknown"]')
         replicas = ",".join(
             f'{{"alive":true,"brokerAddress":"{one.address}","brokerId":{one.id},"brokerName":"b"}}' for one in (a, b)
@@ -477,6 +478,19 @@ def test_who_does_not_sign_changes_nothing_where_users_have_to(tmp_path: Path) -
 
     root = '{"username":"root","password":"root-secret"}'
     run(tmp_path, work, authentication_enabled=True, authorization_enabled=True, init_authentication_user=root)
+
+
+def test_who_asks_for_roles_hears_how_many_members_there_are_in_sync_or_not(tmp_path: Path) -> None:
+    async def work(server: ControllerManager) -> None:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a)
+        await b.open()
+        await b.join()
+        info = await a.info()
+        assert (info.ext["members"], json.loads(info.body)["syncStateSet"]) == ("2", [1])
+        await closed(a, b)
+
+    run(tmp_path, work)
 
 
 def test_who_starts_while_its_set_is_frozen_registers_and_may_be_designated(tmp_path: Path) -> None:
