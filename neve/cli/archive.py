@@ -11,6 +11,7 @@ import click
 
 from neve.cli.admin_address import find_admin
 from neve.cli.cluster import cluster_options
+from neve.cli.cost import cost
 from neve.cli.failures import FAILED, Failure
 from neve.cli.output import admin_option, chosen_store, emit, output_option, say, size_text, store_option, time_text
 
@@ -23,6 +24,9 @@ LS_COLUMNS = ("topic", "broker", "day", "rows", "size", "from", "to", "key")
 @click.group()
 def archive() -> None:
     """Look into the archive, check it, offload into it."""
+
+
+archive.add_command(cost)
 
 
 @archive.command()
