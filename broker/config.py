@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from access.config import SecurityConfig
 from infra import rocketmq_keys
-from infra.config import DAY, GIB, HOUR, KIB, MIB, MINUTE, SECOND, ConfigError, key, load
+from infra.config import DAY, GIB, HOUR, KIB, MIB, MINUTE, SECOND, ConfigError, key, load, time_ms
 
 
 @dataclass
@@ -91,6 +91,7 @@ class BrokerConfig(SecurityConfig):
     store_url: str = key("")
     archive_min_bytes: int = key(8 * MIB, low=1, high=GIB, unit="size", live=True)
     archive_max_age: int = key(HOUR, low=SECOND, high=30 * DAY, unit="time", live=True)
+    archive_max_age_by_topic: str = key("")
     archive_upload_bytes_per_second: int = key(0, low=0, high=1024 * GIB, unit="size", live=True)
     archive_period: int = key(10 * SECOND, low=SECOND, high=DAY, unit="time")
     tiered_storage_level: str = key("NOT_IN_DISK", choices=("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"), live=True)
@@ -123,6 +124,20 @@ class BrokerConfig(SecurityConfig):
         if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
             raise ConfigError(f"deleteWhen: {self.delete_when!r} is no hour of the day (00 to 23; several with ;)")
         return frozenset(map(int, hours))
+
+    @property
+    def archive_max_ages(self) -> list[tuple[str, int]]:
+        """(topic, or its beginning and `*`; ms) out of `archiveMaxAgeByTopic`: `a=10m;b*=1d`. Raises ConfigError."""
+        found = []
+        for part in filter(None, (part.strip() for part in self.archive_max_age_by_topic.split(";"))):
+            topic, _, age = (word.strip() for word in part.partition("="))
+            if not topic or "*" in topic[:-1]:
+                raise ConfigError(f"archiveMaxAgeByTopic: {part!r} is no TOPIC=TIME or BEGINNING*=TIME")
+            try:
+                found.append((topic, time_ms(age, SECOND, 30 * DAY)))
+            except ValueError as error:
+                raise ConfigError(f"archiveMaxAgeByTopic: {part!r}: {error}, as 10m or 1d") from error
+        return found
 
     @property
     def sync_flush(self) -> bool:

@@ -227,6 +227,11 @@ def _near(cls: type[Any], name: str) -> str:
     return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
+def time_ms(raw: str, low: int, high: int) -> int:
+    """Milliseconds of a time as keys have it, for one that stands among other words. Raises ValueError."""
+    return int(_parse(int, raw, {"unit": "time", "low": low, "high": high}))
+
+
 def _parse(kind: Any, raw: str, rules: Mapping[str, Any]) -> Any:
     if kind is bool:
         if raw.lower() not in ("true", "false"):

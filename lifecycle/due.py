@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from infra.clock import Clock
 from lifecycle.backlog import Backlog
 from lifecycle.hot_store import HotStore, Segment
-from lifecycle.retention import Pending, Policy, due_topics, wanted_segments
+from lifecycle.retention import Pending, Policy, due_topics, waited_as_by_default, wanted_segments
 from neve.archive.catalog import Catalog
 from tiered.write.offload_plan import TopicRange, TopicUnreadable, begun_again
 from tiered.write.set_aside import SetAside
@@ -32,7 +32,8 @@ class Due:
         self._hot, self._catalog, self._policy, self._clock = hot, catalog, policy, clock
         self._set_aside = set_aside
         self._backlog = Backlog(hot, catalog)
-        self.oldest_ms = -1  # of what is not archived, as the last look saw it; below 0: nothing, or of unknown age
+        # Of what is not archived, as the last look saw it, and as if archiveMaxAge held for each topic.
+        self.oldest_ms = -1  # below 0: nothing, or of unknown age
 
     def reach(self) -> int:
         """Where what may be archived ends, as it stands now."""
@@ -58,10 +59,10 @@ class Due:
                 ranges[topic], pending[topic] = found
             else:
                 self._set_aside.clear(topic)
-        self.oldest_ms = min((what.oldest_ms for what in pending.values() if what.oldest_ms >= 0), default=-1)
+        now, policy = self._clock.now_ms(), self._policy()
+        self.oldest_ms = waited_as_by_default(pending, policy, now)
         if everything:
             return [ranges[topic] for topic in sorted(ranges)]
-        now, policy = self._clock.now_ms(), self._policy()
         wanted = wanted_segments(segments, policy, now, self._hot.disk_ratio())
         due = due_topics(pending, wanted, settled_through(self._catalog), policy, now)
         return [ranges[topic] for topic in due]

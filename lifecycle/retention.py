@@ -24,6 +24,7 @@ from lifecycle.hot_store import Segment
 from neve.archive.ttl import HOUR_MS, ttl_ms_of
 
 MINUTE_MS = 60_000
+DAY_MS = 24 * HOUR_MS
 # A crowded disk is relieved until its fill is this far below the mark: brokers that share it don't evict all they have.
 RELIEF = 0.05
 
@@ -45,6 +46,7 @@ class Policy:
 
     archive_min_bytes: int = 8 << 20
     archive_max_age_ms: int = HOUR_MS
+    own_max_age_ms: Callable[[str], int | None] = field(default=lambda topic: None)  # archiveMaxAgeByTopic
     reserved_ms: int = 72 * HOUR_MS  # local retention, fileReservedTime
     delete_hours: frozenset[int] | None = None  # deleteWhen, for what no archive takes; None: at any hour
     disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
@@ -58,6 +60,11 @@ class Policy:
     # that is missing from a table is not known to be gone.
     gone_below: Callable[[str], int] = field(default=lambda topic: 0)
     ttl_hours: Callable[[str], int | None] = field(default=lambda topic: None)  # None: for ever
+
+    def max_age_ms(self, topic: str) -> int:
+        """How long what a topic has may be in the local copies alone."""
+        own = self.own_max_age_ms(topic)
+        return self.archive_max_age_ms if own is None else own
 
     def ttl_ms(self, topic: str) -> int | None:
         return ttl_ms_of(self.ttl_hours(topic))
@@ -87,11 +94,37 @@ def due_topics(
         and (
             what.bytes >= policy.archive_min_bytes
             or topic in asked
-            # from the future: stored while the clock was ahead, of unknown age
-            or (what.oldest_ms >= 0 and not now_ms - policy.archive_max_age_ms < what.oldest_ms <= now_ms + MINUTE_MS)
+            or _has_waited(what.oldest_ms, policy.max_age_ms(topic), now_ms)
         )
     ]
     return sorted(due, key=lambda topic: (pending[topic].oldest_ms, topic))
+
+
+def _has_waited(oldest_ms: int, max_age_ms: int, now_ms: int) -> bool:
+    """Whether a message is as old as it may be, or will be before the next day is over.
+
+    An object has messages of one day. Who has a day or more to wait goes when a day has ended: at any other time a
+    round makes an object of what the day before has left, and another of what the day has so far.
+    """
+    if oldest_ms < 0:
+        return False
+    if not now_ms - max_age_ms < oldest_ms <= now_ms + MINUTE_MS:
+        return True  # from the future: stored while the clock was ahead, of unknown age
+    midnight = now_ms // DAY_MS * DAY_MS
+    return max_age_ms >= DAY_MS and oldest_ms < midnight and oldest_ms + max_age_ms < midnight + DAY_MS
+
+
+def waited_as_by_default(pending: Mapping[str, Pending], policy: Policy, now_ms: int) -> int:
+    """From when a message would be that by archiveMaxAge has waited as many times too long as any by its topic's own.
+
+    Below 0: nothing waits, or it is of unknown age.
+    """
+    waited = [
+        (now_ms - what.oldest_ms) * policy.archive_max_age_ms // policy.max_age_ms(topic)
+        for topic, what in pending.items()
+        if what.oldest_ms >= 0
+    ]
+    return max(0, now_ms - max(waited)) if waited else -1
 
 
 def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) -> int:

@@ -17,7 +17,8 @@ class ConfiguredPolicy:
 
     def __init__(self, config: BrokerConfig, topics: TopicConfigManager, store: MessageStore) -> None:
         self._config, self._topics, self._store = config, topics, store
-        self._delete_hours = config.delete_hours  # a word that is none is refused before anything is begun
+        # A word that is none is refused before anything is begun.
+        self._delete_hours, self._max_ages = config.delete_hours, config.archive_max_ages
 
     def __call__(self) -> Policy:
         config, topics = self._config, self._topics
@@ -28,6 +29,7 @@ class ConfiguredPolicy:
         return Policy(
             archive_min_bytes=config.archive_min_bytes,
             archive_max_age_ms=config.archive_max_age,
+            own_max_age_ms=self.max_age_of,
             reserved_ms=config.file_reserved_time * 3_600_000,
             delete_hours=None if archiving else self._delete_hours,
             disk_mark=crowded,
@@ -39,6 +41,13 @@ class ConfiguredPolicy:
             gone_below=self._store.gone_below,
             ttl_hours=self._ttl_hours,
         )
+
+    def max_age_of(self, topic: str) -> int | None:
+        """Of `archiveMaxAgeByTopic`, where it names the topic: the first that fits counts."""
+        fits = (
+            age for said, age in self._max_ages if topic == said or (said.endswith("*") and topic.startswith(said[:-1]))
+        )
+        return next(fits, None)
 
     def _ttl_hours(self, topic: str) -> int | None:
         found = self._topics.select(topic)

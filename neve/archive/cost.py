@@ -1,11 +1,12 @@
 """What an archive costs: requests, objects, bytes and money of a month, by a topic's traffic and the settings.
 
-A model of means, not a bill. A month has 30 days. For a topic with a message each `gap` seconds, spread evenly:
+A model of means, not a bill. A month has 30 days. For a topic whose messages come at random, one in `gap` seconds:
 
     wait       until a round takes it: archiveMaxAge, or archiveMinBytes of records, whichever is first, and no less
                than archivePeriod. So much of it is in the local copies alone.
     objects    a day: (one day + wait) / (wait + gap), and no more than messages: the oldest message waits, the next
-               round's comes after it, and a round that reaches over midnight makes an object for each day
+               round's comes after it, and a round that reaches over midnight makes an object for each day. One for
+               each day that has messages, where both age and bytes need a day or more: it goes when a day has ended
     stored     records at the ratio of what is stored to what was on the wire, and OBJECT_BYTES for each object. With
                compaction a closed day is as few objects as COMPACTED_BYTES allow, and what they were made of lies for
                the grace beside them: the last two days are there in the old form, too
@@ -18,7 +19,7 @@ A model of means, not a bill. A month has 30 days. For a topic with a message ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil
+from math import ceil, expm1
 
 import msgspec
 
@@ -110,7 +111,9 @@ class Cost(msgspec.Struct, frozen=True):
 def costs_of(traffic: Sequence[Traffic], setting: Setting, prices: Prices) -> list[Cost]:
     """Of each topic, of the broker itself, and the sum of all."""
     topics = [_cost_of_topic(one, setting, prices) for one in traffic]
-    rounds = min(DAY_S / setting.period_s, sum(one.objects_a_day for one in topics))
+    by_day = any(one.messages and wait_of(one, setting) >= DAY_S for one in traffic)
+    often = sum(objects_a_day(one, setting) for one in traffic if wait_of(one, setting) < DAY_S)
+    rounds = min(DAY_S / setting.period_s, often + by_day)
     broker = Cost(
         BROKER,
         puts=MONTH_DAYS * (2 * rounds + DAY_S / setting.state_period_s),
@@ -130,6 +133,8 @@ def objects_a_day(one: Traffic, setting: Setting) -> float:
     if not one.messages:
         return 0.0
     wait = wait_of(one, setting)
+    if wait >= DAY_S:
+        return -expm1(-one.messages)  # days that have any
     return min(one.messages, (DAY_S + wait) / (wait + DAY_S / one.messages))
 
 

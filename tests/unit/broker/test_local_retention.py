@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from broker.archiving.archive import Archive
+from broker.archiving.policy import ConfiguredPolicy
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from broker.store.message_store import MessageStore
+from broker.tables.topic_config_manager import TopicConfigManager
 from infra.config import ConfigError
 from infra.disk import Room
 from lifecycle.lifecycle import ArchiveLifecycle
@@ -77,6 +81,26 @@ def test_the_hours_of_deletion_are_read_as_rocketmq_writes_them(text: str, hours
 def test_an_hour_that_no_day_has_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="deleteWhen"):
         BrokerConfig(delete_when=text).delete_hours  # noqa: B018
+
+
+def test_a_topics_own_bound_is_the_first_that_fits() -> None:
+    config = BrokerConfig(archive_max_age_by_topic="pay*=30s; pay_late=2d ;audit=1d;*=6h")
+    assert config.archive_max_ages == [
+        ("pay*", 30_000),
+        ("pay_late", 172_800_000),
+        ("audit", 86_400_000),
+        ("*", 21_600_000),
+    ]
+    policy = ConfiguredPolicy(config, cast(TopicConfigManager, None), cast(MessageStore, None))
+    assert [policy.max_age_of(topic) for topic in ("pay_late", "audit", "audits")] == [30_000, 86_400_000, 21_600_000]
+    none = ConfiguredPolicy(BrokerConfig(), cast(TopicConfigManager, None), cast(MessageStore, None))
+    assert none.max_age_of("audit") is None
+
+
+@pytest.mark.parametrize("text", ["audit", "audit=", "=1d", "a*b=1d", "audit=1x", "audit=31d", "audit=0"])
+def test_a_bound_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="archiveMaxAgeByTopic"):
+        BrokerConfig(archive_max_age_by_topic=text).archive_max_ages  # noqa: B018
 
 
 def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import NotFound, StoreUnavailable, UnknownOutcome
 from lifecycle.lifecycle import LocalLifecycle
-from lifecycle.retention import Policy, upload_rate
+from lifecycle.retention import Pending, Policy, due_topics, upload_rate, waited_as_by_default
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from neve.archive.expiry import plan_expiry
 from neve.archive.journal import Commit, RowGroup, Topic
@@ -26,6 +26,7 @@ from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.members import MemberHot
 
 HOUR = 3_600_000
+DAY = 24 * HOUR
 TTL = 48
 
 
@@ -405,6 +406,58 @@ def test_uploads_get_more_room_as_the_backlog_ages_and_all_of_it_when_the_disk_i
     assert upload_rate(policy, 7 * HOUR, 10 * HOUR, 0.1) == 3000
     assert upload_rate(policy, 7 * HOUR, 10 * HOUR, 0.76) == 0
     assert upload_rate(Policy(), 0, 10 * HOUR, 0.1) == 0
+
+
+def test_a_topic_waits_as_long_as_its_own_bound_says_and_goes_earlier_by_its_bytes() -> None:
+    own = {"quick": HOUR // 60, "patient": 6 * HOUR}
+    policy = Policy(archive_min_bytes=500, archive_max_age_ms=HOUR, own_max_age_ms=own.get)
+
+    def due(age: int, size: int = 100) -> set[str]:
+        pending = {topic: Pending(size, 100 * DAY - age) for topic in ("quick", "patient", "other")}
+        return set(due_topics(pending, (), {}, policy, 100 * DAY))
+
+    assert due(HOUR // 60 - 1) == set()
+    assert due(HOUR // 60) == {"quick"}
+    assert due(HOUR) == {"quick", "other"}
+    assert due(6 * HOUR - 1) == {"quick", "other"}
+    assert due(6 * HOUR) == {"quick", "other", "patient"}
+    assert due(1, size=500) == {"quick", "other", "patient"}
+
+
+@pytest.mark.parametrize(
+    ("age", "stored", "looks"),
+    [
+        # bound, when it was stored, when it is due; hours of a day's beginning
+        (24, -9, 0),
+        (24, -24, 0),
+        (24, 1, 24),
+        (48, -9, 24),
+        (48, -25, 0),
+        (48, -24, 24),
+        (30, -9, 0),
+        (30, 7, 24),
+        (23, -9, 14),
+    ],
+)
+def test_who_has_a_day_to_wait_goes_when_a_day_has_ended_and_its_bound_holds(age: int, stored: int, looks: int) -> None:
+    policy = Policy(archive_max_age_ms=age * HOUR)
+    pending = {"t": Pending(1, 100 * DAY + stored * HOUR)}
+    due = [
+        hour for hour in range(stored, stored + age + 1) if due_topics(pending, (), {}, policy, 100 * DAY + hour * HOUR)
+    ]
+    assert due[0] == looks
+    assert looks - stored <= age
+
+
+def test_a_patient_topic_that_is_within_its_bound_lifts_no_limit() -> None:
+    policy = Policy(archive_max_age_ms=HOUR, own_max_age_ms={"patient": 24 * HOUR, "quick": HOUR // 4}.get)
+    now = 100 * DAY
+    assert waited_as_by_default({}, policy, now) == -1
+    assert waited_as_by_default({"patient": Pending(1, -1)}, policy, now) == -1
+    patient = {"patient": Pending(1, now - 12 * HOUR)}
+    assert waited_as_by_default(patient, policy, now) == now - HOUR // 2
+    assert waited_as_by_default(patient | {"other": Pending(1, now - 2 * HOUR)}, policy, now) == now - 2 * HOUR
+    assert waited_as_by_default(patient | {"quick": Pending(1, now - HOUR)}, policy, now) == now - 4 * HOUR
 
 
 def test_a_running_lifecycle_takes_up_a_changed_policy_and_lets_go_at_its_end(rig: Rig) -> None:
