@@ -46,6 +46,8 @@ GREETING_S = 10.0  # who has not asked for the log by then is a stranger
 CONFIRM_EVERY_S = 0.1
 TURN_BYTES = 256 << 10
 FAR_BEHIND = 8 << 20
+# No member cuts or empties below what was confirmed without an operator.
+AWAY_TOO_LONG = "it was away for too long, and comes back as a new member, with an empty data directory"
 
 
 class LogSource(Protocol):
@@ -287,7 +289,7 @@ class MasterSession:
             text = f"it asks for the log from {at} on, which ends at {log.max_physical_offset}"
             return self._refuse(refusal(Reason.AHEAD, text))
         if at < log.min_physical_offset:
-            text = f"it asks for the log from {at} on, which begins at {log.min_physical_offset}: a resync"
+            text = f"it asks for the log from {at} on, which begins at {log.min_physical_offset}: {AWAY_TOO_LONG}"
             return self._refuse(refusal(Reason.GONE, text))
         if at < log.max_physical_offset and self._epochs.at(at) is None:
             return self._refuse(refusal(Reason.NO_EPOCHS, f"it is not known who wrote the log at {at}"))

@@ -42,6 +42,7 @@ from tests.histories.history import (
     Led,
     LogPart,
     Outcome,
+    Replaced,
     Rested,
     Seen,
     Sent,
@@ -144,12 +145,23 @@ class _Rest:
         return self._place.patience - (now_ms() - self._healed - stood_still_ms(self._history, self._healed)) / 1000
 
     async def serves(self) -> None:
-        at = await self.when(self._place.brokers.is_whole)
+        at = await self.when(self._is_whole)
         self._history.append(Serves(what="all members are in sync", at=at))
         producers = {one.producer for one in self._history if isinstance(one, Sent)}
         for producer in sorted(producers):
             at = await self.when(partial(self._is_acknowledged, producer))
             self._history.append(Serves(what=f"{producer} is acknowledged", at=at))
+
+    async def _is_whole(self) -> bool:
+        """Of who was away for too long the disk is put away, as an operator does: it comes as a new member."""
+        brokers = self._place.brokers
+        for name in await brokers.away_too_long():
+            server = brokers.servers[name]
+            await asyncio.to_thread(server.kill)
+            if await brokers.forget(name):
+                self._history.append(Replaced(at=now_ms(), member=name))
+            server.begin()
+        return await brokers.is_whole()
 
     def _is_acknowledged(self, producer: str) -> bool:
         java = self._place.java

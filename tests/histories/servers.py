@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.wire import Client, Refused
+from broker.ha.master_session import AWAY_TOO_LONG
 from tests.histories.clients import now_ms
 from tests.histories.faults import CONTROLLER, NAME_SERVER
 from tests.histories.history import Switched
@@ -238,6 +239,17 @@ class BrokerSet:
         except (OSError, Refused):
             return False
         return True
+
+    async def away_too_long(self) -> list[str]:
+        """Members that lack what the master has let go of: they say so, and an operator has to see to it."""
+
+        def tells(member: str) -> bool:
+            with suppress(OSError), urllib.request.urlopen(f"http://{self._admin[member]}/set", timeout=_ASK_S) as told:
+                return AWAY_TOO_LONG in told.read().decode()
+            return False
+
+        told = await asyncio.gather(*(asyncio.to_thread(tells, member) for member in self._admin))
+        return [member for member, is_away in zip(self._admin, told, strict=True) if is_away]
 
     async def offload(self, member: str) -> None:
         """It does what is to do at the archive, of what is young as well; nothing, if it is down or refuses."""

@@ -195,6 +195,17 @@ def test_a_request_that_can_not_be_met_is_refused_by_name(at: int, reason: str) 
     assert refused(master.session.receive_data(encode_ack(at, 0), 0.0)) == (reason, True)
 
 
+def test_who_was_away_while_the_log_went_is_told_how_it_comes_back() -> None:
+    master = Master(ByteLog(begin=100))
+    master.greet()
+    master.shake()
+    told, *_ = master.session.receive_data(encode_ack(90, 0), 0.0)
+    assert isinstance(told, Send)
+    assert b"begins at 100: it was away for too long, and comes back as a new member, with an empty data directory" in (
+        b"".join(told.data)
+    )
+
+
 def test_who_asks_for_zero_gets_the_log_from_its_begin() -> None:
     master = Master(ByteLog(begin=100))
     master.log.append(record(1))
