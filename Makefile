@@ -93,6 +93,7 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python bench/consume.py
 	$(BIN)/python bench/archive.py
 	$(BIN)/python -m bench.pauses
+	$(BIN)/python -m bench.catalog
 
 clean: ## remove what the commands made
 	rm -rf $(VENV) $(VENV)-lock .mypy_cache .ruff_cache .pytest_cache .hypothesis

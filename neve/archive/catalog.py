@@ -10,7 +10,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, assert_never
 
 import msgspec
 
-from neve.archive.checkpoint import CatalogState
+from neve.archive.checkpoint import CatalogState, encode_checkpoint
 from neve.archive.journal import (
     NO_CHECKPOINT,
     Abort,
@@ -83,31 +83,47 @@ class Catalog:
             self._dispatch(entry)
 
     def state(self, broker: str) -> CatalogState:
-        """All of it, for a checkpoint after the last entry that was applied."""
+        """All of it, each name unpacked, after the last entry that was applied."""
         with self._lock:
+            state = self._state(broker)
             topics = [self._topics[topic] for topic in sorted(self._topics)]
-            return CatalogState(
-                broker=broker,
-                through_seq=self.next_seq - 1,
-                epoch=self.epoch,
-                owner=self.owner,
-                log_uuid=self.log_uuid,
-                master_epoch=self.master_epoch or msgspec.UNSET,
-                last_round=self.last_round,
-                checkpoint=self.checkpoint,
-                names=[name for of in topics for name in of.names()],
-                expiring=[(name, after) for of in topics for after, block in of.expiring for name in block.names()],
-                queues=[(of.topic, queue, held.minimum) for of in topics for queue, held in sorted(of.queues.items())],
-                through={of.topic: of.through for of in topics if of.through is not None},
-                covered={of.topic: sorted(of.covered) for of in topics if of.covered},
-                open={number: list(names.values()) for number, names in self._open.items()},
-                intent_end=self._intent_end,
-                rewrites=dict(sorted(self._rewrites.items())) or msgspec.UNSET,
-                last_rewrite=self.last_rewrite or msgspec.UNSET,
-                named={of.topic: of.named_offsets() for of in topics if of.is_named},
-                topics=[of.entry for of in topics if of.entry is not None],
-                gaps=[gap for of in topics for gap in of.gaps],
-            )
+            state.names = [name for of in topics for name in of.names()]
+            state.expiring = [(name, after) for of in topics for after, name in of.expiring_names()]
+            return state
+
+    def encoded(self, broker: str) -> bytes:
+        """A checkpoint after the last entry that was applied. Few names are unpacked at a time."""
+        with self._lock:
+            state = self._state(broker)
+            topics = [self._topics[topic] for topic in sorted(self._topics)]
+            names = [of.names() for of in topics]
+            expiring = [of.expiring_names() for of in topics]
+        out_of_view = ((name, after) for of in expiring for after, name in of)
+        return encode_checkpoint(state, (name for of in names for name in of), out_of_view)
+
+    def _state(self, broker: str) -> CatalogState:
+        """Without the names."""
+        topics = [self._topics[topic] for topic in sorted(self._topics)]
+        return CatalogState(
+            broker=broker,
+            through_seq=self.next_seq - 1,
+            epoch=self.epoch,
+            owner=self.owner,
+            log_uuid=self.log_uuid,
+            master_epoch=self.master_epoch or msgspec.UNSET,
+            last_round=self.last_round,
+            checkpoint=self.checkpoint,
+            queues=[(of.topic, queue, held.minimum) for of in topics for queue, held in sorted(of.queues.items())],
+            through={of.topic: of.through for of in topics if of.through is not None},
+            covered={of.topic: sorted(of.covered) for of in topics if of.covered},
+            open={number: list(names.values()) for number, names in self._open.items()},
+            intent_end=self._intent_end,
+            rewrites=dict(sorted(self._rewrites.items())) or msgspec.UNSET,
+            last_rewrite=self.last_rewrite or msgspec.UNSET,
+            named={of.topic: of.named_offsets() for of in topics if of.is_named},
+            topics=[of.entry for of in topics if of.entry is not None],
+            gaps=[gap for of in topics for gap in of.gaps],
+        )
 
     def restore(self, state: CatalogState) -> None:
         """Become what a checkpoint says; whoever holds this catalog sees it in one step."""
@@ -449,8 +465,8 @@ class Catalog:
 
     def _expiring(self, until_ms: int = NEVER) -> Iterator[tuple[int, CommittedName]]:
         with self._lock:
-            blocks = [one for of in self._topics.values() for one in of.expiring if one[0] <= until_ms]
-        return ((after, name) for after, block in blocks for name in block.names())
+            topics = [of.expiring_names(until_ms) for of in self._topics.values()]
+        return (one for names in topics for one in names)
 
     def knows(self, key: str) -> bool:
         """Whether an object is anyone's: live, expiring, or in an open intent. The sweep keeps what is."""

@@ -5,6 +5,8 @@ a msgpack map. Msgpack and not Parquet, because brokers, clients and the command
 because it nests like the journal. It is never the only truth: what it says follows from entries 0 … seq, which stay.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from neve.archive.journal import NO_CHECKPOINT, CommittedName, Gap, IntentName, OpenRewrite, Topic
@@ -41,11 +43,19 @@ class CatalogState(msgspec.Struct, kw_only=True):
     gaps: list[Gap] = []
 
 
-def encode_checkpoint(state: CatalogState) -> bytes:
-    """The content is encoded name by name: in one call it would keep every other thread waiting."""
+def encode_checkpoint(
+    state: CatalogState,
+    names: Iterable[CommittedName] | None = None,
+    expiring: Iterable[tuple[CommittedName, int]] | None = None,
+) -> bytes:
+    """The content is encoded name by name: in one call it would keep every other thread waiting.
+
+    `names`, `expiring`: in the place of the state's, where they are too many to hold at once.
+    """
     values = {field: getattr(state, field) for field in state.__struct_fields__}
     fields = {field: value for field, value in values.items() if value is not msgspec.UNSET}
-    fields |= {"names": list(map(_raw, state.names)), "expiring": list(map(_raw, state.expiring))}
+    fields["names"] = list(map(_raw, state.names if names is None else names))
+    fields["expiring"] = list(map(_raw, state.expiring if expiring is None else expiring))
     return seal(KIND, CHECKPOINT_VERSION, msgspec.msgpack.encode(fields))
 
 

@@ -21,7 +21,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -117,8 +117,8 @@ class Block:
         self.unpacked: _Unpacked | None = None
 
     @property
-    def is_full(self) -> bool:
-        return self.count >= NAMES_MAX or len(self.packed) >= BYTES_MAX
+    def takes_more(self) -> bool:
+        return self.count < NAMES_MAX and len(self.packed) < BYTES_MAX
 
     def names(self) -> tuple[CommittedName, ...]:
         """For who goes through many blocks: what others have asked stays unpacked, this does not."""
@@ -167,63 +167,95 @@ _decoder = msgspec.msgpack.Decoder(list[_Record])
 # ---- making blocks
 
 
-def blocks_of(topic: str, names: Sequence[CommittedName]) -> list[Block]:
-    """Names in log order, as full as blocks get, the last one too."""
+def blocks_of(topic: str, names: Iterable[CommittedName], *, open_end: bool = False) -> list[Block]:
+    """Names in log order, as full as blocks get. `open_end`: more may come to the last one."""
     made: list[Block] = []
+    making: _Making | None = None
     for name in names:
-        if made and not made[-1].is_full:
-            made[-1] = with_name(made[-1], name)
-        else:
-            made.append(first_block(name, made[-1] if made else None))
-    if made:
-        made[-1] = closed(made[-1])
+        if making is None:
+            making = _Making(topic, *_key_parts(name, made[-1] if made else None))
+        making.add(name)
+        if making.is_full:
+            made.append(making.block(is_open=False))
+            making = None
+    if making is not None:
+        made.append(making.block(is_open=open_end))
     return made
 
 
-def first_block(name: CommittedName, neighbour: Block | None = None) -> Block:
-    """Of one name, open. What its keys have in common with the neighbour's is held once."""
-    head, tail = _key_parts(name)
-    if neighbour is not None and (head, tail) == (neighbour.head, neighbour.tail):
-        head, tail = neighbour.head, neighbour.tail
-    empty = Block(name.topic, head, tail, 0, name.start, name.start, 0, 0, 0, -1, NO_TIME, NEVER, array("q"), 0, b"")
-    return with_name(empty, name)
-
-
-def with_name(block: Block, name: CommittedName) -> Block:
-    """With one more at its end; compressed when it is full with that."""
-    bounds = {queue: (first, last) for queue, first, last in block.queues()}
-    newest, soonest = block.newest_ms, block.soonest_ms
-    for group in name.row_groups:
-        newest = max(newest, group.newest_ms)
-        soonest = min(soonest, group.newest_ms) if group.newest_ms >= 0 else soonest
-        for queue, first, last in group.runs:
-            low, high = bounds.get(queue, (first, last))
-            bounds[queue] = min(low, first), max(high, last)
-    flat = array("q", (number for queue in sorted(bounds) for number in (queue, *bounds[queue])))
-    content = block.content() + _encoder.encode(_record(name, block))
-    made = Block(
-        block.topic, block.head, block.tail, block.count + 1, block.begin, name.start, max(block.end, name.end),
-        block.rows + name.rows, block.bytes + name.size, newest, max(block.newest_time, name.max_time), soonest, flat,
-        0, content,
-    )  # fmt: skip
-    return closed(made) if made.is_full else made
+def with_names(block: Block, names: Iterator[CommittedName]) -> Block:
+    """With as many more at its end as it takes; compressed when it is full with them."""
+    making = _Making.of(block)
+    while not making.is_full and (name := next(names, None)) is not None:
+        making.add(name)
+    return making.block(is_open=not making.is_full)
 
 
 def closed(block: Block) -> Block:
     """Nothing is expected to come to it."""
-    if block.codec:
-        return block
-    return Block(
-        block.topic, block.head, block.tail, block.count, block.begin, block.last_begin, block.end, block.rows,
-        block.bytes, block.newest_ms, block.newest_time, block.soonest_ms, block.bounds, 1,
-        zlib.compress(block.packed, _LEVEL),
-    )  # fmt: skip
+    return block if block.codec else _Making.of(block).block(is_open=False)
+
+
+class _Making:
+    """A block that is being made, name by name."""
+
+    def __init__(self, topic: str, head: str, tail: str) -> None:
+        self.topic, self.head, self.tail = topic, head, tail
+        self._records: list[bytes] = []
+        self._size = self._count = 0
+        self._begin: int | None = None
+        self._last_begin = self._end = self._rows = self._bytes = 0
+        self._newest = self._newest_time = NO_TIME
+        self._soonest = NEVER
+        self._bounds: dict[int, tuple[int, int]] = {}
+
+    @classmethod
+    def of(cls, block: Block) -> Self:
+        made = cls(block.topic, block.head, block.tail)
+        content = block.content()
+        made._records, made._size, made._count = [content], len(content), block.count
+        made._begin, made._last_begin, made._end = block.begin, block.last_begin, block.end
+        made._rows, made._bytes = block.rows, block.bytes
+        made._newest, made._newest_time, made._soonest = block.newest_ms, block.newest_time, block.soonest_ms
+        made._bounds = {queue: (first, last) for queue, first, last in block.queues()}
+        return made
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= NAMES_MAX or self._size >= BYTES_MAX
+
+    def add(self, name: CommittedName) -> None:
+        record = _encoder.encode(_record(name, self))
+        self._records.append(record)
+        self._size += len(record)
+        self._count += 1
+        self._begin = name.start if self._begin is None else self._begin
+        self._last_begin, self._end = name.start, max(self._end, name.end)
+        self._rows, self._bytes = self._rows + name.rows, self._bytes + name.size
+        self._newest_time = max(self._newest_time, name.max_time)
+        bounds = self._bounds
+        for group in name.row_groups:
+            newest = group.newest_ms
+            if newest >= 0:
+                self._newest, self._soonest = max(self._newest, newest), min(self._soonest, newest)
+            for queue, first, last in group.runs:
+                known = bounds.get(queue)
+                bounds[queue] = (first, last) if known is None else (min(known[0], first), max(known[1], last))
+
+    def block(self, *, is_open: bool) -> Block:
+        content = b"".join(self._records)
+        flat = array("q", (number for queue in sorted(self._bounds) for number in (queue, *self._bounds[queue])))
+        return Block(
+            self.topic, self.head, self.tail, self._count, self._begin or 0, self._last_begin, self._end, self._rows,
+            self._bytes, self._newest, self._newest_time, self._soonest, flat, 0 if is_open else 1,
+            content if is_open else zlib.compress(content, _LEVEL),
+        )  # fmt: skip
 
 
 # ---- one name
 
 
-def _record(name: CommittedName, block: Block) -> _Record:
+def _record(name: CommittedName, block: _Making) -> _Record:
     suffix = _suffix(name, block)
     groups, row, place = [], 0, 0
     following: dict[int, int] = {}
@@ -306,18 +338,23 @@ def _first(run: Run) -> int:
     return run[0]
 
 
-def _key_parts(name: CommittedName) -> tuple[str, str]:
-    """What comes before the day in a key, and between day and place; empty where it is no such key."""
+def _key_parts(name: CommittedName, neighbour: Block | None) -> tuple[str, str]:
+    """What comes before the day in a key, and between day and place; empty where it is no such key.
+
+    What it has in common with the neighbour's is held once.
+    """
     head, found, rest = name.key.partition(f"/dt={name.day}/")
     tail, slash, _ = rest.rpartition("/")
-    return (head, tail) if found and slash else ("", "")
+    parts = (head, tail) if found and slash else ("", "")
+    same = neighbour is not None and parts == (neighbour.head, neighbour.tail)
+    return (neighbour.head, neighbour.tail) if neighbour is not None and same else parts
 
 
-def _key(block: Block, day: str, start: int, end: int, suffix: str) -> str:
+def _key(block: Block | _Making, day: str, start: int, end: int, suffix: str) -> str:
     return f"{block.head}/dt={day}/{block.tail}/{start:020d}-{end:020d}-{suffix}.parquet"
 
 
-def _suffix(name: CommittedName, block: Block) -> str | None:
+def _suffix(name: CommittedName, block: _Making) -> str | None:
     """None: its key does not follow from the block's."""
     before, _, after = _key(block, name.day, name.start, name.end, "\0").partition("\0")
     if not block.head or not name.key.startswith(before) or not name.key.endswith(after):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from neve.archive.journal import CommittedName, Gap, Topic
-from neve.archive.name_blocks import NAMES_MAX, Block, blocks_of, closed, first_block, with_name
+from neve.archive.name_blocks import NAMES_MAX, NEVER, Block, blocks_of, closed, with_names
 from neve.archive.queue_runs import NO_SPANS, QueueRuns, spans_of, without
 
 #: Names as entries list them: the key, and where it says that its object begins, if it is of that grammar.
@@ -164,15 +164,12 @@ class TopicCatalog:
 
     def _append(self, names: Iterable[CommittedName]) -> None:
         """Names above all that are there."""
-        before = self.blocks[-1] if self.blocks and not self.blocks[-1].is_full else None
-        made = [] if before is None else [before]
-        for name in names:
-            if made and not made[-1].is_full:
-                made[-1] = with_name(made[-1], name)
-            else:
-                made.append(first_block(name, (made or self.blocks or (None,))[-1]))
-            self.count += 1
+        coming = iter(names)
+        before = self.blocks[-1] if self.blocks and self.blocks[-1].takes_more else None
+        made = [] if before is None else [with_names(before, coming)]
+        made += blocks_of(self.topic, coming, open_end=True)
         self.blocks = (*(self.blocks if before is None else self.blocks[:-1]), *made)
+        self.count = sum(block.count for block in made) + (self.count if before is None else self.count - before.count)
         more: dict[int, list[tuple[int, int, Block]]] = {}
         for block in made:
             for queue, first, last in block.queues():
@@ -236,6 +233,11 @@ class TopicCatalog:
 
     def named_offsets(self) -> dict[int, int]:
         return {held.queue: held.named for held in list(self.queues.values()) if held.named is not None}
+
+    def expiring_names(self, until_ms: int = NEVER) -> Iterator[tuple[int, CommittedName]]:
+        """(after which time it may be deleted, name), as they are now."""
+        blocks = [one for one in self.expiring if one[0] <= until_ms]
+        return ((after, name) for after, block in blocks for name in block.names())
 
     def names_at(self, physical_offset: int) -> Iterator[CommittedName]:
         for block in self.blocks:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from infra import failpoint
 from infra.object_store.protocol import PreconditionFailed, UnknownOutcome
 from neve.archive import keys
-from neve.archive.checkpoint import encode_checkpoint
 from neve.archive.follow import checkpoint_before
 from neve.archive.journal import NO_CHECKPOINT, AnyEntry, Checkpoint
 from tiered.journal.tail import JournalTail
@@ -35,7 +34,7 @@ class Checkpoints:
         """False: what stands under its name is another's. `append` puts the entry that names it."""
         tail = self._tail
         through = tail.catalog.next_seq - 1
-        content = encode_checkpoint(tail.catalog.state(tail.broker))
+        content = tail.catalog.encoded(tail.broker)
         key = keys.checkpoint_key(tail.prefix, tail.broker, through)
         try:
             tail.store.put(key, content, if_absent=True)

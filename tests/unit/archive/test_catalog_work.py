@@ -176,7 +176,7 @@ def test_few_blocks_stay_unpacked(unpacked: list[int]) -> None:
     assert len(held) <= UNPACKED_MAX
 
 
-@pytest.mark.parametrize("topics", [1, 50])
+@pytest.mark.parametrize("topics", [1, 5])
 def test_a_name_takes_at_most_300_bytes(topics: int) -> None:
     """Of eight queues, and with all that a catalog holds for it."""
     random = Random(1)
@@ -246,6 +246,7 @@ def test_a_checkpoint_that_is_encoded_piece_by_piece_is_the_one_encoded_at_once(
     state = catalog.state("b")
     content = unseal("CATALOG", 1, encode_checkpoint(state), 1 << 30)
     assert content == msgspec.msgpack.encode(state)
+    assert unseal("CATALOG", 1, catalog.encoded("b"), 1 << 30) == content
     assert decode_checkpoint(encode_checkpoint(state), "b") == state
     again = Catalog()
     again.restore(msgspec.msgpack.decode(content, type=CatalogState))

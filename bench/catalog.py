@@ -1,0 +1,152 @@
+"""The archive's catalog at three sizes: what an object costs in memory, a start, a question, and a checkpoint.
+
+    bytes/object    resident memory that the catalog took, over its objects
+    apply           CPU time for each object of a COMMIT
+    checkpoint      its bytes, and the CPU time to write it; all of it is written when 256 entries have come
+    restore         CPU time from a checkpoint's bytes to a catalog that can be asked
+    first           CPU time of the first question for an offset of a topic
+
+Objects of eight queues, 100 of each topic, in rounds that take all topics. Each size is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+from neve.archive.catalog import Catalog
+from neve.archive.checkpoint import decode_checkpoint
+from neve.archive.journal import Commit, CommittedName, RowGroup
+from neve.archive.keys import data_key
+
+QUEUES = 8
+OF_TOPIC = 100
+BATCH = 256  # names of a COMMIT
+SIZES = (10_000, 100_000, 1_000_000)
+_HOUR = 3_600_000
+_BEGIN = 1_767_225_600_000
+_PAGE = 4096
+
+
+def rounds(topics: int) -> Iterator[CommittedName]:
+    """An object of each topic each hour."""
+    random = Random(1)
+    offsets = [[random.randrange(1_000_000) for _ in range(QUEUES)] for _ in range(topics)]
+    place = 1 << 30
+    for hour in range(OF_TOPIC):
+        for number in range(topics):
+            oldest = _BEGIN + hour * _HOUR + random.randrange(2000)
+            newest = oldest + _HOUR - random.randrange(4000)
+            runs, rows = [], 0
+            for queue in range(QUEUES):
+                count, first = random.randrange(20, 400), offsets[number][queue]
+                runs.append((queue, first, first + count - 1))
+                offsets[number][queue] += count
+                rows += count
+            wire = rows * 700 + random.randrange(1000)
+            yield _name(random, f"topic-{number:05d}", place, place + wire, oldest, newest, rows, runs)
+            place += wire
+
+
+def _name(
+    random: Random,
+    topic: str,
+    start: int,
+    end: int,
+    oldest: int,
+    newest: int,
+    rows: int,
+    runs: list[tuple[int, int, int]],
+) -> CommittedName:
+    day = datetime.fromtimestamp(oldest / 1000, UTC).strftime("%Y-%m-%d")
+    queues, row = {}, 0
+    for queue, first, last in runs:
+        queues[queue] = (first, last, row)
+        row += last - first + 1
+    wire, footer = end - start, random.randrange(900, 1500)
+    size = wire // 2 + footer
+    group = RowGroup(0, rows, 4, size - footer - 4, newest, oldest, wire, runs)
+    return CommittedName(
+        key=data_key("", topic, day, "broker-a", start=start, end=end, epoch=7),
+        topic=topic, day=day, start=start, end=end, size=size, footer=footer, etag=random.randbytes(16).hex(),
+        checksum=("crc32", random.randbytes(4).hex()), sha256=random.randbytes(32).hex(), rows=rows, wire_bytes=wire,
+        min_time=oldest, max_time=newest, queues=queues, row_groups=[group],
+    )  # fmt: skip
+
+
+def measure(objects: int) -> dict[str, float]:
+    """One size, in this process."""
+    topics = objects // OF_TOPIC
+    catalog, batch = Catalog(), list[CommittedName]()
+    gc.collect()
+    before, applying = _resident(), 0.0
+    for name in rounds(topics):
+        batch.append(name)
+        if len(batch) == BATCH:
+            applying += _apply(catalog, batch)
+            batch = []
+    applying += _apply(catalog, batch)
+    del batch
+    gc.collect()
+    held = _resident() - before
+    began = time.process_time()
+    data = catalog.encoded("broker-a")
+    writing = time.process_time() - began
+    del catalog
+    gc.collect()
+    again = Catalog()
+    began = time.process_time()
+    again.restore(decode_checkpoint(data))
+    restoring = time.process_time() - began
+    topic = f"topic-{topics // 2:05d}"
+    began = time.process_time()
+    assert again.find(topic, 3, again.min_offset(topic, 3) or 0) is not None
+    first = time.process_time() - began
+    return {
+        "objects": objects,
+        "topics": topics,
+        "bytes/object": held / objects,
+        "apply us/object": applying / objects * 1e6,
+        "checkpoint MB": len(data) / 1e6,
+        "checkpoint s": writing,
+        "restore s": restoring,
+        "first us": first * 1e6,
+    }
+
+
+def _apply(catalog: Catalog, names: list[CommittedName]) -> float:
+    began = time.process_time()
+    catalog.apply(catalog.next_seq, Commit(round=1, names=names))
+    return time.process_time() - began
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one)))
+        return
+    for size in options.sizes:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.catalog", "--one", str(size)], check=True, capture_output=True, text=True
+        )
+        found = json.loads(done.stdout)
+        print("  ".join(f"{name} {value:,.1f}" for name, value in found.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
