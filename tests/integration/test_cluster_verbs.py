@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.wire import Client
-from neve.cli import main
+from tests.cluster_verbs import Neve
 from tests.integration.test_broker_set import bodies
 from tests.servers.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
 from tests.servers.members import NAME
@@ -28,24 +28,6 @@ def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerS
         create_topic(found)
         assert takes(found.master, b"first")
         yield found
-
-
-class Neve:
-    """The command line, and what it says."""
-
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self._capfd = capfd
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        ended = main.run(["cluster", *arguments])
-        said = self._capfd.readouterr()
-        assert ended == code, said.err
-        self.err = said.err
-        return said.out
-
-    def rows(self, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self(*arguments, "-o", "json", code=code))
-        return found
 
 
 @pytest.fixture
@@ -98,7 +80,9 @@ def test_a_set_whose_register_is_lost_is_given_a_master_by_an_operator(
     brokers: BrokerSet, neve: Neve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     master, slaves = brokers.master, brokers.slaves
-    for one in (*slaves, master):  # whoever went first has not seen the next one leave
+    slaves[0].stop()
+    wait_until(lambda: takes(master), "a message that whoever went first has not", _CHANGE_S)
+    for one in (slaves[1], master):
         one.stop()
     brokers.controller.stop()
     (brokers.register / "register.json").unlink()

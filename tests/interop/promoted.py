@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.wire import Client
+from bench.wire import SEND_V2, Client, send_ext
 from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.body import lenient_loads
 from tests.servers.apache import ApacheMember, ApacheNameServer
@@ -18,9 +19,11 @@ from tests.servers.processes import free_ports
 from tests.waiting import wait_until
 
 FILE_SIZE = 4 << 20
+_POLLS = "neve_slave_polls_taken_total"
 DEADLINE_S = 90.0
 _ALL_OFFSETS, _HA_STATUS, _POP, _ACK, _END = 43, 907, 200050, 200051, 37
-_COMMIT, _ROLLBACK = 8, 12
+_PREPARED, _COMMIT, _ROLLBACK = 4, 8, 12
+_GROUP = "g_tx"
 
 
 @dataclass(slots=True)
@@ -34,49 +37,17 @@ class Pair:
     listen: tuple[int, int]
 
     def settings(self, role: str) -> list[str]:
-        port, admin_port = self.listen
-        return settings_as_options({
-            "brokerRole": role,
-            "brokerId": 1 if role == "SLAVE" else 0,
-            "brokerName": "stock",
-            "namesrvAddr": self.namesrv,
-            "storePathRootDir": self.directory / "store",
-            "listenPort": port,
-            "adminPort": admin_port,
-            "bindAddress": "127.0.0.1",
-            "brokerIP1": "127.0.0.1",
-            "mappedFileSizeCommitLog": FILE_SIZE,
-            "registerNameServerPeriod": "10s",
-            "slaveReadEnable": "true",
-        })  # fmt: skip
+        return settings_as_options(settings_of(self.namesrv, self.directory, self.listen, role))
 
     def has_all(self) -> None:
         """Returns when the slave has the master's log, and tables that were asked for after this call."""
-        polled = self._polled()
+        polled = self.slave.metric(_POLLS)
         self.has_log()
-        wait_until(lambda: self._polled() >= polled + 2, "the tables", DEADLINE_S)
+        wait_until(lambda: self.slave.metric(_POLLS) >= polled + 2, "the tables", DEADLINE_S)
 
     def has_log(self) -> None:
         """Returns when the slave has the master's log."""
-        wait_until(lambda: self._acks() == [self._end()], "the slave has all of the log", DEADLINE_S)
-
-    def _polled(self) -> float:
-        line = next(
-            line for line in self.slave.get("/metrics").splitlines() if line.startswith("neve_slave_polls_taken_total ")
-        )
-        return float(line.rpartition(" ")[2])
-
-    def _status(self) -> dict[str, object]:
-        with Client(self.master.broker) as client:
-            return dict(json.loads(client.ask(_HA_STATUS, {}).body))
-
-    def _end(self) -> int:
-        return int(str(self._status()["masterCommitLogMaxOffset"]))
-
-    def _acks(self) -> list[int]:
-        slaves = self._status()["haConnectionInfo"]
-        assert isinstance(slaves, list)
-        return [int(slave["slaveAckOffset"]) for slave in slaves]
+        catches_up(self.master.broker)
 
     @contextmanager
     def promoted(self) -> Iterator[Serving]:
@@ -86,9 +57,37 @@ class Pair:
             yield master
 
 
+def settings_of(namesrv: str, directory: Path, listen: tuple[int, int], role: str = "SLAVE") -> dict[str, object]:
+    """Of neve's, beside an Apache master or in its place."""
+    port, admin_port = listen
+    return {
+        "brokerRole": role,
+        "brokerId": 1 if role == "SLAVE" else 0,
+        "brokerName": "stock",
+        "namesrvAddr": namesrv,
+        "storePathRootDir": directory / "store",
+        "listenPort": port,
+        "adminPort": admin_port,
+        "bindAddress": "127.0.0.1",
+        "brokerIP1": "127.0.0.1",
+        "mappedFileSizeCommitLog": FILE_SIZE,
+        "registerNameServerPeriod": "10s",
+        "slaveReadEnable": "true",
+    }
+
+
 @contextmanager
 def apache_and_slave(directory: Path, **settings: str) -> Iterator[Pair]:
     """With the broker name `stock`."""
+    with apache_alone(directory, **settings) as pair:
+        pair.slave = Serving(pair.directory, "broker", *pair.settings("SLAVE"))
+        with pair.slave:
+            yield pair
+
+
+@contextmanager
+def apache_alone(directory: Path, **settings: str) -> Iterator[Pair]:
+    """Its slave has ports and a directory, and is not started."""
     for name in ("names", "apache", "neve"):
         (directory / name).mkdir(parents=True)
     own = {
@@ -104,15 +103,43 @@ def apache_and_slave(directory: Path, **settings: str) -> Iterator[Pair]:
         ApacheNameServer(directory / "names") as names,
         ApacheMember(directory / "apache", namesrv=names.namesrv, settings=own) as master,
     ):
-        pair = Pair(names.namesrv, master, Serving(directory), directory / "neve", (port, admin_port))
-        pair.slave = Serving(directory / "neve", "broker", *pair.settings("SLAVE"))
-        with pair.slave:
-            yield pair
+        yield Pair(names.namesrv, master, Serving(directory / "neve"), directory / "neve", (port, admin_port))
+
+
+def catches_up(master: str) -> int:
+    """Returns when its slaves have all of its log: where that ends."""
+    ends = list[int]()
+
+    def has_all() -> bool:
+        told = json.loads(_asked(master, _HA_STATUS))
+        ends[:] = [int(told["masterCommitLogMaxOffset"])]
+        return [int(slave["slaveAckOffset"]) for slave in told["haConnectionInfo"]] == ends
+
+    wait_until(has_all, "the slave has all of the log", DEADLINE_S)
+    return ends[0]
+
+
+def loses(store: Path, kept: int, end: int) -> None:
+    """A power cut took what lay from `kept` to `end` of the log's first file, all that follows, and what is derived."""
+    first, *rest = sorted((store / "commitlog").iterdir())
+    with first.open("r+b") as file:
+        file.seek(kept)
+        file.write(bytes(end - kept))
+    for path in rest:
+        path.unlink()
+    (store / "checkpoint").unlink(missing_ok=True)
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(store / name, ignore_errors=True)
+
+
+def _asked(address: str, code: int) -> bytes:
+    with Client(address) as client:
+        return client.ask(code, {}).body
 
 
 def offsets_at(address: str) -> dict[str, dict[int, int]]:
-    with Client(address) as client:
-        table = lenient_loads(client.ask(_ALL_OFFSETS, {}).body)["offsetTable"]
+    """Of every group, by topic@group and queue."""
+    table = lenient_loads(_asked(address, _ALL_OFFSETS))["offsetTable"]
     return {name: {int(queue): offset for queue, offset in queues.items()} for name, queues in table.items()}
 
 
@@ -140,17 +167,15 @@ class Half:
 
 
 def prepare(client: Client, topic: str, body: bytes, unique: str) -> Half:
-    """A half message, of the producer group g_tx."""
-    text = properties(TRAN_MSG="true", PGROUP="g_tx", UNIQ_KEY=unique)
-    ext = {"a": "g_tx", "b": topic, "c": "TBW102", "d": 1, "e": 0, "f": 4, "g": int(time.time() * 1000), "h": 0,
-           "i": text, "j": 0, "k": "false", "m": "false"}  # fmt: skip
-    answer = client.ask(310, ext, body).extFields
+    """A half message."""
+    text = properties(TRAN_MSG="true", PGROUP=_GROUP, UNIQ_KEY=unique)
+    answer = client.ask(SEND_V2, {**send_ext(topic, 0, text), "a": _GROUP, "f": _PREPARED}, body).extFields
     log_offset = int(answer["msgId"][16:32], 16)
     return Half(int(answer["queueOffset"]), log_offset, unique)
 
 
 def end(client: Client, half: Half, *, commit: bool) -> int:
-    ext = {"producerGroup": "g_tx", "tranStateTableOffset": half.queue_offset, "commitLogOffset": half.log_offset,
+    ext = {"producerGroup": _GROUP, "tranStateTableOffset": half.queue_offset, "commitLogOffset": half.log_offset,
            "commitOrRollback": _COMMIT if commit else _ROLLBACK, "fromTransactionCheck": "false",
            "msgId": half.unique, "transactionId": half.unique}  # fmt: skip
     return client.invoke(_END, ext).code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from bench.wire import PULL, SEND_V2, Client, pull_ext, send_ext
 from broker.ha.frames import HELLO_FORMAT
 from neve.record.codec import MessageRecord, iter_records
-from neve.remoting.body import lenient_loads
+from tests.interop.promoted import FILE_SIZE, catches_up, loses, offsets_at, settings_of
 from tests.servers.apache import ApacheServer
 from tests.servers.broker_set import BrokerSet
 from tests.servers.neve import Serving, settings_as_options
@@ -21,10 +20,9 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.servers
 
 TOPIC, GROUP = "orders", "readers"
-FILE_SIZE = 4 << 20
 _CHANGE_S = 60.0
-_UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _DELETE_TOPIC, _TOPIC_CONFIG = 15, 43, 200, 215, 351
-_HA_INFO, _HA_STATUS = 906, 907
+_UPDATE_OFFSET, _UPDATE_GROUP, _DELETE_TOPIC, _TOPIC_CONFIG = 15, 200, 215, 351
+_HA_INFO = 906
 _SYSTEM_BUSY = 2
 
 
@@ -37,20 +35,7 @@ def apache(directory: Path, **settings: str) -> ApacheServer:
 def slave_of(master: ApacheServer, directory: Path, **settings: object) -> Serving:
     """On ports that it keeps over a restart."""
     port, admin_port = free_ports(2)
-    own = {
-        "brokerRole": "SLAVE",
-        "brokerId": 1,
-        "brokerName": "stock",
-        "namesrvAddr": master.namesrv,
-        "storePathRootDir": directory / "store",
-        "listenPort": port,
-        "adminPort": admin_port,
-        "bindAddress": "127.0.0.1",
-        "brokerIP1": "127.0.0.1",
-        "mappedFileSizeCommitLog": FILE_SIZE,
-        "registerNameServerPeriod": "10s",
-        "slaveReadEnable": "true",
-    }
+    own = settings_of(master.namesrv, directory, (port, admin_port))
     return Serving(directory, "broker", *settings_as_options({**own, **settings}))
 
 
@@ -65,34 +50,10 @@ def log_of(store: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((store / "commitlog").iterdir()))
 
 
-def end_at(master: ApacheServer) -> int:
-    with Client(master.broker) as client:
-        return int(json.loads(client.ask(_HA_STATUS, {}).body)["masterCommitLogMaxOffset"])
-
-
-def ack_at(master: ApacheServer) -> list[int]:
-    """What the master's slaves have."""
-    with Client(master.broker) as client:
-        slaves = json.loads(client.ask(_HA_STATUS, {}).body)["haConnectionInfo"]
-    return [int(slave["slaveAckOffset"]) for slave in slaves]
-
-
-def catches_up(master: ApacheServer) -> int:
-    """To the end of the master's log."""
-    wait_until(lambda: ack_at(master) == [end_at(master)], "the slave has all of the log", _CHANGE_S)
-    return end_at(master)
-
-
 def assert_same_log(master: ApacheServer, slave: Serving) -> None:
-    end = catches_up(master)
+    end = catches_up(master.broker)
     theirs, ours = log_of(master.directory / "store"), log_of(slave.directory / "store")
     assert ours[:end] == theirs[:end]
-
-
-def offsets_at(address: str) -> dict[str, dict[int, int]]:
-    with Client(address) as client:
-        table = lenient_loads(client.ask(_ALL_OFFSETS, {}).body)["offsetTable"]
-    return {name: {int(queue): offset for queue, offset in queues.items()} for name, queues in table.items()}
 
 
 def commit(master: ApacheServer, offset: int) -> None:
@@ -128,7 +89,7 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
         send(master, 5, properties="DELAY\x011\x02")
         commit(master, 250)
         assert_same_log(master, slave)
-        assert catches_up(master) > FILE_SIZE
+        assert catches_up(master.broker) > FILE_SIZE
 
         wait_until(lambda: offsets_at(slave.broker).get(f"{TOPIC}@{GROUP}") == {0: 250}, "the offsets", _CHANGE_S)
         with Client(slave.broker) as ours, Client(master.broker) as theirs:
@@ -201,19 +162,13 @@ def test_what_the_master_lost_in_a_power_cut_the_slave_keeps_aside_and_the_logs_
         with Client(master.broker) as client:
             client.create_topic(TOPIC, 1)
         send(master, 200)
-        kept = catches_up(master)
+        kept = catches_up(master.broker)
         send(master, 100)
-        end = catches_up(master)
+        end = catches_up(master.broker)
 
         master.kill()
-        path = min((master.directory / "store" / "commitlog").iterdir())  # the next one is made, and empty
-        assert end < FILE_SIZE
-        with path.open("r+b") as file:  # what the kernel had not written yet
-            file.seek(kept)
-            file.write(bytes(end - kept))
-        for name in ("checkpoint", "consumequeue", "index"):
-            path = master.directory / "store" / name
-            path.unlink() if path.is_file() else shutil.rmtree(path)
+        assert end < FILE_SIZE, "the next file is made, and empty"
+        loses(master.directory / "store", kept, end)
         master.start()
         send(master, 40, 120)
         assert_same_log(master, slave)

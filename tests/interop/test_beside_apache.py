@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,7 +22,8 @@ from bench import jvm
 from bench.wire import PULL, PULL_RETRY_IMMEDIATELY, SUCCESS, Client, pull_ext
 from neve import spark as neve_spark
 from tests.interop.agent import FLAGS, SOURCES
-from tests.interop.test_apache_master import FILE_SIZE, apache, catches_up, read, send, slave_of
+from tests.interop.promoted import FILE_SIZE, catches_up, loses
+from tests.interop.test_apache_master import apache, read, send, slave_of
 from tests.servers.apache import ApacheServer
 from tests.servers.neve import Serving
 from tests.waiting import wait_until
@@ -60,18 +60,8 @@ def java(master: ApacheServer, main: str, *args: object) -> list[list[str]]:
     return [line[1:] for line in lines[:-1]]
 
 
-def page(slave: Serving, path: str, method: str = "GET") -> str:
-    request = urllib.request.Request(f"http://{slave.ready['admin']}{path}", method=method)
-    return bytes(urllib.request.urlopen(request, timeout=120).read()).decode()
-
-
-def series(slave: Serving, name: str) -> int:
-    (value,) = [line.rpartition(" ")[2] for line in page(slave, "/metrics").splitlines() if line.startswith(f"{name} ")]
-    return int(float(value))
-
-
 def offload(slave: Serving) -> None:
-    told = [json.loads(line) for line in page(slave, "/archive/offload?roll=1&evict=1", "POST").splitlines()]
+    told = slave.post("/archive/offload?roll=1&evict=1")
     assert not [line for line in told if "error" in line], told
 
 
@@ -125,10 +115,10 @@ def test_what_the_master_has_dropped_stock_clients_read_at_the_slave_and_engines
         sent = java(master, "Produce", TOPIC, "sync", MESSAGES, "m")
         assert len(sent) == MESSAGES
         fill(master, 2)
-        ends, end = ends_of(master), catches_up(master)
+        ends, end = ends_of(master), catches_up(master.broker)
         border = end - end % FILE_SIZE
         originals = {queue: bytes_of(master.broker, queue, 0, ends[queue]) for queue in range(QUEUES)}
-        wait_until(lambda: series(slave, "neve_archive_safe_below") >= border, "the master's flush", _CHANGE_S)
+        wait_until(lambda: slave.metric("neve_archive_safe_below") >= border, "the master's flush", _CHANGE_S)
         offload(slave)
         assert first_file(slave.directory) == 0, "the master has it, and what waits there with it"
         with Client(master.broker) as client:
@@ -186,46 +176,27 @@ def test_a_master_that_lost_what_is_archived_ends_archiving_and_is_followed_on(t
             client.create_topic("orders", 1)
         send(master, 30, 200_000)
         send(master, 10, 200_000)
-        end = catches_up(master)
+        end = catches_up(master.broker)
         border = end - end % FILE_SIZE
         assert border == FILE_SIZE
-        wait_until(lambda: series(slave, "neve_archive_safe_below") == border, "the master's flush", _CHANGE_S)
-        page(slave, "/archive/offload?roll=1", "POST")
-        archived = json.loads(page(slave, "/archive/status"))["objects"]
+        wait_until(lambda: slave.metric("neve_archive_safe_below") == border, "the master's flush", _CHANGE_S)
+        slave.post("/archive/offload?roll=1")
+        archived = json.loads(slave.get("/archive/status"))["objects"]
         assert archived > 0
         originals = read(slave.broker, 40)
 
         master.kill()
-        loses(master, FILE_SIZE // 2)
+        loses(master.directory / "store", FILE_SIZE // 2, FILE_SIZE)
         master.start()
-        wait_until(lambda: series(slave, "neve_archive_overtaken") == 1, "the slave sees it", _CHANGE_S)
+        wait_until(lambda: slave.metric("neve_archive_overtaken") == 1, "the slave sees it", _CHANGE_S)
         send(master, 30, 190_000)
-        catches_up(master)
+        catches_up(master.broker)
         assert read(slave.broker, 30) == read(master.broker, 30)
         assert read(slave.broker, 30) != originals[:30]
         slave.stop()
         slave.start()
-        assert series(slave, "neve_archive_overtaken") == 1
-        assert "the master lost its log above" in page(slave, "/readyz")
-        assert "the master lost its log above" in page(slave, "/archive/offload?roll=1", "POST")
-        assert json.loads(page(slave, "/archive/status"))["objects"] == archived
+        assert slave.metric("neve_archive_overtaken") == 1
+        assert "the master lost its log above" in slave.get("/readyz")
+        assert "the master lost its log above" in json.dumps(slave.post("/archive/offload?roll=1"))
+        assert json.loads(slave.get("/archive/status"))["objects"] == archived
         assert "Traceback" not in slave.log()
-
-
-def loses(master: ApacheServer, keeps: int) -> None:
-    """A power cut, on a disk that lost what it had flushed."""
-    first, *rest = sorted((master.directory / "store" / "commitlog").iterdir())
-    with first.open("r+b") as file:
-        file.seek(keeps)
-        file.write(bytes(FILE_SIZE - keeps))
-    for path in [*rest, *(master.directory / "store" / name for name in ("checkpoint", "consumequeue", "index"))]:
-        remove(path)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir():
-        for below in path.iterdir():
-            remove(below)
-        path.rmdir()
-    else:
-        path.unlink(missing_ok=True)

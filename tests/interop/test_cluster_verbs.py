@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.wire import Client, Refused
-from neve.cli import main
+from tests.cluster_verbs import Neve
+from tests.interop.test_controller import may_send
 from tests.servers.apache import ApacheController, ApacheMember, ApacheNameServer
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
-NAME, TOPIC = "stock", "orders"
+NAME = "stock"
 CONFLICT = 5
 _CHANGE_S = 60.0
-
-
-class Neve:
-    """The command line, and what it says."""
-
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self._capfd = capfd
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        ended = main.run(["cluster", *arguments])
-        said = self._capfd.readouterr()
-        assert ended == code, said.err
-        return said.out
-
-    def rows(self, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self(*arguments, "-o", "json", code=code))
-        return found
-
-
-def takes(member: ApacheMember) -> bool:
-    try:
-        with Client(member.broker) as client:
-            client.create_topic(TOPIC, 1)
-            client.send(TOPIC, 0, b"x")
-    except (OSError, Refused):
-        return False
-    return True
 
 
 def test_a_set_of_apaches_is_shown_and_handed_over_and_a_member_of_it_forgotten(
@@ -63,7 +35,7 @@ def test_a_set_of_apaches_is_shown_and_handed_over_and_a_member_of_it_forgotten(
 
             wait_until(lambda: sum(row["in_sync"] for row in members().values()) == 2, "both in sync", _CHANGE_S)
             former, other = (a, b) if members()[a.broker]["role"] == "master" else (b, a)
-            wait_until(lambda: takes(former), "a master that takes messages", _CHANGE_S)
+            wait_until(lambda: may_send(former), "a master that takes messages", _CHANGE_S)
 
             # The name server knows the set, and a member of it its controller.
             wait_until(lambda: neve.rows("status")[0]["living"] == 2, "the set is shown", _CHANGE_S)
@@ -84,7 +56,7 @@ def test_a_set_of_apaches_is_shown_and_handed_over_and_a_member_of_it_forgotten(
             neve("switch", NAME, "--to", str(new))
             (row,) = neve.rows("status")
             assert (row["address"], row["epoch"], row["in_sync"]) == (other.broker, 2, 2)
-            wait_until(lambda: takes(other), "the new master takes messages", _CHANGE_S)
+            wait_until(lambda: may_send(other), "the new master takes messages", _CHANGE_S)
             neve("init", NAME, "--master", str(old), "--yes", code=CONFLICT)
 
             former.kill()

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from bench import jvm
-from bench.wire import Client
-from tests.interop.promoted import FILE_SIZE, Pair
+from bench.wire import SEND_V2, Client, send_ext
+from neve.remoting.codes import ResponseCode
+from tests.interop.promoted import FILE_SIZE, Pair, apache_alone
 from tests.interop.steady import TOPIC as ORDERS
 from tests.interop.steady import Steady, assert_each_offset_once_acknowledged_and_consumed
-from tests.servers.apache import ApacheMember, ApacheNameServer
 from tests.servers.neve import Serving
-from tests.servers.processes import free_ports
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
@@ -102,19 +101,8 @@ class Operator:
 
 
 def test_an_operator_moves_a_broker_line_by_line(tmp_path: Path) -> None:
-    directories = [tmp_path / name for name in ("names", "apache", "operator")]
-    for directory in directories:
-        directory.mkdir()
-    names_at, apache_at, operator_at = directories
-    settings = {"enableControllerMode": "false", "brokerId": "0", "brokerRole": "ASYNC_MASTER",
-                "timerWheelEnable": "true", "mappedFileSizeCommitLog": str(FILE_SIZE)}  # fmt: skip
-    port, admin_port = free_ports(2)
-    with (
-        ApacheNameServer(names_at) as names,
-        ApacheMember(apache_at, namesrv=names.namesrv, settings=settings) as master,
-    ):
-        pair = Pair(names.namesrv, master, Serving(operator_at), operator_at, (port, admin_port))
-        operator = Operator(pair, operator_at)
+    with apache_alone(tmp_path) as pair:
+        operator = Operator(pair, pair.directory)
         with Client(pair.master.broker) as client:
             client.create_topic(ORDERS, 2)
             client.create_topic("bulk", 1)
@@ -163,9 +151,8 @@ def _move(operator: Operator, clients: Steady) -> None:
     for line in lines(back):
         operator.does(line)
     with Client(operator.broker.broker) as client:
-        answer = client.invoke(310, {"a": "p", "b": ORDERS, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0,
-                                     "i": "", "j": 0, "k": "false", "m": "false"}, b"m")  # fmt: skip
-        assert answer.code == 16, "no permission"
+        answer = client.invoke(SEND_V2, send_ext(ORDERS, 0), b"m")
+        assert answer.code == ResponseCode.NO_PERMISSION
 
 
 def test_the_page_is_run_whole() -> None:

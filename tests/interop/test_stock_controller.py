@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.wire import SEND_V2, Client, Refused, send_ext
-from neve.remoting.body import lenient_loads
+from bench.wire import Client, Refused
+from tests.interop.promoted import Half, end, offsets_at, prepare, properties
 from tests.interop.test_controller import mqadmin_says
 from tests.servers.members import NAME
 from tests.servers.mixed_set import Broker, MixedSet, Under, assert_same_logs, end_of
@@ -22,8 +22,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 TOPIC, GROUP = "orders", "billing"
-_END_TRANSACTION, _PREPARED, _COMMIT = 37, 4, 8
-_UPDATE_OFFSET, _ALL_OFFSETS, _UPDATE_GROUP, _TOPIC_CONFIG = 15, 43, 200, 351
+_UPDATE_OFFSET, _UPDATE_GROUP, _TOPIC_CONFIG = 15, 200, 351
 _CHANGE_S = 90.0
 
 
@@ -57,10 +56,7 @@ def commit(member: Broker, offset: int) -> None:
 
 
 def committed(member: Broker) -> int | None:
-    with Client(member.broker) as client:
-        table = lenient_loads(client.ask(_ALL_OFFSETS, {}).body)["offsetTable"]
-    queues = {int(queue): int(offset) for queue, offset in table.get(f"{TOPIC}@{GROUP}", {}).items()}
-    return queues.get(0)
+    return offsets_at(member.broker).get(f"{TOPIC}@{GROUP}", {}).get(0)
 
 
 def stands_at(member: Broker, offset: int) -> bool:
@@ -268,9 +264,9 @@ def test_mqadmins_verbs_for_sets_print_what_is_so_of_a_set_of_both_kinds(tmp_pat
         assert "#SyncStateSetNums 3" in shown
         for member in brokers.members:
             assert f"brokerId={ids[member.broker]}, brokerAddress='{member.broker}', alive=true" in shown
-        end = end_of(apache)
-        assert epochs.count(f"Epoch: EpochEntry{{epoch=1, startOffset=0, endOffset={end}}}") == 3, epochs
-        for line in (f"#MasterCommitLogMaxOffset {end}", "#SlaveNum 2", "#InSyncSlaveNum 2"):
+        first = end_of(apache)
+        assert epochs.count(f"Epoch: EpochEntry{{epoch=1, startOffset=0, endOffset={first}}}") == 3, epochs
+        for line in (f"#MasterCommitLogMaxOffset {first}", "#SlaveNum 2", "#InSyncSlaveNum 2"):
             assert line in status
 
         elected, *_ = mqadmin_says(
@@ -289,8 +285,8 @@ def test_mqadmins_verbs_for_sets_print_what_is_so_of_a_set_of_both_kinds(tmp_pat
             f"haStatus {names} -b {apache.broker}",
         )
         last = end_of(one)
-        assert epochs.count(f"#Epoch: EpochEntry{{epoch=1, startOffset=0, endOffset={end}}}") == 3, epochs
-        assert epochs.count(f"#Epoch: EpochEntry{{epoch=2, startOffset={end}, endOffset={last}}}") == 3, epochs
+        assert epochs.count(f"#Epoch: EpochEntry{{epoch=1, startOffset=0, endOffset={first}}}") == 3, epochs
+        assert epochs.count(f"#Epoch: EpochEntry{{epoch=2, startOffset={first}, endOffset={last}}}") == 3, epochs
         for line in (f"#MasterCommitLogMaxOffset {last}", "#SlaveNum 2", "#InSyncSlaveNum 2"):
             assert line in of_master
         assert f"#MasterAddr {one.broker}" in of_slave
@@ -315,24 +311,14 @@ def test_mqadmins_verbs_for_sets_print_what_is_so_of_a_set_of_both_kinds(tmp_pat
         sent.assert_kept()
 
 
-def send_half(member: Broker, body: bytes, key: str) -> dict[str, str]:
-    """What an END_TRANSACTION of it says."""
-    properties = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01{key}\x02"
-    with Client(member.broker) as client:
-        told = client.ask(SEND_V2, {**send_ext(TOPIC, 0, properties), "f": _PREPARED}, body).extFields
-    place = int(told["msgId"][16:], 16)
-    return {"producerGroup": "p", "tranStateTableOffset": told["queueOffset"], "commitLogOffset": str(place),
-            "fromTransactionCheck": "false", "msgId": key, "transactionId": key}  # fmt: skip
-
-
 def has(member: Broker, wanted: set[bytes]) -> bool:
     return wanted <= set(bodies(member))
 
 
-def commit_half(member: Broker, ended: dict[str, str]) -> bool:
+def commit_half(member: Broker, half: Half) -> bool:
     try:
         with Client(member.broker) as client:
-            return client.invoke(_END_TRANSACTION, {**ended, "commitOrRollback": _COMMIT}).code == 0
+            return end(client, half, commit=True) == 0
     except OSError:
         return False
 
@@ -348,10 +334,11 @@ def test_what_waits_under_a_master_of_one_kind_comes_under_one_of_the_other(tmp_
             sent.go_on(5)
             with Client(former.broker) as client:
                 for number in range(3):
-                    client.send(TOPIC, 0, b"delayed at %b %d" % (name, number), "DELAY\x014\x02")
-            early, late = (
-                send_half(former, b"%b at %b" % (when, name), f"K{when!r}{name!r}") for when in (b"early", b"late")
-            )
+                    client.send(TOPIC, 0, b"delayed at %b %d" % (name, number), properties(DELAY=4))
+                early, late = (
+                    prepare(client, TOPIC, b"%b at %b" % (when, name), f"K{when!r}{name!r}")
+                    for when in (b"early", b"late")
+                )
             assert commit_half(former, early)
             if former is apache:  # told to follow it would first wait 90 s for its own check of transactions
                 former.kill()

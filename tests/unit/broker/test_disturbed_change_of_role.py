@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,23 @@ from broker.store.message_store import MessageStore
 from broker.tables.state_file import StateFile
 from infra.disk import RealDisk
 from neve.errors import BrokerError
-from tests.set_in_process import broker_set
+from tests.set_in_process import Member, Set, broker_set
 from tests.unit.broker.test_change_of_role import hand_to, put, shows
 from tests.waiting import until
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def of_three(root: Path) -> AsyncIterator[tuple[Set, Member, Member, Member]]:
+    """A set, its master and its slaves; one message is sent."""
+    async with broker_set(root) as brokers:
+        former = await brokers.master()
+        heir, other = await brokers.slaves()
+        await put(former, b"1")
+        yield brokers, former, heir, other
 
 
 def test_who_forgot_bytes_but_not_yet_their_epochs_leads_all_the_same(tmp_path: Path) -> None:
@@ -85,10 +96,7 @@ def test_a_master_that_can_not_read_its_books_at_all_ends_so_that_another_one_le
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            former = await brokers.master()
-            heir, other = await brokers.slaves()
-            await put(former, b"1")
+        async with of_three(tmp_path) as (brokers, former, heir, other):
 
             def unreadable(epoch: int) -> None:
                 raise ValueError("what nobody can read")
@@ -107,10 +115,7 @@ def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_the_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            former = await brokers.master()
-            heir, other = await brokers.slaves()
-            await put(former, b"1")
+        async with of_three(tmp_path) as (brokers, former, heir, other):
             monkeypatch.setattr(replicas_manager, "LEAD_TRIES", 1 << 30)
             failed = asyncio.Event()
             registered = heir.broker.topics.lead
@@ -127,11 +132,11 @@ def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_the_set(
             assert await handing == target
             assert not heir.leads
             in_sync = heir.replicas.member.view.sync_state_set - {target}
-            other = next(one for one in (former, other) if one.replicas.member.broker_id in in_sync)
-            await hand_to(brokers, other)
+            next_master = next(one for one in (former, other) if one.replicas.member.broker_id in in_sync)
+            await hand_to(brokers, next_master)
             await until(lambda: heir.state is State.SLAVE and heir.role is Role.SLAVE_IN_SYNC, "it follows")
             assert heir.broker.store.is_following
-            await put(other, b"2")
+            await put(next_master, b"2")
             await shows(heir, b"1", b"2")
             heir.broker.topics.file.touch()
             await heir.broker.topics.file.save()  # nor is its saving suspended any more
@@ -143,10 +148,7 @@ def test_a_log_that_can_not_be_marked_as_one_that_follows_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            former = await brokers.master()
-            (heir, _) = await brokers.slaves()
-            await put(former, b"1")
+        async with of_three(tmp_path) as (brokers, former, heir, _):
             store: MessageStore = former.broker.store
 
             def refused() -> None:
@@ -163,10 +165,7 @@ def test_a_log_that_can_not_be_marked_as_one_that_follows_takes_nothing(
 
 def test_a_master_that_hands_over_is_not_asked_to_a_second_time(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            former = await brokers.master()
-            heir, other = await brokers.slaves()
-            await put(former, b"1")
+        async with of_three(tmp_path) as (_, former, heir, other):
             target = heir.replicas.member.broker_id
             asked = [former.replicas.hand_over(member.replicas.member.broker_id) for member in (heir, other)]
             asked.append(former.replicas.hand_over())

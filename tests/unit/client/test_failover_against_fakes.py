@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from neve.client import AsyncClient, connect
+from neve.client.consumers.shell import Shell
 from neve.client.group import pop_requests as pop_module
 from neve.client.group import pull as pull_module
 from neve.client.group.fetcher import Fetcher
@@ -567,6 +568,13 @@ def positions(member: FakeServer) -> list[int]:
     return [int(ext["commitOffset"]) for ext in commits if ext["topic"] == "t"]
 
 
+async def acknowledge_five(consumer: Shell) -> None:
+    for _ in range(5):
+        message = await consumer.receive()
+        assert message is not None
+        await message.ack()
+
+
 def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was told may have died before the others heard of it."""
     rounds: list[None] = []
@@ -592,10 +600,7 @@ def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(mon
                 connect(broker_set.namesrv.address, commit_interval=0.02) as client,
                 client.consumer("g", "t", start="first") as consumer,
             ):
-                for _ in range(5):
-                    message = await consumer.receive()
-                    assert message is not None
-                    await message.ack()
+                await acknowledge_five(consumer)
                 assert await told(old) == 1
                 broker_set.ids = {0: new}
                 await old.stop()
@@ -619,10 +624,7 @@ def test_a_position_that_a_master_refuses_is_told_again_over_the_same_connection
             connect(broker_set.namesrv.address, commit_interval=0.02) as client,
             client.consumer("g", "t", start="first") as consumer,
         ):
-            for _ in range(5):
-                message = await consumer.receive()
-                assert message is not None
-                await message.ack()
+            await acknowledge_five(consumer)
             await until(lambda: positions(broker_set.members[0]).count(5) >= 2, "it is told again and again")
             handing_over[0] = False
             await until(lambda: group.offsets.get("t") == 5, "it is stored")
