@@ -26,7 +26,7 @@ a reader is given in which order, are no promises there. A round of nothing but 
 them in every mode, if nobody but those who handed over made another one master.
 
 A round is `held`; or `broken`, by the promises named; or `void`: all that is amiss is that something came too late,
-and the machine stood still meanwhile. What is void is not held.
+and the machine stood still, or let a server wait for a processor, meanwhile. What is void is not held.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import msgspec
@@ -68,6 +69,7 @@ from tests.histories.history import (
     TopicMade,
     Topics,
     Unsettled,
+    Waited,
 )
 from tests.histories.stalls import is_starved
 
@@ -82,11 +84,11 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """`kind` is one of the head of this file. `late`: all that is known is that something has not come in time."""
+    """`kind` is one of the head of this file."""
 
     kind: str
     text: str
-    late: bool = False
+    is_void: bool = False  # something has not come in time, that is all, and the machine stood still meanwhile
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
@@ -105,7 +107,6 @@ class Report(msgspec.Struct, frozen=True):
 
     violations: list[Violation]
     counts: Counter[str]
-    is_starved: bool
     elections: int
     faults: Counter[str]  # by kind
     silent_ms: int  # the longest time without an acknowledged send
@@ -114,18 +115,17 @@ class Report(msgspec.Struct, frozen=True):
     def verdict(self) -> Verdict:
         if not self.violations:
             return Verdict.HELD
-        if self.is_starved and all(violation.late for violation in self.violations):
+        if all(violation.is_void for violation in self.violations):
             return Verdict.VOID
         return Verdict.BROKEN
 
 
 def check(events: Iterable[Event], promise: Promise) -> Report:
     """All violations, the first of each kind first."""
-    history = _History(events)
+    history = _History(events, promise)
     return Report(
         _violations(history, replace(promise, keeps_acknowledged=_owes(history, promise))),
         history.counts(),
-        is_starved=is_starved(history.stalls, history.healed_at, promise.rest_within_ms),
         elections=history.elections,
         faults=Counter(one.kind for one in history.told if one.kind),
         silent_ms=_silent_ms(history),
@@ -134,7 +134,7 @@ def check(events: Iterable[Event], promise: Promise) -> Report:
 
 def owes(events: Iterable[Event], promise: Promise) -> bool:
     """Whether what was acknowledged so far is to be kept."""
-    return _owes(_History(events), promise)
+    return _owes(_History(events, promise), promise)
 
 
 def _owes(history: _History, promise: Promise) -> bool:
@@ -156,7 +156,10 @@ def _silent_ms(history: _History) -> int:
 
 def _violations(history: _History, promise: Promise) -> list[Violation]:
     if history.broken_off:
-        return [Violation("blind", f"broken off: {one.why}", late=one.late) for one in history.broken_off]
+        return [
+            Violation("blind", f"broken off: {one.why}", is_void=one.late and history.is_starved())
+            for one in history.broken_off
+        ]
     checks = [
         _blind(history),
         _lost(history, promise),
@@ -180,7 +183,8 @@ def _violations(history: _History, promise: Promise) -> list[Violation]:
 class _History:
     """The same by kind of event."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], promise: Promise) -> None:
+        self._within_ms = promise.rest_within_ms
         by_type: dict[type, list[Any]] = defaultdict(list)
         for event in events:
             by_type[type(event)].append(event)
@@ -203,6 +207,7 @@ class _History:
         self.archived: list[Archived] = by_type[Archived]
         self.dropped: list[Dropped] = by_type[Dropped]
         self.led: list[Led] = by_type[Led]
+        self.waits: list[Waited] = by_type[Waited]
         self.told: list[Told] = by_type[Told]
         self.unsettled: list[Unsettled] = by_type[Unsettled]
         self.broken_off: list[BrokenOff] = by_type[BrokenOff]
@@ -214,6 +219,10 @@ class _History:
     def healed_at(self) -> int:
         """0: it was not."""
         return max((one.at for one in self.healed), default=0)
+
+    def is_starved(self, until: float = inf) -> bool:
+        """Between the healing and then, in which all was to come."""
+        return is_starved(self.stalls, self.waits, self.healed_at, until, self._within_ms)
 
     @property
     def epochs(self) -> list[int]:
@@ -253,6 +262,7 @@ class _History:
         counts |= Counter({"archived": len(self.archived)} if self.archived else {})
         counts |= Counter({"dropped below": max(one.below for one in self.dropped)} if self.dropped else {})
         counts["stood still ms"] = sum(stall.lasted for stall in self.stalls)
+        counts["let servers wait ms"] = sum(one.lasted for one in self.waits)
         counts["kept elsewhere"] = len({one.key for one in self.kept})
         return counts
 
@@ -275,9 +285,9 @@ def _blind(history: _History) -> Iterator[Violation]:
         if not events:
             yield Violation("blind", f"nobody says {what}")
     for group in sorted({one.group for one in history.rested} - {one.group for one in history.seen}):
-        yield Violation("blind", f"{group} was given nothing", late=True)
+        yield Violation("blind", f"{group} was given nothing", is_void=history.is_starved())
     if not any(history.acknowledged):
-        yield Violation("blind", "nothing was acknowledged", late=True)
+        yield Violation("blind", "nothing was acknowledged", is_void=history.is_starved())
     if history.is_archived and not history.archived:
         yield Violation("blind", "all is archived, and nobody has read the archive")
     if len(history.by_key) != len(history.sent):
@@ -304,8 +314,8 @@ def _lost(history: _History, promise: Promise) -> Iterator[Violation]:
             is_there = bool(history.copies[sent.topic, sent.key])
         if is_there or sent.key in elsewhere or any(_is_in(gap, sent) for gap in gaps):
             continue
-        late = not _is_plain(sent) and not history.is_settled
-        yield Violation("lost", f"{_told(sent)}; {_place_now(history, sent)}", late=late)
+        is_void = not _is_plain(sent) and not history.is_settled and history.is_starved()
+        yield Violation("lost", f"{_told(sent)}; {_place_now(history, sent)}", is_void=is_void)
 
 
 def _is_in(gap: Gap, sent: Sent) -> bool:
@@ -456,7 +466,7 @@ def _missed(history: _History) -> Iterator[Violation]:
             if stored.topic in topics[group] and stored.key not in keys:
                 where = f"{stored.topic}/{stored.queue} at {stored.offset}"
                 text = f"{group} was never given {stored.key}, {where}"
-                yield Violation("missed", text, late=group in restless)
+                yield Violation("missed", text, is_void=group in restless and history.is_starved())
 
 
 def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
@@ -467,10 +477,12 @@ def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
     for what, at in ends:
         lost = sum(stall.lasted for stall in history.stalls if healed <= stall.at < at)
         if not at:
-            yield Violation("restless", f"after the healing it never came about that {what}", late=True)
+            yield Violation(
+                "restless", f"after the healing it never came about that {what}", is_void=history.is_starved()
+            )
         elif at - healed - lost > promise.rest_within_ms:
             text = f"{what}, but only {at - healed} ms after the healing, {lost} ms stood still"
-            yield Violation("restless", text, late=True)
+            yield Violation("restless", text, is_void=history.is_starved(at))
 
 
 def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
@@ -494,7 +506,8 @@ def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
             ]
             if lacking:
                 text = f"{bounds.topic}/{bounds.queue} lacks {len(lacking)}: {lacking[:5]}"
-                yield Violation("archive", text, late=history.has_archive and not history.is_archived)
+                is_void = history.has_archive and not history.is_archived and history.is_starved()
+                yield Violation("archive", text, is_void=is_void)
 
 
 def _kept(history: _History) -> Iterator[Violation]:

@@ -9,6 +9,7 @@
     Switched  what became of it that somebody asked for another master
     Replaced  who went for ever, and came as a new member
     Stall     when the machine ran nobody
+    Waited    when the machine let a server wait that had work to do
     Led       the master's epoch, when a round begins, when its groups are to rest, and at its end
     Serves    what of the set did its work again, and when
     Rested    when a group had nothing left to read
@@ -149,6 +150,14 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, tag="stall"):
     lasted: int
 
 
+class Waited(msgspec.Struct, frozen=True, kw_only=True, tag="waited"):
+    """For a processor, by the kernel's account: so many milliseconds of those before `at`."""
+
+    at: int
+    who: str
+    lasted: int
+
+
 class Led(msgspec.Struct, frozen=True, kw_only=True, tag="led"):
     """By the controller; −1: it could not be asked."""
 
@@ -250,6 +259,7 @@ Event = (
     | Switched
     | Replaced
     | Stall
+    | Waited
     | Led
     | Serves
     | Rested

@@ -58,7 +58,7 @@ from tests.histories.injector import Injector
 from tests.histories.java_workers import JavaWorkers
 from tests.histories.links import Links
 from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet
-from tests.histories.stalls import stalls_noted, stood_still_ms
+from tests.histories.stalls import stalls_noted, stood_still_ms, waits_noted
 from tests.waiting import NotWithin, until
 
 T = TypeVar("T")
@@ -91,7 +91,10 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
     async def note_who_leads() -> None:
         history.append(Led(at=now_ms(), epoch=await place.brokers.epoch()))
 
-    with stalls_noted(history):
+    def servers() -> dict[str, list[int]]:
+        return {name: server.pids for name, server in place.brokers.servers.items()}
+
+    with stalls_noted(history), waits_noted(history, servers):
         try:
             await note_who_leads()
             await work.begin()

@@ -36,6 +36,7 @@ from tests.histories.history import (
     TopicMade,
     Topics,
     Unsettled,
+    Waited,
 )
 
 SYNC = Promise(keeps_acknowledged=True)
@@ -261,6 +262,13 @@ def test_a_round_that_came_too_late_while_the_machine_starved_is_void_and_not_he
     for starved in ([Stall(at=HEALED + 1, lasted=1_000)], [Stall(at=HEALED + 1 + n, lasted=300) for n in range(11)]):
         assert check([*never, *starved], SYNC).verdict is Verdict.VOID
         assert check([*whole(), *starved], SYNC).verdict is Verdict.HELD
+    late = changed(whole(), SERVES, at=HEALED + 40_000)
+    assert check([*late, Stall(at=HEALED + 39_999, lasted=1_000)], SYNC).verdict is Verdict.VOID
+    assert check([*late, Stall(at=HEALED + 40_000, lasted=9_000)], SYNC).verdict is Verdict.BROKEN, "it was late before"
+    waits = [Waited(at=HEALED + 1_000 * n, who="c", lasted=1_000) for n in range(2, 12)]
+    assert check([*late, *waits], SYNC).verdict is Verdict.VOID
+    assert check([*late, *waits[1:]], SYNC).verdict is Verdict.BROKEN
+    assert check([*late, *waits[1:], replace(waits[0], who="a")], SYNC).verdict is Verdict.BROKEN, "they share it"
     for busy in ([Stall(at=HEALED + 1, lasted=999)], [Stall(at=HEALED - 5_000, lasted=4_000)]):
         assert check([*never, *busy], SYNC).verdict is Verdict.BROKEN
 

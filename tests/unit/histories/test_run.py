@@ -19,7 +19,7 @@ def test_a_run_that_is_ended_early_has_failed_and_keeps_what_it_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def one_round_and_a_half(directory: Path, *, reports: list[Report], **_: Any) -> list[Report]:
-        held = Report([], Counter(), is_starved=False, elections=0, faults=Counter(), silent_ms=0)
+        held = Report([], Counter(), elections=0, faults=Counter(), silent_ms=0)
         reports.append(held)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()

@@ -7,13 +7,13 @@ from collections import Counter
 from tests.histories.checker import Report, Violation
 from tests.histories.summary import is_enough, summary
 
-LATE = Violation("restless", "it never came about", late=True)
+LATE = Violation("restless", "it never came about", is_void=True)
 LOST = Violation("lost", "p-1")
 
 
 def report(*violations: Violation, silent_ms: int = 2_000) -> Report:
     counts, faults = Counter({"sent, acknowledged": 10}), Counter({"kill": 2, "freeze": 1})
-    return Report([*violations], counts, is_starved=True, elections=1, faults=faults, silent_ms=silent_ms)
+    return Report([*violations], counts, elections=1, faults=faults, silent_ms=silent_ms)
 
 
 def test_the_last_line_counts_rounds_by_what_became_of_them() -> None:
