@@ -14,6 +14,9 @@ DISABLE      the local log alone; what only the archive has is not there
 NOT_IN_DISK  the archive answers what the local log no longer has
 NOT_IN_MEM   and what has left the segment that is being written
 FORCE        the archive answers all that it has; the local log what is not archived yet, or can't be read there now
+
+A topic that was deleted and made again begins where it ended: what the archive has below is nobody's, also while it
+could not be told of the deletion yet.
 """
 
 import asyncio
@@ -278,6 +281,8 @@ class TieredStore:
         """No thread waits; whoever is cancelled here, by the clock or by its connection's end, leaves the line."""
         cold = self._cold
         assert cold is not None
+        if offset < self._hot.ended_at(topic, queue_id):
+            return ColdResult(GetMessageStatus.OFFSET_TOO_SMALL, self.min_offset(topic, queue_id))
         while isinstance(located := cold.locate(group, topic, queue_id, offset, client), Located):
             decoding = located.decoded
             try:
@@ -321,7 +326,7 @@ class TieredStore:
                     self.cold_failures += 1
                     raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
                 if found is not None and 0 <= found < hot_min:
-                    return found
+                    return max(found, self.min_offset(topic, queue_id))
                 if hot_min == high:
                     return high - 1 if upper else high
         return self._hot.offset_by_time(topic, queue_id, timestamp, upper)
@@ -350,7 +355,12 @@ class TieredStore:
             return Found(found)
         older = await self._ask_cold("query", cold.query, topic, key, max_num, begin, end) or _NOT_ASKED
         known = set(found)
-        return Found((found + [raw for raw in older.records if raw not in known])[:max_num], older.unsearched)
+        more = [raw for raw in older.records if raw not in known and not self._is_of_earlier_life(raw)]
+        return Found((found + more)[:max_num], older.unsearched)
+
+    def _is_of_earlier_life(self, raw: bytes) -> bool:
+        record = decode_record(raw)
+        return record.queue_offset < self._hot.ended_at(record.topic, record.queue_id)
 
     async def record_at(self, physical_offset: int) -> bytes | None:
         """None: there is none, or it is not for clients. Raises BrokerError SYSTEM_BUSY where that is not sure."""
@@ -393,4 +403,6 @@ class TieredStore:
         if cold is None:
             return hot_min
         cold_min = cold.min_offset(topic, queue_id)
-        return hot_min if cold_min is None or cold_min < 0 else min(cold_min, hot_min)
+        if cold_min is None or not 0 <= cold_min < hot_min:
+            return hot_min
+        return min(max(cold_min, self._hot.ended_at(topic, queue_id)), hot_min)

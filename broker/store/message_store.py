@@ -457,6 +457,10 @@ class MessageStore:
         """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
         return self._queues.ended()
 
+    def ended_at(self, topic: str, queue_id: int) -> int:
+        """Where the queue ended when its topic was deleted last: below is an earlier life. 0: it was not."""
+        return self._queues.ended_at(topic, queue_id)
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that the local log has; 0 of an unknown queue."""
         return self._queues.min_offset(topic, queue_id)

@@ -164,6 +164,11 @@ class QueueTable:
         ended = {int(name): end for name, end in self._state.ended.get(topic, {}).items()}
         return ended | {queue_id: queue.end for queue_id, queue in self._by_topic.get(topic, {}).items()}
 
+    def ended_at(self, topic: str, queue_id: int) -> int:
+        """Where the queue ended when its topic was deleted last: below is an earlier life. 0: it was not."""
+        ended = self._state.ended.get(topic)
+        return 0 if ended is None else ended.get(str(queue_id), 0)
+
     def ended(self) -> dict[str, dict[int, int]]:
         """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
         return {

@@ -32,7 +32,7 @@ class Hot:
     max_physical_offset = 0
 
     def __init__(self) -> None:
-        self.begin = HOT.start
+        self.begin, self.ended = HOT.start, 0
         self.answer = GetResult(GetMessageStatus.FOUND, HOT.stop, HOT.start, HOT.stop)
 
     def get(self, *_: object, **__: object) -> GetResult:
@@ -40,6 +40,12 @@ class Hot:
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         return self.begin
+
+    def ended_at(self, topic: str, queue_id: int) -> int:
+        return self.ended
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        return GROUPS
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         return HOT.stop
@@ -119,6 +125,27 @@ def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> 
         assert isinstance(asked, PendingRead)
         end = await asked
         assert (end.status, end.next_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, HOT.start)
+        tiered.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_deleted_topic_had_does_not_come_back_while_the_archive_does_not_know_of_its_deletion(
+    source: Source,
+) -> None:
+    async def main() -> None:
+        hot = Hot()
+        tiered = tiered_over(source, hot=hot)
+        hot.ended = 45  # and what lies above is of the topic that was made again
+        assert tiered.min_offset("t", 0) == 45
+        got = await read(tiered, 44)
+        assert (got.status, got.next_offset, got.count) == (GetMessageStatus.OFFSET_TOO_SMALL, 45, 0)
+        assert source.reads == 0
+        assert (await read(tiered, 45)).count == 4
+        assert await tiered.offset_by_time("t", 0, 0, upper=False) == 45
+        hot.ended = HOT.start
+        assert tiered.min_offset("t", 0) == HOT.start
+        assert (await read(tiered, 79)).next_offset == HOT.start
         tiered.close()
 
     asyncio.run(main())
